@@ -1,0 +1,125 @@
+//! Certificates, made at test time and gone with the test.
+//!
+//! A [`Ca`] issues certificates for names, good ones and, on purpose, bad ones. The files lie in
+//! the directory that the test names; keys never leave it.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    SanType, date_time_ymd,
+};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+/// A certificate authority that nobody else trusts.
+#[derive(Debug)]
+pub struct Ca {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    directory: PathBuf,
+}
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// PEM file of the certificate.
+    pub certificate: PathBuf,
+    /// PEM file of the private key.
+    pub key: PathBuf,
+}
+
+impl Ca {
+    /// Makes an authority that writes its files, `ca.pem` first, into `directory`.
+    pub fn new(directory: &Path) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "e2e throw-away authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let ca = Self { issuer, directory: directory.to_owned() };
+        std::fs::write(ca.file(), ca.issuer.pem()).unwrap();
+        ca
+    }
+
+    /// PEM file of the authority's own certificate.
+    pub fn file(&self) -> PathBuf {
+        self.directory.join("ca.pem")
+    }
+
+    /// A certificate for `names` (DNS names or addresses), in files called after `name`.
+    pub fn issue(&self, name: &str, names: &[&str]) -> Certificate {
+        self.sign(name, params(names))
+    }
+
+    /// A certificate that was good once and is no longer.
+    pub fn issue_expired(&self, name: &str, names: &[&str]) -> Certificate {
+        let mut params = params(names);
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2021, 1, 1);
+        self.sign(name, params)
+    }
+
+    /// A TLS client's configuration that trusts this authority and nobody else.
+    ///
+    /// # Panics
+    /// When the authority's own certificate cannot be used, which is a fault of this crate.
+    pub fn client_config(&self) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).unwrap();
+        ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth()
+    }
+
+    fn sign(&self, name: &str, params: CertificateParams) -> Certificate {
+        let key = KeyPair::generate().unwrap();
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
+        let files = Certificate {
+            certificate: self.directory.join(format!("{name}.pem")),
+            key: self.directory.join(format!("{name}.key")),
+        };
+        std::fs::write(&files.certificate, signed.pem()).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        files
+    }
+}
+
+impl Certificate {
+    /// A TLS server's configuration that shows this certificate and speaks the `alpn` protocols.
+    ///
+    /// # Panics
+    /// When the files are gone.
+    pub fn server_config(&self, alpn: &[&str]) -> ServerConfig {
+        let chain = CertificateDer::pem_file_iter(&self.certificate).unwrap();
+        let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_file(&self.key).unwrap();
+        let mut config =
+            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(chain, key)
+                .unwrap();
+        config.alpn_protocols = alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        config
+    }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, names[0]);
+    params.subject_alt_names = names
+        .iter()
+        .map(|name| match name.parse::<IpAddr>() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => SanType::DnsName((*name).try_into().unwrap()),
+        })
+        .collect();
+    params
+}

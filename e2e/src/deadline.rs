@@ -1,0 +1,46 @@
+//! Bounded waiting: what a test awaits, either happens in time or ends the test with its name.
+//!
+//! Nothing here decides that something has happened because time has passed.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// How long a test waits for what should happen at once: long, because the machine may be busy,
+/// and nobody waits for it when all is well.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// How often [`eventually`] asks again where nothing announces itself.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Awaits `future`.
+///
+/// # Panics
+/// When it has not ended after `limit`; the message names `what` was awaited.
+pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
+    match timeout_at(Instant::now() + limit, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {limit:?}"),
+    }
+}
+
+/// Asks until there is an answer, where the other side offers no event to await (a program's
+/// `/readyz`, a count of its descriptors).
+///
+/// # Panics
+/// When there is no answer after `limit`; the message names `what` was awaited.
+pub async fn eventually<T>(
+    limit: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Option<T>,
+) -> T {
+    within(limit, what, async {
+        loop {
+            if let Some(value) = ask().await {
+                return value;
+            }
+            sleep(ASK_AGAIN).await;
+        }
+    })
+    .await
+}

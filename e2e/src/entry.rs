@@ -1,0 +1,86 @@
+//! Where a platform client's requests go in: an address and the host to ask it for.
+//!
+//! An entry is a tunnel server's public listener with a runtime's host, or an upstream itself.
+//! Tests take one, so that they can be run through the tunnel and, to prove the test, without it.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use rustls::ClientConfig;
+
+use crate::ca::Ca;
+
+/// An address, the authority to ask it for, and whether to speak TLS.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    address: SocketAddr,
+    authority: String,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Entry {
+    /// A plain listener at `address`, asked for `host` (without port).
+    pub fn plain(address: SocketAddr, host: &str) -> Self {
+        Self { address, authority: format!("{host}:{}", address.port()), tls: None }
+    }
+
+    /// The listener at `address` itself, with no other name.
+    pub fn direct(address: SocketAddr) -> Self {
+        Self { address, authority: address.to_string(), tls: None }
+    }
+
+    /// A TLS listener at `address`, asked for `host` and trusted by way of `ca`.
+    pub fn tls(address: SocketAddr, host: &str, ca: &Ca) -> Self {
+        Self { tls: Some(Arc::new(ca.client_config())), ..Self::plain(address, host) }
+    }
+
+    /// The address to connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `Host` or `:authority` of a request, with the port.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// The host alone.
+    pub fn host(&self) -> &str {
+        self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host)
+    }
+
+    /// What a client must trust, if the listener speaks TLS.
+    pub fn client_config(&self) -> Option<&Arc<ClientConfig>> {
+        self.tls.as_ref()
+    }
+
+    /// A URL whose name resolves to loopback in curl and in browsers.
+    pub fn url(&self, path: &str) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}{path}", self.authority)
+    }
+
+    /// The same with scheme `ws` or `wss`.
+    pub fn websocket_url(&self, path: &str) -> String {
+        format!("ws{}", &self.url(path)["http".len()..])
+    }
+
+    /// The same listener, asked for another host.
+    #[must_use]
+    pub fn with_host(&self, host: &str) -> Self {
+        Self { authority: format!("{host}:{}", self.address.port()), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_carry_scheme_host_and_port() {
+        let entry = Entry::plain("127.0.0.1:8080".parse().unwrap(), "demo-app.tunnels.localhost");
+        assert_eq!(entry.url("/a?b"), "http://demo-app.tunnels.localhost:8080/a?b");
+        assert_eq!(entry.websocket_url("/ws"), "ws://demo-app.tunnels.localhost:8080/ws");
+        assert_eq!(entry.host(), "demo-app.tunnels.localhost");
+        assert_eq!(entry.with_host("other.localhost").authority(), "other.localhost:8080");
+    }
+}

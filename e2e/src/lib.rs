@@ -1,0 +1,40 @@
+//! The language in which whole-system tests are written.
+//!
+//! A test says what is there ([`system::System`]: server, client, upstream; [`relay::Relay`]
+//! between them), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
+//! [`grpc`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
+//! [`peers::nginx`]). Where the requests go in is an [`entry::Entry`], so that the same test runs
+//! against an upstream directly and through the tunnel, and the difference is the tunnel's.
+//!
+//! ```text
+//!  PlatformClient, RawClient,            tunnel-server    Relay    tunnel-client       Upstream,
+//!  curl, Python, tonic        -- Entry -->  (process) <==========>   (process)  -->  ScriptedUpstream,
+//!                                                                                     nginx, tonic
+//! ```
+//!
+//! Every handle ends what it started when it is dropped. Nothing here listens on a fixed port,
+//! sleeps and hopes, or reaches beyond this machine. What goes wrong panics with what was seen.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "this is the test language: a failed expectation ends the test, with its reason"
+)]
+
+pub mod ca;
+pub mod client;
+pub mod deadline;
+pub mod entry;
+pub mod grpc;
+pub mod message;
+pub mod payload;
+pub mod peers;
+pub mod platform;
+pub mod program;
+pub mod raw;
+pub mod record;
+pub mod relay;
+pub mod scripted;
+pub mod server;
+pub mod system;
+pub mod upstream;

@@ -1,0 +1,230 @@
+//! A platform client of the usual kind: one connection, HTTP/1.1 or HTTP/2, well-behaved.
+//!
+//! Badly behaved ones are [`crate::raw::RawClient`]s; those that others wrote are in
+//! [`crate::peers`].
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+    ext::on_informational,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    deadline::{SOON, within},
+    entry::Entry,
+    message::Fields,
+    payload::Payload,
+    upstream::fields,
+};
+
+/// The content of a request.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// One connection to an entry.
+#[derive(Debug)]
+pub struct PlatformClient {
+    entry: Entry,
+    sender: Sender,
+    _driver: JoinSet<()>,
+}
+
+#[derive(Debug)]
+enum Sender {
+    Http1(http1::SendRequest<Body>),
+    Http2(http2::SendRequest<Body>),
+}
+
+/// A response, read to its end.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The fields.
+    pub headers: HeaderMap,
+    /// The content.
+    pub body: Bytes,
+    /// The trailer section.
+    pub trailers: Fields,
+}
+
+impl PlatformClient {
+    /// Connects with HTTP/1.1.
+    ///
+    /// # Panics
+    /// When nobody answers at the entry.
+    pub async fn http1(entry: &Entry) -> Self {
+        let mut driver = JoinSet::new();
+        let io = TokioIo::new(connect(entry, "http/1.1").await);
+        let handshake = http1::Builder::new().max_headers(2_000).handshake(io);
+        let (sender, connection) = handshake.await.unwrap();
+        driver.spawn(async move { drop(connection.with_upgrades().await) });
+        Self { entry: entry.clone(), sender: Sender::Http1(sender), _driver: driver }
+    }
+
+    /// Connects with HTTP/2: by ALPN if the entry speaks TLS, else with prior knowledge.
+    ///
+    /// # Panics
+    /// When nobody answers at the entry.
+    pub async fn http2(entry: &Entry) -> Self {
+        let mut driver = JoinSet::new();
+        let io = TokioIo::new(connect(entry, "h2").await);
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        let handshake = builder.max_header_list_size(256 * 1024).handshake(io);
+        let (sender, connection) = handshake.await.unwrap();
+        driver.spawn(async move { drop(connection.await) });
+        Self { entry: entry.clone(), sender: Sender::Http2(sender), _driver: driver }
+    }
+
+    /// Sends a request, whose URI is a path; the head of its response comes back.
+    ///
+    /// # Errors
+    /// As hyper tells them.
+    ///
+    /// # Panics
+    /// When there is no answer for long.
+    pub async fn send(&mut self, mut request: Request<Body>) -> hyper::Result<Response<Incoming>> {
+        let authority = self.entry.authority();
+        let response = match &mut self.sender {
+            Sender::Http1(sender) => {
+                let host = HeaderValue::from_str(authority).unwrap();
+                request.headers_mut().entry(header::HOST).or_insert(host);
+                within(SOON, "room for a request", sender.ready()).await?;
+                within(SOON, "a response", sender.send_request(request)).await
+            }
+            Sender::Http2(sender) => {
+                let uri: Uri = self.entry.url(&request.uri().to_string()).parse().unwrap();
+                *request.uri_mut() = uri;
+                within(SOON, "room for a request", sender.ready()).await?;
+                within(SOON, "a response", sender.send_request(request)).await
+            }
+        };
+        response
+    }
+
+    /// As [`PlatformClient::send`], with the status and fields of each informational response.
+    ///
+    /// # Errors
+    /// As hyper tells them.
+    pub async fn send_observing(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> hyper::Result<(Vec<(u16, Fields)>, Response<Incoming>)> {
+        let observed = Arc::new(Mutex::new(Vec::new()));
+        let writer = observed.clone();
+        on_informational(&mut request, move |response| {
+            writer.lock().push((response.status().as_u16(), fields(response.headers())));
+        });
+        let response = self.send(request).await?;
+        let observed = observed.lock().clone();
+        Ok((observed, response))
+    }
+
+    /// Asks for `path` and reads the whole answer.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn get(&mut self, path: &str) -> Answer {
+        self.ask(Request::get(path).body(empty()).unwrap()).await
+    }
+
+    /// Sends `content` to `path` and reads the whole answer.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn post(&mut self, path: &str, content: impl Into<Bytes>) -> Answer {
+        let body = Full::new(content.into()).boxed_unsync();
+        self.ask(Request::post(path).body(body).unwrap()).await
+    }
+
+    /// Sends a request and reads the whole answer.
+    ///
+    /// # Panics
+    /// When there is none, or it is cut.
+    pub async fn ask(&mut self, request: Request<Body>) -> Answer {
+        let what = format!("{} {}", request.method(), request.uri());
+        let response = self.send(request).await;
+        let response = response.unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        let (head, body) = response.into_parts();
+        let body = within(3 * SOON, "the end of a response", body.collect()).await;
+        let body = body.unwrap_or_else(|error| panic!("{what}: the response is cut: {error:?}"));
+        Answer {
+            status: head.status,
+            headers: head.headers,
+            trailers: body.trailers().map(fields).unwrap_or_default(),
+            body: body.to_bytes(),
+        }
+    }
+}
+
+impl Answer {
+    /// The content as text.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    /// The content as JSON.
+    ///
+    /// # Panics
+    /// When it is none, or has another form.
+    pub fn json<T: serde::de::DeserializeOwned>(&self) -> T {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error} in {} {:?}", self.status, self.body))
+    }
+
+    /// All values of a field, in order.
+    pub fn values(&self, name: &str) -> Vec<&str> {
+        self.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+    }
+}
+
+/// A request without content.
+pub fn empty() -> Body {
+    http_body_util::Empty::new().boxed_unsync()
+}
+
+/// A content whose length is not told in advance.
+pub fn streamed(payload: Payload) -> Body {
+    let frames = payload.map(|piece| Ok(Frame::data(piece)));
+    StreamBody::new(tokio_stream::iter(frames)).boxed_unsync()
+}
+
+/// A content, then a trailer section.
+pub fn with_trailers(content: impl Into<Bytes>, trailers: HeaderMap) -> Body {
+    let frames = [Ok(Frame::data(content.into())), Ok(Frame::trailers(trailers))];
+    StreamBody::new(tokio_stream::iter(frames)).boxed_unsync()
+}
+
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+async fn connect(entry: &Entry, alpn: &str) -> Box<dyn Duplex> {
+    let socket = within(SOON, "a connection", TcpStream::connect(entry.address())).await;
+    let socket = socket.unwrap_or_else(|error| panic!("{}: {error}", entry.address()));
+    socket.set_nodelay(true).unwrap();
+    let Some(config) = entry.client_config() else {
+        return Box::new(socket);
+    };
+    let mut config = config.as_ref().clone();
+    config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+    let name = ServerName::try_from(entry.host().to_owned()).unwrap();
+    let handshake = TlsConnector::from(Arc::new(config)).connect(name, socket);
+    Box::new(within(SOON, "a TLS handshake", handshake).await.unwrap())
+}

@@ -1,0 +1,333 @@
+//! Configuration files in TOML, and errors that say where in them the fault is.
+//!
+//! In comes a path and a serde type that refuses unknown fields; out comes the value, or an error with file, line,
+//! column, key and what was expected. It never looks at what a value means: a caller that finds a fault later asks
+//! [`TomlFile::error_at`] for an error with the same shape.
+
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// A TOML file as read: its text is kept, so that faults found after parsing can still name their line.
+#[derive(Debug, Clone)]
+pub struct TomlFile {
+    path: PathBuf,
+    text: String,
+}
+
+/// A fault in a configuration file, or the failure to read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigFileError {
+    path: PathBuf,
+    position: Option<Position>,
+    key: Option<String>,
+    problem: String,
+}
+
+/// A place in a file, both counted from one; columns count characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Line, from one.
+    pub line: usize,
+    /// Column, from one.
+    pub column: usize,
+}
+
+/// Reads `path` into `T`. `T` should refuse unknown fields, so that a misspelt key never goes unnoticed.
+pub fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigFileError> {
+    TomlFile::read(path)?.parse()
+}
+
+impl TomlFile {
+    /// Reads the file's text.
+    pub fn read(path: &Path) -> Result<Self, ConfigFileError> {
+        match fs::read_to_string(path) {
+            Ok(text) => Ok(Self::from_text(path, text)),
+            Err(error) => Err(ConfigFileError::unreadable(path, &error)),
+        }
+    }
+
+    /// Takes text that is already in memory; `path` is only what errors call it.
+    pub fn from_text(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            text: text.into(),
+        }
+    }
+
+    /// The file's name, as errors give it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The text as read.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Parses the text into `T`.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigFileError> {
+        toml::from_str(&self.text).map_err(|error| self.explain(error))
+    }
+
+    /// An error about the bytes `span` of the text, as `toml::Spanned` gives them.
+    pub fn error_at(
+        &self,
+        span: Range<usize>,
+        key: &str,
+        problem: impl Into<String>,
+    ) -> ConfigFileError {
+        ConfigFileError {
+            path: self.path.clone(),
+            position: Some(position(&self.text, span.start)),
+            key: (!key.is_empty()).then(|| key.to_owned()),
+            problem: problem.into(),
+        }
+    }
+
+    fn explain(&self, mut error: toml::de::Error) -> ConfigFileError {
+        let message = one_line(error.message());
+        let position = error.span().map(|span| position(&self.text, span.start));
+        let (key, problem) = match unknown_field(&message) {
+            Some((key, known)) => (None, unknown_key(key, &known)),
+            None => {
+                // The keys on the way to the fault are only in the text form, and only without the input.
+                error.set_input(None);
+                (key_path(&error.to_string()), message)
+            }
+        };
+        ConfigFileError {
+            path: self.path.clone(),
+            position,
+            key,
+            problem,
+        }
+    }
+}
+
+impl ConfigFileError {
+    fn unreadable(path: &Path, error: &std::io::Error) -> Self {
+        Self {
+            path: path.to_owned(),
+            position: None,
+            key: None,
+            problem: format!("cannot be read: {error}"),
+        }
+    }
+
+    /// The file the fault is in.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where in the file, when the fault has a place.
+    pub fn position(&self) -> Option<Position> {
+        self.position
+    }
+
+    /// The key whose value is at fault, when there is one.
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+}
+
+impl fmt::Display for ConfigFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.path.display())?;
+        if let Some(Position { line, column }) = self.position {
+            write!(f, "{line}:{column}:")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, " {key}:")?;
+        }
+        write!(f, " {}", self.problem)
+    }
+}
+
+impl std::error::Error for ConfigFileError {}
+
+/// The known name that `given` was most likely meant to be.
+fn closest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
+    // A third of the letters may be wrong: enough for a slip, too little to suggest nonsense.
+    let limit = (given.chars().count() / 3).max(1);
+    let given = given.to_lowercase().replace('-', "_");
+    known
+        .iter()
+        .map(|name| (distance(&given, name), *name))
+        .filter(|(distance, _)| *distance <= limit)
+        .min()
+        .map(|(_, name)| name)
+}
+
+fn unknown_key(key: &str, known: &[&str]) -> String {
+    match closest(key, known) {
+        Some(name) => format!("unknown key `{key}`, did you mean `{name}`?"),
+        None => format!("unknown key `{key}`, expected one of {}", known.join(", ")),
+    }
+}
+
+/// Takes serde's text for an unknown field apart: the field, and the known ones.
+fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
+    let rest = message.strip_prefix("unknown field `")?;
+    let (key, rest) = rest.split_once('`')?;
+    let known = rest.split('`').skip(1).step_by(2).collect();
+    Some((key, known))
+}
+
+/// The dotted key in the last line of the parser's text: "in `a.b`".
+fn key_path(text: &str) -> Option<String> {
+    let last = text.trim_end().lines().last()?;
+    let key = last.strip_prefix("in `")?.strip_suffix('`')?;
+    Some(key.to_owned())
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(", ")
+}
+
+fn position(text: &str, offset: usize) -> Position {
+    let mut start = offset.min(text.len());
+    while !text.is_char_boundary(start) {
+        start -= 1;
+    }
+    let before = text.get(..start).unwrap_or_default();
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+    let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
+    Position { line, column }
+}
+
+/// Levenshtein's distance: letters to add, drop or change.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, l) in left.chars().enumerate() {
+        let mut diagonal = i;
+        let mut previous = i + 1;
+        for (slot, r) in row.iter_mut().skip(1).zip(&right) {
+            let change = diagonal + usize::from(l != *r);
+            diagonal = *slot;
+            *slot = change.min(previous + 1).min(diagonal + 1);
+            previous = *slot;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::config_value::DurationText;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        #[expect(dead_code, reason = "only parsed")]
+        ping_interval: Option<DurationText>,
+        #[expect(dead_code, reason = "only parsed")]
+        limits: Option<Limits>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Limits {
+        #[expect(dead_code, reason = "only parsed")]
+        exchanges: Option<u32>,
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        let error = TomlFile::from_text("s.toml", text)
+            .parse::<Sample>()
+            .unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_place_and_the_likely_one() {
+        check(
+            "\nping_intervall = \"5s\"\n",
+            "s.toml:2:1: unknown key `ping_intervall`, did you mean `ping_interval`?",
+        );
+        check(
+            "ping-interval = \"5s\"\n",
+            "s.toml:1:1: unknown key `ping-interval`, did you mean `ping_interval`?",
+        );
+        check(
+            "colour = 1",
+            "s.toml:1:1: unknown key `colour`, expected one of ping_interval, limits",
+        );
+        check(
+            "[limits]\n exchange = 1",
+            "s.toml:2:2: unknown key `exchange`, did you mean `exchanges`?",
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_key_place_and_what_was_expected() {
+        check(
+            "# first\nping_interval = 5\n",
+            "s.toml:2:17: ping_interval: a duration needs a unit, such as `5s`, `250ms` or `10m`",
+        );
+        check(
+            "[limits]\nexchanges = \"many\"",
+            "s.toml:2:13: limits.exchanges: invalid type: string \"many\", expected u32",
+        );
+    }
+
+    #[test]
+    fn broken_toml_is_named_with_its_place() {
+        let error = TomlFile::from_text("s.toml", "ok = 1\nü = [1\n")
+            .parse::<Sample>()
+            .unwrap_err();
+        assert_eq!(error.position().map(|p| p.line), Some(2), "{error}");
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = load::<Sample>(Path::new("/nowhere/s.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("/nowhere/s.toml: cannot be read: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn columns_count_characters_and_never_leave_the_text() {
+        let text = "ä = \"ö\"\nü";
+        assert_eq!(position(text, text.len()), Position { line: 2, column: 2 });
+        assert_eq!(position(text, 3), Position { line: 1, column: 3 });
+        assert_eq!(position(text, 1), Position { line: 1, column: 1 });
+        assert_eq!(position("", 9), Position { line: 1, column: 1 });
+    }
+
+    #[test]
+    fn distance_counts_letters() {
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("same", "same"), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in "\\PC{0,80}") {
+            let _ = TomlFile::from_text("s.toml", text).parse::<Sample>();
+        }
+
+        #[test]
+        fn distance_is_symmetric(a in "[a-d]{0,8}", b in "[a-d]{0,8}") {
+            prop_assert_eq!(distance(&a, &b), distance(&b, &a));
+        }
+    }
+}

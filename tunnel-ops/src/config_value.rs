@@ -1,0 +1,357 @@
+//! Values as people write them in flags, environment variables and configuration files: durations, sizes, counts,
+//! addresses.
+//!
+//! Each type is parsed by `FromStr`, which is what both clap and serde use here, so that a value means the same and
+//! is refused with the same words wherever it stands. Nothing here knows what a value is for.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+
+/// Longest duration taken: a longer one is a slip, and adding it to an instant could overflow.
+const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A value that cannot be understood; the text says what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ValueError(String);
+
+/// A duration with its unit: `250ms`, `5s`, `10m`, `1h 30m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DurationText(pub Duration);
+
+/// A size in bytes with its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SizeText(pub u64);
+
+/// A whole number between `MIN` and `MAX`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Count<const MIN: u32, const MAX: u32>(u32);
+
+/// Where to listen: an IP address with a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListenAddress(pub SocketAddr);
+
+/// Where to listen, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionalListenAddress(pub Option<SocketAddr>);
+
+impl ValueError {
+    /// An error with this text: lower case, no full stop, saying what was expected.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl FromStr for DurationText {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        // `0` alone would be understood, but then `10` looks as if it should be as well.
+        if is_bare_number(text) {
+            return Err(ValueError::new(
+                "a duration needs a unit, such as `5s`, `250ms` or `10m`",
+            ));
+        }
+        let duration = humantime::parse_duration(text).map_err(|error| {
+            ValueError::new(format!(
+                "expected a duration such as `5s`, `250ms` or `10m`: {error}"
+            ))
+        })?;
+        if duration > MAX_DURATION {
+            return Err(ValueError::new("expected a duration of at most 365 days"));
+        }
+        Ok(Self(duration))
+    }
+}
+
+impl fmt::Display for DurationText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+impl FromStr for SizeText {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let unit_at = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        // Only binary units: `64KB` means 64,000 to some and 65,536 to others.
+        let factor: u64 = match unit.trim_start() {
+            "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "" => {
+                return Err(ValueError::new(
+                    "a size needs a unit, such as `64KiB` or `1MiB`",
+                ));
+            }
+            _ => {
+                return Err(ValueError::new(
+                    "expected a size such as `512B`, `64KiB`, `1MiB` or `2GiB`",
+                ));
+            }
+        };
+        let size = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(factor));
+        size.map(Self).ok_or_else(|| {
+            ValueError::new("expected a size such as `512B`, `64KiB`, `1MiB` or `2GiB`")
+        })
+    }
+}
+
+impl fmt::Display for SizeText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let whole = units
+            .iter()
+            .find(|(bits, _)| self.0 != 0 && self.0.trailing_zeros() >= *bits);
+        match whole {
+            Some((bits, unit)) => write!(f, "{}{unit}", self.0 >> bits),
+            None => write!(f, "{}B", self.0),
+        }
+    }
+}
+
+impl<const MIN: u32, const MAX: u32> Count<MIN, MAX> {
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl<const MIN: u32, const MAX: u32> FromStr for Count<MIN, MAX> {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text.parse::<u32>() {
+            Ok(number) if (MIN..=MAX).contains(&number) => Ok(Self(number)),
+            _ => Err(ValueError::new(format!(
+                "expected a whole number from {MIN} to {MAX}"
+            ))),
+        }
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        text.parse().map(Self).map_err(|_| {
+            ValueError::new(
+                "expected an IP address with a port, such as `127.0.0.1:8080` or `[::]:8080`",
+            )
+        })
+    }
+}
+
+impl FromStr for OptionalListenAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        match text.parse() {
+            Ok(ListenAddress(address)) => Ok(Self(Some(address))),
+            Err(ValueError(expected)) => Err(ValueError(format!("{expected}, or `off`"))),
+        }
+    }
+}
+
+/// Whether two listeners would meet: the same port on the same address, or on one that includes the other.
+pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| {
+        wide == narrow || (wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4()))
+    };
+    // Port 0 asks the system for a free one each time.
+    left.port() == right.port()
+        && left.port() != 0
+        && (covers(left.ip(), right.ip()) || covers(right.ip(), left.ip()))
+}
+
+/// Deserializes by `FromStr`. A number is taken as its own text, so that both `200` and `"200"` are understood where
+/// a number is expected, and so that `5` where a duration is expected gets the text of that type's own error.
+pub fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = ValueError>,
+{
+    struct Text<T>(std::marker::PhantomData<T>);
+
+    impl<T: FromStr<Err = ValueError>> Visitor<'_> for Text<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+    }
+
+    deserializer.deserialize_any(Text(std::marker::PhantomData))
+}
+
+impl<'de> Deserialize<'de> for DurationText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SizeText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for OptionalListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+fn is_bare_number(text: &str) -> bool {
+    let digits = text.trim();
+    !digits.is_empty()
+        && digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn duration(text: &str) -> Result<Duration, String> {
+        text.parse::<DurationText>()
+            .map(|d| d.0)
+            .map_err(|e| e.to_string())
+    }
+
+    fn size(text: &str) -> Result<u64, String> {
+        text.parse::<SizeText>()
+            .map(|s| s.0)
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(duration("0s"), Ok(Duration::ZERO));
+        for text in ["0", "10", "1.5", "-3", " 7 "] {
+            let error = duration(text).unwrap_err();
+            assert!(error.contains("needs a unit"), "{text}: {error}");
+        }
+        for text in ["", "s", "5 parsecs", "-5s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(
+            duration("366days").unwrap_err(),
+            "expected a duration of at most 365 days"
+        );
+    }
+
+    #[test]
+    fn sizes_need_a_binary_unit() {
+        assert_eq!(size("64KiB"), Ok(65_536));
+        assert_eq!(size("1 MiB"), Ok(1 << 20));
+        assert_eq!(size("2GiB"), Ok(2 << 30));
+        assert_eq!(size("7B"), Ok(7));
+        assert!(size("64").unwrap_err().contains("needs a unit"));
+        for text in ["64KB", "KiB", "-1B", "99999999999GiB", "1.5MiB", ""] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_keep_their_range() {
+        assert_eq!("4096".parse::<Count<1, 4096>>().map(Count::get), Ok(4096));
+        let error = "0".parse::<Count<1, 4096>>().unwrap_err();
+        assert_eq!(error.to_string(), "expected a whole number from 1 to 4096");
+    }
+
+    #[test]
+    fn a_listener_can_be_off_only_where_allowed() {
+        assert_eq!("off".parse(), Ok(OptionalListenAddress(None)));
+        assert!("off".parse::<ListenAddress>().is_err());
+        assert!(
+            "localhost:80"
+                .parse::<OptionalListenAddress>()
+                .unwrap_err()
+                .to_string()
+                .ends_with("or `off`")
+        );
+    }
+
+    #[test]
+    fn listeners_overlap_when_one_address_includes_the_other() {
+        let meet = |l: &str, r: &str| listeners_overlap(l.parse().unwrap(), r.parse().unwrap());
+        assert!(meet("127.0.0.1:80", "127.0.0.1:80"));
+        assert!(meet("0.0.0.0:80", "127.0.0.1:80"));
+        assert!(meet("127.0.0.1:80", "[::]:80"));
+        assert!(!meet("127.0.0.1:0", "127.0.0.1:0"));
+        assert!(!meet("127.0.0.1:80", "127.0.0.2:80"));
+        assert!(!meet("0.0.0.0:80", "[::1]:80"));
+        assert!(!meet("127.0.0.1:80", "127.0.0.1:81"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_size_reads_back_as_written(bytes in any::<u64>()) {
+            prop_assert_eq!(size(&SizeText(bytes).to_string()), Ok(bytes));
+        }
+
+        #[test]
+        fn a_duration_reads_back_as_written(ms in 0u64..31_536_000_000) {
+            let given = Duration::from_millis(ms);
+            prop_assert_eq!(duration(&DurationText(given).to_string()), Ok(given));
+        }
+
+        #[test]
+        fn no_text_makes_a_value_panic(text in "\\PC{0,20}") {
+            let _ = duration(&text);
+            let _ = size(&text);
+            let _ = text.parse::<Count<0, 9>>();
+            let _ = text.parse::<OptionalListenAddress>();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Command lines: parsed by clap, with errors fit for people and for logs.
+//!
+//! In come a clap parser and the arguments; out comes what was asked for, or the exit code after the help or the
+//! error was printed. An error says when its value came from an environment variable, and never repeats a value that
+//! may hold a password.
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Exit code of bad usage and of a bad configuration, so that a supervisor can tell them from a failure while running.
+pub const EXIT_BAD_CONFIGURATION: u8 = 2;
+
+/// Parses the command line. An error or the help has been printed when this returns an exit code: 0 after the help,
+/// [`EXIT_BAD_CONFIGURATION`] otherwise.
+pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    P::try_parse_from(&arguments).map_err(|mut error| {
+        let note = environment_note(&P::command(), &error, &arguments, |name| {
+            std::env::var_os(name)
+        });
+        hide_userinfo(&mut error);
+        let printed = error.print();
+        if let Some(note) = note {
+            eprintln!("note: {note}");
+        }
+        match (error.exit_code(), printed) {
+            (0, Ok(())) => ExitCode::SUCCESS,
+            _ => ExitCode::from(EXIT_BAD_CONFIGURATION),
+        }
+    })
+}
+
+/// A URL with user and password is refused, and must not end up in a log by that.
+fn hide_userinfo(error: &mut clap::Error) {
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
+        && value.contains('@')
+    {
+        error.insert(
+            ContextKind::InvalidValue,
+            ContextValue::String("(not shown)".to_owned()),
+        );
+    }
+}
+
+/// Says which environment variable the refused value came from: clap names only the flag.
+fn environment_note(
+    command: &clap::Command,
+    error: &clap::Error,
+    arguments: &[OsString],
+    variable: impl Fn(&OsStr) -> Option<OsString>,
+) -> Option<String> {
+    if !matches!(
+        error.kind(),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue
+    ) {
+        return None;
+    }
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let long = shown.strip_prefix("--")?.split([' ', '=', '[']).next()?;
+    let flag = format!("--{long}");
+    let given = |argument: &OsString| {
+        argument.to_str().is_some_and(|argument| {
+            argument
+                .strip_prefix(&flag)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        })
+    };
+    if arguments.iter().any(given) {
+        return None;
+    }
+    let name = arguments_of(command)
+        .find(|argument| argument.get_long() == Some(long))?
+        .get_env()?;
+    variable(name).map(|_| {
+        format!(
+            "the value comes from the environment variable {}",
+            name.display()
+        )
+    })
+}
+
+fn arguments_of(command: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
+    // Two levels: the program and its subcommands; a third (`token create`) takes no part in configuration.
+    command.get_arguments().chain(
+        command
+            .get_subcommands()
+            .flat_map(clap::Command::get_arguments),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Subcommand};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Command {
+        Run {
+            #[arg(long, env = "TUNNEL_OPS_TEST_SHARDS")]
+            shards: Option<u8>,
+        },
+    }
+
+    fn note(arguments: &[&str], set: bool) -> Option<String> {
+        let error = Cli::try_parse_from(["p", "run", "--shards", "many"]).unwrap_err();
+        let arguments: Vec<OsString> = arguments.iter().map(Into::into).collect();
+        environment_note(&Cli::command(), &error, &arguments, |_| {
+            set.then(OsString::new)
+        })
+    }
+
+    #[test]
+    fn a_value_from_the_environment_is_said_to_be() {
+        let expected = "the value comes from the environment variable TUNNEL_OPS_TEST_SHARDS";
+        assert_eq!(note(&["p", "run"], true).as_deref(), Some(expected));
+        assert_eq!(note(&["p", "run", "--shards", "many"], true), None);
+        assert_eq!(note(&["p", "run", "--shards=many"], true), None);
+        assert_eq!(note(&["p", "run"], false), None);
+    }
+
+    #[test]
+    fn a_value_with_a_password_is_not_repeated() {
+        let mut error =
+            Cli::try_parse_from(["p", "run", "--shards", "https://me:secret@host"]).unwrap_err();
+        hide_userinfo(&mut error);
+        let text = error.to_string();
+        assert!(
+            !text.contains("secret") && text.contains("(not shown)"),
+            "{text}"
+        );
+    }
+}

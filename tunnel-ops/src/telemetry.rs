@@ -1,0 +1,243 @@
+//! Logs, and the ids that join the logs of several programs.
+//!
+//! In come the format and the filter as configured; out goes one line per event on standard error, written by a
+//! thread of its own, so that a reader that stalls never stops a connection. [`RequestId`] and [`TraceParent`] are
+//! values only: which message carries them is the programs' business.
+
+mod line_writer;
+mod request_id;
+mod trace_parent;
+
+use std::fmt;
+use std::io::{self, IsTerminal};
+use std::str::FromStr;
+
+use serde::de::{Deserialize, Deserializer};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::util::TryInitError;
+
+use self::line_writer::LineWriter;
+pub use self::request_id::RequestId;
+pub use self::trace_parent::TraceParent;
+use crate::config_value::{self, ValueError};
+
+/// Libraries that tell too much, and may tell header values, below a warning: a level for all leaves them at `warn`.
+/// Whoever needs more names them: `info,h2=debug`.
+const RESERVED: [&str; 7] = [
+    "h2",
+    "hyper",
+    "mio",
+    "rustls",
+    "tokio",
+    "tungstenite",
+    "yamux",
+];
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people; coloured on a terminal.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What is logged: a level for all, levels for parts (`info,tunnel_server=debug`), or both.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogFilter {
+    text: String,
+    targets: Targets,
+}
+
+/// Keeps the log going; dropping it writes the last lines.
+#[derive(Debug)]
+#[must_use = "the last lines are written when this is dropped"]
+pub struct Telemetry {
+    _writer: LineWriter,
+}
+
+/// The log cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TelemetryError {
+    /// The writer's thread cannot be started.
+    #[error("cannot start the thread that writes the log: {0}")]
+    Writer(#[from] io::Error),
+    /// Some other part of the process has set a log up.
+    #[error("the log is already set up: {0}")]
+    AlreadySet(#[from] TryInitError),
+}
+
+/// Starts the process's log on standard error.
+pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, TelemetryError> {
+    let terminal = io::stderr().is_terminal();
+    let writer = LineWriter::start(io::stderr())?;
+    let lines = writer.lines();
+    let make_lines = move || lines.clone();
+    let registry = tracing_subscriber::registry().with(filter.targets.clone());
+    match format {
+        LogFormat::Text => {
+            registry
+                .with(
+                    tracing_subscriber::fmt::layer()
+                        .with_ansi(terminal)
+                        .with_writer(make_lines),
+                )
+                .try_init()?;
+        }
+        LogFormat::Json => {
+            let layer = tracing_subscriber::fmt::layer()
+                .json()
+                .flatten_event(true)
+                .with_span_list(false);
+            registry.with(layer.with_writer(make_lines)).try_init()?;
+        }
+    }
+    Ok(Telemetry { _writer: writer })
+}
+
+impl FromStr for LogFormat {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(ValueError::new("expected `text` or `json`")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for LogFormat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let mut default = LevelFilter::INFO;
+        let mut named = Vec::new();
+        for part in text.split(',').map(str::trim) {
+            match part.split_once('=') {
+                None => default = level(part)?,
+                Some((target, word)) if is_target(target) => {
+                    named.push((target.to_owned(), level(word)?))
+                }
+                Some(_) => return Err(expected_filter()),
+            }
+        }
+        let reserved = RESERVED.map(|target| (target, default.min(LevelFilter::WARN)));
+        let targets = Targets::new()
+            .with_default(default)
+            .with_targets(reserved)
+            .with_targets(named);
+        Ok(Self {
+            text: text.to_owned(),
+            targets,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for LogFilter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        let reserved = RESERVED.map(|target| (target, LevelFilter::WARN));
+        Self {
+            text: "info".to_owned(),
+            targets: Targets::new()
+                .with_default(LevelFilter::INFO)
+                .with_targets(reserved),
+        }
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn level(word: &str) -> Result<LevelFilter, ValueError> {
+    match word {
+        "off" => Ok(LevelFilter::OFF),
+        "error" => Ok(LevelFilter::ERROR),
+        "warn" => Ok(LevelFilter::WARN),
+        "info" => Ok(LevelFilter::INFO),
+        "debug" => Ok(LevelFilter::DEBUG),
+        "trace" => Ok(LevelFilter::TRACE),
+        _ => Err(expected_filter()),
+    }
+}
+
+fn is_target(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
+}
+
+fn expected_filter() -> ValueError {
+    ValueError::new(
+        "expected off, error, warn, info, debug or trace, or levels of parts such as `info,tunnel_server=debug`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    fn targets(text: &str) -> Targets {
+        text.parse::<LogFilter>().unwrap().targets
+    }
+
+    #[test]
+    fn a_level_for_all_leaves_chatty_libraries_at_warn() {
+        let debug = targets("debug");
+        assert!(debug.would_enable("tunnel_server::public", &Level::DEBUG));
+        assert!(debug.would_enable("h2", &Level::WARN));
+        assert!(!debug.would_enable("hyper_util::client", &Level::INFO));
+        assert!(!targets("error").would_enable("h2", &Level::WARN));
+    }
+
+    #[test]
+    fn a_part_can_have_its_own_level() {
+        let filter = targets("warn,h2=trace,tunnel_proto=debug");
+        assert!(filter.would_enable("h2::codec", &Level::TRACE));
+        assert!(filter.would_enable("tunnel_proto", &Level::DEBUG));
+        assert!(!filter.would_enable("tunnel_server", &Level::INFO));
+        assert!(targets("tunnel_proto=debug").would_enable("tunnel_server", &Level::INFO));
+    }
+
+    #[test]
+    fn a_slip_is_refused_and_not_taken_for_a_part() {
+        for text in [
+            "",
+            "inf",
+            "INFO!",
+            "info,",
+            "tunnel server=debug",
+            "=debug",
+            "tunnel_server=loud",
+            "x[y]=info",
+        ] {
+            assert!(text.parse::<LogFilter>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_info() {
+        assert_eq!(LogFilter::default(), "info".parse().unwrap());
+    }
+}

@@ -1,0 +1,260 @@
+//! Which bytes may stand in each part of a message: a hostile peer decides what comes here.
+//!
+//! In: the bytes of one part. Out: the type that proves they were checked, or the error. Pure; it
+//! keeps nothing and knows nothing of lengths and order.
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+
+use super::DecodeError;
+
+/// A token of any length (RFC 9110 section 9.1).
+pub(super) fn method(bytes: &[u8]) -> Result<Method, DecodeError> {
+    Method::from_bytes(bytes).map_err(|_| DecodeError::Method)
+}
+
+/// One of the two schemes, as a constant: it needs no hold on the bytes received.
+pub(super) fn scheme(bytes: &[u8]) -> Result<Bytes, DecodeError> {
+    match bytes {
+        b"http" => Ok(Bytes::from_static(b"http")),
+        b"https" => Ok(Bytes::from_static(b"https")),
+        _ => Err(DecodeError::Scheme),
+    }
+}
+
+/// Visible ASCII, or nothing. What it names is judged by who routes it.
+pub(super) fn authority(bytes: &[u8]) -> Result<(), DecodeError> {
+    if has(bytes, |byte| !byte.is_ascii_graphic()) {
+        return Err(DecodeError::Authority);
+    }
+    Ok(())
+}
+
+/// `*`, or visible ASCII that starts with `/` and has no fragment.
+pub(super) fn path(bytes: &[u8]) -> Result<(), DecodeError> {
+    let starts_well = bytes.starts_with(b"/") || bytes == b"*";
+    if !starts_well || has(bytes, |byte| !byte.is_ascii_graphic() || byte == b'#') {
+        return Err(DecodeError::Path);
+    }
+    Ok(())
+}
+
+/// Whether a status is informational or final is for the caller to see.
+pub(super) fn status(value: u64) -> Result<StatusCode, DecodeError> {
+    match value {
+        101 => Err(DecodeError::SwitchingProtocols),
+        100..=599 => u16::try_from(value)
+            .ok()
+            .and_then(|value| StatusCode::from_u16(value).ok())
+            .ok_or(DecodeError::Status(value)),
+        _ => Err(DecodeError::Status(value)),
+    }
+}
+
+/// A token in lower case.
+pub(super) fn field_name(bytes: &[u8]) -> Result<HeaderName, DecodeError> {
+    // Not `from_lowercase`: it lets `"` through, which is no token.
+    let name = HeaderName::from_bytes(bytes).map_err(|_| DecodeError::FieldName)?;
+    if name.as_str().as_bytes() != bytes {
+        return Err(DecodeError::FieldNameCase);
+    }
+    Ok(name)
+}
+
+/// No control byte except a tab, no white space around it.
+pub(super) fn field_value(bytes: Bytes) -> Result<HeaderValue, DecodeError> {
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    if is_space(bytes.first()) || is_space(bytes.last()) {
+        return Err(DecodeError::FieldValueSpace);
+    }
+    HeaderValue::from_maybe_shared(bytes).map_err(|_| DecodeError::FieldValue)
+}
+
+/// A regular field that may travel (RFC 9110 section 7.6.1; RFC 9113 section 8.2.2).
+pub(super) fn field(name: &HeaderName, value: &HeaderValue) -> Result<(), DecodeError> {
+    let never = match name.as_str() {
+        "te" if value != "trailers" => return Err(DecodeError::Te),
+        "connection" => "connection",
+        "keep-alive" => "keep-alive",
+        "proxy-connection" => "proxy-connection",
+        "transfer-encoding" => "transfer-encoding",
+        "upgrade" => "upgrade",
+        _ => return Ok(()),
+    };
+    Err(DecodeError::ConnectionField(never))
+}
+
+/// `:` and a token in lower case, none of those that control data says.
+pub(super) fn pseudo_name(bytes: &[u8]) -> Result<(), DecodeError> {
+    field_name(bytes.get(1..).unwrap_or_default())?;
+    match bytes {
+        b":method" | b":scheme" | b":authority" | b":path" | b":status" => {
+            Err(DecodeError::PseudoFieldOfControl)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Looks at every byte, because a loop with an early end is not made into vector code.
+fn has(bytes: &[u8], bad: impl Fn(u8) -> bool) -> bool {
+    bytes.iter().fold(false, |found, byte| found | bad(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that `good` lets through alone, and inside of something valid.
+    fn allowed(good: impl Fn(&[u8]) -> bool, around: (&str, &str)) -> Vec<u8> {
+        (0..=255)
+            .filter(|byte| good(&[around.0.as_bytes(), &[*byte], around.1.as_bytes()].concat()))
+            .collect()
+    }
+
+    fn tokens(letters: impl Iterator<Item = u8>) -> Vec<u8> {
+        let mut bytes: Vec<u8> = letters
+            .chain(b'0'..=b'9')
+            .chain(*b"!#$%&'*+-.^_`|~")
+            .collect();
+        bytes.sort_unstable();
+        bytes
+    }
+
+    #[test]
+    fn methods_are_tokens() {
+        let expected = tokens((b'a'..=b'z').chain(b'A'..=b'Z'));
+        for around in [("", ""), ("GE", "T"), ("A-METHOD-OF-MORE-THAN", "FIFTEEN")] {
+            assert_eq!(allowed(|bytes| method(bytes).is_ok(), around), expected);
+        }
+        assert_eq!(method(b""), Err(DecodeError::Method));
+        assert_eq!(method(b"get").unwrap().as_str(), "get");
+    }
+
+    #[test]
+    fn schemes_are_two() {
+        assert_eq!(scheme(b"https").unwrap(), "https");
+        assert_eq!(scheme(b"http").unwrap(), "http");
+        for bad in [&b""[..], b"HTTP", b"ws", b"httpss", b"http:"] {
+            assert_eq!(scheme(bad), Err(DecodeError::Scheme));
+        }
+    }
+
+    #[test]
+    fn authority_and_path_are_visible_ascii() {
+        let visible: Vec<u8> = (0x21..=0x7e).collect();
+        assert_eq!(
+            allowed(|bytes| authority(bytes).is_ok(), ("a", "b")),
+            visible
+        );
+        assert_eq!(authority(b""), Ok(()));
+
+        let no_fragment: Vec<u8> = visible.into_iter().filter(|byte| *byte != b'#').collect();
+        assert_eq!(
+            allowed(|bytes| path(bytes).is_ok(), ("/", "b")),
+            no_fragment
+        );
+        assert_eq!(allowed(|bytes| path(bytes).is_ok(), ("", "")), b"*/");
+        for good in ["/a//b/%2e%2e/;x?y=%zz", "/?", "//", "/*"] {
+            assert_eq!(path(good.as_bytes()), Ok(()));
+        }
+        for bad in ["", "a", "**", "*?", "http://a/", "?a", "/\u{e9}"] {
+            assert_eq!(path(bad.as_bytes()), Err(DecodeError::Path), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn statuses_are_100_to_599_without_101() {
+        for good in [100, 102, 103, 199, 200, 304, 599] {
+            assert_eq!(u64::from(status(good).unwrap().as_u16()), good);
+        }
+        for bad in [0, 99, 600, 999, 65_636, u64::MAX] {
+            assert_eq!(status(bad), Err(DecodeError::Status(bad)));
+        }
+        assert_eq!(status(101), Err(DecodeError::SwitchingProtocols));
+    }
+
+    #[test]
+    fn field_names_are_lower_case_tokens() {
+        let long = "x".repeat(100);
+        for around in [("", ""), ("cook", "e"), (&long, "")] {
+            let good = |bytes: &[u8]| field_name(bytes).is_ok();
+            assert_eq!(allowed(good, around), tokens(b'a'..=b'z'));
+        }
+        assert_eq!(field_name(b""), Err(DecodeError::FieldName));
+        assert_eq!(field_name(b"a\"b"), Err(DecodeError::FieldName));
+        for upper in ["Host", "x-Custom", "hosT"] {
+            assert_eq!(
+                field_name(upper.as_bytes()),
+                Err(DecodeError::FieldNameCase)
+            );
+        }
+        assert_eq!(
+            field_name(&vec![b'x'; 1 << 16]),
+            Err(DecodeError::FieldName)
+        );
+    }
+
+    #[test]
+    fn field_values_have_no_controls_and_no_space_around() {
+        let good = |bytes: &[u8]| field_value(Bytes::copy_from_slice(bytes)).is_ok();
+        let inside: Vec<u8> = [b'\t']
+            .into_iter()
+            .chain(0x20..=0x7e)
+            .chain(0x80..=0xff)
+            .collect();
+        assert_eq!(allowed(good, ("a", "b")), inside);
+        let around: Vec<u8> = (0x21..=0x7e).chain(0x80..=0xff).collect();
+        assert_eq!(allowed(good, ("", "")), around);
+        assert_eq!(allowed(good, ("", "b")), around);
+        assert_eq!(allowed(good, ("a", "")), around);
+        assert!(good(b""));
+        assert_eq!(
+            field_value(Bytes::from_static(b"a ")),
+            Err(DecodeError::FieldValueSpace)
+        );
+        assert_eq!(
+            field_value(Bytes::from_static(b"a\r\nb")),
+            Err(DecodeError::FieldValue)
+        );
+    }
+
+    #[test]
+    fn fields_of_a_connection_never_travel() {
+        let check = |name: &'static str, value: &'static str| {
+            field(
+                &HeaderName::from_static(name),
+                &HeaderValue::from_static(value),
+            )
+        };
+        for name in [
+            "connection",
+            "keep-alive",
+            "proxy-connection",
+            "transfer-encoding",
+            "upgrade",
+        ] {
+            assert_eq!(check(name, "x"), Err(DecodeError::ConnectionField(name)));
+        }
+        assert_eq!(check("te", "trailers"), Ok(()));
+        for value in ["", "gzip", "trailers, gzip", "Trailers"] {
+            assert_eq!(check("te", value), Err(DecodeError::Te));
+        }
+        assert_eq!(check("connection-id", "x"), Ok(()));
+    }
+
+    #[test]
+    fn pseudo_names_do_not_repeat_control_data() {
+        for good in [":protocol", ":problem", ":detail", ":method-x"] {
+            assert_eq!(pseudo_name(good.as_bytes()), Ok(()));
+        }
+        for control in [":method", ":scheme", ":authority", ":path", ":status"] {
+            assert_eq!(
+                pseudo_name(control.as_bytes()),
+                Err(DecodeError::PseudoFieldOfControl)
+            );
+        }
+        assert_eq!(pseudo_name(b":"), Err(DecodeError::FieldName));
+        assert_eq!(pseudo_name(b"::a"), Err(DecodeError::FieldName));
+        assert_eq!(pseudo_name(b":A"), Err(DecodeError::FieldNameCase));
+    }
+}

@@ -1,0 +1,119 @@
+//! Why a session ended, as a WebSocket close code, and what the tunnel client does after each.
+//!
+//! Codes 4000-4999 are private use (RFC 6455 section 7.4.2). Both ends read this one table.
+
+/// Why one end closed a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// The tunnel client leaves: it was asked to stop, and its exchanges are done.
+    Left,
+    /// The tunnel server leaves: it drains, and the exchanges of this session are done.
+    Drained,
+    /// A newer instance holds the runtime.
+    Superseded,
+    /// The credential of this session is no longer good.
+    Revoked,
+    /// The other end broke the protocol.
+    ProtocolError,
+    /// Nothing was heard from the other end for too long.
+    Dead,
+    /// The server has no room for this session now.
+    Overloaded,
+    /// A fault of our own.
+    Internal,
+    /// Any other code, for instance one that a proxy on the way made (1001, 1011, …).
+    Other(u16),
+}
+
+/// What a tunnel client does when a session has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterClose {
+    /// Dial again at once, with nothing but a small random delay.
+    Redial,
+    /// Dial again after the usual growing delay.
+    Wait,
+    /// Do not dial again unless configured to: a person has to do something.
+    Stop,
+}
+
+impl CloseReason {
+    /// The close code on the wire.
+    #[must_use]
+    pub fn code(self) -> u16 {
+        match self {
+            Self::Left => 4000,
+            Self::Drained => 4001,
+            Self::Superseded => 4002,
+            Self::Revoked => 4003,
+            Self::ProtocolError => 4004,
+            Self::Dead => 4005,
+            Self::Overloaded => 4006,
+            Self::Internal => 4007,
+            Self::Other(code) => code,
+        }
+    }
+
+    /// The reason that a close code stands for.
+    #[must_use]
+    pub fn from_code(code: u16) -> Self {
+        match code {
+            4000 => Self::Left,
+            4001 => Self::Drained,
+            4002 => Self::Superseded,
+            4003 => Self::Revoked,
+            4004 => Self::ProtocolError,
+            4005 => Self::Dead,
+            4006 => Self::Overloaded,
+            4007 => Self::Internal,
+            other => Self::Other(other),
+        }
+    }
+
+    /// One word for logs, metrics and the text of the close frame.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Drained => "drained",
+            Self::Superseded => "superseded",
+            Self::Revoked => "revoked",
+            Self::ProtocolError => "protocol_error",
+            Self::Dead => "dead",
+            Self::Overloaded => "overloaded",
+            Self::Internal => "internal",
+            Self::Other(_) => "other",
+        }
+    }
+
+    /// What the tunnel client does next.
+    #[must_use]
+    pub fn after(self) -> AfterClose {
+        match self {
+            Self::Drained | Self::Dead | Self::Left => AfterClose::Redial,
+            Self::ProtocolError | Self::Overloaded | Self::Internal | Self::Other(_) => {
+                AfterClose::Wait
+            }
+            Self::Superseded | Self::Revoked => AfterClose::Stop,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_round_trips() {
+        for code in 1000..=4999 {
+            assert_eq!(CloseReason::from_code(code).code(), code);
+        }
+    }
+
+    #[test]
+    fn only_a_lost_right_to_the_runtime_stops_the_client() {
+        let stopping: Vec<u16> = (4000..=4010)
+            .filter(|code| CloseReason::from_code(*code).after() == AfterClose::Stop)
+            .collect();
+        assert_eq!(stopping, [4002, 4003]);
+    }
+}

@@ -1,0 +1,218 @@
+//! One exchange: an HTTP request and its response over one stream of a session.
+//!
+//! ```text
+//!             tunnel server                                   tunnel client
+//!   opening ─▶ request head ─▶ content… ─▶ end      head ─▶ service ─▶ response
+//!      │            (sending and receiving go on side by side)             │
+//!      ▼                                                                   ▼
+//!   waiting ◀─ accepted ◀─ informational… ◀─ head ◀─ content… ◀─ end ◀─────┘
+//! ```
+//!
+//! Each direction is one binary HTTP message that says itself where it ends, so a stream whose two
+//! messages ended whole rests and carries the next exchange. After anything else it is reset, which
+//! the other end sees as a cut, never as an end. An upgraded connection is an exchange like any
+//! other: its contents are the bytes of the two directions, and the end of a content is the
+//! half-close of that direction.
+
+mod accept;
+mod body;
+mod open;
+mod send;
+mod upgrade;
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
+
+pub use self::{
+    accept::{AsProblem, Informational, serve},
+    body::{BodyError, RecvBody},
+    open::{ExchangeError, Exchanges, exchange},
+    upgrade::{Protocol, UnknownProtocol, copy_body, read_body},
+};
+use crate::{
+    bhttp::{DecodeError, Decoder, Event},
+    limits,
+    session::{
+        Outstanding,
+        mux::{Cut, MuxStream},
+    },
+};
+
+/// First byte of the tunnel client on a new stream: the exchange is in its hands.
+///
+/// It also makes the multiplexer acknowledge the stream, which allows only 256 that are not.
+const ACCEPTED: u8 = 1;
+
+/// Pseudo-field that names the protocol of an upgrade (RFC 8441 section 4).
+pub(crate) const PROTOCOL: &str = ":protocol";
+/// Pseudo-field by which the tunnel client names its own failure.
+pub(crate) const PROBLEM: &str = ":problem";
+/// Pseudo-field with the failure's detail.
+pub(crate) const DETAIL: &str = ":detail";
+
+/// Why nothing more can be read from an exchange.
+#[derive(Debug)]
+pub(crate) enum WireError {
+    /// The stream was reset, or its session ended.
+    Cut,
+    /// The other end's message cannot be read.
+    Malformed(DecodeError),
+    /// The first byte of a new stream was not [`ACCEPTED`].
+    NotAccepted,
+}
+
+/// The stream of one exchange with what is known of both its messages.
+///
+/// Shared by the one who sends and the one who receives; locked for single polls only. When the
+/// last of them lets go, the stream rests if both messages were whole, and is reset if not.
+pub(crate) struct Wire {
+    stream: Option<MuxStream>,
+    decoder: Decoder,
+    /// The other end has the exchange in its hands.
+    accepted: bool,
+    /// Our message is out, to its end.
+    sent: bool,
+    /// The other end's message is in, to its end.
+    received: bool,
+    /// The exchange's place among those that are open. The tunnel client has none between two.
+    outstanding: Option<Outstanding>,
+}
+
+pub(crate) type SharedWire = Arc<Mutex<Wire>>;
+
+impl Wire {
+    /// The next part of the other end's message.
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, WireError>> {
+        loop {
+            if let Some(event) = self.buffered_event()? {
+                return Poll::Ready(Ok(event));
+            }
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(Err(WireError::Cut));
+            };
+            match stream.poll_read(cx) {
+                Poll::Ready(Some(bytes)) => self.take_in(bytes)?,
+                Poll::Ready(None) => return Poll::Ready(Err(WireError::Cut)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// The next part, if it has arrived already.
+    fn buffered_event(&mut self) -> Result<Option<Event>, WireError> {
+        let event = self.decoder.next().map_err(WireError::Malformed)?;
+        if matches!(event, Some(Event::End(_))) {
+            self.received = true;
+        }
+        Ok(event)
+    }
+
+    fn take_in(&mut self, mut bytes: Bytes) -> Result<(), WireError> {
+        if !self.accepted {
+            if bytes.get_u8() != ACCEPTED {
+                return Err(WireError::NotAccepted);
+            }
+            self.accepted = true;
+        }
+        if !bytes.is_empty() {
+            self.decoder.push(bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes all of the buffer; pending while the other end's window is full.
+    fn poll_write(&mut self, cx: &mut Context<'_>, out: &mut impl Buf) -> Poll<Result<(), Cut>> {
+        while out.has_remaining() {
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(Err(Cut));
+            };
+            match stream.poll_write(cx, out.chunk()) {
+                Poll::Ready(Ok(written)) => out.advance(written),
+                Poll::Ready(Err(cut)) => return Poll::Ready(Err(cut)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Resets the stream, should it still be open.
+    fn reset(&mut self) {
+        self.stream = None;
+    }
+
+    /// Whether both messages are whole and not one byte came after them.
+    fn is_whole(&self) -> bool {
+        self.sent && self.received && self.decoder.is_between_messages()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if !self.is_whole() {
+            return;
+        }
+        if let (Some(stream), Some(outstanding)) = (self.stream.take(), &self.outstanding) {
+            outstanding.session().idle().lock().put(stream);
+        }
+    }
+}
+
+/// Streams at rest, each ready to carry the next exchange.
+#[derive(Default)]
+pub(crate) struct Idle {
+    /// The most recently used last.
+    streams: Vec<MuxStream>,
+    /// How many at the front were not used since the last trim.
+    untouched: usize,
+}
+
+impl Idle {
+    /// A stream to use, the most recently used one.
+    fn take(&mut self) -> Option<MuxStream> {
+        let taken = loop {
+            match self.streams.pop() {
+                Some(stream) if stream.is_closed() => {}
+                other => break other,
+            }
+        };
+        self.untouched = self.untouched.min(self.streams.len());
+        taken
+    }
+
+    fn put(&mut self, stream: MuxStream) {
+        if self.streams.len() < limits::IDLE_STREAMS && !stream.is_closed() {
+            self.streams.push(stream);
+        } else {
+            stream.finish();
+        }
+    }
+
+    /// Ends the streams that nothing needed since the last call.
+    pub(crate) fn trim(&mut self) {
+        for stream in self.streams.drain(..self.untouched) {
+            stream.finish();
+        }
+        self.untouched = self.streams.len();
+    }
+
+    /// Drops all streams; for a session that has ended.
+    pub(crate) fn clear(&mut self) {
+        self.streams = Vec::new();
+        self.untouched = 0;
+    }
+}
+
+/// Adds the pseudo-fields of a problem.
+fn encode_problem(out: &mut BytesMut, problem: &crate::problem::Problem) {
+    use crate::bhttp::encode;
+    encode::field(out, PROBLEM.as_bytes(), problem.reason().name().as_bytes());
+    let detail = problem.wire_detail();
+    if !detail.is_empty() {
+        encode::field(out, DETAIL.as_bytes(), detail.as_bytes());
+    }
+}

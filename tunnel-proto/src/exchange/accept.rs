@@ -1,0 +1,339 @@
+//! The tunnel client's side of an exchange: the accepted request handed to a service.
+
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+use http::{
+    HeaderMap, Request, Response, StatusCode, Uri,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+use http_body::Body;
+use parking_lot::Mutex;
+use tokio::time::{Interval, interval};
+use tower_service::Service;
+
+use super::{
+    ACCEPTED, BodyError, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
+    send::{SendError, Sender},
+};
+use crate::{
+    bhttp::{Decoder, Event, Limits, RequestHead, encode},
+    fields, limits,
+    problem::{Hop, Problem, Reason},
+    session::{AcceptedStream, Outstanding, mux::MuxStream},
+};
+
+/// How often a reset is looked for while the request's body waits for the service to take it. No
+/// read is pending then, so that the reset wakes nobody.
+const RESET_CHECK: Duration = Duration::from_millis(250);
+
+/// Room for a usual response head and a small content, in bytes.
+const HEAD_BYTES: usize = 1024;
+
+/// Serves the exchanges of one stream, one after another, until the stream ends.
+///
+/// A request's URI is absolute; an upgrade is a `CONNECT` with [`Protocol`] in its extensions.
+/// [`Informational`] is in the extensions of every request. The service's future, the body of the
+/// request and that of the response are dropped as soon as the tunnel server cancels the exchange.
+pub async fn serve<S, B>(accepted: AcceptedStream, mut service: S)
+where
+    S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
+    B: Body<Data = Bytes>,
+    B::Error: AsProblem,
+{
+    let AcceptedStream { stream, session } = accepted;
+    let Some(wire) = accept(stream).await else { return };
+    loop {
+        let Ok(event) = poll_fn(|cx| wire.lock().poll_event(cx)).await else { return };
+        let Event::Request(head) = event else { return };
+        let outstanding = Outstanding::new(session.clone());
+        match serve_one(&wire, head, &mut service).await {
+            Some(()) if wire.lock().begin_next() => drop(outstanding),
+            // Dropping the stream resets it.
+            _ => return,
+        }
+    }
+}
+
+/// Tells the tunnel server that its stream has arrived.
+async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
+    poll_fn(|cx| stream.poll_write(cx, &[ACCEPTED])).await.ok()?;
+    Some(Arc::new(Mutex::new(Wire {
+        stream: Some(stream),
+        decoder: Decoder::request(Limits::default()),
+        accepted: true,
+        sent: false,
+        received: false,
+        outstanding: None,
+    })))
+}
+
+/// One exchange; `None` when it was cut.
+async fn serve_one<S, B>(wire: &SharedWire, head: RequestHead, service: &mut S) -> Option<()>
+where
+    S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
+    B: Body<Data = Bytes>,
+    B::Error: AsProblem,
+{
+    let informational = Informational::default();
+    let mut cancellation = Cancellation { wire, check: None };
+    let answer = match request(wire, head, &informational) {
+        Ok(request) => {
+            let mut call = pin!(service.call(request));
+            poll_fn(|cx| {
+                if cancellation.poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                let answer = call.as_mut().poll(cx).map(Some);
+                informational.send(wire, cx);
+                answer
+            })
+            .await?
+        }
+        Err(problem) => Err(problem),
+    };
+    let head = informational.into_head();
+    match answer {
+        Ok(response) => {
+            let (head, body) = encode_response(head, response);
+            let mut sender = Sender::new(wire.clone(), head, body);
+            poll_fn(|cx| {
+                if cancellation.poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                poll_send(&mut sender, cx)
+            })
+            .await
+        }
+        Err(problem) => {
+            let head = encode_failure(head, &problem);
+            let mut sender = Sender::new(wire.clone(), head, NoBody);
+            poll_fn(|cx| sender.poll(cx)).await.ok()
+        }
+    }
+}
+
+/// Sends the response on; a body that fails becomes an end that names the problem.
+fn poll_send<B>(sender: &mut Sender<B>, cx: &mut Context<'_>) -> Poll<Option<()>>
+where
+    B: Body<Data = Bytes>,
+    B::Error: AsProblem,
+{
+    loop {
+        match sender.poll(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(Some(())),
+            Poll::Ready(Err(SendError::Cut)) => return Poll::Ready(None),
+            Poll::Ready(Err(SendError::Body(error))) => sender.abort(&error.as_problem()),
+            Poll::Pending => return Poll::Pending,
+        }
+    }
+}
+
+/// Watches for the tunnel server to cancel the exchange, or to break its protocol.
+struct Cancellation<'a> {
+    wire: &'a SharedWire,
+    /// Made only for an exchange whose request takes its time.
+    check: Option<Interval>,
+}
+
+impl Cancellation<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut wire = self.wire.lock();
+        if wire.poll_cancelled(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        if !wire.received {
+            let check = self.check.get_or_insert_with(|| interval(RESET_CHECK));
+            while check.poll_tick(cx).is_ready() {}
+        }
+        Poll::Pending
+    }
+}
+
+impl Wire {
+    fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(()) };
+        if stream.is_closed() {
+            return Poll::Ready(());
+        }
+        if !self.received {
+            // Whoever reads the body notices; this end only looks from time to time.
+            return Poll::Pending;
+        }
+        // The request is in: any byte more is a breach, and the end of the stream a cancellation.
+        stream.poll_read(cx).map(drop)
+    }
+
+    /// Makes ready for the next exchange, if this one ended whole.
+    fn begin_next(&mut self) -> bool {
+        let whole = self.is_whole();
+        self.decoder.reset();
+        self.sent = false;
+        self.received = false;
+        whole
+    }
+}
+
+fn request(
+    wire: &SharedWire,
+    head: RequestHead,
+    informational: &Informational,
+) -> Result<Request<RecvBody>, Problem> {
+    let malformed = |what: String| Problem::new(Hop::Client, Reason::WireMalformed, what);
+    let declared = fields::content_length(&head.fields.map)
+        .map_err(|error| malformed(error.to_string()))?;
+    let protocol = match head.fields.pseudo(PROTOCOL) {
+        Some(name) => Some(Protocol::from_wire(name).map_err(|error| malformed(error.to_string()))?),
+        None => None,
+    };
+    let body =
+        RecvBody::new(wire, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
+    let mut request = Request::new(body);
+    *request.method_mut() = head.method;
+    *request.uri_mut() = uri(head.scheme, head.authority, head.path)
+        .map_err(|error| malformed(error.to_string()))?;
+    *request.headers_mut() = head.fields.map;
+    request.extensions_mut().insert(informational.clone());
+    if let Some(protocol) = protocol {
+        request.extensions_mut().insert(protocol);
+    }
+    Ok(request)
+}
+
+fn uri(scheme: Bytes, authority: Bytes, path: Bytes) -> Result<Uri, http::Error> {
+    let mut parts = http::uri::Parts::default();
+    parts.path_and_query = Some(PathAndQuery::from_maybe_shared(path)?);
+    if !authority.is_empty() {
+        parts.scheme = Some(Scheme::try_from(&scheme[..])?);
+        parts.authority = Some(Authority::from_maybe_shared(authority)?);
+    }
+    Ok(Uri::from_parts(parts)?)
+}
+
+fn encode_response<B>(mut head: BytesMut, response: Response<B>) -> (BytesMut, B) {
+    let (parts, body) = response.into_parts();
+    encode::final_status(&mut head, parts.status.as_u16());
+    encode::fields(&mut head, &parts.headers);
+    encode::end_fields(&mut head);
+    (head, body)
+}
+
+fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
+    encode::final_status(&mut head, problem.status().as_u16());
+    encode_problem(&mut head, problem);
+    encode::end_fields(&mut head);
+    head
+}
+
+/// What the failure of a response's body means.
+pub trait AsProblem {
+    /// The problem that is named to the tunnel server.
+    fn as_problem(&self) -> Problem;
+}
+
+/// The body of an answer that names a problem.
+struct NoBody;
+
+impl Body for NoBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        true
+    }
+}
+
+/// Sends informational (1xx) responses ahead of the final one.
+#[derive(Clone, Default)]
+pub struct Informational {
+    queue: Arc<InformationalQueue>,
+}
+
+#[derive(Default)]
+struct InformationalQueue {
+    state: Mutex<InformationalState>,
+    waker: AtomicWaker,
+}
+
+#[derive(Default)]
+struct InformationalState {
+    waiting: VecDeque<(StatusCode, HeaderMap)>,
+    /// How many were taken in all.
+    count: usize,
+    /// Encoded and not yet written.
+    out: BytesMut,
+    started: bool,
+}
+
+impl Informational {
+    /// Queues one; false when there were too many, or the status is none that can be sent on.
+    #[must_use]
+    pub fn push(&self, status: StatusCode, headers: HeaderMap) -> bool {
+        let mut state = self.queue.state.lock();
+        if state.count >= limits::INFORMATIONAL
+            || !status.is_informational()
+            || status == StatusCode::SWITCHING_PROTOCOLS
+        {
+            return false;
+        }
+        state.count += 1;
+        state.waiting.push_back((status, headers));
+        drop(state);
+        self.queue.waker.wake();
+        true
+    }
+
+    /// Writes what is queued. Nobody waits for it: what is not out goes ahead of the final head.
+    fn send(&self, wire: &SharedWire, cx: &mut Context<'_>) {
+        self.queue.waker.register(cx.waker());
+        let mut state = self.queue.state.lock();
+        if state.encode_waiting() {
+            let _ = wire.lock().poll_write(cx, &mut state.out);
+        }
+    }
+
+    /// What has to stand before the final head: whatever is not written yet.
+    fn into_head(self) -> BytesMut {
+        let mut state = self.queue.state.lock();
+        state.encode_waiting();
+        // Later ones come too late.
+        state.count = limits::INFORMATIONAL;
+        let mut head = std::mem::take(&mut state.out);
+        head.reserve(HEAD_BYTES);
+        if !state.started {
+            encode::response_start(&mut head);
+        }
+        head
+    }
+}
+
+impl InformationalState {
+    /// Encodes what is queued; whether anything is there to be written.
+    fn encode_waiting(&mut self) -> bool {
+        while let Some((status, headers)) = self.waiting.pop_front() {
+            if !self.started {
+                encode::response_start(&mut self.out);
+                self.started = true;
+            }
+            encode::informational(&mut self.out, status.as_u16());
+            encode::fields(&mut self.out, &headers);
+            encode::end_fields(&mut self.out);
+        }
+        !self.out.is_empty()
+    }
+}

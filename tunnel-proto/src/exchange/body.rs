@@ -1,0 +1,186 @@
+//! The body of a received message, with its trailers.
+//!
+//! Yields the chunks as they came, without copying. A message that ends early is an error, and so
+//! is one whose length is not the declared one: neither ever looks like an end.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::task::JoinSet;
+
+use super::{DETAIL, PROBLEM, SharedWire, WireError};
+use crate::{
+    bhttp::{DecodeError, Event, Fields},
+    fields,
+    problem::{Hop, Problem, Reason},
+};
+
+/// Why a body ended before it was whole.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// The other end reset the exchange, or the session ended.
+    #[error("the exchange was cut")]
+    Cut,
+    /// The other end's message cannot be read.
+    #[error("a message that cannot be read: {0}")]
+    Malformed(#[source] DecodeError),
+    /// More or less content than `Content-Length` said.
+    #[error("content that is not as long as declared")]
+    Length,
+    /// The tunnel client ended the message and says why.
+    #[error("{0}")]
+    Aborted(Problem),
+}
+
+impl BodyError {
+    /// The problem that this is, seen from `hop`.
+    #[must_use]
+    pub fn problem(&self, hop: Hop) -> Problem {
+        match self {
+            Self::Cut => Problem::new(hop, Reason::SessionLost, "the exchange was cut"),
+            Self::Malformed(_) | Self::Length => {
+                Problem::new(hop, Reason::WireMalformed, self.to_string())
+            }
+            Self::Aborted(problem) => problem.clone(),
+        }
+    }
+}
+
+impl From<WireError> for BodyError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Cut | WireError::NotAccepted => Self::Cut,
+            WireError::Malformed(error) => Self::Malformed(error),
+        }
+    }
+}
+
+/// The body of a received request or response.
+pub struct RecvBody {
+    /// `None` once the message is over.
+    wire: Option<SharedWire>,
+    /// An event that was looked at ahead of time.
+    peeked: Option<Event>,
+    /// Content still to come, when the length was declared.
+    remaining: Option<u64>,
+    /// Sends the rest of the request while this response is read; ended with it.
+    sending: Option<JoinSet<()>>,
+}
+
+impl RecvBody {
+    /// The body that follows a head with `declared` as its `Content-Length`.
+    pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
+        let mut body = Self {
+            wire: Some(wire.clone()),
+            peeked: None,
+            remaining: declared,
+            sending: None,
+        };
+        body.peek()?;
+        Ok(body)
+    }
+
+    /// Has the rest of our own message sent while this body is read.
+    pub(super) fn sending(mut self, task: JoinSet<()>) -> Self {
+        self.sending = Some(task);
+        self
+    }
+
+    /// Looks whether the message's next part is there, so that an end is known with the last data.
+    fn peek(&mut self) -> Result<(), BodyError> {
+        let Some(wire) = &self.wire else { return Ok(()) };
+        let next = wire.lock().buffered_event()?;
+        match next {
+            Some(Event::End(fields)) if fields.pseudo.is_empty() && fields.map.is_empty() => {
+                self.finish()
+            }
+            other => {
+                self.peeked = other;
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), BodyError> {
+        self.wire = None;
+        if self.remaining.is_some_and(|remaining| remaining > 0) {
+            return Err(BodyError::Length);
+        }
+        Ok(())
+    }
+
+    fn on_content(&mut self, content: Bytes) -> Result<Frame<Bytes>, BodyError> {
+        if let Some(remaining) = &mut self.remaining {
+            *remaining =
+                remaining.checked_sub(content.len() as u64).ok_or(BodyError::Length)?;
+        }
+        self.peek()?;
+        Ok(Frame::data(content))
+    }
+
+    fn on_end(&mut self, end: Fields) -> Result<Option<Frame<Bytes>>, BodyError> {
+        if let Some(reason) = end.pseudo(PROBLEM) {
+            self.wire = None;
+            let problem = Problem::from_wire(reason, end.pseudo(DETAIL).map(AsRef::as_ref));
+            return Err(BodyError::Aborted(problem));
+        }
+        self.finish()?;
+        let trailers = fields::clean_trailers(end.map);
+        Ok((!trailers.is_empty()).then(|| Frame::trailers(trailers)))
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, BodyError>> {
+        let Some(wire) = &self.wire else { return Poll::Ready(Ok(None)) };
+        let event = match self.peeked.take() {
+            Some(event) => event,
+            None => match wire.lock().poll_event(cx) {
+                Poll::Ready(event) => event?,
+                Poll::Pending => return Poll::Pending,
+            },
+        };
+        Poll::Ready(match event {
+            Event::Content(content) => self.on_content(content).map(Some),
+            Event::End(fields) => self.on_end(fields),
+            // The decoder yields no second head within one message.
+            Event::Request(_) | Event::Informational(_) | Event::Response(_) => Err(BodyError::Cut),
+        })
+    }
+}
+
+impl Body for RecvBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let next = self.poll_next(cx);
+        if matches!(next, Poll::Ready(Err(_))) {
+            self.wire = None;
+        }
+        next.map(Result::transpose)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.wire.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.remaining {
+            Some(remaining) => SizeHint::with_exact(remaining),
+            None if self.wire.is_none() => SizeHint::with_exact(0),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for RecvBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecvBody").field("remaining", &self.remaining).finish_non_exhaustive()
+    }
+}

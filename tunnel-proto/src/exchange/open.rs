@@ -1,0 +1,228 @@
+//! The tunnel server's side of an exchange: a request in, the response out.
+
+use std::{
+    convert::Infallible,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Body;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tower_service::Service;
+
+use super::{
+    BodyError, DETAIL, PROBLEM, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, WireError,
+    send::{SendError, Sender},
+};
+use crate::{
+    bhttp::{Decoder, Event, Limits, ResponseHead, encode},
+    fields,
+    problem::{Hop, Problem, Reason},
+    session::{OpenError, Session, mux::MuxStream},
+};
+
+/// Why there is no response.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError<E = Infallible> {
+    /// No stream could be opened: nothing of the request has left this end.
+    #[error(transparent)]
+    NotOpened(#[from] OpenError),
+    /// The body of the request failed.
+    #[error("the request's body failed")]
+    RequestBody(E),
+    /// The exchange failed after it was opened.
+    #[error("{problem}")]
+    Failed {
+        /// What to tell the platform client.
+        problem: Problem,
+        /// Whether the tunnel client had the exchange in its hands. If not, no upstream has seen
+        /// anything of it, and another session may be tried (RFC 9110 section 9.2.2).
+        accepted: bool,
+    },
+}
+
+/// Carries one request over the session and returns the response's head, its body following.
+///
+/// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`] in its extensions; a
+/// successful one is answered by 200, and the two bodies are then the bytes of the two directions.
+/// `on_informational` sees every 1xx response before the final one. Dropping the future, or the
+/// response's body before its end, cancels the exchange at the tunnel client within a round trip.
+///
+/// # Errors
+/// See [`ExchangeError`]. A failure that the tunnel client names is [`ExchangeError::Failed`].
+pub async fn exchange<B>(
+    session: &Session,
+    request: Request<B>,
+    on_informational: impl FnMut(StatusCode, HeaderMap),
+) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    let outstanding = session.enter()?;
+    let (stream, accepted) = next_stream(session).await?;
+    let is_head = request.method() == Method::HEAD;
+    let (head, body) = encode_head(request);
+    let wire = Arc::new(Mutex::new(Wire {
+        stream: Some(stream),
+        decoder: Decoder::response(Limits::default()),
+        accepted,
+        sent: false,
+        received: false,
+        outstanding: Some(outstanding),
+    }));
+    let mut sender = Sender::new(wire.clone(), head, body);
+    let head = receive_head(&wire, &mut sender, on_informational).await?;
+    let response = response(&wire, head, is_head)
+        .map_err(|problem| ExchangeError::Failed { problem, accepted: true })?;
+    if sender.is_done() {
+        return Ok(response);
+    }
+    // Sending must go on even while nobody takes the response's bytes.
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        if let Err(SendError::Body(_)) = poll_fn(|cx| sender.poll(cx)).await {
+            wire.lock().reset();
+        }
+    });
+    Ok(response.map(|body| body.sending(task)))
+}
+
+/// A stream at rest, or a new one; and whether the tunnel client has accepted it before.
+async fn next_stream(session: &Session) -> Result<(MuxStream, bool), OpenError> {
+    let resting = session.idle().lock().take();
+    match resting {
+        Some(stream) => Ok((stream, true)),
+        None => Ok((poll_fn(|cx| session.poll_stream(cx)).await?, false)),
+    }
+}
+
+fn encode_head<B>(request: Request<B>) -> (BytesMut, B) {
+    let (parts, body) = request.into_parts();
+    let mut head = BytesMut::with_capacity(1024);
+    encode::request_head(
+        &mut head,
+        parts.method.as_str(),
+        parts.uri.scheme_str().unwrap_or("http"),
+        parts.uri.authority().map_or("", |authority| authority.as_str()).as_bytes(),
+        parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes(),
+    );
+    if let Some(protocol) = parts.extensions.get::<Protocol>() {
+        encode::field(&mut head, PROTOCOL.as_bytes(), protocol.as_str().as_bytes());
+    }
+    encode::fields(&mut head, &parts.headers);
+    encode::end_fields(&mut head);
+    (head, body)
+}
+
+/// Sends the request and reads up to the final head, side by side.
+async fn receive_head<B>(
+    wire: &SharedWire,
+    sender: &mut Sender<B>,
+    mut on_informational: impl FnMut(StatusCode, HeaderMap),
+) -> Result<ResponseHead, ExchangeError<B::Error>>
+where
+    B: Body<Data = Bytes>,
+{
+    let mut sending = true;
+    poll_fn(move |cx| {
+        if sending {
+            match sender.poll(cx) {
+                Poll::Ready(Err(SendError::Body(error))) => {
+                    return Poll::Ready(Err(ExchangeError::RequestBody(error)));
+                }
+                // Cut or done: either way what the other end says counts.
+                Poll::Ready(Ok(()) | Err(SendError::Cut)) => sending = false,
+                Poll::Pending => {}
+            }
+        }
+        loop {
+            let mut wire = wire.lock();
+            let event = match wire.poll_event(cx) {
+                Poll::Ready(event) => event,
+                Poll::Pending => return Poll::Pending,
+            };
+            let accepted = wire.accepted;
+            drop(wire);
+            match event {
+                Ok(Event::Response(head)) => return Poll::Ready(Ok(head)),
+                Ok(Event::Informational(head)) => on_informational(head.status, head.fields.map),
+                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut, accepted))),
+                Err(error) => return Poll::Ready(Err(failed(&error, accepted))),
+            }
+        }
+    })
+    .await
+}
+
+fn failed<E>(error: &WireError, accepted: bool) -> ExchangeError<E> {
+    let problem = match error {
+        WireError::Cut => {
+            Problem::new(Hop::Server, Reason::SessionLost, "the session ended before the response")
+        }
+        WireError::Malformed(error) => {
+            Problem::new(Hop::Server, Reason::WireMalformed, error.to_string())
+        }
+        WireError::NotAccepted => Problem::new(
+            Hop::Server,
+            Reason::WireMalformed,
+            "the tunnel client did not accept the exchange",
+        ),
+    };
+    ExchangeError::Failed { problem, accepted }
+}
+
+fn response(
+    wire: &SharedWire,
+    head: ResponseHead,
+    is_head: bool,
+) -> Result<Response<RecvBody>, Problem> {
+    if let Some(reason) = head.fields.pseudo(PROBLEM) {
+        return Err(Problem::from_wire(reason, head.fields.pseudo(DETAIL).map(AsRef::as_ref)));
+    }
+    let declared = fields::content_length(&head.fields.map)
+        .map_err(|error| Problem::new(Hop::Server, Reason::WireMalformed, error.to_string()))?;
+    // RFC 9110 section 6.4.1: these have no content, whatever their fields say.
+    let is_empty = is_head
+        || head.status == StatusCode::NO_CONTENT
+        || head.status == StatusCode::NOT_MODIFIED;
+    let body = RecvBody::new(wire, if is_empty { Some(0) } else { declared })
+        .map_err(|error: BodyError| error.problem(Hop::Server))?;
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.fields.map;
+    Ok(response)
+}
+
+/// The exchanges of a session as a [`tower_service::Service`], for whatever is made for tower.
+/// Informational responses are not seen through it.
+#[derive(Debug, Clone)]
+pub struct Exchanges(pub Session);
+
+impl<B> Service<Request<B>> for Exchanges
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    type Response = Response<RecvBody>;
+    type Error = ExchangeError<B::Error>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        if self.0.is_open() {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Ready(Err(OpenError::Closed.into()))
+        }
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let session = self.0.clone();
+        Box::pin(async move { exchange(&session, request, |_, _| {}).await })
+    }
+}

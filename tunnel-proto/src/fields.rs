@@ -1,0 +1,155 @@
+//! Header fields that end at a hop, and those that may never travel in a trailer section.
+//!
+//! RFC 9110 section 7.6.1 (connection-specific fields) and section 6.5.1 (trailers). Both ends
+//! use these rules on whatever they received before they build the message that they send on.
+
+use http::{HeaderMap, HeaderName, header};
+
+/// Field names that a `Connection` header nominates as connection-specific.
+///
+/// All lines of the field count, not only the first. Names that are not tokens are dropped: they
+/// cannot name a field.
+#[must_use]
+pub fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
+        .collect()
+}
+
+/// Whether a field belongs to one connection only and is never sent on.
+///
+/// `te` is listed: `te: trailers` is put back by whoever builds the outgoing message.
+#[must_use]
+pub fn is_connection_specific(name: &HeaderName) -> bool {
+    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+    *name == header::CONNECTION
+        || *name == header::TRANSFER_ENCODING
+        || *name == header::UPGRADE
+        || *name == header::TE
+        || *name == header::PROXY_AUTHENTICATE
+        || *name == header::PROXY_AUTHORIZATION
+        || *name == KEEP_ALIVE
+        || *name == PROXY_CONNECTION
+        || name.as_str() == "http2-settings"
+}
+
+/// Whether a field may never be sent as a trailer: framing, routing, authentication, request
+/// modifiers, response control, and how content is processed (RFC 9110 section 6.5.1).
+#[must_use]
+pub fn is_forbidden_trailer(name: &HeaderName) -> bool {
+    is_connection_specific(name)
+        || name.as_str().starts_with("content-")
+        || [
+            header::ACCEPT_ENCODING,
+            header::AGE,
+            header::AUTHORIZATION,
+            header::CACHE_CONTROL,
+            header::COOKIE,
+            header::DATE,
+            header::EXPECT,
+            header::EXPIRES,
+            header::FORWARDED,
+            header::HOST,
+            header::IF_MATCH,
+            header::IF_MODIFIED_SINCE,
+            header::IF_NONE_MATCH,
+            header::IF_RANGE,
+            header::IF_UNMODIFIED_SINCE,
+            header::LOCATION,
+            header::MAX_FORWARDS,
+            header::PRAGMA,
+            header::RANGE,
+            header::RETRY_AFTER,
+            header::SET_COOKIE,
+            header::TRAILER,
+            header::VARY,
+            header::WARNING,
+            header::WWW_AUTHENTICATE,
+        ]
+        .contains(name)
+}
+
+/// A trailer section with everything removed that may not travel in one.
+#[must_use]
+pub fn clean_trailers(trailers: HeaderMap) -> HeaderMap {
+    if !trailers.keys().any(is_forbidden_trailer) {
+        return trailers;
+    }
+    let mut clean = HeaderMap::with_capacity(trailers.len());
+    for (name, value) in &trailers {
+        if !is_forbidden_trailer(name) {
+            clean.append(name.clone(), value.clone());
+        }
+    }
+    clean
+}
+
+/// Why a `Content-Length` is no length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("content-length is repeated or is not a number of bytes")]
+pub struct BadLength;
+
+/// The length that the headers declare, if they declare one.
+///
+/// # Errors
+/// When the field is repeated, empty, signed, a list, or beyond 64 bits (RFC 9112 section 6.3).
+pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, BadLength> {
+    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let digits = value.as_bytes();
+    if values.next().is_some() || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(BadLength);
+    }
+    let text = value.to_str().map_err(|_| BadLength)?;
+    text.parse().map(Some).map_err(|_| BadLength)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn every_connection_line_nominates() {
+        let mut headers = HeaderMap::new();
+        headers.append(header::CONNECTION, HeaderValue::from_static("close, X-One"));
+        headers.append(header::CONNECTION, HeaderValue::from_static(" x-two ,,"));
+        let names: Vec<_> = nominated(&headers).iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["close", "x-one", "x-two"]);
+    }
+
+    #[test]
+    fn lengths_are_one_plain_number() {
+        let length = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::CONTENT_LENGTH, HeaderValue::from_str(value).unwrap());
+            }
+            content_length(&headers)
+        };
+        assert_eq!(length(&[]), Ok(None));
+        assert_eq!(length(&["010"]), Ok(Some(10)));
+        for bad in ["", "+1", "-1", "0x1", "1,1", "1 ", "18446744073709551616"] {
+            assert_eq!(length(&[bad]), Err(BadLength), "{bad:?}");
+        }
+        assert_eq!(length(&["1", "1"]), Err(BadLength));
+    }
+
+    #[test]
+    fn trailers_keep_only_what_may_travel() {
+        let mut trailers = HeaderMap::new();
+        for name in ["grpc-status", "host", "content-length", "set-cookie", "x-checksum"] {
+            trailers.append(HeaderName::from_static(name), HeaderValue::from_static("0"));
+        }
+        let clean = clean_trailers(trailers);
+        let names: Vec<_> = clean.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["grpc-status", "x-checksum"]);
+    }
+}

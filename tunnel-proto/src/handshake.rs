@@ -1,0 +1,284 @@
+//! What both ends of `GET /connect` agree on: path, subprotocol, field names, refusal body.
+//!
+//! The WebSocket handshake (RFC 6455 section 4) itself is done with hyper at each end, so that
+//! every limit and deadline is our own. Authentication comes before the 101; a refusal is an
+//! ordinary answer with a [`Refusal`] as its JSON body.
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use serde::{Deserialize, Serialize};
+
+pub use crate::session::websocket::{accept_key, new_key};
+
+/// Path of the tunnel listener that opens a session.
+pub const CONNECT_PATH: &str = "/connect";
+
+/// Subprotocol of this version of the wire.
+pub const SUBPROTOCOL: &str = "tunnel.v1";
+
+/// Carries the tunnel client's instance id.
+pub const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
+
+/// Carries the version of the tunnel client program.
+pub const CLIENT_VERSION: HeaderName = HeaderName::from_static("tunnel-client-version");
+
+/// Carries the number of the session within its instance, counted from 1.
+pub const SESSION_NUMBER: HeaderName = HeaderName::from_static("tunnel-session");
+
+/// A random id that a tunnel client draws when it starts: 32 lower-case hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct InstanceId(String);
+
+/// Text that is no instance id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an instance id is 32 lower-case hexadecimal digits")]
+pub struct BadInstanceId;
+
+impl InstanceId {
+    /// The id made of these 16 random bytes.
+    #[must_use]
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(format!("{:032x}", u128::from_be_bytes(bytes)))
+    }
+
+    /// Reads an id.
+    ///
+    /// # Errors
+    /// When it is not 32 lower-case hexadecimal digits.
+    pub fn parse(text: &str) -> Result<Self, BadInstanceId> {
+        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() == 32 && text.bytes().all(is_hex) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadInstanceId)
+        }
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Body of an answer that refuses a session. The tunnel client shows it as it stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Why, as a stable name.
+    pub reason: String,
+    /// Why, for a person, and what to do about it.
+    pub detail: String,
+    /// Whether dialling again cannot help before a person has done something.
+    #[serde(default)]
+    pub fatal: bool,
+}
+
+/// What the tunnel client says of itself when it dials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Greeting {
+    /// The instance that dials.
+    pub instance: InstanceId,
+    /// Version of the program.
+    pub version: String,
+    /// Number of the session within the instance, from 1.
+    pub session_number: u32,
+}
+
+/// Why a request is no session request, with the answer that it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotASession {
+    /// Not the path of the tunnel listener.
+    #[error("there is nothing here: tunnel clients connect to {CONNECT_PATH}")]
+    Path,
+    /// Not `GET`.
+    #[error("a session is opened with GET")]
+    Method,
+    /// Sent by a browser page.
+    #[error("a session cannot be opened from a web page")]
+    Origin,
+    /// No WebSocket handshake. Often a proxy on the way has removed the `Upgrade` field.
+    #[error(
+        "this is no websocket handshake: if the client did send one, a proxy on the way removed \
+         its upgrade field"
+    )]
+    NotWebSocket,
+    /// Not the subprotocol of this server.
+    #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
+    Subprotocol,
+    /// Instance id, version or session number is missing or malformed.
+    #[error("the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid")]
+    Greeting,
+}
+
+impl NotASession {
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Path => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Origin => StatusCode::FORBIDDEN,
+            Self::NotWebSocket | Self::Subprotocol => StatusCode::UPGRADE_REQUIRED,
+            Self::Greeting => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The answer's body.
+    #[must_use]
+    pub fn refusal(self) -> Refusal {
+        let reason = match self {
+            Self::Path => "path_unknown",
+            Self::Method => "method_not_allowed",
+            Self::Origin => "origin_not_allowed",
+            Self::NotWebSocket => "upgrade_required",
+            Self::Subprotocol => "version_unsupported",
+            Self::Greeting => "greeting_malformed",
+        };
+        // A proxy that removes the upgrade may be mended while the client waits.
+        let fatal = !matches!(self, Self::NotWebSocket);
+        Refusal { reason: reason.into(), detail: self.to_string(), fatal }
+    }
+}
+
+/// The client's request for a session, without `Host` and `Authorization`.
+#[must_use]
+pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
+    Request::builder()
+        .method(Method::GET)
+        .header(header::CONNECTION, "upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_VERSION, "13")
+        .header(header::SEC_WEBSOCKET_KEY, key)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+        .header(INSTANCE, greeting.instance.as_str())
+        .header(CLIENT_VERSION, greeting.version.as_str())
+        .header(SESSION_NUMBER, greeting.session_number)
+}
+
+/// Checks a request for a session: everything but the credential.
+///
+/// # Errors
+/// When it is not one; the error says which answer it gets.
+pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
+    let headers = request.headers();
+    if request.uri().path() != CONNECT_PATH {
+        return Err(NotASession::Path);
+    }
+    if request.method() != Method::GET {
+        return Err(NotASession::Method);
+    }
+    if headers.contains_key(header::ORIGIN) {
+        return Err(NotASession::Origin);
+    }
+    if !has_token(headers, header::CONNECTION, "upgrade")
+        || !has_token(headers, header::UPGRADE, "websocket")
+        || headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13")
+        || headers.get(header::SEC_WEBSOCKET_KEY).is_none_or(|key| key.len() != 24)
+    {
+        return Err(NotASession::NotWebSocket);
+    }
+    if !has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL) {
+        return Err(NotASession::Subprotocol);
+    }
+    greeting(headers).ok_or(NotASession::Greeting)
+}
+
+fn greeting(headers: &HeaderMap) -> Option<Greeting> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let version = text(CLIENT_VERSION)?;
+    if version.is_empty() || version.len() > 64 {
+        return None;
+    }
+    let session_number = text(SESSION_NUMBER)?.parse().ok().filter(|number| *number > 0)?;
+    Some(Greeting {
+        instance: InstanceId::parse(text(INSTANCE)?).ok()?,
+        version: version.to_owned(),
+        session_number,
+    })
+}
+
+/// Whether an answer with status 101 is the one that `key` asked for.
+#[must_use]
+pub fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
+    has_token(headers, header::CONNECTION, "upgrade")
+        && has_token(headers, header::UPGRADE, "websocket")
+        && headers
+            .get(header::SEC_WEBSOCKET_ACCEPT)
+            .is_some_and(|accept| accept == accept_key(key.as_bytes()).as_str())
+        && headers
+            .get(header::SEC_WEBSOCKET_PROTOCOL)
+            .is_some_and(|protocol| protocol == SUBPROTOCOL)
+}
+
+/// Whether a comma-separated field contains a token, in any letter case.
+#[must_use]
+pub fn has_token(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .any(|element| element.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greeting() -> Greeting {
+        Greeting {
+            instance: InstanceId::from_random([7; 16]),
+            version: "0.1.0".into(),
+            session_number: 1,
+        }
+    }
+
+    fn session_request() -> Request<()> {
+        request(&greeting(), &new_key()).uri(CONNECT_PATH).body(()).unwrap()
+    }
+
+    #[test]
+    fn our_own_request_is_accepted() {
+        assert_eq!(check_request(&session_request()), Ok(greeting()));
+    }
+
+    #[test]
+    fn each_defect_has_its_own_answer() {
+        let broken = |change: &dyn Fn(&mut Request<()>)| {
+            let mut request = session_request();
+            change(&mut request);
+            check_request(&request).unwrap_err()
+        };
+        let without = |name: HeaderName| broken(&move |r| drop(r.headers_mut().remove(&name)));
+        assert_eq!(broken(&|r| *r.uri_mut() = "/".parse().unwrap()), NotASession::Path);
+        assert_eq!(broken(&|r| *r.method_mut() = Method::POST), NotASession::Method);
+        assert_eq!(without(header::UPGRADE), NotASession::NotWebSocket);
+        assert_eq!(without(header::SEC_WEBSOCKET_PROTOCOL), NotASession::Subprotocol);
+        assert_eq!(without(INSTANCE), NotASession::Greeting);
+        assert_eq!(without(SESSION_NUMBER), NotASession::Greeting);
+        let origin = HeaderValue::from_static("https://evil.example");
+        assert_eq!(
+            broken(&|r| drop(r.headers_mut().insert(header::ORIGIN, origin.clone()))),
+            NotASession::Origin
+        );
+    }
+
+    #[test]
+    fn an_answer_must_fit_the_key() {
+        let key = new_key();
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("WebSocket"));
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        headers.insert(
+            header::SEC_WEBSOCKET_ACCEPT,
+            HeaderValue::from_str(&accept_key(key.as_bytes())).unwrap(),
+        );
+        assert!(is_accepted(&headers, &key));
+        assert!(!is_accepted(&headers, &new_key()));
+    }
+}

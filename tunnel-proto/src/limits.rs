@@ -1,0 +1,62 @@
+//! Every bound on what a peer of a session may send, in one place, each with its reason.
+//!
+//! Nothing here is about one runtime or one server: budgets of that kind belong to the tunnel
+//! server. These are the bounds without which a hostile peer could cost more than its own session.
+
+/// Largest WebSocket message and frame accepted, in bytes. Our own side never sends more than
+/// [`BATCH_BYTES`]; the rest is room for other implementations.
+pub const MESSAGE_BYTES: usize = 256 * 1024;
+
+/// Most bytes of the multiplexer put into one binary message. Larger messages cost fewer system
+/// calls for bulk data, smaller ones let control messages and other exchanges in sooner.
+pub const BATCH_BYTES: usize = 64 * 1024;
+
+/// Most bytes waiting between the multiplexer and the WebSocket in each direction. Two batches:
+/// one is on its way to the socket while the next is filled.
+pub const PIPE_BYTES: usize = 2 * BATCH_BYTES;
+
+/// Largest head of a message, in bytes: control data and header section together. The header
+/// sections that the public side admits (128 KiB by default) must fit with room for the fields
+/// that the tunnel server adds.
+pub const HEAD_BYTES: usize = 160 * 1024;
+
+/// Most field lines in one section. Twice what common servers admit.
+pub const FIELDS: usize = 1_000;
+
+/// Most informational (1xx) responses before a final one. Real upstreams send one or two.
+pub const INFORMATIONAL: usize = 16;
+
+/// Exchanges open at once on one session, unless configured otherwise.
+pub const EXCHANGES: usize = 1_024;
+
+/// Largest value to which the number of open exchanges can be configured.
+pub const EXCHANGES_MAX: usize = 4_096;
+
+/// Streams that the multiplexer allows. It ends the whole session when this is passed, so it lies
+/// above [`EXCHANGES_MAX`] by as many streams as may be closed but not yet collected.
+pub const STREAMS: usize = EXCHANGES_MAX + 1_024;
+
+/// Receive window of a new stream, in bytes: fixed by the yamux specification.
+pub const STREAM_WINDOW_BYTES: usize = 256 * 1024;
+
+/// Bytes by which all receive windows of a session together may grow beyond their first size, so
+/// that few streams can fill a long fat link.
+pub const WINDOW_GROWTH_BYTES: usize = 32 * 1024 * 1024;
+
+/// Streams kept open between exchanges. More than that many exchanges at once open new streams.
+pub const IDLE_STREAMS: usize = 256;
+
+/// Largest control message, in bytes.
+pub const CONTROL_BYTES: usize = 16 * 1024;
+
+/// Control messages that may wait to be handled or sent. A peer that sends faster than they are
+/// handled breaks the protocol.
+pub const CONTROLS_WAITING: usize = 64;
+
+/// Control messages of an unknown kind that are ignored before the session is ended.
+pub const CONTROLS_UNKNOWN: usize = 256;
+
+const _: () = assert!(BATCH_BYTES <= MESSAGE_BYTES);
+const _: () = assert!(CONTROL_BYTES <= MESSAGE_BYTES);
+const _: () = assert!(EXCHANGES <= EXCHANGES_MAX && EXCHANGES_MAX < STREAMS);
+const _: () = assert!(IDLE_STREAMS < EXCHANGES);

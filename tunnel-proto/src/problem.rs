@@ -1,0 +1,318 @@
+//! The one table from what went wrong to what the platform client is told.
+//!
+//! A [`Problem`] is made where something fails, at either end, and becomes an answer in one place
+//! of the tunnel server. Across the wire it travels as its reason (pseudo-field `:problem`) and a
+//! detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15, error types
+//! RFC 9209 section 2.3.
+
+use std::{borrow::Cow, fmt, time::Duration};
+
+use http::{HeaderValue, StatusCode};
+use serde::Serialize;
+
+/// Which program of the tunnel met the problem. Its name stands in `Proxy-Status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Hop {
+    /// The tunnel server.
+    #[serde(rename = "tunnel-server")]
+    Server,
+    /// The tunnel client.
+    #[serde(rename = "tunnel-client")]
+    Client,
+}
+
+impl Hop {
+    /// The hop's name, a token of RFC 9209.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Server => "tunnel-server",
+            Self::Client => "tunnel-client",
+        }
+    }
+}
+
+/// Who is at fault; decides the level of the log line, and who is to look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The platform client sent something that cannot be served.
+    PlatformClient,
+    /// The tunnel is missing, full, or broke.
+    Tunnel,
+    /// The local service behind the tunnel client.
+    Upstream,
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:ident, $error:literal, $fault:ident;)*) => {
+        /// What went wrong. The name is stable: it stands in answers, metrics and logs.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Reason {
+            /// Every reason, in the order of the table.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name on the wire, in the answer's body, in metrics and logs.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The status of the answer.
+            #[must_use]
+            pub fn status(self) -> StatusCode {
+                match self { $(Self::$variant => StatusCode::$status,)* }
+            }
+
+            /// The error type of `Proxy-Status` (RFC 9209 section 2.3).
+            #[must_use]
+            pub fn proxy_error(self) -> &'static str {
+                match self { $(Self::$variant => $error,)* }
+            }
+
+            /// Who is at fault.
+            #[must_use]
+            pub fn fault(self) -> Fault {
+                match self { $(Self::$variant => Fault::$fault,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    // What the platform client sent.
+    /// The request breaks the grammar, or could be read in two ways.
+    RequestMalformed = "request_malformed", BAD_REQUEST, "http_request_error", PlatformClient;
+    /// The request's head did not arrive in time.
+    RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
+    /// The request's body stopped arriving.
+    RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient;
+    /// A method that a gateway does not serve: CONNECT, TRACE.
+    MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient;
+    /// The request target is too long.
+    UriTooLong = "uri_too_long", URI_TOO_LONG, "http_request_error", PlatformClient;
+    /// The header section is too large, or has too many fields.
+    HeadTooLarge = "head_too_large", REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", PlatformClient;
+    /// A transfer coding other than `chunked`.
+    CodingUnsupported = "coding_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient;
+    /// An HTTP version that is not served.
+    VersionUnsupported = "version_unsupported", HTTP_VERSION_NOT_SUPPORTED, "http_request_error", PlatformClient;
+    /// An expectation other than `100-continue`.
+    ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient;
+    /// The request passed this very server before.
+    LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
+    /// The platform client went away.
+    RequestAborted = "request_aborted", BAD_REQUEST, "http_request_error", PlatformClient;
+
+    // The tunnel.
+    /// No runtime has this host.
+    RuntimeUnknown = "runtime_unknown", NOT_FOUND, "destination_not_found", PlatformClient;
+    /// The runtime has no live session.
+    RuntimeOffline = "runtime_offline", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
+    /// As many exchanges as allowed are open.
+    ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
+    /// The session ended under the exchange.
+    SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
+    /// The other end of the session sent a message that cannot be read.
+    WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel;
+    /// The tunnel server is going away.
+    ServerDraining = "server_draining", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
+    /// A fault of our own.
+    InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel;
+
+    // The local service.
+    /// No route of the tunnel client matches.
+    RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
+    /// A route of the tunnel client denies the request.
+    RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
+    /// The upstream's name does not resolve.
+    DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream;
+    /// The upstream's name did not resolve in time.
+    DnsTimeout = "dns_timeout", GATEWAY_TIMEOUT, "dns_timeout", Upstream;
+    /// The upstream refused the connection.
+    ConnectionRefused = "connection_refused", BAD_GATEWAY, "connection_refused", Upstream;
+    /// The upstream could not be reached for another cause.
+    ConnectionFailed = "connection_failed", BAD_GATEWAY, "destination_ip_unroutable", Upstream;
+    /// The connection to the upstream was not made in time.
+    ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream;
+    /// The upstream ended the connection before it answered.
+    ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream;
+    /// The upstream's certificate is not to be trusted.
+    TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream;
+    /// TLS with the upstream failed for another cause.
+    TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream;
+    /// The upstream did not answer in time.
+    ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
+    /// The upstream's answer breaks HTTP.
+    ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream;
+    /// The upstream's answer ended before it was whole.
+    ResponseIncomplete = "response_incomplete", BAD_GATEWAY, "http_response_incomplete", Upstream;
+    /// The upstream changed protocols when it was not asked to, or to another one.
+    UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream;
+}
+
+impl Reason {
+    /// The reason with this name.
+    #[must_use]
+    pub fn from_name(name: &[u8]) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.name().as_bytes() == name)
+    }
+}
+
+/// One failure: what, where, and what a person should know about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    reason: Reason,
+    hop: Hop,
+    detail: Cow<'static, str>,
+    retry_after: Option<Duration>,
+}
+
+/// Longest detail that is taken from the other end, in bytes.
+const DETAIL_BYTES: usize = 512;
+
+impl Problem {
+    /// A problem met by `hop`; `detail` says in one clause what happened, for a person.
+    pub fn new(hop: Hop, reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason, hop, detail: detail.into(), retry_after: None }
+    }
+
+    /// Says after how long it makes sense to try again, rounded up to seconds in the answer.
+    #[must_use]
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// Which program met it.
+    #[must_use]
+    pub fn hop(&self) -> Hop {
+        self.hop
+    }
+
+    /// What happened, in one clause.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.reason.status()
+    }
+
+    /// Value of `Retry-After`, if the answer has one.
+    #[must_use]
+    pub fn retry_after_value(&self) -> Option<HeaderValue> {
+        let after = self.retry_after?;
+        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        Some(HeaderValue::from(seconds.max(1)))
+    }
+
+    /// Value of `Proxy-Status` (RFC 9209): the hop, the error type and the detail.
+    #[must_use]
+    pub fn proxy_status(&self) -> HeaderValue {
+        let mut text = format!("{}; error={}", self.hop.name(), self.reason.proxy_error());
+        if !self.detail.is_empty() {
+            text.push_str("; details=\"");
+            for letter in self.detail.chars() {
+                match letter {
+                    '"' | '\\' => text.extend(['\\', letter]),
+                    ' '..='~' => text.push(letter),
+                    _ => text.push('?'),
+                }
+            }
+            text.push('"');
+        }
+        HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("tunnel-server"))
+    }
+
+    /// Body of the answer: a JSON object with `reason`, `hop` and `detail`.
+    #[must_use]
+    pub fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            reason: &'a str,
+            hop: Hop,
+            detail: &'a str,
+        }
+        let body = Body { reason: self.reason.name(), hop: self.hop, detail: &self.detail };
+        // Serialising strings into memory has no way to fail.
+        let mut text = serde_json::to_string(&body).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// The problem that the tunnel client names across the wire. An unknown reason comes from a
+    /// newer client and is still an answer.
+    pub(crate) fn from_wire(reason: &[u8], detail: Option<&[u8]>) -> Self {
+        let reason = Reason::from_name(reason).unwrap_or(Reason::ResponseInvalid);
+        let detail = detail.unwrap_or_default();
+        let detail = String::from_utf8_lossy(&detail[..detail.len().min(DETAIL_BYTES)]);
+        Self::new(Hop::Client, reason, detail.into_owned())
+    }
+
+    /// The detail as a field value: printable ASCII, bounded.
+    pub(crate) fn wire_detail(&self) -> String {
+        let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
+        let detail: String = self.detail.chars().take(DETAIL_BYTES).map(printable).collect();
+        detail.trim().to_owned()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at the {}", self.reason.name(), self.hop.name())?;
+        if self.detail.is_empty() { Ok(()) } else { write!(f, ": {}", self.detail) }
+    }
+}
+
+impl std::error::Error for Problem {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_round_trip() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_name(reason.name().as_bytes()), Some(*reason));
+        }
+    }
+
+    #[test]
+    fn proxy_status_is_one_structured_field() {
+        let problem =
+            Problem::new(Hop::Client, Reason::DnsError, "no \"such\" host: b\u{fc}ro\nx");
+        assert_eq!(
+            problem.proxy_status(),
+            r#"tunnel-client; error=dns_error; details="no \"such\" host: b?ro?x""#
+        );
+    }
+
+    #[test]
+    fn retry_after_is_never_zero() {
+        let problem = Problem::new(Hop::Server, Reason::RuntimeOffline, "")
+            .retry_after(Duration::from_millis(1));
+        assert_eq!(problem.retry_after_value().unwrap(), "1");
+        let problem = problem.retry_after(Duration::from_millis(1_001));
+        assert_eq!(problem.retry_after_value().unwrap(), "2");
+    }
+
+    #[test]
+    fn an_unknown_reason_of_the_wire_is_still_a_problem() {
+        let problem = Problem::from_wire(b"moon_phase", Some(b"full"));
+        assert_eq!(problem.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(problem.detail(), "full");
+    }
+}

@@ -1,0 +1,320 @@
+//! One session: an established WebSocket connection with the multiplexer in it.
+//!
+//! ```text
+//!   exchanges ──open──▶ Session (handle) ──▶ mux ──▶ pipe ──▶ driver ──▶ websocket
+//!   SessionEvents ◀─accepted streams, control messages─ driver ◀─ websocket
+//! ```
+//!
+//! [`Session::new`] splits a connection into three: a cheap cloneable **handle**, the **driver**,
+//! a future that does nothing but move bytes and must be polled by one task, and the **events** that
+//! the driver hands to the session's owner. The session ends when its driver does; every stream,
+//! waiting exchange and queued message ends with it.
+
+pub(crate) mod driver;
+pub(crate) mod liveness;
+pub(crate) mod mux;
+pub(crate) mod pipe;
+pub(crate) mod websocket;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Notify, mpsc, watch},
+};
+
+pub use self::{
+    driver::{Driver, SessionEnd},
+    mux::MuxError,
+    websocket::WebSocketError,
+};
+use self::{
+    mux::{Mux, MuxStream},
+    websocket::WebSocket,
+};
+use crate::{close::CloseReason, control::Control, exchange::Idle, limits};
+
+/// Which end of a session this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The tunnel server: opens the streams, sends the requests.
+    Server,
+    /// The tunnel client: accepts the streams, answers.
+    Client,
+}
+
+/// What an end may set for a session.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionSettings {
+    /// Time between pings; a silent session is dead after two of them.
+    pub ping_interval: Duration,
+    /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
+    pub exchanges: usize,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self { ping_interval: Duration::from_secs(15), exchanges: limits::EXCHANGES }
+    }
+}
+
+/// The handle of one session. Clones are the same session.
+#[derive(Clone)]
+pub struct Session {
+    shared: Arc<Shared>,
+}
+
+/// What the driver hands to the owner of a session.
+pub struct SessionEvents {
+    controls: mpsc::Receiver<Control>,
+    streams: mpsc::Receiver<MuxStream>,
+}
+
+/// One event of a session.
+pub enum SessionEvent {
+    /// The other end said something.
+    Control(Control),
+    /// The other end opened a stream; serve it with [`crate::exchange::serve`].
+    Exchanges(AcceptedStream),
+}
+
+/// A stream that the tunnel server opened; it carries one exchange after another.
+pub struct AcceptedStream {
+    pub(crate) stream: MuxStream,
+    pub(crate) session: Session,
+}
+
+/// Why an exchange could not be opened. Nothing of it has left this end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The session has ended, or takes no new exchange.
+    #[error("the session has ended")]
+    Closed,
+    /// As many exchanges as allowed are open.
+    #[error("as many exchanges as allowed are open on the session")]
+    TooMany,
+}
+
+/// The session has ended, or takes no more messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the session has ended")]
+pub struct SessionClosed;
+
+pub(crate) struct Shared {
+    side: Side,
+    settings: SessionSettings,
+    /// `None` once the session has ended.
+    mux: Mutex<Option<Mux>>,
+    /// Streams at rest between two exchanges, the most recently used last.
+    idle: Mutex<Idle>,
+    driver: AtomicWaker,
+    outstanding: AtomicUsize,
+    /// Told when `outstanding` falls to zero.
+    at_rest: Notify,
+    draining: AtomicBool,
+    controls_out: Mutex<VecDeque<Control>>,
+    close: Mutex<Option<CloseReason>>,
+    closed: watch::Sender<bool>,
+    round_trip_micros: AtomicU64,
+}
+
+impl Session {
+    /// Takes over a connection whose upgrade is done. `leftover` are bytes of the WebSocket that
+    /// were read together with the end of the handshake.
+    pub async fn new<IO>(
+        io: IO,
+        leftover: Bytes,
+        side: Side,
+        settings: SessionSettings,
+    ) -> (Self, SessionEvents, Driver<IO>)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
+        let websocket = WebSocket::new(io, leftover, side).await;
+        let (controls_in, controls) = mpsc::channel(limits::CONTROLS_WAITING);
+        let (streams_in, streams) = mpsc::channel(limits::STREAMS);
+        let shared = Arc::new(Shared {
+            side,
+            settings,
+            mux: Mutex::new(Some(Mux::new(side))),
+            idle: Mutex::default(),
+            driver: AtomicWaker::new(),
+            outstanding: AtomicUsize::new(0),
+            at_rest: Notify::new(),
+            draining: AtomicBool::new(false),
+            controls_out: Mutex::default(),
+            close: Mutex::new(None),
+            closed: watch::Sender::new(false),
+            round_trip_micros: AtomicU64::new(0),
+        });
+        let session = Self { shared };
+        let driver = Driver::new(websocket, session.clone(), controls_in, streams_in);
+        (session, SessionEvents { controls, streams }, driver)
+    }
+
+    /// Sends a control message.
+    ///
+    /// # Errors
+    /// When the session has ended, or the other end does not take what was sent before.
+    pub fn send(&self, control: Control) -> Result<(), SessionClosed> {
+        let mut queue = self.shared.controls_out.lock();
+        if self.is_closed() || queue.len() >= limits::CONTROLS_WAITING {
+            return Err(SessionClosed);
+        }
+        queue.push_back(control);
+        drop(queue);
+        self.shared.driver.wake();
+        Ok(())
+    }
+
+    /// Takes no new exchange from here on; those that are open go on.
+    pub fn start_drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends the session: the other end is told why, and whatever is open is cut.
+    pub fn close(&self, reason: CloseReason) {
+        self.shared.close.lock().get_or_insert(reason);
+        self.shared.driver.wake();
+    }
+
+    /// Whether the session has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        *self.shared.closed.borrow()
+    }
+
+    /// Whether a new exchange may be opened now.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.shared.draining.load(Ordering::Acquire) && !self.is_closed()
+    }
+
+    /// Resolves when the session has ended.
+    pub async fn closed(&self) {
+        let mut closed = self.shared.closed.subscribe();
+        // The sender lives as long as `self`.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
+
+    /// Resolves when no exchange is open.
+    pub async fn at_rest(&self) {
+        loop {
+            let notified = self.shared.at_rest.notified();
+            if self.outstanding() == 0 {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Exchanges that are open now.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.shared.outstanding.load(Ordering::Acquire)
+    }
+
+    /// The round-trip time that the last pong showed.
+    #[must_use]
+    pub fn round_trip(&self) -> Option<Duration> {
+        let micros = self.shared.round_trip_micros.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// Counts an exchange in, unless as many as allowed are open.
+    pub(crate) fn enter(&self) -> Result<Outstanding, OpenError> {
+        if !self.is_open() {
+            return Err(OpenError::Closed);
+        }
+        let entered = Outstanding::new(self.clone());
+        if self.outstanding() > self.shared.settings.exchanges {
+            return Err(OpenError::TooMany);
+        }
+        Ok(entered)
+    }
+
+    /// A stream for the next exchange: one at rest if there is any, else a new one.
+    pub(crate) fn poll_stream(&self, cx: &mut Context<'_>) -> Poll<Result<MuxStream, OpenError>> {
+        let mut mux = self.shared.mux.lock();
+        let opened = mux.as_mut().map_or(Poll::Ready(Err(OpenError::Closed)), |mux| {
+            mux.poll_open(cx).map_err(|_| OpenError::Closed)
+        });
+        drop(mux);
+        // The multiplexer learns of a new stream's first bytes only when it is polled.
+        self.shared.driver.wake();
+        opened
+    }
+
+    pub(crate) fn idle(&self) -> &Mutex<Idle> {
+        &self.shared.idle
+    }
+
+    /// Leaves nothing behind: called once, when the driver ends.
+    fn end(&self) {
+        // The idle streams first: dropping them needs no multiplexer.
+        self.shared.idle.lock().clear();
+        drop(self.shared.mux.lock().take());
+        self.shared.controls_out.lock().clear();
+        self.shared.closed.send_replace(true);
+    }
+}
+
+impl SessionEvents {
+    /// The next event; `None` when the session has ended. Control messages come first.
+    pub async fn next(&mut self, session: &Session) -> Option<SessionEvent> {
+        tokio::select! {
+            biased;
+            Some(control) = self.controls.recv() => Some(SessionEvent::Control(control)),
+            Some(stream) = self.streams.recv() => Some(SessionEvent::Exchanges(AcceptedStream {
+                stream,
+                session: session.clone(),
+            })),
+            else => None,
+        }
+    }
+}
+
+/// One open exchange; counts itself out when dropped.
+pub(crate) struct Outstanding {
+    session: Session,
+}
+
+impl Outstanding {
+    pub(crate) fn new(session: Session) -> Self {
+        session.shared.outstanding.fetch_add(1, Ordering::AcqRel);
+        Self { session }
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        if self.session.shared.outstanding.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.session.shared.at_rest.notify_waiters();
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("side", &self.shared.side)
+            .field("outstanding", &self.outstanding())
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,11 @@
+//! What the wire promises, tested through its public interface.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod codec;
+mod exchange;
+mod pair;

@@ -1,0 +1,145 @@
+//! The rules for a chunked body: sizes, extensions, data, and which trailer fields may end it.
+//!
+//! In: the bytes of the body, in whatever pieces they come. Out: how many of them are in order.
+//! It keeps none of them. Extensions are checked, but nobody here takes a meaning from them.
+
+use super::syntax;
+use super::violation::Violation;
+
+/// Most digits of a chunk size: those of a number of 64 bits.
+const SIZE_DIGITS: u8 = 16;
+/// Most bytes of the extensions of one chunk. Nobody needs them; they make small chunks costly.
+const EXTENSION_BYTES: u16 = 1024;
+
+/// Where in a chunked body the next byte stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunks {
+    Size { size: u64, digits: u8 },
+    Extension { size: u64, bytes: u16, has_name: bool },
+    SizeLineFeed { size: u64 },
+    Data { left: u64 },
+    DataCarriageReturn,
+    DataLineFeed,
+    /// The last chunk was read; the trailer section follows.
+    Ended,
+}
+
+impl Chunks {
+    /// The state before the first chunk, and before each next one.
+    pub(super) const START: Self = Self::Size { size: 0, digits: 0 };
+
+    /// Reads `input` up to its end, to the end of the last chunk, or to a byte that may not be
+    /// there: returns how many bytes were in order. The next call tells what is wrong with that
+    /// byte, if it is still there.
+    pub(super) fn read(&mut self, input: &[u8]) -> Result<usize, Violation> {
+        let mut good = 0;
+        while good < input.len() && *self != Self::Ended {
+            if let Self::Data { left } = self {
+                let rest = input.len() - good;
+                let taken = usize::try_from(*left).map_or(rest, |left| left.min(rest));
+                *left -= taken as u64;
+                if *left == 0 {
+                    *self = Self::DataCarriageReturn;
+                }
+                good += taken;
+                continue;
+            }
+            match self.next(input[good]) {
+                Ok(next) => *self = next,
+                Err(violation) if good == 0 => return Err(violation),
+                Err(_) => break,
+            }
+            good += 1;
+        }
+        Ok(good)
+    }
+
+    /// The state after `byte`, which is not one of the data.
+    fn next(self, byte: u8) -> Result<Self, Violation> {
+        match self {
+            Self::Size { size, digits } => Self::after_size_byte(size, digits, byte),
+            Self::Extension { size, bytes, has_name } => match byte {
+                b'\r' if has_name => Ok(Self::SizeLineFeed { size }),
+                _ if bytes == EXTENSION_BYTES => Err(Violation::ChunkExtensionTooLong),
+                b' ' | b'\t' => Ok(Self::Extension { size, bytes: bytes + 1, has_name }),
+                _ if !has_name && !syntax::is_token_byte(byte) => Err(Violation::ChunkExtension),
+                _ if byte < b' ' || byte == 0x7f => Err(Violation::ChunkExtension),
+                _ => Ok(Self::Extension { size, bytes: bytes + 1, has_name: true }),
+            },
+            Self::SizeLineFeed { .. } if byte != b'\n' => Err(Violation::ChunkLineEnding),
+            Self::SizeLineFeed { size: 0 } => Ok(Self::Ended),
+            Self::SizeLineFeed { size } => Ok(Self::Data { left: size }),
+            Self::DataCarriageReturn if byte == b'\r' => Ok(Self::DataLineFeed),
+            Self::DataLineFeed if byte == b'\n' => Ok(Self::START),
+            Self::DataCarriageReturn | Self::DataLineFeed => Err(Violation::ChunkDataEnding),
+            Self::Data { .. } | Self::Ended => Ok(self),
+        }
+    }
+
+    fn after_size_byte(size: u64, digits: u8, byte: u8) -> Result<Self, Violation> {
+        match (char::from(byte).to_digit(16), byte) {
+            (Some(_), _) if digits == SIZE_DIGITS => Err(Violation::ChunkSizeTooLong),
+            (Some(digit), _) => {
+                Ok(Self::Size { size: size << 4 | u64::from(digit), digits: digits + 1 })
+            }
+            (None, b'\r') if digits > 0 => Ok(Self::SizeLineFeed { size }),
+            (None, b';') if digits > 0 => Ok(Self::Extension { size, bytes: 0, has_name: false }),
+            (None, b'\n') if digits > 0 => Err(Violation::ChunkLineEnding),
+            _ => Err(Violation::ChunkSize),
+        }
+    }
+}
+
+/// Whether a trailer field of this name may come after a body (RFC 9110, 6.5.1): not when it says
+/// where a message ends or goes, who sent it, or how it is to be read, because whoever merged it
+/// into the head would have decided without it.
+pub(super) fn may_trail(name: &[u8]) -> bool {
+    const FORBIDDEN: [&str; 36] = [
+        "accept-encoding",
+        "age",
+        "authentication-info",
+        "authorization",
+        "cache-control",
+        "connection",
+        "cookie",
+        "date",
+        "expect",
+        "expires",
+        "forwarded",
+        "host",
+        "http2-settings",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
+        "keep-alive",
+        "location",
+        "max-forwards",
+        "origin",
+        "pragma",
+        "range",
+        "retry-after",
+        "set-cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "vary",
+        "via",
+        "warning",
+        "www-authenticate",
+        "x-http-method-override",
+        "x-real-ip",
+    ];
+    let starts_with = |prefix: &str| {
+        name.get(..prefix.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+    };
+    // A digest of the content can only be known at its end, and has its own RFC (9530) for that.
+    if name.eq_ignore_ascii_case(b"content-digest") {
+        return true;
+    }
+    let is_named = FORBIDDEN.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
+    !is_named && !["content-", "proxy-", "sec-", "x-forwarded-"].into_iter().any(starts_with)
+}
