@@ -12,8 +12,16 @@ fn main() {
         .package("e2e")
         .comment("Answers what it is told; one method for each of the four kinds.")
         .method(method("once", "Once", "One message, one answer.").build())
-        .method(method("many", "Many", "One message, many answers.").server_streaming().build())
-        .method(method("gather", "Gather", "Many messages, one answer.").client_streaming().build())
+        .method(
+            method("many", "Many", "One message, many answers.")
+                .server_streaming()
+                .build(),
+        )
+        .method(
+            method("gather", "Gather", "Many messages, one answer.")
+                .client_streaming()
+                .build(),
+        )
         .method(
             method("chat", "Chat", "Many messages, an answer to each at once.")
                 .client_streaming()

@@ -36,11 +36,16 @@ impl Ca {
     /// Makes an authority that writes its files, `ca.pem` first, into `directory`.
     pub fn new(directory: &Path) -> Self {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "e2e throw-away authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "e2e throw-away authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let ca = Self { issuer, directory: directory.to_owned() };
+        let ca = Self {
+            issuer,
+            directory: directory.to_owned(),
+        };
         std::fs::write(ca.file(), ca.issuer.pem()).unwrap();
         ca
     }
@@ -106,7 +111,10 @@ impl Certificate {
                 .with_no_client_auth()
                 .with_single_cert(chain, key)
                 .unwrap();
-        config.alpn_protocols = alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        config.alpn_protocols = alpn
+            .iter()
+            .map(|protocol| protocol.as_bytes().to_vec())
+            .collect();
         config
     }
 }

@@ -36,11 +36,20 @@ impl Client {
     /// When it ends before it listens.
     pub async fn start(options: &ClientOptions) -> Self {
         let mut command = Command::new(built("tunnel-client"));
-        command.args(["run", "--log-format", "json", "--admin-listen", "127.0.0.1:0"]);
+        command.args([
+            "run",
+            "--log-format",
+            "json",
+            "--admin-listen",
+            "127.0.0.1:0",
+        ]);
         command.args(["--server", &format!("wss://{}", options.server)]);
         command.args(["--upstream", &options.upstream]);
         command.arg("--token-file").arg(&options.token);
-        command.arg("--ca-file").arg(&options.ca).args(&options.flags);
+        command
+            .arg("--ca-file")
+            .arg(&options.ca)
+            .args(&options.flags);
         let program = Program::start("tunnel-client", &mut command);
         let admin = Admin(wait_listening(&program, "admin").await);
         Self { program, admin }

@@ -20,17 +20,28 @@ pub struct Entry {
 impl Entry {
     /// A plain listener at `address`, asked for `host` (without port).
     pub fn plain(address: SocketAddr, host: &str) -> Self {
-        Self { address, authority: format!("{host}:{}", address.port()), tls: None }
+        Self {
+            address,
+            authority: format!("{host}:{}", address.port()),
+            tls: None,
+        }
     }
 
     /// The listener at `address` itself, with no other name.
     pub fn direct(address: SocketAddr) -> Self {
-        Self { address, authority: address.to_string(), tls: None }
+        Self {
+            address,
+            authority: address.to_string(),
+            tls: None,
+        }
     }
 
     /// A TLS listener at `address`, asked for `host` and trusted by way of `ca`.
     pub fn tls(address: SocketAddr, host: &str, ca: &Ca) -> Self {
-        Self { tls: Some(Arc::new(ca.client_config())), ..Self::plain(address, host) }
+        Self {
+            tls: Some(Arc::new(ca.client_config())),
+            ..Self::plain(address, host)
+        }
     }
 
     /// The address to connect to.
@@ -45,7 +56,9 @@ impl Entry {
 
     /// The host alone.
     pub fn host(&self) -> &str {
-        self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host)
+        self.authority
+            .rsplit_once(':')
+            .map_or(self.authority.as_str(), |(host, _)| host)
     }
 
     /// What a client must trust, if the listener speaks TLS.
@@ -67,7 +80,10 @@ impl Entry {
     /// The same listener, asked for another host.
     #[must_use]
     pub fn with_host(&self, host: &str) -> Self {
-        Self { authority: format!("{host}:{}", self.address.port()), ..self.clone() }
+        Self {
+            authority: format!("{host}:{}", self.address.port()),
+            ..self.clone()
+        }
     }
 }
 
@@ -77,10 +93,22 @@ mod tests {
 
     #[test]
     fn urls_carry_scheme_host_and_port() {
-        let entry = Entry::plain("127.0.0.1:8080".parse().unwrap(), "demo-app.tunnels.localhost");
-        assert_eq!(entry.url("/a?b"), "http://demo-app.tunnels.localhost:8080/a?b");
-        assert_eq!(entry.websocket_url("/ws"), "ws://demo-app.tunnels.localhost:8080/ws");
+        let entry = Entry::plain(
+            "127.0.0.1:8080".parse().unwrap(),
+            "demo-app.tunnels.localhost",
+        );
+        assert_eq!(
+            entry.url("/a?b"),
+            "http://demo-app.tunnels.localhost:8080/a?b"
+        );
+        assert_eq!(
+            entry.websocket_url("/ws"),
+            "ws://demo-app.tunnels.localhost:8080/ws"
+        );
         assert_eq!(entry.host(), "demo-app.tunnels.localhost");
-        assert_eq!(entry.with_host("other.localhost").authority(), "other.localhost:8080");
+        assert_eq!(
+            entry.with_host("other.localhost").authority(),
+            "other.localhost:8080"
+        );
     }
 }

@@ -35,11 +35,13 @@ mod generated {
     #![allow(
         missing_docs,
         unreachable_pub,
+        unnameable_types,
         unused_qualifications,
         clippy::pedantic,
         clippy::too_many_lines,
         clippy::use_self,
         clippy::or_fun_call,
+        clippy::allow_attributes_without_reason,
         reason = "generated code follows its generator's rules"
     )]
     include!(concat!(env!("OUT_DIR"), "/e2e.Echo.rs"));
@@ -105,13 +107,20 @@ impl GrpcUpstream {
         let incoming = incoming.with_nodelay(Some(true));
         let address = incoming.local_addr().unwrap();
         let record = Arc::new(Record::default());
-        let service = Service { record: record.clone(), streams: Mutex::default() };
+        let service = Service {
+            record: record.clone(),
+            streams: Mutex::default(),
+        };
         let mut serving = JoinSet::new();
         serving.spawn(async move {
             let server = Server::builder().add_service(EchoServer::new(service));
             server.serve_with_incoming(incoming).await.unwrap();
         });
-        Self { address, record, _serving: serving }
+        Self {
+            address,
+            record,
+            _serving: serving,
+        }
     }
 
     /// The address as a tunnel client's `--upstream` wants it.
@@ -130,7 +139,9 @@ impl GrpcUpstream {
             Event::Called(name, fields) => (*name == method).then(|| fields.clone()),
             Event::GivenUp(_) => None,
         };
-        self.record.wait_for("a call at the gRPC server", SOON, called).await
+        self.record
+            .wait_for("a call at the gRPC server", SOON, called)
+            .await
     }
 
     /// Waits until a call of `method` was given up.
@@ -139,7 +150,9 @@ impl GrpcUpstream {
             Event::GivenUp(name) => (*name == method).then_some(()),
             Event::Called(..) => None,
         };
-        self.record.wait_for("a call at the gRPC server to be given up", limit, given_up).await;
+        self.record
+            .wait_for("a call at the gRPC server to be given up", limit, given_up)
+            .await;
     }
 }
 
@@ -194,11 +207,16 @@ type Answers = Pin<Box<dyn Stream<Item = Result<Said>> + Send>>;
 impl Service {
     fn called<T>(&self, method: &'static str, request: &Request<T>) {
         let headers = request.metadata().clone().into_headers();
-        self.record.push(Event::Called(method, crate::upstream::fields(&headers)));
+        self.record
+            .push(Event::Called(method, crate::upstream::fields(&headers)));
     }
 
     /// Answers that `produce` writes; it is stopped, and that recorded, when nobody reads on.
-    fn stream<F>(&self, method: &'static str, produce: impl FnOnce(Sender<Result<Said>>) -> F) -> Answers
+    fn stream<F>(
+        &self,
+        method: &'static str,
+        produce: impl FnOnce(Sender<Result<Said>>) -> F,
+    ) -> Answers
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -222,7 +240,10 @@ impl Echo for Service {
 
     async fn once(&self, request: Request<Say>) -> Result<Response<Said>> {
         self.called("Once", &request);
-        let mut given_up = GivenUp { method: "Once", record: Some(self.record.clone()) };
+        let mut given_up = GivenUp {
+            method: "Once",
+            record: Some(self.record.clone()),
+        };
         let answer = answer(request.into_inner(), 0).await;
         given_up.record = None;
         answer.map(Response::new)
@@ -237,7 +258,10 @@ impl Echo for Service {
                 if number > 0 {
                     sleep(Duration::from_millis(say.every_ms.into())).await;
                 }
-                let said = Said { text: say.text.clone(), number };
+                let said = Said {
+                    text: say.text.clone(),
+                    number,
+                };
                 if answers.send(Ok(said)).await.is_err() {
                     pending().await
                 }
@@ -250,7 +274,10 @@ impl Echo for Service {
 
     async fn gather(&self, request: Request<Streaming<Say>>) -> Result<Response<Said>> {
         self.called("Gather", &request);
-        let mut given_up = GivenUp { method: "Gather", record: Some(self.record.clone()) };
+        let mut given_up = GivenUp {
+            method: "Gather",
+            record: Some(self.record.clone()),
+        };
         let mut messages = request.into_inner();
         let (mut texts, mut number) = (Vec::new(), 0);
         while let Some(say) = messages.next().await {
@@ -258,7 +285,10 @@ impl Echo for Service {
             number += 1;
         }
         given_up.record = None;
-        Ok(Response::new(Said { text: texts.join(" "), number }))
+        Ok(Response::new(Said {
+            text: texts.join(" "),
+            number,
+        }))
     }
 
     async fn chat(&self, request: Request<Streaming<Say>>) -> Result<Response<Answers>> {
@@ -287,13 +317,19 @@ async fn answer(say: Say, number: u32) -> Result<Said> {
     if say.fail_with != 0 {
         return Err(failure(&say));
     }
-    Ok(Said { text: say.text, number })
+    Ok(Said {
+        text: say.text,
+        number,
+    })
 }
 
 fn failure(say: &Say) -> Status {
     let mut metadata = tonic::metadata::MetadataMap::new();
     metadata.insert("x-reason", "as you asked".parse().unwrap());
-    metadata.insert_bin("x-raw-bin", tonic::metadata::MetadataValue::from_bytes(DETAILS));
+    metadata.insert_bin(
+        "x-raw-bin",
+        tonic::metadata::MetadataValue::from_bytes(DETAILS),
+    );
     let code = Code::from_i32(say.fail_with);
     Status::with_details_and_metadata(code, &say.text, DETAILS.into(), metadata)
 }

@@ -62,7 +62,10 @@ impl Head {
         let text = String::from_utf8_lossy(&raw).into_owned();
         let mut lines = text.split("\r\n");
         let start = lines.next().unwrap_or_default().to_owned();
-        let fields = lines.filter(|line| !line.is_empty()).map(split_field).collect();
+        let fields = lines
+            .filter(|line| !line.is_empty())
+            .map(split_field)
+            .collect();
         Self { raw, start, fields }
     }
 
@@ -81,7 +84,11 @@ impl Head {
     /// When the field is there more than once: a test that expects one should notice.
     pub fn value(&self, name: &str) -> Option<&str> {
         let values = self.values(name);
-        assert!(values.len() <= 1, "{name} is there {} times: {self:?}", values.len());
+        assert!(
+            values.len() <= 1,
+            "{name} is there {} times: {self:?}",
+            values.len()
+        );
         values.first().copied()
     }
 
@@ -100,7 +107,11 @@ impl Head {
     /// # Panics
     /// When this is no status line.
     pub fn status(&self) -> u16 {
-        let code = self.start.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let code = self
+            .start
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok());
         code.unwrap_or_else(|| panic!("not a status line: {:?}", self.start))
     }
 
@@ -119,11 +130,15 @@ impl Head {
     }
 
     fn declared_framing(&self) -> Option<Framing> {
-        let chunked = self.values("transfer-encoding").iter().any(|v| v.contains("chunked"));
+        let chunked = self
+            .values("transfer-encoding")
+            .iter()
+            .any(|v| v.contains("chunked"));
         if chunked {
             return Some(Framing::Chunked);
         }
-        self.value("content-length").map(|length| Framing::Length(length.parse().unwrap()))
+        self.value("content-length")
+            .map(|length| Framing::Length(length.parse().unwrap()))
     }
 }
 
@@ -142,7 +157,10 @@ pub struct MessageReader<R> {
 impl<R: AsyncRead + Unpin> MessageReader<R> {
     /// Reads from `stream`, which stands at the start of a message.
     pub fn new(stream: R) -> Self {
-        Self { stream, buffer: BytesMut::new() }
+        Self {
+            stream,
+            buffer: BytesMut::new(),
+        }
     }
 
     /// The stream alone; what was read too far is lost.
@@ -163,7 +181,9 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         let mut searched = 0;
         loop {
             if let Some(at) = find(&self.buffer[searched..], b"\r\n\r\n") {
-                return Ok(Head::parse(self.buffer.split_to(searched + at + 4).freeze()));
+                return Ok(Head::parse(
+                    self.buffer.split_to(searched + at + 4).freeze(),
+                ));
             }
             searched = self.buffer.len().saturating_sub(3);
             self.fill().await?;
@@ -187,7 +207,11 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
             },
         };
         let end = end.err().unwrap_or(End::Clean);
-        Content { bytes: bytes.freeze(), trailers, end }
+        Content {
+            bytes: bytes.freeze(),
+            trailers,
+            end,
+        }
     }
 
     /// Whatever comes next: at least one byte, unless the connection has ended.
@@ -232,7 +256,9 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
             if self.buffer.is_empty() {
                 self.fill().await.map_err(cut)?;
             }
-            let piece = usize::try_from(rest).unwrap_or(usize::MAX).min(self.buffer.len());
+            let piece = usize::try_from(rest)
+                .unwrap_or(usize::MAX)
+                .min(self.buffer.len());
             bytes.extend_from_slice(&self.buffer.split_to(piece));
             rest -= piece as u64;
         }
@@ -283,7 +309,9 @@ fn cut(end: End) -> End {
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
+    bytes
+        .windows(wanted.len())
+        .position(|window| window == wanted)
 }
 
 #[cfg(test)]
@@ -319,14 +347,28 @@ mod tests {
     #[tokio::test]
     async fn a_cut_is_told_from_a_clean_end() {
         for (wire, end) in [
-            (&b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"[..], End::Clean),
+            (
+                &b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"[..],
+                End::Clean,
+            ),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabc", End::Cut),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", End::Cut),
-            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", End::Cut),
-            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", End::Cut),
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+                End::Cut,
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+                End::Cut,
+            ),
             (b"HTTP/1.1 200 OK\r\n\r\nabc", End::Clean),
         ] {
-            assert_eq!(read(wire, "GET").await.1.end, end, "{:?}", String::from_utf8_lossy(wire));
+            assert_eq!(
+                read(wire, "GET").await.1.end,
+                end,
+                "{:?}",
+                String::from_utf8_lossy(wire)
+            );
         }
     }
 

@@ -36,7 +36,10 @@ pub struct Payload {
 impl Payload {
     /// A payload of `length` bytes.
     pub fn new(length: u64) -> Self {
-        Self { position: 0, length }
+        Self {
+            position: 0,
+            length,
+        }
     }
 
     /// All of it in one piece; for short payloads.

@@ -73,7 +73,11 @@ impl PlatformClient {
         let handshake = http1::Builder::new().max_headers(2_000).handshake(io);
         let (sender, connection) = handshake.await.unwrap();
         driver.spawn(async move { drop(connection.with_upgrades().await) });
-        Self { entry: entry.clone(), sender: Sender::Http1(sender), _driver: driver }
+        Self {
+            entry: entry.clone(),
+            sender: Sender::Http1(sender),
+            _driver: driver,
+        }
     }
 
     /// Connects with HTTP/2: by ALPN if the entry speaks TLS, else with prior knowledge.
@@ -87,7 +91,11 @@ impl PlatformClient {
         let handshake = builder.max_header_list_size(256 * 1024).handshake(io);
         let (sender, connection) = handshake.await.unwrap();
         driver.spawn(async move { drop(connection.await) });
-        Self { entry: entry.clone(), sender: Sender::Http2(sender), _driver: driver }
+        Self {
+            entry: entry.clone(),
+            sender: Sender::Http2(sender),
+            _driver: driver,
+        }
     }
 
     /// Sends a request, whose URI is a path; the head of its response comes back.
@@ -99,7 +107,7 @@ impl PlatformClient {
     /// When there is no answer for long.
     pub async fn send(&mut self, mut request: Request<Body>) -> hyper::Result<Response<Incoming>> {
         let authority = self.entry.authority();
-        let response = match &mut self.sender {
+        match &mut self.sender {
             Sender::Http1(sender) => {
                 let host = HeaderValue::from_str(authority).unwrap();
                 request.headers_mut().entry(header::HOST).or_insert(host);
@@ -112,8 +120,7 @@ impl PlatformClient {
                 within(SOON, "room for a request", sender.ready()).await?;
                 within(SOON, "a response", sender.send_request(request)).await
             }
-        };
-        response
+        }
     }
 
     /// As [`PlatformClient::send`], with the status and fields of each informational response.
@@ -127,7 +134,9 @@ impl PlatformClient {
         let observed = Arc::new(Mutex::new(Vec::new()));
         let writer = observed.clone();
         on_informational(&mut request, move |response| {
-            writer.lock().push((response.status().as_u16(), fields(response.headers())));
+            writer
+                .lock()
+                .push((response.status().as_u16(), fields(response.headers())));
         });
         let response = self.send(request).await?;
         let observed = observed.lock().clone();
@@ -191,7 +200,11 @@ impl Answer {
 
     /// All values of a field, in order.
     pub fn values(&self, name: &str) -> Vec<&str> {
-        self.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+        self.headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap())
+            .collect()
     }
 }
 
@@ -208,7 +221,10 @@ pub fn streamed(payload: Payload) -> Body {
 
 /// A content, then a trailer section.
 pub fn with_trailers(content: impl Into<Bytes>, trailers: HeaderMap) -> Body {
-    let frames = [Ok(Frame::data(content.into())), Ok(Frame::trailers(trailers))];
+    let frames = [
+        Ok(Frame::data(content.into())),
+        Ok(Frame::trailers(trailers)),
+    ];
     StreamBody::new(tokio_stream::iter(frames)).boxed_unsync()
 }
 

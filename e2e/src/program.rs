@@ -17,8 +17,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, kill_process};
 pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
 
 use crate::{
     deadline::{SOON, eventually},
@@ -76,14 +76,26 @@ impl Program {
                 command.env_remove(&variable);
             }
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let child = command.spawn();
         let mut child = child.unwrap_or_else(|error| panic!("{name}: {command:?}: {error}"));
         let log = Arc::new(Record::default());
         let open = Arc::new(AtomicUsize::new(2));
-        listen(child.stdout.take().unwrap(), Line::Out, log.clone(), open.clone());
+        listen(
+            child.stdout.take().unwrap(),
+            Line::Out,
+            log.clone(),
+            open.clone(),
+        );
         listen(child.stderr.take().unwrap(), Line::Err, log.clone(), open);
-        Self { name: name.to_owned(), child, log }
+        Self {
+            name: name.to_owned(),
+            child,
+            log,
+        }
     }
 
     /// The process's number.
@@ -102,7 +114,11 @@ impl Program {
     /// When there is none after `limit`, or the program ends without one.
     pub async fn wait_for_line(&self, pattern: &str, limit: Duration) -> String {
         let what = format!("{} to write {pattern:?}", self.name);
-        let matching = |line: &Line| line.text().contains(pattern).then(|| line.text().to_owned());
+        let matching = |line: &Line| {
+            line.text()
+                .contains(pattern)
+                .then(|| line.text().to_owned())
+        };
         self.log.wait_for(&what, limit, matching).await
     }
 
@@ -111,15 +127,25 @@ impl Program {
         let status = self.proc_file("status");
         let field = |name: &str| {
             let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-            let kilobytes = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+            let kilobytes = line
+                .split_whitespace()
+                .nth(1)
+                .unwrap()
+                .parse::<u64>()
+                .unwrap();
             kilobytes * 1024
         };
-        Memory { bytes: field("VmRSS:"), peak_bytes: field("VmHWM:") }
+        Memory {
+            bytes: field("VmRSS:"),
+            peak_bytes: field("VmHWM:"),
+        }
     }
 
     /// How many files and sockets it has open.
     pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.id()))
+            .unwrap()
+            .count()
     }
 
     /// Waits until it has no more than `most` files and sockets open.
@@ -212,7 +238,16 @@ fn build() -> PathBuf {
     let target = directory.parent().unwrap();
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--bins", "--profile", profile, "--target-dir"]).arg(target);
+    command
+        .args([
+            "build",
+            "--quiet",
+            "--bins",
+            "--profile",
+            profile,
+            "--target-dir",
+        ])
+        .arg(target);
     for package in ["tunnel-server", "tunnel-client", "demo"] {
         command.args(["--package", package]);
     }
@@ -264,7 +299,8 @@ mod tests {
 
     #[tokio::test]
     async fn obeys_signals() {
-        let mut program = shell("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.05; done");
+        let mut program =
+            shell("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.05; done");
         program.wait_for_line("ready", SOON).await;
         program.signal(Signal::TERM);
         program.wait_for_line("asked", SOON).await;

@@ -46,7 +46,10 @@ pub struct RawResponse {
 impl RawConnection {
     pub(crate) fn new(socket: TcpStream) -> Self {
         let descriptor = socket.as_fd().try_clone_to_owned().unwrap();
-        Self { reader: MessageReader::new(Box::new(socket)), socket: descriptor }
+        Self {
+            reader: MessageReader::new(Box::new(socket)),
+            socket: descriptor,
+        }
     }
 
     /// Writes these bytes, in one piece as far as the kernel allows.
@@ -65,7 +68,13 @@ impl RawConnection {
 
     /// Writes like [`RawConnection::write`], and says whether the bytes could be handed over.
     pub async fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
-        within(SOON, "writing", self.reader.stream_mut().write_all(bytes.as_ref())).await.is_ok()
+        within(
+            SOON,
+            "writing",
+            self.reader.stream_mut().write_all(bytes.as_ref()),
+        )
+        .await
+        .is_ok()
     }
 
     /// Ends the sending direction and keeps reading.
@@ -75,7 +84,9 @@ impl RawConnection {
 
     /// Ends the connection with a reset, as a crashed machine's kernel would.
     pub fn reset(self) {
-        SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).unwrap();
+        SockRef::from(&self.socket)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
     }
 
     /// The next head.
@@ -93,7 +104,12 @@ impl RawConnection {
 
     /// The content after a head.
     pub async fn read_content(&mut self, framing: Framing) -> Content {
-        within(3 * SOON, "a message's content", self.reader.read_content(framing)).await
+        within(
+            3 * SOON,
+            "a message's content",
+            self.reader.read_content(framing),
+        )
+        .await
     }
 
     /// The content after a request head.
@@ -151,7 +167,15 @@ impl RawClient {
             config.alpn_protocols = vec![b"http/1.1".to_vec()];
             connection = connection.with_tls(config, entry.host()).await;
         }
-        Self { connection, authority: entry.authority().to_owned() }
+        Self {
+            connection,
+            authority: entry.authority().to_owned(),
+        }
+    }
+
+    /// Ends the connection with a reset, as a crashed machine's kernel would.
+    pub fn reset(self) {
+        self.connection.reset();
     }
 
     /// `Host: …\r\n` for this entry.
@@ -168,7 +192,9 @@ impl RawClient {
             wire.push_str(&format!("Content-Length: {}\r\n", content.len()));
         }
         wire.push_str("\r\n");
-        self.connection.write([wire.as_bytes(), content].concat()).await;
+        self.connection
+            .write([wire.as_bytes(), content].concat())
+            .await;
     }
 
     /// Sends a request and reads its final response.
@@ -189,7 +215,10 @@ impl RawClient {
             let head = self.connection.read_head().await;
             let head = head.unwrap_or_else(|end| panic!("no response, the connection is {end:?}"));
             if head.status() >= 200 || head.status() == 101 {
-                let content = self.connection.read_content(head.response_framing(method)).await;
+                let content = self
+                    .connection
+                    .read_content(head.response_framing(method))
+                    .await;
                 return RawResponse { head, content };
             }
         }
@@ -217,6 +246,9 @@ impl RawConnection {
         let name = ServerName::try_from(host.to_owned()).unwrap();
         let connect = TlsConnector::from(Arc::new(config)).connect(name, reader.into_stream());
         let stream = within(SOON, "a TLS handshake", connect).await.unwrap();
-        Self { reader: MessageReader::new(Box::new(stream)), socket }
+        Self {
+            reader: MessageReader::new(Box::new(stream)),
+            socket,
+        }
     }
 }

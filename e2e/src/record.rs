@@ -26,7 +26,10 @@ struct State {
 
 impl<T> Default for Record<T> {
     fn default() -> Self {
-        Self { entries: Mutex::new(Vec::new()), grown: watch::Sender::default() }
+        Self {
+            entries: Mutex::new(Vec::new()),
+            grown: watch::Sender::default(),
+        }
     }
 }
 
@@ -114,7 +117,9 @@ impl<T: Clone + Debug> Record<T> {
     /// When it is still open after `limit`.
     pub async fn wait_closed(&self, what: &str, limit: Duration) {
         let mut grown = self.grown.subscribe();
-        let closed = timeout(limit, grown.wait_for(|state| state.closed)).await.is_ok();
+        let closed = timeout(limit, grown.wait_for(|state| state.closed))
+            .await
+            .is_ok();
         assert!(closed, "{what}: not within {limit:?}\n{}", self.tail());
     }
 
@@ -141,11 +146,21 @@ mod tests {
     async fn finds_what_came_before_and_what_comes_after() {
         let record = Arc::new(Record::default());
         record.push(1);
-        assert_eq!(record.wait_for("one", SOON, |n| (*n == 1).then_some("first")).await, "first");
+        assert_eq!(
+            record
+                .wait_for("one", SOON, |n| (*n == 1).then_some("first"))
+                .await,
+            "first"
+        );
 
         let writer = record.clone();
         let late = tokio::task::spawn_blocking(move || writer.push(2));
-        assert_eq!(record.wait_for("two", SOON, |n| (*n == 2).then_some(*n)).await, 2);
+        assert_eq!(
+            record
+                .wait_for("two", SOON, |n| (*n == 2).then_some(*n))
+                .await,
+            2
+        );
         late.await.unwrap();
         assert_eq!(record.all(), [1, 2]);
     }
@@ -156,7 +171,9 @@ mod tests {
         record.push("a1");
         record.push("a2");
         let found = record
-            .wait_for_after(1, "an a", SOON, |entry| entry.starts_with('a').then_some(*entry))
+            .wait_for_after(1, "an a", SOON, |entry| {
+                entry.starts_with('a').then_some(*entry)
+            })
             .await;
         assert_eq!(found, "a2");
     }

@@ -64,7 +64,11 @@ impl Relay {
         });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, shared.clone()));
-        Self { address, shared, _accepting: accepting }
+        Self {
+            address,
+            shared,
+            _accepting: accepting,
+        }
     }
 
     /// Where to connect to.
@@ -109,7 +113,10 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         if *shared.mode.borrow() == Mode::Refusing {
             drop((CutOnDrop::new(&socket), socket));
         } else {
-            shared.connections.lock().spawn(carry(socket, shared.clone()));
+            shared
+                .connections
+                .lock()
+                .spawn(carry(socket, shared.clone()));
         }
     }
 }
@@ -183,6 +190,8 @@ impl Drop for CutOnDrop {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
     use crate::{
         deadline::SOON, entry::Entry, message::End, platform::PlatformClient, raw::RawClient,
@@ -200,12 +209,13 @@ mod tests {
         relay.stall();
         let mut stalled = RawClient::connect(&entry).await;
         stalled.request("GET", "/status/200", "", b"").await;
-        let answer = stalled.read_response("GET");
-        tokio::pin!(answer);
-        let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
-        assert!(early.is_err(), "a stalled relay let an answer through");
-        relay.resume();
-        assert_eq!(answer.await.head.status(), 200);
+        {
+            let mut answer = pin!(stalled.read_response("GET"));
+            let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
+            assert!(early.is_err(), "a stalled relay let an answer through");
+            relay.resume();
+            assert_eq!(answer.await.head.status(), 200);
+        }
 
         relay.cut();
         assert_eq!(stalled.wait_end(SOON).await, End::Reset);
@@ -218,7 +228,10 @@ mod tests {
         let relay = Relay::start(first.address()).await;
         let entry = Entry::direct(relay.address());
         relay.refuse();
-        assert_eq!(RawClient::connect(&entry).await.wait_end(SOON).await, End::Reset);
+        assert_eq!(
+            RawClient::connect(&entry).await.wait_end(SOON).await,
+            End::Reset
+        );
         relay.resume();
         relay.lead_to(second.address());
         PlatformClient::http1(&entry).await.get("/here").await;

@@ -61,10 +61,17 @@ impl ScriptedUpstream {
                 socket.set_nodelay(true).unwrap();
                 reports.push(Seen::Connection);
                 let connection = RawConnection::new(socket);
-                connections.spawn(script(Stage { connection, record: reports.clone() }));
+                connections.spawn(script(Stage {
+                    connection,
+                    record: reports.clone(),
+                }));
             }
         });
-        Self { address, record, _accepting: accepting }
+        Self {
+            address,
+            record,
+            _accepting: accepting,
+        }
     }
 
     /// Answers every request on a connection with these bytes, after its content was read.
@@ -82,7 +89,9 @@ impl ScriptedUpstream {
     }
 
     /// Answers the first request on a connection with these bytes, then closes it.
-    pub async fn answering_once(response: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> Self {
+    pub async fn answering_once(
+        response: impl AsRef<[u8]> + Clone + Send + Sync + 'static,
+    ) -> Self {
         Self::start(move |mut stage| {
             let response = response.clone();
             async move {
@@ -96,7 +105,9 @@ impl ScriptedUpstream {
     }
 
     /// Answers with these bytes as soon as a head is there, reading no content, and closes.
-    pub async fn answering_early(response: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> Self {
+    pub async fn answering_early(
+        response: impl AsRef<[u8]> + Clone + Send + Sync + 'static,
+    ) -> Self {
         Self::start(move |mut stage| {
             let response = response.clone();
             async move {
@@ -115,10 +126,16 @@ impl ScriptedUpstream {
         Self::start(|mut stage| async move {
             while let Ok(head) = stage.head().await {
                 if head.value("expect").is_some() {
-                    stage.connection.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+                    stage
+                        .connection
+                        .write("HTTP/1.1 100 Continue\r\n\r\n")
+                        .await;
                 }
                 stage.content(&head).await;
-                stage.connection.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+                stage
+                    .connection
+                    .write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                    .await;
             }
         })
         .await
@@ -161,7 +178,9 @@ impl ScriptedUpstream {
             Seen::Head(head) => Some(head.clone()),
             _ => None,
         };
-        self.record.wait_for_after(mark, "a request at the upstream", limit, head).await
+        self.record
+            .wait_for_after(mark, "a request at the upstream", limit, head)
+            .await
     }
 
     /// The end of a connection that a script was waiting for.
@@ -170,7 +189,9 @@ impl ScriptedUpstream {
             Seen::Ended(end) => Some(*end),
             _ => None,
         };
-        self.record.wait_for("the upstream to see a hang-up", limit, ended).await
+        self.record
+            .wait_for("the upstream to see a hang-up", limit, ended)
+            .await
     }
 
     /// The first content of a request, with its end.
@@ -179,7 +200,9 @@ impl ScriptedUpstream {
             Seen::Content(content) => Some(content.clone()),
             _ => None,
         };
-        self.record.wait_for("a content at the upstream", crate::deadline::SOON, content).await
+        self.record
+            .wait_for("a content at the upstream", crate::deadline::SOON, content)
+            .await
     }
 }
 

@@ -83,7 +83,14 @@ impl ServerFiles {
     /// When the program refuses.
     pub fn create_token(&self, account: &str, runtime: &str) -> PathBuf {
         let mut command = Command::new(built("tunnel-server"));
-        command.args(["token", "create", "--account", account, "--runtime", runtime]);
+        command.args([
+            "token",
+            "create",
+            "--account",
+            account,
+            "--runtime",
+            runtime,
+        ]);
         command.arg("--runtimes").arg(&self.runtimes);
         let output = command.output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);
@@ -103,20 +110,42 @@ impl Server {
         let free: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let mut command = Command::new(built("tunnel-server"));
         command.args(["run", "--log-format", "json", "--domain", &options.domain]);
-        command.args(["--tunnel-listen", &options.tunnel_listen.unwrap_or(free).to_string()]);
-        command.args(["--public-listen", &free.to_string(), "--admin-listen", &free.to_string()]);
-        command.arg("--tls-cert").arg(&files.tunnel_certificate.certificate);
+        command.args([
+            "--tunnel-listen",
+            &options.tunnel_listen.unwrap_or(free).to_string(),
+        ]);
+        command.args([
+            "--public-listen",
+            &free.to_string(),
+            "--admin-listen",
+            &free.to_string(),
+        ]);
+        command
+            .arg("--tls-cert")
+            .arg(&files.tunnel_certificate.certificate);
         command.arg("--tls-key").arg(&files.tunnel_certificate.key);
         if options.public_tls {
-            command.arg("--public-tls-cert").arg(&files.public_certificate.certificate);
-            command.arg("--public-tls-key").arg(&files.public_certificate.key);
+            command
+                .arg("--public-tls-cert")
+                .arg(&files.public_certificate.certificate);
+            command
+                .arg("--public-tls-key")
+                .arg(&files.public_certificate.key);
         }
-        command.arg("--runtimes").arg(&files.runtimes).args(&options.flags);
+        command
+            .arg("--runtimes")
+            .arg(&files.runtimes)
+            .args(&options.flags);
         let program = Program::start("tunnel-server", &mut command);
         let tunnel = wait_listening(&program, "tunnel").await;
         let public = wait_listening(&program, "public").await;
         let admin = wait_listening(&program, "admin").await;
-        Self { program, tunnel, public, admin }
+        Self {
+            program,
+            tunnel,
+            public,
+            admin,
+        }
     }
 
     /// The process.
@@ -157,7 +186,11 @@ impl Admin {
 
     /// Waits until `/readyz` says that it is, or is not, ready.
     pub async fn wait_ready(&self, ready: bool) {
-        let what = if ready { "to be ready" } else { "to be not ready" };
+        let what = if ready {
+            "to be ready"
+        } else {
+            "to be not ready"
+        };
         let ask = async || ((self.status("/readyz").await == 200) == ready).then_some(());
         eventually(SOON, &format!("{} {what}", self.0), ask).await;
     }
@@ -186,7 +219,10 @@ impl Admin {
 /// Waits for the line in which a program says where its `listener` is.
 pub(crate) async fn wait_listening(program: &Program, listener: &str) -> SocketAddr {
     let what = format!("a line that says where the {listener} listener is");
-    program.log().wait_for(&what, SOON, |line| listening(line, listener)).await
+    program
+        .log()
+        .wait_for(&what, SOON, |line| listening(line, listener))
+        .await
 }
 
 fn listening(line: &Line, listener: &str) -> Option<SocketAddr> {
@@ -195,7 +231,11 @@ fn listening(line: &Line, listener: &str) -> Option<SocketAddr> {
     let fields = event.get("fields").unwrap_or(&event);
     let is_it = fields.get("message")?.as_str()?.contains("listening")
         && fields.get("listener")?.as_str()? == listener;
-    if is_it { fields.get("address")?.as_str()?.parse().ok() } else { None }
+    if is_it {
+        fields.get("address")?.as_str()?.parse().ok()
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]

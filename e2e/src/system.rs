@@ -1,8 +1,10 @@
-//! The whole system: a server, and a client for each runtime, around upstreams of the test.
+//! The whole system: a server, and a client for each runtime, before upstreams of the test.
 //!
-//! [`System::start`] gives the usual one: runtime `app` of account `demo`, connected. More runtimes,
-//! a relay before the server, and flags are options. Certificates, runtimes file and tokens lie in
-//! a directory that goes with the system.
+//! [`System::start`] gives the usual one: runtime `app` of account `demo`, connected and ready.
+//! More runtimes, a relay before the server, and flags are [`Options`]. Certificates, runtimes
+//! file and tokens lie in a directory that goes when the system goes.
+
+use std::path::Path;
 
 use tempfile::TempDir;
 
@@ -15,7 +17,7 @@ use crate::{
 };
 
 /// What a system consists of.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// The server.
     pub server: ServerOptions,
@@ -23,14 +25,9 @@ pub struct Options {
     pub client_flags: Vec<String>,
     /// Whether clients reach the server by way of a [`Relay`].
     pub relay: bool,
-}
-
-/// A runtime and its client.
-#[derive(Debug)]
-pub struct Runtime {
-    host: String,
-    options: ClientOptions,
-    client: Option<Client>,
+    /// Whether clients are started with the system; if not, [`System::start_client`] does it.
+    pub connected: bool,
+    runtimes: Vec<(String, String, String)>,
 }
 
 /// A running system.
@@ -42,46 +39,263 @@ pub struct System {
     relay: Option<Relay>,
     files: ServerFiles,
     ca: Ca,
-    options: Options,
+    options: ServerOptions,
     directory: TempDir,
 }
 
+/// A runtime and its client.
+#[derive(Debug)]
+struct Runtime {
+    label: String,
+    options: ClientOptions,
+    client: Option<Client>,
+}
+
+impl Options {
+    /// The usual system: runtime `app` of account `demo` before the upstream at this URL.
+    pub fn to(upstream: &str) -> Self {
+        Self {
+            server: ServerOptions::default(),
+            client_flags: Vec::new(),
+            relay: false,
+            connected: true,
+            runtimes: Vec::new(),
+        }
+        .and("demo", "app", upstream)
+    }
+
+    /// One more runtime, before its own upstream.
+    #[must_use]
+    pub fn and(mut self, account: &str, runtime: &str, upstream: &str) -> Self {
+        self.runtimes
+            .push((account.to_owned(), runtime.to_owned(), upstream.to_owned()));
+        self
+    }
+
+    /// Clients reach the server by way of a relay.
+    #[must_use]
+    pub fn through_relay(self) -> Self {
+        Self {
+            relay: true,
+            ..self
+        }
+    }
+
+    /// Clients are not started with the system.
+    #[must_use]
+    pub fn not_connected(self) -> Self {
+        Self {
+            connected: false,
+            ..self
+        }
+    }
+
+    /// More flags for the server.
+    #[must_use]
+    pub fn server_flags(mut self, flags: &[&str]) -> Self {
+        self.server
+            .flags
+            .extend(flags.iter().map(ToString::to_string));
+        self
+    }
+
+    /// More flags for every client.
+    #[must_use]
+    pub fn client_flags(mut self, flags: &[&str]) -> Self {
+        self.client_flags
+            .extend(flags.iter().map(ToString::to_string));
+        self
+    }
+
+    /// The public listener speaks TLS.
+    #[must_use]
+    pub fn public_tls(mut self) -> Self {
+        self.server.public_tls = true;
+        self
+    }
+}
+
 impl System {
-    /// The usual system around the upstream at this URL, ready for requests.
+    /// The usual system before the upstream at this URL, ready for requests.
     pub async fn start(upstream: &str) -> Self {
-        Self::with(Options::default(), upstream).await
+        Self::with(Options::to(upstream)).await
     }
 
     /// A system with these options, ready for requests.
-    pub async fn with(options: Options, upstream: &str) -> Self {
+    ///
+    /// # Panics
+    /// When a program does not come up.
+    pub async fn with(options: Options) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let ca = Ca::new(directory.path());
         let files = ServerFiles::new(directory.path(), &ca, &options.server.domain);
-        // The runtimes file must be there before the server, or the server refuses to start.
-        files.create_token("demo", "app");
+        // Tokens come first: a server without a runtimes file refuses to start.
+        let tokens: Vec<_> = (options.runtimes.iter())
+            .map(|(account, runtime, _)| files.create_token(account, runtime))
+            .collect();
         let server = Server::start(&files, &options.server).await;
-        let relay = match options.relay {
-            true => Some(Relay::start(server.tunnel_address()).await),
-            false => None,
+        let mut reach = server.tunnel_address();
+        let mut relay = None;
+        if options.relay {
+            reach = relay.insert(Relay::start(reach).await).address();
+        }
+        let runtimes = options.runtimes.iter().zip(tokens);
+        let runtimes = runtimes.map(|((account, runtime, upstream), token)| Runtime {
+            label: format!("{account}-{runtime}"),
+            options: ClientOptions {
+                server: reach,
+                token,
+                ca: ca.file(),
+                upstream: upstream.clone(),
+                flags: options.client_flags.clone(),
+            },
+            client: None,
+        });
+        let runtimes = runtimes.collect();
+        let mut system = Self {
+            runtimes,
+            server,
+            relay,
+            files,
+            ca,
+            options: options.server,
+            directory,
         };
-        let mut system =
-            Self { runtimes: Vec::new(), server, relay, files, ca, options, directory };
-        system.add_client("demo", "app", upstream).await;
+        for index in 0..if options.connected {
+            system.runtimes.len()
+        } else {
+            0
+        } {
+            let label = system.runtimes[index].label.clone();
+            system.start_client(&label).await;
+        }
         system
     }
 
-    /// A system with these runtimes of account `demo`, each before its own upstream.
-    pub async fn with_runtimes(options: Options, runtimes: &[(&str, &str)]) -> Self {
-        let (first, others) = runtimes.split_first().expect("at least one runtime");
-        let directory = tempfile::tempdir().unwrap();
-        let ca = Ca::new(directory.path());
-        let files = ServerFiles::new(directory.path(), &ca, &options.server.domain);
-        for (runtime, _) in runtimes {
-            files.create_token("demo", runtime);
-        }
-        let _ = (first, others, options, files);
-        unreachable!("replaced below")
+    /// Where requests for the first runtime go in.
+    pub fn entry(&self) -> Entry {
+        self.entry_of(&self.runtimes[0].label)
     }
 
-    async fn add_client(&mut self, _: &str, _: &str, _: &str) {}
+    /// Where requests for the runtime with this label go in.
+    pub fn entry_of(&self, label: &str) -> Entry {
+        let (address, host) = (self.server.public_address(), self.host_of(label));
+        if self.options.public_tls {
+            Entry::tls(address, &host, &self.ca)
+        } else {
+            Entry::plain(address, &host)
+        }
+    }
+
+    /// The host of the runtime with this label.
+    pub fn host_of(&self, label: &str) -> String {
+        format!("{label}.{}", self.options.domain)
+    }
+
+    /// A URL of the first runtime.
+    pub fn url(&self, path: &str) -> String {
+        self.entry().url(path)
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// The server, to end it.
+    pub fn server_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    /// The client of the first runtime.
+    pub fn client(&self) -> &Client {
+        self.client_of(&self.runtimes[0].label)
+    }
+
+    /// The client of the runtime with this label.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn client_of(&self, label: &str) -> &Client {
+        let runtime = self.runtimes.iter().find(|runtime| runtime.label == label);
+        let client = runtime.and_then(|runtime| runtime.client.as_ref());
+        client.unwrap_or_else(|| panic!("{label} has no client"))
+    }
+
+    /// What a client of the runtime with this label is started with, for tests that start more.
+    pub fn client_options(&mut self, label: &str) -> &mut ClientOptions {
+        &mut self.runtime(label).options
+    }
+
+    /// The network between clients and server.
+    ///
+    /// # Panics
+    /// When the options did not ask for one.
+    pub fn relay(&self) -> &Relay {
+        self.relay.as_ref().expect("a system with a relay")
+    }
+
+    /// The authority behind all certificates here.
+    pub fn ca(&self) -> &Ca {
+        &self.ca
+    }
+
+    /// The server's files.
+    pub fn files(&self) -> &ServerFiles {
+        &self.files
+    }
+
+    /// A directory that goes with the system.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Kills the client of this runtime, as a crash would.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn kill_client(&mut self, label: &str) {
+        let client = self.runtime(label).client.take();
+        drop(client.expect("a running client"));
+    }
+
+    /// Starts the client of this runtime and waits until it has a session.
+    pub async fn start_client(&mut self, label: &str) {
+        let runtime = self.runtime(label);
+        let client = Client::start(&runtime.options).await;
+        client.admin().wait_ready(true).await;
+        runtime.client = Some(client);
+    }
+
+    /// Kills the client of this runtime and starts it again.
+    pub async fn restart_client(&mut self, label: &str) {
+        self.kill_client(label);
+        self.start_client(label).await;
+    }
+
+    /// Kills the server, as a crash would.
+    pub fn kill_server(&mut self) {
+        self.server.program_mut().kill();
+    }
+
+    /// Starts the server again after [`System::kill_server`], where its clients look for it. Its
+    /// public address is a new one.
+    pub async fn start_server(&mut self) {
+        let mut options = self.options.clone();
+        if self.relay.is_none() {
+            options.tunnel_listen = Some(self.server.tunnel_address());
+        }
+        self.server = Server::start(&self.files, &options).await;
+        if let Some(relay) = &self.relay {
+            relay.lead_to(self.server.tunnel_address());
+        }
+    }
+
+    fn runtime(&mut self, label: &str) -> &mut Runtime {
+        let found = self
+            .runtimes
+            .iter_mut()
+            .find(|runtime| runtime.label == label);
+        found.unwrap_or_else(|| panic!("there is no runtime {label}"))
+    }
 }

@@ -48,6 +48,8 @@ use crate::{
     upstream::answers::answer,
 };
 
+pub use answers::sign;
+
 /// Room for 128 KiB of fields in one request, with some to spare.
 const HEAD_BYTES: u32 = 256 * 1024;
 
@@ -136,12 +138,20 @@ impl Upstream {
     async fn listen(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { record: Arc::default(), tasks: Mutex::default() });
+        let shared = Arc::new(Shared {
+            record: Arc::default(),
+            tasks: Mutex::default(),
+        });
         let mut accepting = JoinSet::new();
         let is_tls = tls.is_some();
         let accept = accept(listener, tls, shared.clone());
         accepting.spawn(accept);
-        Self { address, tls: is_tls, shared, _accepting: accepting }
+        Self {
+            address,
+            tls: is_tls,
+            shared,
+            _accepting: accepting,
+        }
     }
 
     /// The address it listens on.
@@ -205,7 +215,11 @@ impl Upstream {
 
     /// How many connections came up to now.
     pub fn connections(&self) -> usize {
-        self.record().all().iter().filter(|event| matches!(event, Event::Connection)).count()
+        self.record()
+            .all()
+            .iter()
+            .filter(|event| matches!(event, Event::Connection))
+            .count()
     }
 }
 
@@ -243,7 +257,10 @@ where
 {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().max_headers(2_000);
-    builder.http2().max_header_list_size(HEAD_BYTES).max_concurrent_streams(1_000);
+    builder
+        .http2()
+        .max_header_list_size(HEAD_BYTES)
+        .max_concurrent_streams(1_000);
     let service = service_fn(move |request: Request<Incoming>| {
         let shared = shared.clone();
         async move {
@@ -252,12 +269,19 @@ where
         }
     });
     // A connection that breaks is the other side's affair, and in the record if it matters.
-    drop(builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await);
+    drop(
+        builder
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .await,
+    );
 }
 
 fn see(request: &Request<Incoming>) -> Seen {
     let uri = request.uri();
-    let host = request.headers().get("host").and_then(|host| host.to_str().ok());
+    let host = request
+        .headers()
+        .get("host")
+        .and_then(|host| host.to_str().ok());
     let authority = uri.authority().map(|authority| authority.as_str()).or(host);
     Seen {
         method: request.method().to_string(),
@@ -270,11 +294,17 @@ fn see(request: &Request<Incoming>) -> Seen {
 
 /// Path and query of a request.
 fn target(request: &Request<Incoming>) -> String {
-    request.uri().path_and_query().map_or_else(|| "*".to_owned(), ToString::to_string)
+    request
+        .uri()
+        .path_and_query()
+        .map_or_else(|| "*".to_owned(), ToString::to_string)
 }
 
 /// Fields as text, for records and for JSON.
 pub(crate) fn fields(headers: &HeaderMap) -> Fields {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+    headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value)))
+        .collect()
 }

@@ -1,0 +1,7 @@
+//! The tunnel client: dials a tunnel server, and answers what comes through the tunnel from local services.
+
+pub mod cli;
+pub mod client;
+pub mod command;
+pub mod config;
+pub mod token_file;

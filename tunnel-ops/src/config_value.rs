@@ -21,11 +21,19 @@ pub struct ValueError(String);
 
 /// A duration with its unit: `250ms`, `5s`, `10m`, `1h 30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DurationText(pub Duration);
+pub struct DurationText(Duration);
+
+/// A duration longer than zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PositiveDuration(Duration);
 
 /// A size in bytes with its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SizeText(pub u64);
+pub struct SizeText(u64);
+
+/// A size between `MIN` and `MAX` KiB, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BoundedSize<const MIN: u32, const MAX: u32>(SizeText);
 
 /// A whole number between `MIN` and `MAX`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,11 +41,11 @@ pub struct Count<const MIN: u32, const MAX: u32>(u32);
 
 /// Where to listen: an IP address with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ListenAddress(pub SocketAddr);
+pub struct ListenAddress(SocketAddr);
 
 /// Where to listen, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OptionalListenAddress(pub Option<SocketAddr>);
+pub struct OptionalListenAddress(Option<SocketAddr>);
 
 impl ValueError {
     /// An error with this text: lower case, no full stop, saying what was expected.
@@ -65,6 +73,17 @@ impl FromStr for DurationText {
             return Err(ValueError::new("expected a duration of at most 365 days"));
         }
         Ok(Self(duration))
+    }
+}
+
+impl FromStr for PositiveDuration {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text.parse()? {
+            DurationText(Duration::ZERO) => Err(ValueError::new("must be longer than 0s")),
+            DurationText(duration) => Ok(Self(duration)),
+        }
     }
 }
 
@@ -109,6 +128,21 @@ impl FromStr for SizeText {
     }
 }
 
+impl<const MIN: u32, const MAX: u32> FromStr for BoundedSize<MIN, MAX> {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let size: SizeText = text.parse()?;
+        let bytes = |kib: u32| u64::from(kib) << 10;
+        match (bytes(MIN)..=bytes(MAX)).contains(&size.0) {
+            true => Ok(Self(size)),
+            false => Err(ValueError::new(format!(
+                "must lie between {MIN}KiB and {MAX}KiB"
+            ))),
+        }
+    }
+}
+
 impl fmt::Display for SizeText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
@@ -119,13 +153,6 @@ impl fmt::Display for SizeText {
             Some((bits, unit)) => write!(f, "{}{unit}", self.0 >> bits),
             None => write!(f, "{}B", self.0),
         }
-    }
-}
-
-impl<const MIN: u32, const MAX: u32> Count<MIN, MAX> {
-    /// The number.
-    pub fn get(self) -> u32 {
-        self.0
     }
 }
 
@@ -215,15 +242,37 @@ where
     deserializer.deserialize_any(Text(std::marker::PhantomData))
 }
 
-impl<'de> Deserialize<'de> for DurationText {
+macro_rules! value_type {
+    ($name:ty as $plain:ty) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                from_text(deserializer)
+            }
+        }
+
+        impl From<$name> for $plain {
+            fn from(value: $name) -> Self {
+                value.0
+            }
+        }
+    };
+}
+
+value_type!(DurationText as Duration);
+value_type!(PositiveDuration as Duration);
+value_type!(SizeText as u64);
+value_type!(ListenAddress as SocketAddr);
+value_type!(OptionalListenAddress as Option<SocketAddr>);
+
+impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for BoundedSize<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
     }
 }
 
-impl<'de> Deserialize<'de> for SizeText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
+impl<const MIN: u32, const MAX: u32> From<BoundedSize<MIN, MAX>> for usize {
+    fn from(size: BoundedSize<MIN, MAX>) -> Self {
+        to_usize(size.0.0)
     }
 }
 
@@ -233,16 +282,21 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
     }
 }
 
-impl<'de> Deserialize<'de> for ListenAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
+impl<const MIN: u32, const MAX: u32> From<Count<MIN, MAX>> for u32 {
+    fn from(count: Count<MIN, MAX>) -> Self {
+        count.0
     }
 }
 
-impl<'de> Deserialize<'de> for OptionalListenAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
+impl<const MIN: u32, const MAX: u32> From<Count<MIN, MAX>> for usize {
+    fn from(count: Count<MIN, MAX>) -> Self {
+        to_usize(count.0.into())
     }
+}
+
+/// The number, or the largest where it does not fit, which then means as much.
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 fn is_bare_number(text: &str) -> bool {
@@ -303,8 +357,30 @@ mod tests {
     }
 
     #[test]
+    fn bounded_values_keep_their_bounds() {
+        let size = |text: &str| {
+            text.parse::<BoundedSize<8, 128>>()
+                .map(usize::from)
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(size("8KiB"), Ok(8192));
+        assert_eq!(size("131072B"), Ok(131_072));
+        for text in ["8191B", "131073B"] {
+            assert_eq!(size(text).unwrap_err(), "must lie between 8KiB and 128KiB");
+        }
+        assert_eq!(
+            "1ms".parse::<PositiveDuration>().map(Duration::from),
+            Ok(Duration::from_millis(1))
+        );
+        assert_eq!(
+            "0s".parse::<PositiveDuration>().unwrap_err().to_string(),
+            "must be longer than 0s"
+        );
+    }
+
+    #[test]
     fn counts_keep_their_range() {
-        assert_eq!("4096".parse::<Count<1, 4096>>().map(Count::get), Ok(4096));
+        assert_eq!("4096".parse::<Count<1, 4096>>().map(u32::from), Ok(4096));
         let error = "0".parse::<Count<1, 4096>>().unwrap_err();
         assert_eq!(error.to_string(), "expected a whole number from 1 to 4096");
     }

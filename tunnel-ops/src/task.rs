@@ -18,13 +18,13 @@ pub struct Owned<T> {
 }
 
 impl<T: Send + 'static> Owned<T> {
-    /// Starts `future` on the current runtime, in a span called `task` with this name.
+    /// Starts `future` on the current runtime, in a span with this name in its field `task`.
     #[expect(
         clippy::disallowed_methods,
         reason = "the owner made here ends the task"
     )]
     pub fn spawn(name: &'static str, future: impl Future<Output = T> + Send + 'static) -> Self {
-        let span = tracing::info_span!("task", name);
+        let span = tracing::info_span!("task", task = name);
         Self {
             handle: tokio::spawn(future.instrument(span)),
         }

@@ -189,6 +189,12 @@ impl Session {
         self.shared.driver.wake();
     }
 
+    /// Whether both handles are of the same session.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Whether the session has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {

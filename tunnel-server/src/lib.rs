@@ -1,0 +1,26 @@
+//! The tunnel server: answers platform clients with what runs behind tunnels that clients dialled.
+//!
+//! ```text
+//!   platform client ─▶ public ─▶ router ─▶ registry ─▶ tunnel ─▶ session ═══▶ tunnel client
+//!                        check once, build anew                     ▲
+//!   tunnel client ═══▶ connect ─▶ auth ─▶ directory ─▶ registry ────┘
+//! ```
+//!
+//! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is asked to
+//! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
+
+pub mod auth;
+pub mod certs;
+pub mod cli;
+pub mod command;
+pub mod config;
+mod connect;
+pub mod directory;
+pub mod metrics;
+pub mod public;
+pub mod registry;
+pub mod router;
+pub mod runtimes;
+pub mod server;
+pub mod token;
+pub mod tunnel;

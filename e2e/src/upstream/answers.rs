@@ -18,7 +18,7 @@ use super::{Body, Echo, Event, Received, Shared, fields, see, streams, target, w
 use crate::payload::hex;
 
 /// What a webhook's sender and its receiver share.
-pub(super) const WEBHOOK_KEY: &[u8] = b"a secret of the webhook's two ends";
+const WEBHOOK_KEY: &[u8] = b"a secret of the webhook's two ends";
 
 /// Answers one request.
 pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
@@ -35,9 +35,12 @@ pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Respo
         "/fields" => many_fields(&query),
         "/trailers" => trailers(),
         "/early" => status(StatusCode::PAYLOAD_TOO_LARGE),
-        "/truncate" => truncated(),
+        "/truncate" => streams::truncated(&request, shared),
         "/websocket" => websocket::upgrade(request, &query, shared),
-        _ => match path.strip_prefix("/status/").and_then(|code| code.parse().ok()) {
+        _ => match path
+            .strip_prefix("/status/")
+            .and_then(|code| code.parse().ok())
+        {
             Some(code) => status(StatusCode::from_u16(code).unwrap()),
             None => echo(request, shared).await,
         },
@@ -47,7 +50,9 @@ pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Respo
 /// The number that `name` has in a query.
 pub(super) fn number(query: &str, name: &str) -> Option<u64> {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find(|(key, _)| *key == name).map(|(_, value)| value.parse().unwrap())
+    pairs
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value.parse().unwrap())
 }
 
 async fn echo(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
@@ -80,11 +85,15 @@ async fn webhook(request: Request<Incoming>, shared: &Shared) -> Response<Body> 
         complete: true,
     }));
     let good = signature.is_some_and(|value| value.as_bytes() == sign(&body).as_bytes());
-    status(if good { StatusCode::OK } else { StatusCode::UNAUTHORIZED })
+    status(if good {
+        StatusCode::OK
+    } else {
+        StatusCode::UNAUTHORIZED
+    })
 }
 
 /// The signature of a webhook's raw body.
-pub(super) fn sign(body: &[u8]) -> String {
+pub fn sign(body: &[u8]) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(WEBHOOK_KEY).unwrap();
     mac.update(body);
     format!("sha256={}", hex(&mac.finalize().into_bytes()))
@@ -125,22 +134,36 @@ pub(super) fn status(status: StatusCode) -> Response<Body> {
     let empty = status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED;
-    let text = if empty { String::new() } else { format!("status {}\n", status.as_u16()) };
+    let text = if empty {
+        String::new()
+    } else {
+        format!("status {}\n", status.as_u16())
+    };
     let mut response = Response::new(text_body(text));
     *response.status_mut() = status;
     if status == StatusCode::NOT_MODIFIED {
-        response.headers_mut().insert(header::ETAG, HeaderValue::from_static("\"a\""));
+        response
+            .headers_mut()
+            .insert(header::ETAG, HeaderValue::from_static("\"a\""));
     }
     if status.is_redirection() {
-        response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/echo?moved"));
+        response
+            .headers_mut()
+            .insert(header::LOCATION, HeaderValue::from_static("/echo?moved"));
     }
     response
 }
 
 fn cookies() -> Response<Body> {
     let mut response = status(StatusCode::OK);
-    for cookie in ["z=1; Path=/", "a=2; HttpOnly", "z=3; Expires=Wed, 21 Oct 2037 07:28:00 GMT"] {
-        response.headers_mut().append(header::SET_COOKIE, HeaderValue::from_static(cookie));
+    for cookie in [
+        "z=1; Path=/",
+        "a=2; HttpOnly",
+        "z=3; Expires=Wed, 21 Oct 2037 07:28:00 GMT",
+    ] {
+        response
+            .headers_mut()
+            .append(header::SET_COOKIE, HeaderValue::from_static(cookie));
     }
     response
 }
@@ -166,17 +189,9 @@ fn trailers() -> Response<Body> {
         Ok(Frame::trailers(trailers)),
     ];
     let mut response = Response::new(StreamBody::new(iter(frames)).boxed_unsync());
-    response.headers_mut().insert(header::TRAILER, HeaderValue::from_static("x-checksum"));
     response
-}
-
-fn truncated() -> Response<Body> {
-    let frames = [
-        Ok(Frame::data(Bytes::from_static(b"half of it"))),
-        Err(io::Error::other("the upstream breaks off here")),
-    ];
-    let mut response = Response::new(StreamBody::new(iter(frames)).boxed_unsync());
-    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("20"));
+        .headers_mut()
+        .insert(header::TRAILER, HeaderValue::from_static("x-checksum"));
     response
 }
 
@@ -192,5 +207,7 @@ pub(super) fn text_body(text: String) -> Body {
     if text.is_empty() {
         return Empty::new().map_err(|never| match never {}).boxed_unsync();
     }
-    Full::from(text).map_err(|never| match never {}).boxed_unsync()
+    Full::from(text)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }

@@ -23,7 +23,11 @@ use crate::payload::Payload;
 type Frames = Sender<Result<Frame<Bytes>, io::Error>>;
 
 /// A payload of the length that the query asks for.
-pub(super) fn download(request: &Request<Incoming>, query: &str, shared: &Shared) -> Response<Body> {
+pub(super) fn download(
+    request: &Request<Incoming>,
+    query: &str,
+    shared: &Shared,
+) -> Response<Body> {
     let bytes = number(query, "bytes").unwrap_or(0);
     let body = stream(target(request), shared, async move |frames| {
         for piece in Payload::new(bytes) {
@@ -34,7 +38,9 @@ pub(super) fn download(request: &Request<Incoming>, query: &str, shared: &Shared
     });
     let mut response = Response::new(body);
     if !query.contains("chunked") {
-        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
     }
     response
 }
@@ -60,15 +66,44 @@ pub(super) fn events(request: &Request<Incoming>, query: &str, shared: &Shared) 
     response
 }
 
+/// Half of what is promised, then a break.
+pub(super) fn truncated(request: &Request<Incoming>, shared: &Shared) -> Response<Body> {
+    let body = stream(target(request), shared, async |frames| {
+        drop(
+            frames
+                .send(Ok(Frame::data(Bytes::from_static(b"half of it"))))
+                .await,
+        );
+        // An error at once would keep the half from being written at all.
+        sleep(Duration::from_millis(50)).await;
+        drop(
+            frames
+                .send(Err(io::Error::other("the upstream breaks off here")))
+                .await,
+        );
+    });
+    let mut response = Response::new(body);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, HeaderValue::from_static("20"));
+    response
+}
+
 /// Never answers; says so when nobody waits any more.
 pub(super) async fn hold(request: &Request<Incoming>, shared: &Shared) -> Response<Body> {
-    let _given_up = GivenUp { target: target(request), shared };
+    let _given_up = GivenUp {
+        target: target(request),
+        shared,
+    };
     pending().await
 }
 
 /// Wall-clock time that processes of one machine share.
 pub(crate) fn microseconds() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_micros()
 }
 
 struct GivenUp<'a> {

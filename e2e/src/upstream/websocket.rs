@@ -34,10 +34,22 @@ pub(super) fn upgrade(
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(header::SEC_WEBSOCKET_ACCEPT, HeaderValue::try_from(accept).unwrap());
+    headers.insert(
+        header::SEC_WEBSOCKET_ACCEPT,
+        HeaderValue::try_from(accept).unwrap(),
+    );
     if let Some(offered) = request.headers().get(header::SEC_WEBSOCKET_PROTOCOL) {
-        let first = offered.to_str().unwrap().split(',').next().unwrap_or_default().trim();
-        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_str(first).unwrap());
+        let first = offered
+            .to_str()
+            .unwrap()
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .trim();
+        headers.insert(
+            header::SEC_WEBSOCKET_PROTOCOL,
+            HeaderValue::from_str(first).unwrap(),
+        );
     }
     let close = number(query, "close").map(|code| u16::try_from(code).unwrap());
     let (record, at) = (shared.record.clone(), target(&request));
@@ -54,7 +66,10 @@ pub(super) fn upgrade(
 }
 
 /// Echoes until the end; whether that was an orderly one.
-async fn echo(socket: &mut WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>, close: Option<u16>) -> bool {
+async fn echo(
+    socket: &mut WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>,
+    close: Option<u16>,
+) -> bool {
     while let Some(Ok(message)) = socket.next().await {
         match message {
             Message::Text(_) | Message::Binary(_) => {
@@ -62,7 +77,10 @@ async fn echo(socket: &mut WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>, c
                     return false;
                 }
                 if let Some(code) = close {
-                    let frame = CloseFrame { code: code.into(), reason: "as you asked".into() };
+                    let frame = CloseFrame {
+                        code: code.into(),
+                        reason: "as you asked".into(),
+                    };
                     drop(socket.close(Some(frame)).await);
                 }
             }

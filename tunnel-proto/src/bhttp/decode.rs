@@ -591,17 +591,16 @@ mod tests {
 
     #[test]
     fn each_section_has_the_whole_limit() {
-        let value = "x".repeat(70);
-        let mut decoder = Decoder::request(SMALL);
-        assert_eq!(
-            read(&mut decoder, head(&[("a", &value)])).map(|e| e.len()),
-            Ok(1)
-        );
-        let mut rest = BytesMut::new();
-        encode::end_content(&mut rest);
-        encode::field(&mut rest, b"a", value.as_bytes());
-        encode::end_fields(&mut rest);
-        assert_eq!(read(&mut decoder, rest).map(|e| e.len()), Ok(1));
+        let value = "x".repeat(60);
+        let most = [("a", value.as_str()), ("b", ""), ("c", ""), ("d", "")];
+        let mut message = head(&most);
+        encode::end_content(&mut message);
+        for (name, value) in most {
+            encode::field(&mut message, name.as_bytes(), value.as_bytes());
+        }
+        encode::end_fields(&mut message);
+        assert!(message.len() > SMALL.head_bytes);
+        assert_eq!(request(message).map(|events| events.len()), Ok(2));
 
         let large = with_trailers(&[("a", &value), ("a", &value)]);
         assert_eq!(request(large), Err(DecodeError::TrailersTooLarge(100)));
@@ -642,9 +641,20 @@ mod tests {
             encode::informational(&mut out, 103);
             encode::end_fields(&mut out);
         }
-        assert_eq!(response(out.clone()).map(|events| events.len()), Ok(2));
-        encode::informational(&mut out, 103);
-        assert_eq!(response(out), Err(DecodeError::TooManyInformational(2)));
+        let mut more = out.clone();
+        encode::informational(&mut more, 103);
+        assert_eq!(response(more), Err(DecodeError::TooManyInformational(2)));
+
+        encode::final_status(&mut out, 200);
+        encode::end_fields(&mut out);
+        encode::end_content(&mut out);
+        encode::end_fields(&mut out);
+        let mut decoder = Decoder::response(SMALL);
+        for _ in 0..2 {
+            let events = read(&mut decoder, out.clone()).map(|events| events.len());
+            assert_eq!(events, Ok(4), "each message has the whole number");
+            decoder.reset();
+        }
     }
 
     #[test]

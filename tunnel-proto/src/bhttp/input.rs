@@ -70,6 +70,13 @@ impl Input {
 
     /// The integer at `at` and where it ends, counted from the front; `None` when it is cut.
     pub(super) fn varint_at(&mut self, at: usize) -> Option<(u64, usize)> {
+        // Most integers are one byte that is there already. Going through the general case for
+        // them made the decoding of a whole head a fifth slower.
+        if let Some(first) = self.front().get(at)
+            && varint::length(*first) == 1
+        {
+            return Some((u64::from(*first), at + 1));
+        }
         if !self.fill(at + 1) || !self.fill(at + varint::length(self.front()[at])) {
             return None;
         }

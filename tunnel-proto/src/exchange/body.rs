@@ -5,7 +5,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -65,6 +65,9 @@ pub struct RecvBody {
     wire: Option<SharedWire>,
     /// An event that was looked at ahead of time.
     peeked: Option<Event>,
+    /// The last of a declared length, which goes on together with the message's end: whoever reads
+    /// by length stops there, and the stream could not be used again.
+    last: Option<Bytes>,
     /// Content still to come, when the length was declared.
     remaining: Option<u64>,
     /// Sends the rest of the request while this response is read; ended with it.
@@ -77,6 +80,7 @@ impl RecvBody {
         let mut body = Self {
             wire: Some(wire.clone()),
             peeked: None,
+            last: None,
             remaining: declared,
             sending: None,
         };
@@ -95,9 +99,7 @@ impl RecvBody {
         let Some(wire) = &self.wire else { return Ok(()) };
         let next = wire.lock().buffered_event()?;
         match next {
-            Some(Event::End(fields)) if fields.pseudo.is_empty() && fields.map.is_empty() => {
-                self.finish()
-            }
+            Some(Event::End(fields)) if fields.is_empty() => self.finish(),
             other => {
                 self.peeked = other;
                 Ok(())
@@ -113,13 +115,18 @@ impl RecvBody {
         Ok(())
     }
 
-    fn on_content(&mut self, content: Bytes) -> Result<Frame<Bytes>, BodyError> {
+    /// Counts content; `None` when it waits for the end.
+    fn on_content(&mut self, content: Bytes) -> Result<Option<Bytes>, BodyError> {
         if let Some(remaining) = &mut self.remaining {
-            *remaining =
-                remaining.checked_sub(content.len() as u64).ok_or(BodyError::Length)?;
+            *remaining = remaining.checked_sub(content.len() as u64).ok_or(BodyError::Length)?;
         }
         self.peek()?;
-        Ok(Frame::data(content))
+        let is_last = self.remaining == Some(0) && self.wire.is_some() && self.peeked.is_none();
+        if is_last {
+            self.last = Some(content);
+            return Ok(None);
+        }
+        Ok(Some(content))
     }
 
     fn on_end(&mut self, end: Fields) -> Result<Option<Frame<Bytes>>, BodyError> {
@@ -134,20 +141,31 @@ impl RecvBody {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, BodyError>> {
-        let Some(wire) = &self.wire else { return Poll::Ready(Ok(None)) };
-        let event = match self.peeked.take() {
-            Some(event) => event,
-            None => match wire.lock().poll_event(cx) {
-                Poll::Ready(event) => event?,
-                Poll::Pending => return Poll::Pending,
-            },
-        };
-        Poll::Ready(match event {
-            Event::Content(content) => self.on_content(content).map(Some),
-            Event::End(fields) => self.on_end(fields),
-            // The decoder yields no second head within one message.
-            Event::Request(_) | Event::Informational(_) | Event::Response(_) => Err(BodyError::Cut),
-        })
+        loop {
+            let Some(wire) = &self.wire else { return Poll::Ready(Ok(None)) };
+            let event = match self.peeked.take() {
+                Some(event) => event,
+                None => ready!(wire.lock().poll_event(cx))?,
+            };
+            match (event, self.last.take()) {
+                (Event::Content(content), None) => {
+                    if let Some(content) = self.on_content(content)? {
+                        return Poll::Ready(Ok(Some(Frame::data(content))));
+                    }
+                }
+                (Event::End(fields), None) => return Poll::Ready(self.on_end(fields)),
+                (Event::End(fields), Some(last)) => {
+                    if fields.is_empty() {
+                        self.finish()?;
+                    } else {
+                        self.peeked = Some(Event::End(fields));
+                    }
+                    return Poll::Ready(Ok(Some(Frame::data(last))));
+                }
+                // More than was declared; and no second head stands within one message.
+                _ => return Poll::Ready(Err(BodyError::Length)),
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -35,6 +35,8 @@ pub(super) struct Sender<B> {
     out: BytesMut,
     /// A large piece of content that follows `out`.
     content: Bytes,
+    /// The message's end, once it is known, which follows `content`.
+    tail: BytesMut,
 }
 
 impl<B: Body<Data = Bytes>> Sender<B> {
@@ -47,7 +49,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         } else {
             Some(Box::pin(body))
         };
-        Self { wire, body, out: head, content: Bytes::new() }
+        Self { wire, body, out: head, content: Bytes::new(), tail: BytesMut::new() }
     }
 
     /// Moves the message on; ready when its end is written.
@@ -67,7 +69,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
             match body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => self.take_frame(frame),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(SendError::Body(error))),
-                Poll::Ready(None) => self.end(),
+                Poll::Ready(None) => self.end(|_| {}),
                 Poll::Pending => {
                     return match self.poll_write(cx) {
                         Poll::Ready(Err(Cut)) => Poll::Ready(Err(SendError::Cut)),
@@ -80,49 +82,50 @@ impl<B: Body<Data = Bytes>> Sender<B> {
 
     fn take_frame(&mut self, frame: http_body::Frame<Bytes>) {
         match frame.into_data() {
-            Ok(data) if data.is_empty() => {}
-            Ok(data) if data.len() <= COPY_BYTES => encode::chunk(&mut self.out, &data),
             Ok(data) => {
-                encode::chunk_header(&mut self.out, data.len());
-                self.content = data;
+                if data.len() > COPY_BYTES {
+                    encode::chunk_header(&mut self.out, data.len());
+                    self.content = data;
+                } else if !data.is_empty() {
+                    encode::chunk(&mut self.out, &data);
+                }
+                // An end that is known already goes out with the last piece.
+                if self.body.as_ref().is_some_and(|body| body.is_end_stream()) {
+                    self.end(|_| {});
+                }
             }
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
-                    encode::end_content(&mut self.out);
-                    encode::fields(&mut self.out, &fields::clean_trailers(trailers));
-                    encode::end_fields(&mut self.out);
-                    self.body = None;
+                    self.end(|out| encode::fields(out, &fields::clean_trailers(trailers)));
                 }
             }
         }
     }
 
-    fn end(&mut self) {
-        encode::end_content(&mut self.out);
-        encode::end_fields(&mut self.out);
+    /// The content is over; `trailers` adds the fields of the last section.
+    fn end(&mut self, trailers: impl FnOnce(&mut BytesMut)) {
+        let out = if self.content.is_empty() { &mut self.out } else { &mut self.tail };
+        encode::end_content(out);
+        trailers(out);
+        encode::end_fields(out);
         self.body = None;
     }
 
     /// Ends the message as broken: a trailer section that names the problem.
     pub(super) fn abort(&mut self, problem: &Problem) {
-        // A large piece that is half written has to be whole first; it is, before the body is
-        // asked for more.
-        encode::end_content(&mut self.out);
-        encode_problem(&mut self.out, problem);
-        encode::end_fields(&mut self.out);
-        self.body = None;
+        self.end(|out| encode_problem(out, problem));
     }
 
-    /// The body that is not sent to its end, if there is more of it.
+    /// Whether all of the message is written.
     pub(super) fn is_done(&self) -> bool {
-        self.body.is_none() && self.out.is_empty() && self.content.is_empty()
+        let is_written = self.out.is_empty() && self.content.is_empty() && self.tail.is_empty();
+        self.body.is_none() && is_written
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Cut>> {
         let mut wire = self.wire.lock();
-        match wire.poll_write(cx, &mut self.out) {
-            Poll::Ready(Ok(())) => wire.poll_write(cx, &mut self.content),
-            other => other,
-        }
+        ready!(wire.poll_write(cx, &mut self.out))?;
+        ready!(wire.poll_write(cx, &mut self.content))?;
+        wire.poll_write(cx, &mut self.tail)
     }
 }

@@ -32,3 +32,11 @@ impl Alarm {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+impl Alarm {
+    /// Whether no timer was ever needed.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.sleep.is_none()
+    }
+}

@@ -14,10 +14,21 @@ const EXTENSION_BYTES: u16 = 1024;
 /// Where in a chunked body the next byte stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunks {
-    Size { size: u64, digits: u8 },
-    Extension { size: u64, bytes: u16, has_name: bool },
-    SizeLineFeed { size: u64 },
-    Data { left: u64 },
+    Size {
+        size: u64,
+        digits: u8,
+    },
+    Extension {
+        size: u64,
+        bytes: u16,
+        has_name: bool,
+    },
+    SizeLineFeed {
+        size: u64,
+    },
+    Data {
+        left: u64,
+    },
     DataCarriageReturn,
     DataLineFeed,
     /// The last chunk was read; the trailer section follows.
@@ -58,13 +69,25 @@ impl Chunks {
     fn next(self, byte: u8) -> Result<Self, Violation> {
         match self {
             Self::Size { size, digits } => Self::after_size_byte(size, digits, byte),
-            Self::Extension { size, bytes, has_name } => match byte {
+            Self::Extension {
+                size,
+                bytes,
+                has_name,
+            } => match byte {
                 b'\r' if has_name => Ok(Self::SizeLineFeed { size }),
                 _ if bytes == EXTENSION_BYTES => Err(Violation::ChunkExtensionTooLong),
-                b' ' | b'\t' => Ok(Self::Extension { size, bytes: bytes + 1, has_name }),
+                b' ' | b'\t' => Ok(Self::Extension {
+                    size,
+                    bytes: bytes + 1,
+                    has_name,
+                }),
                 _ if !has_name && !syntax::is_token_byte(byte) => Err(Violation::ChunkExtension),
                 _ if byte < b' ' || byte == 0x7f => Err(Violation::ChunkExtension),
-                _ => Ok(Self::Extension { size, bytes: bytes + 1, has_name: true }),
+                _ => Ok(Self::Extension {
+                    size,
+                    bytes: bytes + 1,
+                    has_name: true,
+                }),
             },
             Self::SizeLineFeed { .. } if byte != b'\n' => Err(Violation::ChunkLineEnding),
             Self::SizeLineFeed { size: 0 } => Ok(Self::Ended),
@@ -79,11 +102,16 @@ impl Chunks {
     fn after_size_byte(size: u64, digits: u8, byte: u8) -> Result<Self, Violation> {
         match (char::from(byte).to_digit(16), byte) {
             (Some(_), _) if digits == SIZE_DIGITS => Err(Violation::ChunkSizeTooLong),
-            (Some(digit), _) => {
-                Ok(Self::Size { size: size << 4 | u64::from(digit), digits: digits + 1 })
-            }
+            (Some(digit), _) => Ok(Self::Size {
+                size: size << 4 | u64::from(digit),
+                digits: digits + 1,
+            }),
             (None, b'\r') if digits > 0 => Ok(Self::SizeLineFeed { size }),
-            (None, b';') if digits > 0 => Ok(Self::Extension { size, bytes: 0, has_name: false }),
+            (None, b';') if digits > 0 => Ok(Self::Extension {
+                size,
+                bytes: 0,
+                has_name: false,
+            }),
             (None, b'\n') if digits > 0 => Err(Violation::ChunkLineEnding),
             _ => Err(Violation::ChunkSize),
         }
@@ -140,6 +168,11 @@ pub(super) fn may_trail(name: &[u8]) -> bool {
     if name.eq_ignore_ascii_case(b"content-digest") {
         return true;
     }
-    let is_named = FORBIDDEN.iter().any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
-    !is_named && !["content-", "proxy-", "sec-", "x-forwarded-"].into_iter().any(starts_with)
+    let is_named = FORBIDDEN
+        .iter()
+        .any(|field| name.eq_ignore_ascii_case(field.as_bytes()));
+    !is_named
+        && !["content-", "proxy-", "sec-", "x-forwarded-"]
+            .into_iter()
+            .any(starts_with)
 }

@@ -4,6 +4,7 @@
 //! wants to be written. Out, from the guard: why it ended the connection. Neither side waits for the
 //! other; the lock is held for a few instructions and never while anything is polled.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Waker};
@@ -47,13 +48,13 @@ impl Refusal {
 }
 
 /// The answering side's view of a [`Guard`](super::Guard). Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GuardHandle {
     shared: Arc<Shared>,
 }
 
 /// An exchange that is not answered in full; dropping it says that it is.
-#[derive(Debug)]
+#[must_use = "an exchange that is dropped at once counts as answered"]
 pub struct InFlight {
     shared: Arc<Shared>,
 }
@@ -61,16 +62,22 @@ pub struct InFlight {
 impl GuardHandle {
     pub(super) fn new() -> (Self, Arc<Shared>) {
         let shared = Arc::<Shared>::default();
-        (Self { shared: Arc::clone(&shared) }, shared)
+        (
+            Self {
+                shared: Arc::clone(&shared),
+            },
+            shared,
+        )
     }
 
     /// Says that hyper has handed over the next request. To be called exactly once for each, before
     /// hyper's call of the service returns, and to be kept until the last byte of the answer's body
     /// was given to hyper: in the body itself, best.
-    #[must_use]
     pub fn begin_exchange(&self) -> InFlight {
         self.shared.state.lock().is_answering = false;
-        InFlight { shared: Arc::clone(&self.shared) }
+        InFlight {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// Why the guard ended the connection in front of a request that hyper never saw, once it did:
@@ -95,7 +102,10 @@ impl GuardHandle {
     /// Says that the current request asked for an upgrade and does not get it, so that what follows
     /// it is read while it is being answered. Without this it is read after the answer.
     pub fn not_upgraded(&self) {
-        self.shared.decide(Upgrade::Refused);
+        // With two requests handed on, it may be the other one that asked for the upgrade.
+        if self.shared.open() <= 1 {
+            self.shared.decide(Upgrade::Refused);
+        }
     }
 
     /// Writes a whole informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) in front of
@@ -117,17 +127,40 @@ impl GuardHandle {
     }
 }
 
+impl fmt::Debug for GuardHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardHandle")
+            .field("open", &self.shared.open())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").finish_non_exhaustive()
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
         let one_less = |open: usize| open.checked_sub(1);
-        let before =
-            self.shared.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less);
-        debug_assert!(before.is_ok(), "more exchanges ended than requests were handed on");
+        let before = self
+            .shared
+            .open
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less);
+        debug_assert!(
+            before.is_ok(),
+            "more exchanges ended than requests were handed on"
+        );
         if before == Ok(1) {
             let mut state = self.shared.state.lock();
             // In most cases the connection's task ends the exchange itself and reads on by itself;
             // waking it each time would poll every connection once more for every request.
-            let reader = if state.waits_for_end { state.reader.take() } else { None };
+            let reader = if state.waits_for_end {
+                state.reader.take()
+            } else {
+                None
+            };
             drop(state);
             wake(reader);
         }
@@ -143,7 +176,7 @@ pub(super) enum Upgrade {
     Refused,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Shared {
     /// Requests that were handed on and are not answered in full. A request counts from the moment
     /// at which hyper can see it, so that there is no instant in which it is nobody's.
@@ -153,7 +186,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     refusal: Option<Refusal>,
     body_violation: Option<Violation>,
@@ -195,6 +228,10 @@ impl Shared {
 
     pub(super) fn refuse(&self, refusal: Refusal) {
         self.state.lock().refusal = Some(refusal);
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.state.lock().refusal.is_some()
     }
 
     pub(super) fn refuse_body(&self, violation: Violation) {

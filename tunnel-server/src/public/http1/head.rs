@@ -74,7 +74,11 @@ impl Head {
             Some(_) if self.is_chunked => Err(Violation::TwoLengths),
             // An HTTP/1.0 client cannot ask for an upgrade (RFC 9110, 7.8).
             _ if self.is_http11 && self.wants_upgrade && self.names_protocol => {
-                if has_body { Err(Violation::UpgradeWithBody) } else { Ok(Body::Upgrade) }
+                if has_body {
+                    Err(Violation::UpgradeWithBody)
+                } else {
+                    Ok(Body::Upgrade)
+                }
             }
             _ if self.is_chunked => Ok(Body::Chunked),
             length => Ok(Body::Length(length.unwrap_or(0))),
@@ -148,7 +152,8 @@ fn request_line(line: &[u8]) -> Result<bool, Violation> {
     if method.len() > METHOD_BYTES {
         return Err(Violation::MethodTooLong);
     }
-    let (Some(destination), Some(version), None) = (parts.next(), parts.next(), parts.next()) else {
+    let (Some(destination), Some(version), None) = (parts.next(), parts.next(), parts.next())
+    else {
         return Err(Violation::RequestLine);
     };
     let is_http11 = match version {
@@ -181,8 +186,7 @@ fn target(method: &[u8], target: &[u8]) -> Result<(), Violation> {
         [b'/', ..] => target,
         b"*" if method == b"OPTIONS" => return Ok(()),
         _ => {
-            let after_scheme =
-                after(target, b"http://").or_else(|| after(target, b"https://"));
+            let after_scheme = after(target, b"http://").or_else(|| after(target, b"https://"));
             let rest = after_scheme.ok_or(Violation::TargetForm)?;
             let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?'));
             let (authority, path_and_query) = rest.split_at(end.unwrap_or(rest.len()));

@@ -71,14 +71,18 @@ pub(super) fn is_token(bytes: &[u8]) -> bool {
 
 /// How many bytes at the front of `line` may be part of a field name.
 pub(super) fn name_len(line: &[u8]) -> usize {
-    line.iter().position(|&byte| !is(byte, NAME)).unwrap_or(line.len())
+    line.iter()
+        .position(|&byte| !is(byte, NAME))
+        .unwrap_or(line.len())
 }
 
 /// Whether `bytes` may be a field value: no control character but the tab.
 pub(super) fn is_field_value(bytes: &[u8]) -> bool {
     // Without a branch in the loop, so that the compiler checks many bytes at once: long cookies
     // are most of what there is to check in a head.
-    bytes.iter().fold(true, |good, &byte| good & ((byte >= b' ') & (byte != 0x7f) | (byte == b'\t')))
+    bytes.iter().fold(true, |good, &byte| {
+        good & ((byte >= b' ') & (byte != 0x7f) | (byte == b'\t'))
+    })
 }
 
 /// `bytes` without the white space around it.
@@ -100,7 +104,10 @@ pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Whether every byte may stand in a path and query. `#` and the rest of what may not is told
 /// apart by the caller, who knows what to say about it.
 pub(super) fn is_path_and_query(bytes: &[u8]) -> bool {
-    let path = bytes.iter().position(|&byte| !is(byte, PATH)).unwrap_or(bytes.len());
+    let path = bytes
+        .iter()
+        .position(|&byte| !is(byte, PATH))
+        .unwrap_or(bytes.len());
     match bytes.get(path..) {
         Some([b'?', query @ ..]) => query.iter().all(|&byte| is(byte, QUERY)),
         rest => rest.is_none_or(<[u8]>::is_empty),
@@ -123,7 +130,10 @@ pub fn is_host_and_port(bytes: &[u8]) -> bool {
         }
         &rest[end + 1..]
     } else {
-        let end = bytes.iter().position(|&byte| !is(byte, HOST)).unwrap_or(bytes.len());
+        let end = bytes
+            .iter()
+            .position(|&byte| !is(byte, HOST))
+            .unwrap_or(bytes.len());
         if end == 0 || end > HOST_BYTES {
             return false;
         }
@@ -154,15 +164,49 @@ mod tests {
     #[test]
     fn hosts() {
         for good in [
-            "a", "A.example", "a-b.tunnels.localhost:8080", "a_b", "192.0.2.1", "192.0.2.1:0", "a.",
-            "[::1]", "[2001:db8::1]:443", "[::ffff:192.0.2.1]", "a:65535", "a:00080",
+            "a",
+            "A.example",
+            "a-b.tunnels.localhost:8080",
+            "a_b",
+            "192.0.2.1",
+            "192.0.2.1:0",
+            "a.",
+            "[::1]",
+            "[2001:db8::1]:443",
+            "[::ffff:192.0.2.1]",
+            "a:65535",
+            "a:00080",
         ] {
             assert!(is_host_and_port(good.as_bytes()), "{good}");
         }
         for bad in [
-            "", ":80", "a b", "a,b", "a@b", "a/b", "a\\b", "0.0.0.0=5000", "a:", "a:b", "a:-1",
-            "a:65536", "a:1:2", "[::1", "::1", "[::1]x", "[fe80::1%25eth0]", "[v1.a]", "[]", "a%2e",
-            "a?b", "a#b", "ä", "a;b", "a\tb", "*", "a:80 ",
+            "",
+            ":80",
+            "a b",
+            "a,b",
+            "a@b",
+            "a/b",
+            "a\\b",
+            "0.0.0.0=5000",
+            "a:",
+            "a:b",
+            "a:-1",
+            "a:65536",
+            "a:1:2",
+            "[::1",
+            "::1",
+            "[::1]x",
+            "[fe80::1%25eth0]",
+            "[v1.a]",
+            "[]",
+            "a%2e",
+            "a?b",
+            "a#b",
+            "ä",
+            "a;b",
+            "a\tb",
+            "*",
+            "a:80 ",
         ] {
             assert!(!is_host_and_port(bad.as_bytes()), "{bad}");
         }
@@ -175,7 +219,16 @@ mod tests {
         assert_eq!(number(b"0"), Some(0));
         assert_eq!(number(b"010"), Some(10));
         assert_eq!(number(b"18446744073709551615"), Some(u64::MAX));
-        for bad in ["", "18446744073709551616", "+1", "-1", "0x1", "1 ", "1,1", "١"] {
+        for bad in [
+            "",
+            "18446744073709551616",
+            "+1",
+            "-1",
+            "0x1",
+            "1 ",
+            "1,1",
+            "١",
+        ] {
             assert_eq!(number(bad.as_bytes()), None, "{bad}");
         }
     }

@@ -5,7 +5,10 @@
 
 /// One way in which a request breaks the rules of HTTP/1.1, or those of this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "`reason` says the same in words, next to each name")]
+#[allow(
+    missing_docs,
+    reason = "`reason` says the same in words, next to each name"
+)]
 pub enum Violation {
     // The request line.
     LeadingEmptyLine,

@@ -1,0 +1,233 @@
+//! All parts of the demo in one process, started in the order of who needs whom and stopped
+//! together.
+//!
+//! A throw-away authority and a throw-away token are made for the occasion. Only the token touches
+//! the disk, in a directory that goes with the demo, because a tunnel client reads it from there.
+
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context, bail};
+use demo::SampleUpstream;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tunnel_client::{client::Client, config as client_config};
+use tunnel_ops::{
+    config_file::TomlFile,
+    signals::Shutdown,
+    tls_files::{Identity, Roots},
+};
+use tunnel_server::{
+    certs,
+    config::{self as server_config, DEFAULT_DOMAIN},
+    runtimes::{
+        HostName, Runtimes,
+        edit::{Addition, add_token},
+    },
+    server::{Addresses, Server},
+    token::Token,
+};
+
+use crate::{cli::Cli, display::Display};
+
+/// The only runtime, reached at `demo-app.<domain>`.
+const ACCOUNT: &str = "demo";
+const RUNTIME: &str = "app";
+
+/// A port that nobody else has.
+const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
+    std::net::Ipv4Addr::LOCALHOST,
+    0,
+));
+
+/// How long open streams may last when the demo ends: whoever pressed Ctrl-C means it.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long the first request may take before it is called a failure.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+
+/// What client and server share for once.
+struct Credentials {
+    certificates: certs::Certificates,
+    runtimes: Runtimes,
+    /// Holds the token's file.
+    directory: TempDir,
+}
+
+/// Starts everything and runs it until Ctrl-C.
+pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
+    let shutdown = Shutdown::on_signals().context("cannot listen for Ctrl-C")?;
+    let domain: HostName = DEFAULT_DOMAIN.parse()?;
+    let credentials = Credentials::make(&domain)?;
+    // The upstream first: the client must know where it is, and may ask it at once.
+    let sample = match &cli.upstream {
+        None => Some(
+            SampleUpstream::bind(FREE)
+                .await
+                .context("cannot start the sample")?,
+        ),
+        Some(_) => None,
+    };
+    let sample_url = sample
+        .as_ref()
+        .map(|sample| format!("http://{}", sample.address()));
+    let upstream = cli
+        .upstream
+        .as_ref()
+        .or(sample_url.as_ref())
+        .context("no upstream")?;
+    // Then the server, whose address the client dials.
+    let server = Server::bind(server_configuration(cli, &credentials, domain)?).await;
+    let server = server.context("--public-listen HOST:0 takes a free port")?;
+    let addresses = server.addresses();
+    let client = Client::new(client_configuration(
+        &credentials,
+        addresses.tunnel,
+        upstream,
+    )?)?;
+    let ready = async {
+        first_request(addresses).await?;
+        display.welcome(&host(), addresses.public, cli.upstream.as_deref());
+        anyhow::Ok(())
+    };
+    let tunnel = async {
+        tokio::try_join!(
+            async {
+                server
+                    .run(shutdown.clone())
+                    .await
+                    .context("the server failed")
+            },
+            async {
+                client
+                    .run(shutdown.clone())
+                    .await
+                    .context("the client failed")
+            },
+            async {
+                tokio::select! {
+                    ready = ready => ready,
+                    () = shutdown.asked() => Ok(()),
+                }
+            },
+        )
+    };
+    // The sample goes last: what passes when the tunnel drains still needs its answer.
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    let (result, ()) = tokio::join!(
+        async {
+            let result = tunnel.await;
+            drop(ended);
+            result
+        },
+        async {
+            if let Some(sample) = sample {
+                sample.run(async { drop(end.await) }).await;
+            }
+        },
+    );
+    display.say("the demo has ended");
+    result.map(drop)
+}
+
+impl Credentials {
+    fn make(domain: &HostName) -> anyhow::Result<Self> {
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let certificates = certs::generate(&names, 1)?;
+        let token = Token::generate().context("no randomness to be had")?;
+        let addition = Addition {
+            account: &ACCOUNT.parse()?,
+            runtime: &RUNTIME.parse()?,
+            hosts: &[],
+            token: &token,
+            note: None,
+        };
+        let file = TomlFile::from_text(Path::new("demo"), add_token("", &addition)?);
+        let runtimes = Runtimes::parse(&file, domain)?;
+        let directory = tempfile::tempdir().context("no place for the token")?;
+        let this = Self {
+            certificates,
+            runtimes,
+            directory,
+        };
+        fs::write(this.token_file(), token.expose()).context("cannot write the token")?;
+        Ok(this)
+    }
+
+    fn token_file(&self) -> std::path::PathBuf {
+        self.directory.path().join("token")
+    }
+}
+
+fn server_configuration(
+    cli: &Cli,
+    credentials: &Credentials,
+    domain: HostName,
+) -> anyhow::Result<server_config::Config> {
+    let certificates = &credentials.certificates;
+    let identity = Identity::from_pem(&certificates.server_pem, &certificates.server_key)?;
+    let runtimes = credentials.runtimes.clone();
+    let mut config = server_config::Config::new(identity, runtimes, domain);
+    config.tunnel_listen = FREE;
+    config.public_listen = cli.public_listen;
+    config.admin_listen = FREE;
+    config.grace_period = GRACE;
+    config.shards = 1;
+    Ok(config)
+}
+
+fn client_configuration(
+    credentials: &Credentials,
+    server: SocketAddr,
+    upstream: &str,
+) -> anyhow::Result<client_config::Config> {
+    let roots = Roots::from_pem(&credentials.certificates.ca_pem)?;
+    let server = format!("wss://{server}").parse()?;
+    let upstream: client_config::UpstreamUrl = upstream.parse().context("--upstream")?;
+    let mut config = client_config::Config::new(server, roots, credentials.token_file(), upstream);
+    if config.upstream.scheme() == client_config::UpstreamScheme::Https {
+        config.upstream_roots = Some(Roots::load(None)?);
+    }
+    config.admin_listen = None;
+    // The server tells of each exchange; once is enough.
+    config.access_log = false;
+    config.grace_period = GRACE;
+    Ok(config)
+}
+
+fn host() -> String {
+    format!("{ACCOUNT}-{RUNTIME}.{DEFAULT_DOMAIN}")
+}
+
+/// Asks for something through the tunnel, so that "it is up" has been seen to be true. Whatever
+/// the upstream says is good: it may be somebody's own, and down.
+async fn first_request(addresses: Addresses) -> anyhow::Result<()> {
+    let mut port = addresses.public;
+    if port.ip().is_unspecified() {
+        port.set_ip(FREE.ip());
+    }
+    let request = format!(
+        "HEAD / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+        host()
+    );
+    let answer = timeout(FIRST_REQUEST, async {
+        let mut socket = TcpStream::connect(port).await?;
+        socket.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    });
+    match answer
+        .await
+        .context("the tunnel did not come up in time")??
+    {
+        answer if answer.starts_with("HTTP/1.1 ") && !answer.contains("runtime_offline") => Ok(()),
+        answer => bail!(
+            "the tunnel did not come up: {}",
+            answer.lines().next().unwrap_or("-")
+        ),
+    }
+}

@@ -1,0 +1,33 @@
+//! `cargo demo`: the whole tunnel in one process, to be seen and tried.
+//!
+//! Parses the flags, starts everything, waits for Ctrl-C, ends with an exit code.
+
+mod assembly;
+mod cli;
+mod display;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{cli::Cli, display::Display};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            display::complain(&format!("demo: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    let display = Display::start()?;
+    // One thread is enough for one person, and the server brings its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(assembly::run(cli, &display))
+}

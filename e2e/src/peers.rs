@@ -1,0 +1,8 @@
+//! Peers that others wrote: curl, nginx, Python's `websockets` and `h2`.
+//!
+//! They are what `e2e/install-peers` puts on the machine. A test that needs one and does not find
+//! it fails and says so: a peer that is silently left out proves nothing.
+
+pub mod curl;
+pub mod nginx;
+pub mod python;

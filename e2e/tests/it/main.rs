@@ -1,0 +1,13 @@
+//! Whole-system tests, one module for each kind of promise.
+//!
+//! `language` proves the language itself, without a tunnel: what a test says of the tunnel is
+//! worth no more than that. `tidy` checks what no linter sees.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation ends the test, with its reason"
+)]
+
+mod language;
+mod tidy;

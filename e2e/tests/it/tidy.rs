@@ -1,0 +1,297 @@
+//! What no linter sees: module docs, length of files, names, import arrows, words, dead links.
+//!
+//! Every check reads the files of the project as they lie there and lists all that it finds, each
+//! with its place. To learn why a rule is there, see its test's first line.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use e2e::program::root;
+
+/// The longest a file may be, without its tests, blank lines and comments.
+const CODE_LINES: usize = 500;
+
+/// The longest a file of tests may be: a list of cases is read one case at a time.
+const TEST_LINES: usize = 800;
+
+/// Module names that say nothing about what is inside.
+const EMPTY_NAMES: [&str; 7] = [
+    "common", "helper", "helpers", "misc", "mod", "util", "utils",
+];
+
+/// Directories that hold no sources of ours.
+const NOT_OURS: [&str; 6] = [
+    ".git",
+    "target",
+    "node_modules",
+    "artifacts",
+    "corpus",
+    "__pycache__",
+];
+
+/// Which crate of the workspace may know which, tests included.
+const ARROWS: [(&str, &[&str]); 8] = [
+    ("tunnel-proto", &[]),
+    ("tunnel-ops", &[]),
+    ("tunnel-server", &["tunnel-proto", "tunnel-ops"]),
+    ("tunnel-client", &["tunnel-proto", "tunnel-ops"]),
+    ("demo", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
+    ("e2e", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
+    ("loadtest", &[]),
+    ("fuzz", &["tunnel-proto", "tunnel-server", "tunnel-client"]),
+];
+
+/// Words that would be a second name for what the design has a name for.
+const SYNONYMS: [(&str, &str); 8] = [
+    ("agent", "tunnel client"),
+    ("agents", "tunnel clients"),
+    ("backend", "upstream"),
+    ("backends", "upstreams"),
+    ("endpoint", "route, upstream or listener"),
+    ("endpoints", "routes, upstreams or listeners"),
+    ("tenant", "account or runtime"),
+    ("tenants", "accounts or runtimes"),
+];
+
+/// Text that belongs to one machine, or to where packages come from.
+const PLACES: [&str; 9] = [
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
+    concat!("/Us", "ers/"),
+    concat!("/wo", "rk/"),
+    concat!("index.crates", ".io"),
+    concat!("static.crates", ".io"),
+    concat!("py", "pi.org"),
+    concat!("python", "hosted.org"),
+    concat!("registry.npm", "js.org"),
+];
+
+/// A file's path within the project, and its text.
+type Source = (PathBuf, String);
+
+#[test]
+fn every_source_file_opens_with_what_it_is() {
+    // A reader who lands in any file must be able to tell where they are.
+    check(sources("rs"), |text| {
+        let complaint = (1, "does not open with `//!`".to_owned());
+        if text.starts_with("//!") {
+            Vec::new()
+        } else {
+            vec![complaint]
+        }
+    });
+}
+
+#[test]
+fn no_file_is_long() {
+    // A long file has more than one reason to change.
+    check(sources("rs"), |text| {
+        let lines = code_lines(text);
+        if lines <= CODE_LINES {
+            return Vec::new();
+        }
+        vec![(
+            1,
+            format!("has {lines} lines of code, at most {CODE_LINES} are allowed"),
+        )]
+    });
+}
+
+#[test]
+fn no_module_has_an_empty_name() {
+    // Such modules collect what nobody wanted to think about.
+    let found = sources("rs").into_iter().filter(|(path, _)| {
+        let stem = path.file_stem().unwrap_or_default();
+        EMPTY_NAMES.iter().any(|name| stem == *name)
+    });
+    let found: Vec<_> = found.map(|(path, _)| path).collect();
+    assert!(found.is_empty(), "names that say nothing: {found:?}");
+}
+
+#[test]
+fn crates_know_only_whom_they_may() {
+    // The wire knows no program, the programs do not know each other, measuring knows nobody.
+    let members: Vec<_> = ARROWS.iter().map(|(name, _)| *name).collect();
+    for (path, text) in sources("toml") {
+        let manifest: toml::Table = match toml::from_str(&text) {
+            Ok(manifest) if path.ends_with("Cargo.toml") => manifest,
+            _ => continue,
+        };
+        let Some(name) = manifest
+            .get("package")
+            .and_then(|package| package.get("name"))
+        else {
+            continue;
+        };
+        let name = name.as_str().unwrap();
+        let directory = path
+            .parent()
+            .and_then(Path::file_name)
+            .unwrap()
+            .to_str()
+            .unwrap();
+        let known = ARROWS.iter().find(|(member, _)| *member == directory);
+        let (_, allowed) = known.unwrap_or_else(|| panic!("{directory} has no arrows yet"));
+        for other in dependencies(&manifest) {
+            let ours = members.contains(&other.as_str()) && other != name;
+            assert!(
+                !ours || allowed.contains(&other.as_str()),
+                "{name} must not know {other}"
+            );
+        }
+    }
+}
+
+#[test]
+fn things_are_called_by_the_design_s_words() {
+    // Two names for one thing make two things of it.
+    let exempt = |path: &Path| path.ends_with("tests/it/tidy.rs");
+    let sources = sources("rs").into_iter().filter(|(path, _)| !exempt(path));
+    check(sources.collect(), |text| {
+        lines(text, |line| {
+            let found = SYNONYMS.iter().find(|(word, _)| has_word(line, word));
+            found.map(|(word, instead)| format!("says {word}; here it is {instead}"))
+        })
+    });
+}
+
+#[test]
+fn nothing_names_a_machine() {
+    // What is committed must be true on every machine.
+    let exempt = ["Cargo.lock", "tidy.rs"];
+    let mut files = Vec::new();
+    for extension in ["rs", "md", "toml", "py", "html", "yaml", "yml", "sh", ""] {
+        files.extend(sources(extension));
+    }
+    files.retain(|(path, _)| !exempt.iter().any(|name| path.ends_with(name)));
+    check(files, |text| {
+        lines(text, |line| {
+            let found = PLACES.iter().find(|place| line.contains(**place));
+            found.map(|place| format!("names {place}"))
+        })
+    });
+}
+
+#[test]
+fn links_lead_to_files() {
+    // A link that leads nowhere says that nobody has read this for a while.
+    for (path, text) in sources("md") {
+        for target in links(&text) {
+            let file = target.split('#').next().unwrap_or_default();
+            let elsewhere = target.contains("://") || target.starts_with("mailto:");
+            if elsewhere || file.is_empty() {
+                continue;
+            }
+            let from = root().join(&path);
+            let to = from.parent().unwrap().join(file);
+            assert!(
+                to.exists(),
+                "{}: the link to {target} leads nowhere",
+                path.display()
+            );
+        }
+    }
+}
+
+/// Fails with all that `inspect` finds in all sources, as `path:line: complaint`.
+fn check(sources: Vec<Source>, inspect: impl Fn(&str) -> Vec<(usize, String)>) {
+    assert!(
+        !sources.is_empty(),
+        "no sources were found, so nothing was checked"
+    );
+    let mut complaints = String::new();
+    for (path, text) in sources {
+        for (line, complaint) in inspect(&text) {
+            complaints.push_str(&format!("{}:{line}: {complaint}\n", path.display()));
+        }
+    }
+    assert!(complaints.is_empty(), "\n{complaints}");
+}
+
+fn lines(text: &str, inspect: impl Fn(&str) -> Option<String>) -> Vec<(usize, String)> {
+    let lines = text.lines().zip(1..);
+    lines
+        .filter_map(|(line, number)| inspect(line).map(|found| (number, found)))
+        .collect()
+}
+
+/// Lines that are neither blank nor comments, before the file's own tests.
+fn code_lines(text: &str) -> usize {
+    let before_tests = text
+        .split("#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap_or_default();
+    let lines = before_tests.lines().map(str::trim_start);
+    lines
+        .filter(|line| !line.is_empty() && !line.starts_with("//"))
+        .count()
+}
+
+/// Whether `line` has `word` as a word of its own. `User-Agent` and what libraries call things are
+/// not ours to name: they are written with a capital, or after a hyphen or an underscore.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let joined = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        !before.is_some_and(joined) && !after.is_some_and(|c| c.is_alphanumeric())
+    })
+}
+
+/// All targets of inline links in a Markdown text, code blocks left out.
+fn links(text: &str) -> Vec<&str> {
+    let prose = text.split("```").step_by(2);
+    let targets = prose.flat_map(|prose| prose.split("](").skip(1));
+    targets
+        .filter_map(|rest| rest.split(')').next())
+        .map(str::trim)
+        .collect()
+}
+
+fn dependencies(manifest: &toml::Table) -> Vec<String> {
+    let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let tables = kinds
+        .iter()
+        .filter_map(|kind| manifest.get(*kind)?.as_table());
+    tables.flat_map(|table| table.keys().cloned()).collect()
+}
+
+/// All text files with this extension (none for those without), in order.
+fn sources(extension: &str) -> Vec<Source> {
+    let mut found = BTreeMap::new();
+    let mut directories = vec![root().to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if NOT_OURS.iter().any(|name| path.ends_with(name)) {
+                continue;
+            }
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().unwrap_or_default() == extension
+                && let Ok(text) = fs::read_to_string(&path)
+            {
+                found.insert(path.strip_prefix(root()).unwrap().to_owned(), text);
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+#[test]
+fn the_checks_see_what_they_look_for() {
+    assert_eq!(
+        code_lines("//! a\n\nfn a() {\n    // why\n}\n#[cfg(test)]\nmod tests {\n}\n"),
+        2
+    );
+    assert!(has_word("an agent dials", "agent") && has_word("agent.rs", "agent"));
+    assert!(!has_word(
+        "reagent, user-agent, user_agent, Agent, agenta",
+        "agent"
+    ));
+    let text = "[a](b.md) ```\n[c](d)\n``` [e](https://f)";
+    assert_eq!(links(text), ["b.md", "https://f"]);
+}

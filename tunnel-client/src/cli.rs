@@ -1,0 +1,45 @@
+//! The command line: every subcommand and flag, and nothing done.
+//!
+//! The flags that configure a client are in [`crate::config::Source`], which the file and the environment share.
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Given;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, or stopped when asked
+  1  failed while running, or refused by the server for good
+  2  bad usage or configuration";
+
+/// Dials a tunnel server and answers what comes through the tunnel from local services
+#[derive(Debug, Parser)]
+#[command(name = "tunnel-client", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Keep the tunnel up until asked to stop
+    #[command(after_help = EXIT_CODES)]
+    Run(Box<Given>),
+    /// Check the configuration and the files it names, and dial nobody
+    #[command(after_help = EXIT_CODES)]
+    Validate(Box<Given>),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

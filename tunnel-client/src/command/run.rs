@@ -1,0 +1,38 @@
+//! `tunnel-client run`: from what was given to a client that has stopped.
+
+use std::future::Future;
+
+use tunnel_ops::signals::Shutdown;
+use tunnel_ops::telemetry;
+
+use super::Failure;
+use crate::client::Client;
+use crate::config::{Config, Given};
+
+pub(super) fn run(given: Given) -> Result<(), Failure> {
+    let source = given.merge().map_err(Failure::configuration)?;
+    // The log comes first, so that nothing the next steps have to say is lost.
+    let format = source.log_format.unwrap_or_default();
+    let filter = source.log_level.clone().unwrap_or_default();
+    let _telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
+    // All that can be wrong with the configuration is told before anybody is dialled.
+    let config = Config::check(source).map_err(Failure::configuration)?;
+    block_on(serve(config))
+}
+
+/// One thread does all: a client carries one cluster's traffic, and work stealing costs more than it gives.
+fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime
+        .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?
+        .block_on(serving)
+}
+
+async fn serve(config: Config) -> Result<(), Failure> {
+    let shutdown = Shutdown::on_signals()
+        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
+    let client = Client::new(config).map_err(Failure::running)?;
+    client.run(shutdown).await.map_err(Failure::running)
+}

@@ -1,0 +1,300 @@
+//! The checked configuration: what every part of the client may rely on.
+//!
+//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot be wrong, with its
+//! certificates read, or every fault at once. Tests and programs that hold a client start from [`Config::new`] and set
+//! what differs.
+
+mod source;
+mod url;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tunnel_ops::config_file::ConfigFileError;
+use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_ops::tls_files::{Roots, TlsFilesError};
+
+pub use self::source::{Given, Source};
+pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
+use crate::token_file::{self, TokenFileError};
+
+/// First and longest wait before a new dial, where nothing else is set: quick after a hiccup, gentle in a storm.
+const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Everything that a client needs to know.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// The server that is dialled.
+    pub server: ServerUrl,
+    /// Whom the server's certificate may come from.
+    pub server_roots: Roots,
+    /// The file that holds the token, to be read at each dial.
+    pub token_file: PathBuf,
+    /// The local service that answers.
+    pub upstream: UpstreamUrl,
+    /// Whom an `https` upstream's certificate may come from; none for other schemes.
+    pub upstream_roots: Option<Roots>,
+    /// Where the operator asks for metrics and health; none means nowhere. Default 127.0.0.1:9091.
+    pub admin_listen: Option<SocketAddr>,
+    /// Time for each step of the dial. Default 10 s.
+    pub dial_timeout: Duration,
+    /// Longest wait before the first new dial; doubles with each failure. Default 1 s.
+    pub redial_base: Duration,
+    /// Longest wait before any new dial, not less than `redial_base`. Default 30 s.
+    pub redial_cap: Duration,
+    /// How long a session must last for the waits to start over. Default 60 s.
+    pub redial_stable: Duration,
+    /// What to do when the server refuses for good. Default exit.
+    pub on_refusal: OnRefusal,
+    /// How long to wait after such a refusal before the next dial, if there is one. Default 5 min.
+    pub refusal_wait: Duration,
+    /// Time to connect to the upstream. Default 5 s.
+    pub upstream_connect_timeout: Duration,
+    /// Time for the head of the upstream's response. Default 5 min.
+    pub upstream_head_timeout: Duration,
+    /// Idle connections to the upstream that are kept. Default 64.
+    pub upstream_idle_pool: usize,
+    /// Time between pings on a session. Default 15 s.
+    pub ping_interval: Duration,
+    /// How long exchanges may take to end when the client stops. Default 25 s: 5 s less than Kubernetes' 30 s.
+    pub grace_period: Duration,
+    /// Whether each exchange is logged. Default true.
+    pub access_log: bool,
+    /// How log lines look. Default text.
+    pub log_format: LogFormat,
+    /// What is logged. Default `info`.
+    pub log_level: LogFilter,
+}
+
+/// What to do when the server refuses for good: the token is bad, or another instance has taken over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnRefusal {
+    /// End, so that a supervisor sees it.
+    #[default]
+    Exit,
+    /// Wait long, and dial again.
+    Retry,
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigFault {
+    /// Something without a default is not given.
+    #[error(
+        "--{flag} is missing: {purpose} (or TUNNEL_CLIENT_{}, or `{}` in the configuration file)",
+        flag.to_uppercase().replace('-', "_"), flag.replace('-', "_")
+    )]
+    Missing {
+        /// The flag.
+        flag: &'static str,
+        /// What it is for.
+        purpose: &'static str,
+    },
+    /// A value that is not possible beside another.
+    #[error("--{flag}: {problem}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The configuration file.
+    #[error(transparent)]
+    File(#[from] ConfigFileError),
+    /// The token file.
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
+    /// A CA file.
+    #[error(transparent)]
+    Tls(#[from] TlsFilesError),
+}
+
+/// Everything that is wrong with the configuration, one fault a line.
+#[derive(Debug)]
+pub struct ConfigError(Vec<ConfigFault>);
+
+impl Config {
+    /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
+    pub fn new(
+        server: ServerUrl,
+        server_roots: Roots,
+        token_file: PathBuf,
+        upstream: UpstreamUrl,
+    ) -> Self {
+        let (redial_base, redial_cap) = REDIAL;
+        Self {
+            server,
+            server_roots,
+            token_file,
+            upstream,
+            upstream_roots: None,
+            admin_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))),
+            dial_timeout: Duration::from_secs(10),
+            redial_base,
+            redial_cap,
+            redial_stable: Duration::from_secs(60),
+            on_refusal: OnRefusal::Exit,
+            refusal_wait: Duration::from_secs(5 * 60),
+            upstream_connect_timeout: Duration::from_secs(5),
+            upstream_head_timeout: Duration::from_secs(5 * 60),
+            upstream_idle_pool: 64,
+            ping_interval: Duration::from_secs(15),
+            grace_period: Duration::from_secs(25),
+            access_log: true,
+            log_format: LogFormat::Text,
+            log_level: LogFilter::default(),
+        }
+    }
+
+    /// Checks everything that was given, reading the files it names.
+    pub fn check(source: Source) -> Result<Self, ConfigError> {
+        let mut faults = Vec::new();
+        let server = required(
+            &mut faults,
+            source.server.clone(),
+            "server",
+            "the server to dial",
+        );
+        let token_file = token_file(&source, &mut faults);
+        let upstream = required(
+            &mut faults,
+            source.upstream.clone(),
+            "upstream",
+            "the local service that answers",
+        );
+        let server_roots = or_fault(&mut faults, Roots::load(source.ca_file.as_deref()));
+        let upstream_roots = upstream
+            .as_ref()
+            .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
+        check_redial(&source, &mut faults);
+        match (server, server_roots, token_file, upstream) {
+            (Some(server), Some(roots), Some(token_file), Some(upstream)) if faults.is_empty() => {
+                let mut config = Self::new(server, roots, token_file, upstream);
+                config.upstream_roots = upstream_roots;
+                config.apply(source);
+                Ok(config)
+            }
+            _ => Err(ConfigError(faults)),
+        }
+    }
+
+    /// Replaces defaults by what was given.
+    fn apply(&mut self, source: Source) {
+        set(&mut self.admin_listen, source.admin_listen);
+        set(&mut self.dial_timeout, source.dial_timeout);
+        set(&mut self.redial_base, source.redial_base);
+        set(&mut self.redial_cap, source.redial_cap);
+        set(&mut self.redial_stable, source.redial_stable);
+        set(&mut self.on_refusal, source.on_refusal);
+        set(&mut self.refusal_wait, source.refusal_wait);
+        let connect = source.upstream_connect_timeout;
+        set(&mut self.upstream_connect_timeout, connect);
+        set(
+            &mut self.upstream_head_timeout,
+            source.upstream_head_timeout,
+        );
+        set(&mut self.upstream_idle_pool, source.upstream_idle_pool);
+        set(&mut self.ping_interval, source.ping_interval);
+        set(&mut self.grace_period, source.grace_period);
+        set(&mut self.access_log, source.access_log);
+        set(&mut self.log_format, source.log_format);
+        set(&mut self.log_level, source.log_level);
+    }
+}
+
+impl ConfigError {
+    /// The faults.
+    pub fn faults(&self) -> &[ConfigFault] {
+        &self.0
+    }
+}
+
+impl From<ConfigFileError> for ConfigError {
+    fn from(error: ConfigFileError) -> Self {
+        Self(vec![error.into()])
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The token file's path, once a token could be read from it: better to fail now than at the first dial.
+fn token_file(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PathBuf> {
+    let purpose = "the file that holds the token";
+    let path = required(faults, source.token_file.clone(), "token-file", purpose)?;
+    or_fault(faults, token_file::read(&path))?;
+    Some(path)
+}
+
+fn upstream_roots(
+    upstream: &UpstreamUrl,
+    source: &Source,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<Roots> {
+    let ca_file = source.upstream_ca_file.as_deref();
+    if upstream.scheme() == UpstreamScheme::Https {
+        return or_fault(faults, Roots::load(ca_file));
+    }
+    if ca_file.is_some() {
+        let problem =
+            format!("{upstream} is spoken to without TLS: use https:// or leave this out");
+        faults.push(ConfigFault::Value {
+            flag: "upstream-ca-file",
+            problem,
+        });
+    }
+    None
+}
+
+fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let base = source.redial_base.map_or(REDIAL.0, Duration::from);
+    let cap = source.redial_cap.map_or(REDIAL.1, Duration::from);
+    if cap < base {
+        let problem = format!("{cap:?} is less than the first wait, --redial-base, {base:?}");
+        faults.push(ConfigFault::Value {
+            flag: "redial-cap",
+            problem,
+        });
+    }
+}
+
+fn required<T>(
+    faults: &mut Vec<ConfigFault>,
+    given: Option<T>,
+    flag: &'static str,
+    purpose: &'static str,
+) -> Option<T> {
+    if given.is_none() {
+        faults.push(ConfigFault::Missing { flag, purpose });
+    }
+    given
+}
+
+fn or_fault<T, E: Into<ConfigFault>>(
+    faults: &mut Vec<ConfigFault>,
+    result: Result<T, E>,
+) -> Option<T> {
+    result.map_err(|error| faults.push(error.into())).ok()
+}
+
+fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
+    if let Some(given) = given {
+        *setting = given.into();
+    }
+}
+
+#[cfg(test)]
+mod tests;

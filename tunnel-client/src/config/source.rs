@@ -1,0 +1,195 @@
+//! Configuration as given: flags, environment variables and a TOML file, which all mean the same.
+//!
+//! One struct is filled by clap (flags, then the environment) and once more by serde (the file); what the first does
+//! not say the second does. Values are understood here, each with the same words wherever it stands; whether they fit
+//! together is for [`super::Config`].
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use serde::{Deserialize, Deserializer};
+use tunnel_ops::config_file::{self, ConfigFileError};
+use tunnel_ops::config_value::{
+    self, Count, DurationText, OptionalListenAddress, PositiveDuration, ValueError,
+};
+use tunnel_ops::telemetry::{LogFilter, LogFormat};
+
+use super::OnRefusal;
+use super::url::{ServerUrl, UpstreamUrl};
+
+/// The file to read, and everything that can also stand in it.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Given {
+    /// Read what the flags and the environment do not say from this TOML file
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// The rest.
+    #[command(flatten)]
+    pub source: Source,
+}
+
+// There is no flag for the token itself: other users of the machine can see a program's flags.
+/// Every setting, each as a flag, an environment variable and a key of the file. Defaults are [`super::Config`]'s.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Source {
+    /// The server to dial, such as wss://tunnel.example.com (required)
+    #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_SERVER")]
+    pub server: Option<ServerUrl>,
+
+    /// The file that holds the token; read again at each dial (required)
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// The local service that answers: http://, https:// or h2c:// with host and port (required)
+    #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
+    pub upstream: Option<UpstreamUrl>,
+
+    /// CA certificates that an https upstream may be signed by, beside the system's, PEM
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_UPSTREAM_CA_FILE")]
+    pub upstream_ca_file: Option<PathBuf>,
+
+    /// CA certificates that the server may be signed by, beside the system's, PEM
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CA_FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Where metrics, health and readiness are told, or "off" [default: 127.0.0.1:9091]
+    #[arg(long, value_name = "ADDRESS", env = "TUNNEL_CLIENT_ADMIN_LISTEN")]
+    pub admin_listen: Option<OptionalListenAddress>,
+
+    /// Time for each step of the dial: name, connection, TLS, upgrade [default: 10s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_DIAL_TIMEOUT")]
+    pub dial_timeout: Option<PositiveDuration>,
+
+    /// Longest wait before the first new dial; it doubles with each failure [default: 1s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REDIAL_BASE")]
+    pub redial_base: Option<PositiveDuration>,
+
+    /// Longest wait before any new dial [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REDIAL_CAP")]
+    pub redial_cap: Option<PositiveDuration>,
+
+    /// How long a session must last for the waits to start over [default: 1m]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REDIAL_STABLE")]
+    pub redial_stable: Option<DurationText>,
+
+    /// What to do when the server refuses for good: exit or retry [default: exit]
+    #[arg(long, value_name = "ACTION", env = "TUNNEL_CLIENT_ON_REFUSAL")]
+    pub on_refusal: Option<OnRefusal>,
+
+    /// How long to wait after such a refusal before the next dial [default: 5m]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REFUSAL_WAIT")]
+    pub refusal_wait: Option<PositiveDuration>,
+
+    /// Time to connect to the upstream [default: 5s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "TUNNEL_CLIENT_UPSTREAM_CONNECT_TIMEOUT"
+    )]
+    pub upstream_connect_timeout: Option<PositiveDuration>,
+
+    /// Time for the head of the upstream's response [default: 5m]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_UPSTREAM_HEAD_TIMEOUT")]
+    pub upstream_head_timeout: Option<PositiveDuration>,
+
+    /// Idle connections to the upstream that are kept, 0 to 4096 [default: 64]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_UPSTREAM_IDLE_POOL")]
+    pub upstream_idle_pool: Option<Count<0, 4096>>,
+
+    /// Time between pings on a session [default: 15s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_PING_INTERVAL")]
+    pub ping_interval: Option<PositiveDuration>,
+
+    /// How long exchanges may take to end when the client stops [default: 25s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_GRACE_PERIOD")]
+    pub grace_period: Option<DurationText>,
+
+    /// Log a line for each exchange [default: true]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_CLIENT_ACCESS_LOG"
+    )]
+    pub access_log: Option<bool>,
+
+    /// Log lines as text or json [default: text]
+    #[arg(long, value_name = "FORMAT", env = "TUNNEL_CLIENT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
+
+    /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug [default: info]
+    #[arg(long, value_name = "LEVEL", env = "TUNNEL_CLIENT_LOG_LEVEL")]
+    pub log_level: Option<LogFilter>,
+}
+
+impl Given {
+    /// What the flags and the environment say, and for the rest what the file says.
+    pub fn merge(self) -> Result<Source, ConfigFileError> {
+        let Some(path) = self.config else {
+            return Ok(self.source);
+        };
+        let mut file: Source = config_file::load(&path)?;
+        file.resolve_paths(path.parent().unwrap_or_else(|| Path::new("")));
+        Ok(self.source.or(file))
+    }
+}
+
+impl Source {
+    /// Paths in a file are relative to the file, so that it means the same wherever the program is started.
+    fn resolve_paths(&mut self, folder: &Path) {
+        let paths = [
+            &mut self.token_file,
+            &mut self.upstream_ca_file,
+            &mut self.ca_file,
+        ];
+        for path in paths.into_iter().flatten() {
+            *path = folder.join(&*path);
+        }
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self {
+            server: self.server.or(other.server),
+            token_file: self.token_file.or(other.token_file),
+            upstream: self.upstream.or(other.upstream),
+            upstream_ca_file: self.upstream_ca_file.or(other.upstream_ca_file),
+            ca_file: self.ca_file.or(other.ca_file),
+            admin_listen: self.admin_listen.or(other.admin_listen),
+            dial_timeout: self.dial_timeout.or(other.dial_timeout),
+            redial_base: self.redial_base.or(other.redial_base),
+            redial_cap: self.redial_cap.or(other.redial_cap),
+            redial_stable: self.redial_stable.or(other.redial_stable),
+            on_refusal: self.on_refusal.or(other.on_refusal),
+            refusal_wait: self.refusal_wait.or(other.refusal_wait),
+            upstream_connect_timeout: self
+                .upstream_connect_timeout
+                .or(other.upstream_connect_timeout),
+            upstream_head_timeout: self.upstream_head_timeout.or(other.upstream_head_timeout),
+            upstream_idle_pool: self.upstream_idle_pool.or(other.upstream_idle_pool),
+            ping_interval: self.ping_interval.or(other.ping_interval),
+            grace_period: self.grace_period.or(other.grace_period),
+            access_log: self.access_log.or(other.access_log),
+            log_format: self.log_format.or(other.log_format),
+            log_level: self.log_level.or(other.log_level),
+        }
+    }
+}
+
+impl FromStr for OnRefusal {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "exit" => Ok(Self::Exit),
+            "retry" => Ok(Self::Retry),
+            _ => Err(ValueError::new("expected `exit` or `retry`")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for OnRefusal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}

@@ -1,0 +1,264 @@
+//! Tests of what is given, merged and checked.
+
+use std::fs;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::config_value::DurationText;
+
+use super::*;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    given: Given,
+}
+
+/// A folder with all the files a client needs.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        folder.write("ca.pem", &made.cert.pem());
+        folder.write("token", "tnlrt_1_secret\n");
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// What is required, and then these flags; the environment of the tests sets nothing.
+    fn check(&self, flags: &[&str]) -> Result<Config, ConfigError> {
+        let required = [
+            "--server=wss://localhost:8443".to_owned(),
+            format!("--token-file={}", self.path("token").display()),
+            format!("--ca-file={}", self.path("ca.pem").display()),
+        ];
+        // The last wins where a flag is given twice by these tests.
+        let upstream = "--upstream=http://127.0.0.1:3000";
+        let own = flags.iter().any(|flag| flag.starts_with("--upstream="));
+        let arguments = required
+            .iter()
+            .map(String::as_str)
+            .chain(flags.iter().copied());
+        let arguments = arguments.chain((!own).then_some(upstream));
+        Config::check(given(arguments).merge().map_err(ConfigError::from)?)
+    }
+
+    #[track_caller]
+    fn faults(&self, flags: &[&str]) -> Vec<String> {
+        self.check(flags)
+            .unwrap_err()
+            .faults()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+}
+
+fn given<'a>(flags: impl IntoIterator<Item = &'a str>) -> Given {
+    Flags::parse_from([""].into_iter().chain(flags)).given
+}
+
+fn flags() -> Vec<clap::Arg> {
+    Flags::command()
+        .get_arguments()
+        .filter(|flag| flag.get_id() != "help")
+        .cloned()
+        .collect()
+}
+
+#[test]
+fn the_defaults_told_in_the_help_are_the_defaults() {
+    let folder = Folder::new();
+    let plain = format!("{:?}", folder.check(&[]).unwrap());
+    let mut told = 0;
+    for flag in flags() {
+        let help = flag.get_help().unwrap().to_string();
+        let Some((_, default)) = help.split_once("[default: ") else {
+            continue;
+        };
+        let setting = format!(
+            "--{}={}",
+            flag.get_long().unwrap(),
+            default.trim_end_matches(']')
+        );
+        assert_eq!(
+            format!("{:?}", folder.check(&[&setting]).unwrap()),
+            plain,
+            "{setting}"
+        );
+        told += 1;
+    }
+    assert!(told > 10, "most settings have a default: {told}");
+}
+
+#[test]
+fn flag_environment_and_key_have_one_name() {
+    for flag in flags() {
+        let long = flag.get_long().unwrap();
+        let variable = flag.get_env().unwrap().to_str().unwrap();
+        assert_eq!(
+            variable,
+            format!("TUNNEL_CLIENT_{}", long.to_uppercase().replace('-', "_"))
+        );
+        if long == "config" {
+            continue;
+        }
+        // A key that is known complains about the value's type, one that is not about the key.
+        let text = format!("{} = {{}}", long.replace('-', "_"));
+        let error = TomlFile::from_text("f", text)
+            .parse::<Source>()
+            .unwrap_err();
+        assert_eq!(
+            error.key(),
+            Some(long.replace('-', "_").as_str()),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_token_itself_is_no_flag_and_no_key() {
+    assert!(flags().iter().all(|flag| flag.get_long() != Some("token")));
+    assert!(
+        TomlFile::from_text("f", "token = 'secret'")
+            .parse::<Source>()
+            .is_err()
+    );
+}
+
+#[test]
+fn flags_come_before_the_environment_and_that_before_the_file() {
+    let folder = Folder::new();
+    let file = folder.write(
+        "client.toml",
+        "redial_stable = \"1s\"\ngrace_period = \"2s\"\ndial_timeout = \"3s\"\n",
+    );
+    // Setting variables is not safe in a process with threads, so clap is shown arguments with another variable.
+    let command = Flags::command()
+        .mut_arg("redial_stable", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"))
+        .mut_arg("grace_period", |flag| {
+            flag.env("CARGO_PKG_VERSION_MAJOR")
+                .value_parser(|_: &str| "7s".parse::<DurationText>())
+        });
+    let matches =
+        command.get_matches_from(["", "--redial-stable=9s", "--config", file.to_str().unwrap()]);
+    let source = Flags::from_arg_matches(&matches)
+        .unwrap()
+        .given
+        .merge()
+        .unwrap();
+    assert_eq!(
+        source.redial_stable,
+        Some("9s".parse().unwrap()),
+        "the flag"
+    );
+    assert_eq!(
+        source.grace_period,
+        Some("7s".parse().unwrap()),
+        "the environment"
+    );
+    assert_eq!(source.dial_timeout, Some("3s".parse().unwrap()), "the file");
+}
+
+#[test]
+fn a_file_says_the_same_as_flags() {
+    let folder = Folder::new();
+    let file = folder.write(
+        "client.toml",
+        r#"
+        server = "wss://localhost:8443"
+        token_file = "token"
+        ca_file = "ca.pem"
+        upstream = "https://localhost:3000"
+        upstream_ca_file = "ca.pem"
+        admin_listen = "off"
+        on_refusal = "retry"
+        refusal_wait = "10m"
+        upstream_idle_pool = 0
+        access_log = false
+        "#,
+    );
+    let from_file =
+        Config::check(given(["--config", file.to_str().unwrap()]).merge().unwrap()).unwrap();
+    let ca_file = format!("--upstream-ca-file={}", folder.path("ca.pem").display());
+    let from_flags = folder.check(&[
+        "--upstream=https://localhost:3000",
+        &ca_file,
+        "--admin-listen=off",
+        "--on-refusal=retry",
+        "--refusal-wait=10m",
+        "--upstream-idle-pool=0",
+        "--access-log=false",
+    ]);
+    assert_eq!(
+        format!("{from_file:?}"),
+        format!("{:?}", from_flags.unwrap())
+    );
+    assert_eq!(
+        (from_file.admin_listen, from_file.on_refusal),
+        (None, OnRefusal::Retry)
+    );
+    assert!(from_file.upstream_roots.is_some());
+}
+
+#[test]
+fn what_is_missing_is_all_told_at_once() {
+    let folder = Folder::new();
+    let ca_file = format!("--ca-file={}", folder.path("ca.pem").display());
+    let error = Config::check(given([ca_file.as_str()]).merge().unwrap()).unwrap_err();
+    let flags: Vec<String> = error
+        .to_string()
+        .lines()
+        .map(|line| line[..line.find(" is ").unwrap()].to_owned())
+        .collect();
+    assert_eq!(flags, ["--server", "--token-file", "--upstream"]);
+    assert!(
+        error
+            .to_string()
+            .contains("(or TUNNEL_CLIENT_TOKEN_FILE, or `token_file` in the configuration file)")
+    );
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let folder = Folder::new();
+    let ca_file = format!("--upstream-ca-file={}", folder.path("ca.pem").display());
+    assert_eq!(
+        folder.faults(&["--redial-base=1m", &ca_file]),
+        [
+            "--upstream-ca-file: http://127.0.0.1:3000 is spoken to without TLS: use https:// or leave this out",
+            "--redial-cap: 30s is less than the first wait, --redial-base, 60s",
+        ]
+    );
+}
+
+#[test]
+fn files_are_read_while_checking() {
+    let folder = Folder::new();
+    folder.write("token", "");
+    folder.write("ca.pem", "nothing");
+    let faults = folder.faults(&[]);
+    assert!(faults[0].contains("token is empty"), "{faults:?}");
+    assert!(
+        faults[1].contains("ca.pem: holds no certificate"),
+        "{faults:?}"
+    );
+}
+
+#[test]
+fn debug_shows_no_token() {
+    let folder = Folder::new();
+    let shown = format!("{:?}", folder.check(&[]).unwrap());
+    assert!(!shown.contains("secret"), "{shown}");
+}

@@ -1,0 +1,357 @@
+//! The two kinds of URL a client is given: its server's, and its upstream's.
+//!
+//! In comes text; out come scheme, host and port, nothing else: a path, a query or a password in such a URL would mean
+//! something its writer wants and nobody does, so it is refused. Errors never repeat the URL.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer};
+use tunnel_ops::config_value::{self, ValueError};
+
+/// Longest DNS name.
+const HOST_OCTETS: usize = 253;
+
+/// The server that is dialled: `wss://host[:port]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerUrl {
+    authority: Authority,
+}
+
+/// How an upstream is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UpstreamScheme {
+    /// HTTP/1.1 without TLS.
+    Http,
+    /// HTTP/2 or HTTP/1.1 over TLS, as both agree.
+    Https,
+    /// HTTP/2 without TLS.
+    H2c,
+}
+
+/// The local service that answers: `http://`, `https://` or `h2c://` and `host[:port]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UpstreamUrl {
+    scheme: UpstreamScheme,
+    authority: Authority,
+}
+
+/// A host and a port, each as a connection needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Authority {
+    /// Without brackets, lower case.
+    host: String,
+    port: u16,
+    /// As a `Host` field has it: with brackets, and with the port where it is not the scheme's own.
+    text: String,
+}
+
+impl ServerUrl {
+    /// The host's name or address, an IPv6 address without brackets.
+    pub fn host(&self) -> &str {
+        &self.authority.host
+    }
+
+    /// The port, 443 where none is given.
+    pub fn port(&self) -> u16 {
+        self.authority.port
+    }
+
+    /// What a `Host` field says: the port only where it is not 443.
+    pub fn authority(&self) -> &str {
+        &self.authority.text
+    }
+}
+
+impl UpstreamUrl {
+    /// How it is spoken to.
+    pub fn scheme(&self) -> UpstreamScheme {
+        self.scheme
+    }
+
+    /// The host's name or address, an IPv6 address without brackets.
+    pub fn host(&self) -> &str {
+        &self.authority.host
+    }
+
+    /// The port, the scheme's own where none is given.
+    pub fn port(&self) -> u16 {
+        self.authority.port
+    }
+
+    /// What a `Host` field says: the port only where it is not the scheme's own.
+    pub fn authority(&self) -> &str {
+        &self.authority.text
+    }
+}
+
+impl UpstreamScheme {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+            Self::H2c => "h2c",
+        }
+    }
+
+    fn default_port(self) -> u16 {
+        match self {
+            Self::Http | Self::H2c => 80,
+            Self::Https => 443,
+        }
+    }
+}
+
+impl FromStr for ServerUrl {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let expected = |reason| error("`wss://tunnel.example.com`", reason);
+        match text.split_once("://") {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("wss") => {
+                let authority = Authority::parse(rest, 443).map_err(expected)?;
+                Ok(Self { authority })
+            }
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("ws") => Err(expected(
+                "`ws://` has no TLS, so that anybody between could read the token",
+            )),
+            _ => Err(expected("the scheme must be `wss`")),
+        }
+    }
+}
+
+impl FromStr for UpstreamUrl {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let expected = |reason| error("`http://127.0.0.1:3000`", reason);
+        let schemes = [
+            UpstreamScheme::Http,
+            UpstreamScheme::Https,
+            UpstreamScheme::H2c,
+        ];
+        let split = text.split_once("://").and_then(|(given, rest)| {
+            let scheme = schemes
+                .into_iter()
+                .find(|scheme| scheme.as_str().eq_ignore_ascii_case(given))?;
+            Some((scheme, rest))
+        });
+        let Some((scheme, rest)) = split else {
+            return Err(expected("the scheme must be `http`, `https` or `h2c`"));
+        };
+        let authority = Authority::parse(rest, scheme.default_port()).map_err(expected)?;
+        Ok(Self { scheme, authority })
+    }
+}
+
+impl Authority {
+    fn parse(text: &str, default_port: u16) -> Result<Self, &'static str> {
+        let text = text.strip_suffix('/').unwrap_or(text);
+        if text.contains(['/', '?', '#']) {
+            return Err("leave out path, query and fragment");
+        }
+        if text.contains('@') {
+            return Err("leave out user name and password");
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            // The colons within brackets are the address's own.
+            Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+            _ => (text, None),
+        };
+        let port = match port {
+            Some(port) => parse_port(port).ok_or("the port must be a number from 1 to 65535")?,
+            None => default_port,
+        };
+        let host =
+            parse_host(host).ok_or("the host must be a name or an IP address, IPv6 in brackets")?;
+        let bracketed = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.clone()
+        };
+        let text = if port == default_port {
+            bracketed
+        } else {
+            format!("{bracketed}:{port}")
+        };
+        Ok(Self { host, port, text })
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wss://{}", self.authority.text)
+    }
+}
+
+impl fmt::Display for UpstreamUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.as_str(), self.authority.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for ServerUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for UpstreamUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}
+
+fn error(example: &str, reason: &str) -> ValueError {
+    ValueError::new(format!("expected a URL such as {example}: {reason}"))
+}
+
+fn parse_port(text: &str) -> Option<u16> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|port| digits && *port > 0)
+}
+
+fn parse_host(text: &str) -> Option<String> {
+    if let Some(inner) = text.strip_prefix('[') {
+        let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
+        return Some(address.to_string());
+    }
+    // Names of services in container networks often have an underscore.
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    // A last dot keeps the resolver from trying the machine's own domains; TLS names have none.
+    let name = text.strip_suffix('.').unwrap_or(text);
+    (name.len() <= HOST_OCTETS && name.split('.').all(label)).then(|| text.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_server_is_dialled_over_tls_only() {
+        let url: ServerUrl = "wss://Tunnel.Example.com/".parse().unwrap();
+        assert_eq!(
+            (url.host(), url.port(), url.authority()),
+            ("tunnel.example.com", 443, "tunnel.example.com")
+        );
+        let url: ServerUrl = "wss://localhost:8443".parse().unwrap();
+        assert_eq!(
+            (url.port(), url.authority(), url.to_string().as_str()),
+            (8443, "localhost:8443", "wss://localhost:8443")
+        );
+        for bad in [
+            "ws://localhost",
+            "https://localhost",
+            "localhost",
+            "wss:localhost",
+            "wss://",
+            "wss://a/connect",
+            "",
+        ] {
+            assert!(bad.parse::<ServerUrl>().is_err(), "{bad}");
+        }
+        assert!(
+            "ws://localhost"
+                .parse::<ServerUrl>()
+                .unwrap_err()
+                .to_string()
+                .contains("no TLS")
+        );
+    }
+
+    #[test]
+    fn an_upstream_has_a_scheme_a_host_and_a_port() {
+        let check = |text: &str, scheme, host: &str, port, authority: &str| {
+            let url: UpstreamUrl = text.parse().unwrap();
+            assert_eq!(
+                (url.scheme(), url.host(), url.port(), url.authority()),
+                (scheme, host, port, authority)
+            );
+        };
+        check(
+            "http://127.0.0.1:3000",
+            UpstreamScheme::Http,
+            "127.0.0.1",
+            3000,
+            "127.0.0.1:3000",
+        );
+        check(
+            "https://argo-server/",
+            UpstreamScheme::Https,
+            "argo-server",
+            443,
+            "argo-server",
+        );
+        check(
+            "h2c://my_service:80",
+            UpstreamScheme::H2c,
+            "my_service",
+            80,
+            "my_service",
+        );
+        check(
+            "HTTP://[::1]:8080",
+            UpstreamScheme::Http,
+            "::1",
+            8080,
+            "[::1]:8080",
+        );
+        check(
+            "http://app.svc.cluster.local.:1",
+            UpstreamScheme::Http,
+            "app.svc.cluster.local.",
+            1,
+            "app.svc.cluster.local.:1",
+        );
+    }
+
+    #[test]
+    fn anything_more_than_that_is_refused_and_not_repeated() {
+        for bad in [
+            "http://me:secret@host",
+            "http://host/secret",
+            "http://host?secret",
+            "http://host#secret",
+            "http://",
+            "http://host:0",
+            "http://host:99999",
+            "http://host:+1",
+            "http://host:",
+            "http://ho st",
+            "http://::1",
+            "http://[::1",
+            "http://[secret]",
+            "http://a..b",
+            "ftp://host",
+            "host:80",
+            "http://host//",
+        ] {
+            let error = bad.parse::<UpstreamUrl>().unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{bad}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_url_reads_back_as_written(
+            scheme in "(http|https|h2c)", host in "([a-z][a-z0-9-]{0,9}|\\[::1\\])", port in 1u16..
+        ) {
+            let url: UpstreamUrl = format!("{scheme}://{host}:{port}").parse().unwrap();
+            prop_assert_eq!(url.to_string().parse::<UpstreamUrl>().unwrap(), url);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "((http|wss)://)?\\PC{0,40}") {
+            let _ = text.parse::<UpstreamUrl>();
+            let _ = text.parse::<ServerUrl>();
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The program `tunnel-client`: parses the command line, does what it says, and ends with its exit code.
+
+use std::process::ExitCode;
+
+use tunnel_client::cli::Cli;
+use tunnel_client::command;
+use tunnel_ops::flags;
+
+fn main() -> ExitCode {
+    match flags::parse::<Cli>(std::env::args_os()) {
+        Ok(cli) => command::execute(cli),
+        Err(code) => code,
+    }
+}

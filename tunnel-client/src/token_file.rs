@@ -1,0 +1,116 @@
+//! The file that holds the token, and nothing else.
+//!
+//! In comes its path, at each dial anew, since tokens are changed while a client runs; out comes the token. What kind
+//! of token it is only the server knows. No error or log shows any of it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use secrecy::SecretString;
+
+/// Largest file taken: far more than any token, and it has to fit into a request's head.
+const MAX_BYTES: u64 = 16 * 1024;
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenFileError {
+    /// The file cannot be read.
+    #[error("the token file {} cannot be read: {source}", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds nothing.
+    #[error("the token file {} is empty: put the token into it", .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file holds something else.
+    #[error("the token file {} holds something else: put the token into it, on one line and alone", .path.display())]
+    NotAToken {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads the token. White space around it, such as the line's end, is not part of it.
+pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
+    let unreadable = |source| TokenFileError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    let token = bytes.trim_ascii();
+    if token.is_empty() {
+        return Err(TokenFileError::Empty {
+            path: path.to_owned(),
+        });
+    }
+    // Anything else could not travel in an `Authorization` field.
+    let fits = bytes.len() as u64 <= MAX_BYTES && token.iter().all(u8::is_ascii_graphic);
+    match std::str::from_utf8(token) {
+        Ok(token) if fits => Ok(token.into()),
+        _ => Err(TokenFileError::NotAToken {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use secrecy::ExposeSecret;
+
+    use super::*;
+
+    fn read_bytes(bytes: &[u8]) -> Result<SecretString, TokenFileError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        fs::write(&path, bytes).unwrap();
+        read(&path)
+    }
+
+    #[test]
+    fn a_token_is_read_without_the_white_space_around_it() {
+        for text in ["tnlrt_1_a", "tnlrt_1_a\n", "  tnlrt_1_a\r\n"] {
+            assert_eq!(
+                read_bytes(text.as_bytes()).unwrap().expose_secret(),
+                "tnlrt_1_a"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused_and_not_shown() {
+        assert!(matches!(
+            read_bytes(b" \n"),
+            Err(TokenFileError::Empty { .. })
+        ));
+        for bytes in [
+            &b"two words"[..],
+            b"two\nlines",
+            b"t\xc3\xb6ken",
+            b"\xff",
+            &[b'x'; 20_000],
+        ] {
+            let error = read_bytes(bytes).unwrap_err();
+            assert!(matches!(error, TokenFileError::NotAToken { .. }), "{error}");
+            assert!(!error.to_string().contains("two"), "{error}");
+        }
+        let missing = read(Path::new("/nowhere/token")).unwrap_err().to_string();
+        assert!(
+            missing.starts_with("the token file /nowhere/token cannot be read"),
+            "{missing}"
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! What each subcommand does, one file each.
+//!
+//! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a line; standard
+//! output carries only what was asked for.
+
+mod atomic_file;
+mod certs;
+mod run;
+mod token;
+mod validate;
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
+
+use crate::cli::{Cli, Command, TokenCommand};
+
+/// Why a command did not do what it was told.
+enum Failure {
+    /// Its flags or the files they name are not good.
+    Configuration(String),
+    /// It could not be done.
+    Running(String),
+}
+
+/// Does what the command line says.
+pub fn execute(cli: Cli) -> ExitCode {
+    let result = match cli.command {
+        Command::Run(given) => run::run(*given),
+        Command::Validate(given) => validate::validate(*given),
+        Command::Certs(args) => certs::certs(&args),
+        Command::Token(TokenCommand::Create(args)) => token::create(&args),
+    };
+    let (code, text) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Configuration(text)) => (ExitCode::from(EXIT_BAD_CONFIGURATION), text),
+        Err(Failure::Running(text)) => (ExitCode::FAILURE, text),
+    };
+    for line in text.lines() {
+        eprintln!("error: {line}");
+    }
+    code
+}
+
+impl Failure {
+    fn configuration(error: impl Display) -> Self {
+        Self::Configuration(error.to_string())
+    }
+
+    fn running(error: impl Display) -> Self {
+        Self::Running(error.to_string())
+    }
+}

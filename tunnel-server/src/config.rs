@@ -1,0 +1,382 @@
+//! The checked configuration: what every part of the server may rely on.
+//!
+//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot be wrong, with its
+//! certificates, keys and runtimes read, or every fault at once. Tests and programs that hold a server start from
+//! [`Config::new`] and set what differs.
+
+mod origin;
+mod source;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tunnel_ops::config_file::ConfigFileError;
+use tunnel_ops::config_value::listeners_overlap;
+use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_ops::tls_files::{Identity, TlsFilesError};
+
+pub use self::origin::Origin;
+pub use self::source::{Given, Network, Source};
+use crate::runtimes::{HostName, NameError, Runtimes, RuntimesError};
+
+/// The domain when none is given: browsers and curl resolve all names below `localhost` to this machine.
+pub const DEFAULT_DOMAIN: &str = "tunnels.localhost";
+
+const TUNNEL_LISTEN: SocketAddr = local(8443);
+const PUBLIC_LISTEN: SocketAddr = local(8080);
+const ADMIN_LISTEN: SocketAddr = local(9090);
+
+/// Everything that a server needs to know. Times of zero mean "at once", where they are allowed.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// Where tunnel clients connect. Default 127.0.0.1:8443.
+    pub tunnel_listen: SocketAddr,
+    /// Certificate and key of the tunnel listener.
+    pub tunnel_tls: Identity,
+    /// Where platform clients connect. Default 127.0.0.1:8080.
+    pub public_listen: SocketAddr,
+    /// Certificate and key of the public listener; none means plain. Default none.
+    pub public_tls: Option<Identity>,
+    /// Where the operator asks for metrics and health. Default 127.0.0.1:9090.
+    pub admin_listen: SocketAddr,
+    /// Each runtime is reached at `<label>.<domain>`. Default `tunnels.localhost`.
+    pub domain: HostName,
+    /// Who may connect, and at which hosts each is reached.
+    pub runtimes: Runtimes,
+    /// Peers whose forwarding fields and PROXY headers are believed. Default none.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Whether trusted proxies send a PROXY header. Default false.
+    pub proxy_protocol: bool,
+    /// Origins whose pages may read the tunnel's own answers. Default none.
+    pub cors_origins: Vec<Origin>,
+    /// Time for a connection's first byte. Default 10 s.
+    pub first_byte_timeout: Duration,
+    /// Time for a TLS handshake, on both listeners. Default 10 s.
+    pub tls_handshake_timeout: Duration,
+    /// Time for a request's head, from its first byte. Default 30 s.
+    pub request_head_timeout: Duration,
+    /// Longest silence within a request's body. Default 60 s.
+    pub body_idle_timeout: Duration,
+    /// Longest silence between requests of one connection. Default 75 s, more than common load balancers' 60 s, so
+    /// that it is they who close.
+    pub keep_alive_timeout: Duration,
+    /// How long `Expect: 100-continue` waits for the upstream's word before the body is asked for. Default 1 s.
+    pub expect_wait: Duration,
+    /// Public connections open at once. Default 50,000.
+    pub max_connections: usize,
+    /// Public connections open at once from one address. Default 1,000.
+    pub max_connections_per_address: usize,
+    /// Largest head of a request, in bytes, 8 KiB to 128 KiB. Default 128 KiB.
+    pub max_head_bytes: usize,
+    /// How long a request waits for a runtime's client to come back. Default 5 s.
+    pub offline_wait: Duration,
+    /// Time between pings on a session. Default 15 s.
+    pub ping_interval: Duration,
+    /// How long the server goes on accepting after it was asked to stop. Default 0 s.
+    pub drain_delay: Duration,
+    /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than Kubernetes' 30 s.
+    pub grace_period: Duration,
+    /// Exchanges open at once on one session, 1 to 4096, where the runtime's own limit is not lower. Default 1024.
+    pub max_exchanges: u32,
+    /// Threads that carry traffic; 0 means one for each core. Default 0.
+    pub shards: usize,
+    /// Whether each exchange is logged. Default true.
+    pub access_log: bool,
+    /// How log lines look. Default text.
+    pub log_format: LogFormat,
+    /// What is logged. Default `info`.
+    pub log_level: LogFilter,
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigFault {
+    /// Something without a default is not given.
+    #[error(
+        "--{flag} is missing: {purpose} (or TUNNEL_SERVER_{}, or `{}` in the configuration file)",
+        flag.to_uppercase().replace('-', "_"), flag.replace('-', "_")
+    )]
+    Missing {
+        /// The flag.
+        flag: &'static str,
+        /// What it is for.
+        purpose: &'static str,
+    },
+    /// A value that is not possible, alone or beside another.
+    #[error("--{flag}: {problem}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The configuration file.
+    #[error(transparent)]
+    File(#[from] ConfigFileError),
+    /// A name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The runtimes file.
+    #[error(transparent)]
+    Runtimes(#[from] RuntimesError),
+    /// A certificate or key file.
+    #[error(transparent)]
+    Tls(#[from] TlsFilesError),
+}
+
+/// Everything that is wrong with the configuration, one fault a line.
+#[derive(Debug)]
+pub struct ConfigError(Vec<ConfigFault>);
+
+impl Config {
+    /// A configuration with all defaults.
+    pub fn new(tunnel_tls: Identity, runtimes: Runtimes, domain: HostName) -> Self {
+        Self {
+            tunnel_listen: TUNNEL_LISTEN,
+            tunnel_tls,
+            public_listen: PUBLIC_LISTEN,
+            public_tls: None,
+            admin_listen: ADMIN_LISTEN,
+            domain,
+            runtimes,
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
+            cors_origins: Vec::new(),
+            first_byte_timeout: Duration::from_secs(10),
+            tls_handshake_timeout: Duration::from_secs(10),
+            request_head_timeout: Duration::from_secs(30),
+            body_idle_timeout: Duration::from_secs(60),
+            keep_alive_timeout: Duration::from_secs(75),
+            expect_wait: Duration::from_secs(1),
+            max_connections: 50_000,
+            max_connections_per_address: 1_000,
+            max_head_bytes: 128 * 1024,
+            offline_wait: Duration::from_secs(5),
+            ping_interval: Duration::from_secs(15),
+            drain_delay: Duration::ZERO,
+            grace_period: Duration::from_secs(25),
+            max_exchanges: 1_024,
+            shards: 0,
+            access_log: true,
+            log_format: LogFormat::Text,
+            log_level: LogFilter::default(),
+        }
+    }
+
+    /// Checks everything that was given, reading the files it names.
+    pub fn check(source: Source) -> Result<Self, ConfigError> {
+        let mut faults = Vec::new();
+        let domain = source
+            .domain
+            .clone()
+            .map_or_else(|| DEFAULT_DOMAIN.parse(), Ok);
+        let domain = or_fault(&mut faults, domain);
+        let tunnel_tls = tunnel_identity(&source, &mut faults);
+        let public_tls = public_identity(&source, &mut faults);
+        let runtimes = runtimes(&source, domain.as_ref(), &mut faults);
+        check_listeners(&source, &mut faults);
+        check_proxies(&source, &mut faults);
+        match (domain, tunnel_tls, runtimes) {
+            (Some(domain), Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => {
+                let mut config = Self::new(tunnel_tls, runtimes, domain);
+                config.public_tls = public_tls;
+                config.apply(source);
+                Ok(config)
+            }
+            _ => Err(ConfigError(faults)),
+        }
+    }
+
+    /// Replaces defaults by what was given.
+    fn apply(&mut self, source: Source) {
+        set(&mut self.tunnel_listen, source.tunnel_listen);
+        set(&mut self.public_listen, source.public_listen);
+        set(&mut self.admin_listen, source.admin_listen);
+        set(&mut self.trusted_proxies, source.trusted_proxies.map(plain));
+        set(&mut self.proxy_protocol, source.proxy_protocol);
+        set(&mut self.cors_origins, source.cors_origin);
+        set(&mut self.first_byte_timeout, source.first_byte_timeout);
+        set(
+            &mut self.tls_handshake_timeout,
+            source.tls_handshake_timeout,
+        );
+        set(&mut self.request_head_timeout, source.request_head_timeout);
+        set(&mut self.body_idle_timeout, source.body_idle_timeout);
+        set(&mut self.keep_alive_timeout, source.keep_alive_timeout);
+        set(&mut self.expect_wait, source.expect_wait);
+        set(&mut self.max_connections, source.max_connections);
+        let per_address = source.max_connections_per_address;
+        set(&mut self.max_connections_per_address, per_address);
+        set(&mut self.max_head_bytes, source.max_head_size);
+        set(&mut self.offline_wait, source.offline_wait);
+        set(&mut self.ping_interval, source.ping_interval);
+        set(&mut self.drain_delay, source.drain_delay);
+        set(&mut self.grace_period, source.grace_period);
+        set(&mut self.max_exchanges, source.max_exchanges);
+        set(&mut self.shards, source.shards);
+        set(&mut self.access_log, source.access_log);
+        set(&mut self.log_format, source.log_format);
+        set(&mut self.log_level, source.log_level);
+    }
+}
+
+impl ConfigError {
+    /// The faults.
+    pub fn faults(&self) -> &[ConfigFault] {
+        &self.0
+    }
+}
+
+impl From<ConfigFileError> for ConfigError {
+    fn from(error: ConfigFileError) -> Self {
+        Self(vec![error.into()])
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Without a configuration only this machine is listened to.
+const fn local(port: u16) -> SocketAddr {
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+}
+
+fn tunnel_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Identity> {
+    let cert = required(
+        faults,
+        source.tls_cert.as_ref(),
+        "tls-cert",
+        "the tunnel listener's certificate chain",
+    );
+    let key = required(
+        faults,
+        source.tls_key.as_ref(),
+        "tls-key",
+        "the key of the tunnel listener's certificate",
+    );
+    identity(cert?, key?, faults)
+}
+
+fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Identity> {
+    match (&source.public_tls_cert, &source.public_tls_key) {
+        (Some(cert), Some(key)) => identity(cert, key, faults),
+        (None, None) => None,
+        (Some(_), None) => {
+            faults.push(value(
+                "public-tls-cert",
+                "its key is missing: give --public-tls-key as well",
+            ));
+            None
+        }
+        (None, Some(_)) => {
+            faults.push(value(
+                "public-tls-key",
+                "its certificate is missing: give --public-tls-cert as well",
+            ));
+            None
+        }
+    }
+}
+
+fn identity(cert: &Path, key: &Path, faults: &mut Vec<ConfigFault>) -> Option<Identity> {
+    or_fault(faults, Identity::load(cert, key))
+}
+
+fn runtimes(
+    source: &Source,
+    domain: Option<&HostName>,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<Runtimes> {
+    let purpose =
+        "without a runtimes file nobody could be let in; `tunnel-server token create` makes one";
+    let path = required(faults, source.runtimes.as_ref(), "runtimes", purpose)?;
+    or_fault(faults, Runtimes::load(path, domain?))
+}
+
+/// Two listeners on one port would each get some of the other's connections, or the second could not be bound.
+fn check_listeners(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let listeners = [
+        (
+            "tunnel-listen",
+            source.tunnel_listen.map_or(TUNNEL_LISTEN, Into::into),
+        ),
+        (
+            "public-listen",
+            source.public_listen.map_or(PUBLIC_LISTEN, Into::into),
+        ),
+        (
+            "admin-listen",
+            source.admin_listen.map_or(ADMIN_LISTEN, Into::into),
+        ),
+    ];
+    for (index, (flag, address)) in listeners.iter().enumerate() {
+        for (other_flag, other) in listeners.iter().skip(index + 1) {
+            if listeners_overlap(*address, *other) {
+                let problem =
+                    format!("{other} meets {address} of --{flag}: give each listener its own port");
+                faults.push(value(other_flag, problem));
+            }
+        }
+    }
+}
+
+fn check_proxies(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let nobody = source.trusted_proxies.as_ref().is_none_or(Vec::is_empty);
+    if source.proxy_protocol == Some(true) && nobody {
+        let problem = "nobody may send a PROXY header: name the proxies in --trusted-proxies";
+        faults.push(value("proxy-protocol", problem));
+    }
+}
+
+fn required<'a>(
+    faults: &mut Vec<ConfigFault>,
+    given: Option<&'a PathBuf>,
+    flag: &'static str,
+    purpose: &'static str,
+) -> Option<&'a PathBuf> {
+    if given.is_none() {
+        faults.push(ConfigFault::Missing { flag, purpose });
+    }
+    given
+}
+
+fn or_fault<T, E: Into<ConfigFault>>(
+    faults: &mut Vec<ConfigFault>,
+    result: Result<T, E>,
+) -> Option<T> {
+    result.map_err(|error| faults.push(error.into())).ok()
+}
+
+fn value(flag: &'static str, problem: impl Into<String>) -> ConfigFault {
+    ConfigFault::Value {
+        flag,
+        problem: problem.into(),
+    }
+}
+
+fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
+    if let Some(given) = given {
+        *setting = given.into();
+    }
+}
+
+fn plain(networks: Vec<Network>) -> Vec<IpNet> {
+    networks.into_iter().map(IpNet::from).collect()
+}
+
+#[cfg(test)]
+mod tests;

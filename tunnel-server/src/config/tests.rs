@@ -1,0 +1,307 @@
+//! Tests of what is given, merged and checked.
+
+use std::fs;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use super::*;
+use crate::certs;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    given: Given,
+}
+
+/// A folder with all the files a server needs.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        let made = certs::generate(&["localhost".to_owned()], 1).unwrap();
+        folder.write("server.pem", &made.server_pem);
+        folder.write("server.key", &made.server_key);
+        folder.write("client.key", &made.client_key);
+        folder.write(
+            "runtimes.toml",
+            "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n",
+        );
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// What is required, and then these flags; the environment of the tests sets nothing.
+    fn check(&self, flags: &[&str]) -> Result<Config, ConfigError> {
+        let required = [
+            "tls-cert=server.pem",
+            "tls-key=server.key",
+            "runtimes=runtimes.toml",
+        ]
+        .map(|required| {
+            let (flag, file) = required.split_once('=').unwrap();
+            format!("--{flag}={}", self.path(file).display())
+        });
+        let arguments = required
+            .iter()
+            .map(String::as_str)
+            .chain(flags.iter().copied());
+        Config::check(given(arguments).merge().map_err(ConfigError::from)?)
+    }
+
+    #[track_caller]
+    fn faults(&self, flags: &[&str]) -> Vec<String> {
+        self.check(flags)
+            .unwrap_err()
+            .faults()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+}
+
+fn given<'a>(flags: impl IntoIterator<Item = &'a str>) -> Given {
+    Flags::parse_from([""].into_iter().chain(flags)).given
+}
+
+fn flags() -> Vec<clap::Arg> {
+    Flags::command()
+        .get_arguments()
+        .filter(|flag| flag.get_id() != "help")
+        .cloned()
+        .collect()
+}
+
+#[test]
+fn the_defaults_told_in_the_help_are_the_defaults() {
+    let folder = Folder::new();
+    let plain = format!("{:?}", folder.check(&[]).unwrap());
+    let mut told = 0;
+    for flag in flags() {
+        let help = flag.get_help().unwrap().to_string();
+        let Some((_, default)) = help.split_once("[default: ") else {
+            continue;
+        };
+        let setting = format!(
+            "--{}={}",
+            flag.get_long().unwrap(),
+            default.trim_end_matches(']')
+        );
+        assert_eq!(
+            format!("{:?}", folder.check(&[&setting]).unwrap()),
+            plain,
+            "{setting}"
+        );
+        told += 1;
+    }
+    assert!(told > 20, "most settings have a default: {told}");
+}
+
+#[test]
+fn flag_environment_and_key_have_one_name() {
+    for flag in flags() {
+        let long = flag.get_long().unwrap();
+        let variable = flag.get_env().unwrap().to_str().unwrap();
+        assert_eq!(
+            variable,
+            format!("TUNNEL_SERVER_{}", long.to_uppercase().replace('-', "_"))
+        );
+        if long == "config" {
+            continue;
+        }
+        // A key that is known complains about the value's type, one that is not about the key.
+        let text = format!("{} = {{}}", long.replace('-', "_"));
+        let error = tunnel_ops::config_file::TomlFile::from_text("f", text)
+            .parse::<Source>()
+            .unwrap_err();
+        assert_eq!(
+            error.key(),
+            Some(long.replace('-', "_").as_str()),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn flags_come_before_the_environment_and_that_before_the_file() {
+    let folder = Folder::new();
+    let file = folder.write(
+        "server.toml",
+        "offline_wait = \"1s\"\nexpect_wait = \"2s\"\ngrace_period = \"3s\"\n",
+    );
+    // Setting variables is not safe in a process with threads, so clap is shown an argument with another variable.
+    let command = Flags::command()
+        .mut_arg("offline_wait", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"))
+        .mut_arg("expect_wait", |flag| {
+            flag.env("CARGO_PKG_VERSION_MAJOR")
+                .value_parser(|_: &str| "7s".parse::<tunnel_ops::config_value::DurationText>())
+        });
+    let matches =
+        command.get_matches_from(["", "--offline-wait=9s", "--config", file.to_str().unwrap()]);
+    let source = Flags::from_arg_matches(&matches)
+        .unwrap()
+        .given
+        .merge()
+        .unwrap();
+    assert_eq!(source.offline_wait, Some("9s".parse().unwrap()), "the flag");
+    assert_eq!(
+        source.expect_wait,
+        Some("7s".parse().unwrap()),
+        "the environment"
+    );
+    assert_eq!(source.grace_period, Some("3s".parse().unwrap()), "the file");
+}
+
+#[test]
+fn a_file_says_the_same_as_flags() {
+    let folder = Folder::new();
+    let file = folder.write(
+        "server.toml",
+        r#"
+        tls_cert = "server.pem"
+        tls_key = "server.key"
+        public_tls_cert = "server.pem"
+        public_tls_key = "server.key"
+        runtimes = "runtimes.toml"
+        public_listen = "127.0.0.1:8081"
+        domain = "Tunnels.Example"
+        trusted_proxies = ["10.0.0.7/8", "192.0.2.7"]
+        proxy_protocol = true
+        cors_origin = ["https://a.example", "https://b.example"]
+        max_connections = 5
+        max_head_size = "64KiB"
+        access_log = false
+        log_format = "json"
+        log_level = "warn,tunnel_server=debug"
+        "#,
+    );
+    let from_file = given(["--config", file.to_str().unwrap()]).merge().unwrap();
+    let from_file = Config::check(from_file).unwrap();
+    let public =
+        |flag: &str, file: &str| format!("--public-tls-{flag}={}", folder.path(file).display());
+    let from_flags = folder.check(&[
+        &public("cert", "server.pem"),
+        &public("key", "server.key"),
+        "--public-listen=127.0.0.1:8081",
+        "--domain=tunnels.example",
+        "--trusted-proxies=10.0.0.7/8,192.0.2.7",
+        "--proxy-protocol",
+        "--cors-origin=https://a.example",
+        "--cors-origin=https://b.example",
+        "--max-connections=5",
+        "--max-head-size=64KiB",
+        "--access-log=false",
+        "--log-format=json",
+        "--log-level=warn,tunnel_server=debug",
+    ]);
+    assert_eq!(
+        format!("{from_file:?}"),
+        format!("{:?}", from_flags.unwrap())
+    );
+    assert_eq!(from_file.trusted_proxies.len(), 2);
+    assert!(
+        from_file.trusted_proxies[0].to_string() == "10.0.0.0/8" && from_file.public_tls.is_some()
+    );
+}
+
+#[test]
+fn what_is_missing_is_all_told_at_once() {
+    let error = Config::check(Source::default()).unwrap_err();
+    assert_eq!(
+        error.to_string().lines().collect::<Vec<_>>(),
+        [
+            "--tls-cert is missing: the tunnel listener's certificate chain (or TUNNEL_SERVER_TLS_CERT, or `tls_cert` in the configuration file)",
+            "--tls-key is missing: the key of the tunnel listener's certificate (or TUNNEL_SERVER_TLS_KEY, or `tls_key` in the configuration file)",
+            "--runtimes is missing: without a runtimes file nobody could be let in; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
+        ]
+    );
+}
+
+#[test]
+fn listeners_need_ports_of_their_own() {
+    let folder = Folder::new();
+    assert_eq!(
+        folder.faults(&["--public-listen=0.0.0.0:8443", "--admin-listen=[::]:8443"]),
+        [
+            "--public-listen: 0.0.0.0:8443 meets 127.0.0.1:8443 of --tunnel-listen: give each listener its own port",
+            "--admin-listen: [::]:8443 meets 127.0.0.1:8443 of --tunnel-listen: give each listener its own port",
+            "--admin-listen: [::]:8443 meets 0.0.0.0:8443 of --public-listen: give each listener its own port",
+        ]
+    );
+    assert!(
+        folder
+            .check(&["--public-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
+            .is_ok()
+    );
+}
+
+#[test]
+fn a_proxy_protocol_needs_proxies() {
+    let folder = Folder::new();
+    let nobody =
+        "--proxy-protocol: nobody may send a PROXY header: name the proxies in --trusted-proxies";
+    assert_eq!(folder.faults(&["--proxy-protocol"]), [nobody]);
+    assert!(folder.check(&["--proxy-protocol=false"]).is_ok());
+    assert!(
+        folder
+            .check(&["--proxy-protocol", "--trusted-proxies=10.0.0.0/8"])
+            .is_ok()
+    );
+}
+
+#[test]
+fn times_that_bound_a_peer_cannot_be_zero() {
+    let zero = |flag: &str| Flags::try_parse_from(["", &format!("--{flag}=0s")]).is_ok();
+    for flag in flags().iter().filter_map(|flag| flag.get_long()) {
+        let bounds_a_peer = flag.ends_with("-timeout") || flag == "ping-interval";
+        let may_be_zero =
+            ["offline-wait", "drain-delay", "grace-period", "expect-wait"].contains(&flag);
+        assert!(!bounds_a_peer || !zero(flag), "{flag}");
+        assert!(!may_be_zero || zero(flag), "{flag}");
+    }
+}
+
+#[test]
+fn a_public_certificate_needs_its_key() {
+    let folder = Folder::new();
+    let (cert, key) = (folder.path("server.pem"), folder.path("client.key"));
+    let cert = format!("--public-tls-cert={}", cert.display());
+    let key = format!("--public-tls-key={}", key.display());
+    assert_eq!(
+        folder.faults(&[&cert]),
+        ["--public-tls-cert: its key is missing: give --public-tls-key as well"]
+    );
+    assert_eq!(
+        folder.faults(&[&key]),
+        ["--public-tls-key: its certificate is missing: give --public-tls-cert as well"]
+    );
+    let mismatch = folder.faults(&[&cert, &key]);
+    assert!(
+        mismatch[0].contains("client.key: the key does not belong"),
+        "{mismatch:?}"
+    );
+}
+
+#[test]
+fn networks_are_networks_or_addresses() {
+    let text = |network: &str| {
+        network
+            .parse::<Network>()
+            .map(|network| IpNet::from(network).to_string())
+    };
+    assert_eq!(text("10.1.2.3/8").as_deref(), Ok("10.0.0.0/8"));
+    assert_eq!(text("192.0.2.7").as_deref(), Ok("192.0.2.7/32"));
+    assert_eq!(text("::1").as_deref(), Ok("::1/128"));
+    for bad in ["", "10.0.0.0/33", "localhost", "10.0.0/8"] {
+        assert!(text(bad).is_err(), "{bad}");
+    }
+}

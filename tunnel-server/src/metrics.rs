@@ -1,0 +1,276 @@
+//! Every metric family of the tunnel server, and the series of single runtimes.
+//!
+//! Labels come from the configuration and from our own tables only, never from a request. A
+//! runtime's series begin with its tunnel and end with it: their handles are in a
+//! [`RuntimeMetrics`] that takes its series away when the last holder lets go.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, core::Collector,
+};
+use tunnel_proto::problem::Problem;
+
+use crate::runtimes::RuntimeLabel;
+
+/// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
+/// of microseconds, to long polls.
+const DURATIONS: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// Status classes of exchanges, by first digit.
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// All families; one for each server.
+pub struct Metrics {
+    registry: Registry,
+    /// Live sessions.
+    pub sessions: IntGauge,
+    /// Session requests by result: `accepted` or the refusal's reason.
+    pub handshakes: IntCounterVec,
+    /// Ended sessions by close reason.
+    pub sessions_ended: IntCounterVec,
+    /// Open connections by listener.
+    pub connections: IntGaugeVec,
+    /// Connections refused or ended before a request, by listener and cause.
+    pub connections_refused: IntCounterVec,
+    /// Answers made by the tunnel itself, by reason and hop.
+    problems: IntCounterVec,
+    /// From the checked request until it is on its way through a session.
+    pub own_duration: Histogram,
+    /// From the checked request to the end of the response.
+    pub duration: Histogram,
+    exchanges: IntCounterVec,
+    bytes: IntCounterVec,
+    open_exchanges: IntGaugeVec,
+    round_trip: HistogramVec,
+    runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
+}
+
+/// The series of one runtime.
+pub struct RuntimeMetrics {
+    label: RuntimeLabel,
+    metrics: Arc<Metrics>,
+    classes: [IntCounter; 5],
+    /// Bytes of request bodies sent to the runtime.
+    pub bytes_in: IntCounter,
+    /// Bytes of response bodies received from it.
+    pub bytes_out: IntCounter,
+    /// Open exchanges, upgraded connections among them.
+    pub open: IntGauge,
+    round_trip: Histogram,
+}
+
+impl Metrics {
+    /// Registers all families.
+    ///
+    /// # Errors
+    /// Never with the names that stand here; the library wants it handled.
+    pub fn new() -> prometheus::Result<Arc<Self>> {
+        let registry = Registry::new();
+        let new = Families(&registry);
+        Ok(Arc::new(Self {
+            sessions: new.gauge("sessions", "Live sessions")?,
+            handshakes: new.counters("handshakes_total", "Session requests", &["result"])?,
+            sessions_ended: new.counters("sessions_ended_total", "Ended sessions", &["reason"])?,
+            connections: new.gauges("connections", "Open connections", &["listener"])?,
+            connections_refused: new.counters(
+                "connections_refused_total",
+                "Connections ended before their first request",
+                &["listener", "cause"],
+            )?,
+            problems: new.counters(
+                "problems_total",
+                "Failures answered by the tunnel itself",
+                &["reason", "hop"],
+            )?,
+            own_duration: new.durations(
+                "own_duration_seconds",
+                "From the checked request until it is on its way through a session",
+            )?,
+            duration: new.durations(
+                "exchange_duration_seconds",
+                "From the checked request to the end of its response",
+            )?,
+            exchanges: new.counters(
+                "exchanges_total",
+                "Answered exchanges, by status class",
+                &["runtime", "status"],
+            )?,
+            bytes: new.counters(
+                "bytes_total",
+                "Bytes of message bodies; in is towards the runtime",
+                &["runtime", "direction"],
+            )?,
+            open_exchanges: new.gauges("open_exchanges", "Open exchanges", &["runtime"])?,
+            round_trip: new.durations_by(
+                "round_trip_seconds",
+                "Round-trip time that pings through a session showed",
+                &["runtime"],
+            )?,
+            runtimes: Mutex::default(),
+            registry,
+        }))
+    }
+
+    /// What `/metrics` shows.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Counts a failure that the tunnel answers itself.
+    pub fn count_problem(&self, problem: &Problem) {
+        let labels = [problem.reason().name(), problem.hop().name()];
+        self.problems.with_label_values(&labels).inc();
+    }
+
+    /// The series of a runtime, made if it has none.
+    #[must_use]
+    pub fn runtime(self: &Arc<Self>, label: &RuntimeLabel) -> Arc<RuntimeMetrics> {
+        let mut runtimes = self.runtimes.lock();
+        if let Some(held) = runtimes.get(label).and_then(Weak::upgrade) {
+            return held;
+        }
+        let name = label.as_str();
+        let made = Arc::new(RuntimeMetrics {
+            label: label.clone(),
+            metrics: self.clone(),
+            classes: CLASSES.map(|class| self.exchanges.with_label_values(&[name, class])),
+            bytes_in: self.bytes.with_label_values(&[name, "in"]),
+            bytes_out: self.bytes.with_label_values(&[name, "out"]),
+            open: self.open_exchanges.with_label_values(&[name]),
+            round_trip: self.round_trip.with_label_values(&[name]),
+        });
+        runtimes.insert(label.clone(), Arc::downgrade(&made));
+        made
+    }
+}
+
+/// Makes families whose names all begin with `tunnel_server_`.
+struct Families<'a>(&'a Registry);
+
+impl Families<'_> {
+    fn options(name: &str, help: &str) -> Opts {
+        Opts::new(name, help).namespace("tunnel_server")
+    }
+
+    fn register<C: Collector + Clone + 'static>(&self, family: C) -> prometheus::Result<C> {
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.register(IntGauge::with_opts(Self::options(name, help))?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.register(IntGaugeVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> prometheus::Result<IntCounterVec> {
+        self.register(IntCounterVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn durations(&self, name: &str, help: &str) -> prometheus::Result<Histogram> {
+        let options = HistogramOpts::from(Self::options(name, help)).buckets(DURATIONS.to_vec());
+        self.register(Histogram::with_opts(options)?)
+    }
+
+    fn durations_by(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> prometheus::Result<HistogramVec> {
+        let options = HistogramOpts::from(Self::options(name, help)).buckets(DURATIONS.to_vec());
+        self.register(HistogramVec::new(options, labels)?)
+    }
+}
+
+impl RuntimeMetrics {
+    /// The runtime.
+    #[must_use]
+    pub fn label(&self) -> &RuntimeLabel {
+        &self.label
+    }
+
+    /// Counts an answered exchange.
+    pub fn count_answer(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).clamp(1, CLASSES.len()) - 1;
+        self.classes[class].inc();
+    }
+
+    /// Records the round-trip time of a session.
+    pub fn observe_round_trip(&self, time: Duration) {
+        self.round_trip.observe(time.as_secs_f64());
+    }
+}
+
+impl Drop for RuntimeMetrics {
+    fn drop(&mut self) {
+        let mut runtimes = self.metrics.runtimes.lock();
+        // Somebody else may have begun the series anew since this was let go.
+        if runtimes.get(&self.label).is_some_and(|held| held.strong_count() > 0) {
+            return;
+        }
+        runtimes.remove(&self.label);
+        let name = self.label.as_str();
+        for class in CLASSES {
+            let _ = self.metrics.exchanges.remove_label_values(&[name, class]);
+        }
+        for direction in ["in", "out"] {
+            let _ = self.metrics.bytes.remove_label_values(&[name, direction]);
+        }
+        let _ = self.metrics.open_exchanges.remove_label_values(&[name]);
+        let _ = self.metrics.round_trip.remove_label_values(&[name]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtimes::{AccountName, RuntimeName};
+
+    fn label() -> RuntimeLabel {
+        let account: AccountName = "acme".parse().unwrap();
+        let runtime: RuntimeName = "prod".parse().unwrap();
+        RuntimeLabel::new(&account, &runtime).unwrap()
+    }
+
+    fn series(metrics: &Metrics) -> usize {
+        let families = metrics.registry().gather();
+        families
+            .iter()
+            .flat_map(|family| family.get_metric())
+            .filter(|metric| metric.get_label().iter().any(|pair| pair.value() == "acme-prod"))
+            .count()
+    }
+
+    #[test]
+    fn a_runtimes_series_go_with_the_last_holder() {
+        let metrics = Metrics::new().unwrap();
+        let first = metrics.runtime(&label());
+        let second = metrics.runtime(&label());
+        first.count_answer(StatusCode::OK);
+        assert!(series(&metrics) > 0);
+        drop(first);
+        assert!(series(&metrics) > 0);
+        drop(second);
+        assert_eq!(series(&metrics), 0);
+    }
+}

@@ -1,0 +1,178 @@
+//! The public listener: where platform clients come in.
+//!
+//! It accepts, holds the caps on connections in all and per address, and gives each connection a task
+//! of its own ([`connection`]). What one platform client does never holds up another, and no error
+//! of accepting ends the listener.
+
+pub mod answer;
+mod body;
+pub mod check;
+mod connection;
+pub mod detect;
+pub mod http1;
+mod observe;
+pub mod outgoing;
+mod prefixed;
+pub mod proxy_protocol;
+mod serve;
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::server::{Node, accept};
+
+/// Accepts platform clients until the node stops, then waits for those that are there.
+pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAcceptor>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (socket, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
+            () = node.stopping() => break,
+        };
+        while connections.try_join_next().is_some() {}
+        let address = peer.ip().to_canonical();
+        // A trusted proxy speaks for many: its connections count only in all.
+        let counted = (!node.is_trusted(address)).then_some(address);
+        match node.places.enter(counted) {
+            Ok(place) => {
+                connections.spawn(one(node.clone(), socket, peer, tls.clone(), place));
+            }
+            Err(full) => {
+                let labels = ["public", full.name()];
+                node.metrics.connections_refused.with_label_values(&labels).inc();
+            }
+        }
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+async fn one(
+    node: Arc<Node>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    place: Place,
+) {
+    let gauge = node.metrics.connections.with_label_values(&["public"]);
+    gauge.inc();
+    let _ = socket.set_nodelay(true);
+    connection::run(node, socket, peer, tls).await;
+    gauge.dec();
+    drop(place);
+}
+
+/// The places for connections, in all and for each address.
+pub struct Places {
+    max: usize,
+    max_per_address: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    in_all: usize,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+/// One connection's place; given back when dropped.
+pub struct Place {
+    places: Arc<Places>,
+    address: Option<IpAddr>,
+}
+
+/// Why there is no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// As many connections as allowed are open.
+    InAll,
+    /// As many as allowed are open from one address.
+    Address,
+}
+
+impl Full {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InAll => "max_connections",
+            Self::Address => "max_connections_per_address",
+        }
+    }
+}
+
+impl Places {
+    /// So many places.
+    #[must_use]
+    pub fn new(max: usize, max_per_address: usize) -> Arc<Self> {
+        Arc::new(Self { max, max_per_address, taken: Mutex::default() })
+    }
+
+    /// Takes a place for a connection from `address`, if that is to be counted.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Result<Place, Full> {
+        let mut taken = self.taken.lock();
+        if taken.in_all >= self.max {
+            return Err(Full::InAll);
+        }
+        if let Some(address) = address {
+            let count = taken.by_address.entry(address).or_default();
+            if *count >= self.max_per_address {
+                return Err(Full::Address);
+            }
+            *count += 1;
+        }
+        taken.in_all += 1;
+        Ok(Place { places: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken.lock();
+        taken.in_all -= 1;
+        if let Some(address) = self.address
+            && let Some(count) = taken.by_address.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    taken.by_address.remove(&address);
+                }
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_in_all_and_per_address_and_come_back() {
+        let places = Places::new(3, 2);
+        let [a, b]: [Option<IpAddr>; 2] =
+            ["192.0.2.1", "192.0.2.2"].map(|text| Some(text.parse().unwrap()));
+        let first = places.enter(a).unwrap();
+        let _second = places.enter(a).unwrap();
+        assert_eq!(places.enter(a).err(), Some(Full::Address));
+        let _third = places.enter(b).unwrap();
+        assert_eq!(places.enter(b).err(), Some(Full::InAll));
+        drop(first);
+        let _again = places.enter(a).unwrap();
+        assert_eq!(places.taken.lock().by_address.len(), 2);
+    }
+
+    #[test]
+    fn an_address_without_connections_is_forgotten() {
+        let places = Places::new(3, 2);
+        drop(places.enter(Some("::1".parse().unwrap())).unwrap());
+        assert!(places.taken.lock().by_address.is_empty());
+    }
+}

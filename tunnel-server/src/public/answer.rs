@@ -1,0 +1,274 @@
+//! What the platform client gets: the upstream's response, or a problem as an answer of our own.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+use tunnel_proto::{
+    exchange::{BodyError, RecvBody},
+    fields,
+    problem::{Fault, Hop, Problem, Reason},
+};
+
+use super::{http1::InFlight, observe::Observation};
+
+const PROXY_STATUS: http::HeaderName = http::HeaderName::from_static("proxy-status");
+
+/// The body of an answer.
+pub(super) struct AnswerBody {
+    kind: Kind,
+    /// Records the exchange when its answer has ended.
+    observation: Option<Observation>,
+    /// Tells the connection's guard that the exchange is over.
+    _in_flight: Option<InFlight>,
+}
+
+#[allow(
+    clippy::large_enum_variant,
+    reason = "most bodies are those of exchanges; a box would cost each of them an allocation"
+)]
+enum Kind {
+    Exchange(RecvBody),
+    Own(Option<Bytes>),
+}
+
+impl AnswerBody {
+    /// A body of our own.
+    pub(super) fn own(content: impl Into<Bytes>) -> Self {
+        let content = content.into();
+        let content = (!content.is_empty()).then_some(content);
+        Self { kind: Kind::Own(content), observation: None, _in_flight: None }
+    }
+
+    /// Has the exchange recorded, and known as in flight, until the body's end.
+    pub(super) fn watched(
+        mut self,
+        observation: Option<Observation>,
+        in_flight: Option<InFlight>,
+    ) -> Self {
+        self.observation = observation;
+        self._in_flight = in_flight;
+        if self.is_end_stream() {
+            self.observation.iter_mut().for_each(Observation::on_end);
+        }
+        self
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let frame = match &mut this.kind {
+            Kind::Exchange(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => return Poll::Pending,
+            },
+            Kind::Own(content) => content.take().map(|content| Ok(Frame::data(content))),
+        };
+        let is_over = this.is_end_stream();
+        if let Some(observation) = &mut this.observation {
+            match &frame {
+                Some(Ok(frame)) => observation.on_frame(frame),
+                Some(Err(error)) => observation.on_error(error),
+                None => observation.on_end(),
+            }
+            // Nobody asks again when the end is known.
+            if is_over {
+                observation.on_end();
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Exchange(body) => body.is_end_stream(),
+            Kind::Own(content) => content.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Exchange(body) => body.size_hint(),
+            Kind::Own(content) => {
+                SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
+            }
+        }
+    }
+}
+
+/// The upstream's response as it is sent on: built anew, without what ends at a hop.
+///
+/// # Errors
+/// When the tunnel client sent a status or a length that no response can have.
+pub(super) fn response(
+    received: Response<RecvBody>,
+    method: &Method,
+) -> Result<Response<AnswerBody>, Problem> {
+    let (parts, body) = received.into_parts();
+    let malformed = |what| Problem::new(Hop::Server, Reason::WireMalformed, what);
+    if !(200..=599).contains(&parts.status.as_u16()) {
+        return Err(malformed("a status that no response has"));
+    }
+    let length = fields::content_length(&parts.headers)
+        .map_err(|_| malformed("a content-length that is no length"))?;
+    let mut answer =
+        Response::new(AnswerBody { kind: Kind::Exchange(body), observation: None, _in_flight: None });
+    *answer.status_mut() = parts.status;
+    *answer.headers_mut() = end_to_end(parts.headers);
+    // RFC 9110 section 8.6: no length on 204, nor on a 2xx to CONNECT.
+    let has_length = parts.status != StatusCode::NO_CONTENT && *method != Method::CONNECT;
+    if let Some(length) = length.filter(|_| has_length) {
+        answer.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Ok(answer)
+}
+
+/// The fields that are meant for the platform client.
+pub(super) fn end_to_end(mut received: HeaderMap) -> HeaderMap {
+    received.remove(header::CONTENT_LENGTH);
+    let nominated = fields::nominated(&received);
+    if nominated.is_empty() && !received.keys().any(fields::is_connection_specific) {
+        return received;
+    }
+    let mut headers = HeaderMap::with_capacity(received.len());
+    for (name, value) in &received {
+        if !fields::is_connection_specific(name) && !nominated.contains(name) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+    headers
+}
+
+/// A problem as an answer. After a request that was malformed the connection ends.
+pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody> {
+    let mut answer = Response::new(AnswerBody::own(problem.json()));
+    *answer.status_mut() = problem.status();
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(PROXY_STATUS, problem.proxy_status());
+    if let Some(after) = problem.retry_after_value() {
+        headers.insert(header::RETRY_AFTER, after);
+    }
+    if problem.reason() == Reason::MethodNotAllowed {
+        headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));
+    }
+    let is_unusable = problem.reason().fault() == Fault::PlatformClient
+        && problem.reason() != Reason::RuntimeUnknown;
+    if is_http1 && is_unusable {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+/// The origins whose pages may read why something failed.
+#[derive(Debug, Clone, Default)]
+pub struct Cors {
+    origins: Arc<[HeaderValue]>,
+}
+
+impl Cors {
+    /// Allows these serialised origins (RFC 6454 section 6.2).
+    #[must_use]
+    pub fn new(origins: impl IntoIterator<Item = HeaderValue>) -> Self {
+        Self { origins: origins.into_iter().collect() }
+    }
+
+    /// Lets the page that asked read an answer of our own. A preflight that would fail only because
+    /// the tunnel does is granted, so that the page sees the reason with its real request.
+    pub(super) fn apply(&self, method: &Method, asked: &HeaderMap, answer: &mut Response<AnswerBody>) {
+        let Some(origin) = asked.get(header::ORIGIN).filter(|origin| self.origins.contains(origin))
+        else {
+            return;
+        };
+        let is_preflight =
+            method == Method::OPTIONS && asked.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+        if is_preflight {
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+            *answer.body_mut() = AnswerBody::own(Bytes::new());
+            answer.headers_mut().remove(header::CONTENT_TYPE);
+        }
+        let headers = answer.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+        if is_preflight {
+            let copies = [
+                (header::ACCESS_CONTROL_REQUEST_METHOD, header::ACCESS_CONTROL_ALLOW_METHODS),
+                (header::ACCESS_CONTROL_REQUEST_HEADERS, header::ACCESS_CONTROL_ALLOW_HEADERS),
+            ];
+            for (request, response) in copies {
+                if let Some(value) = asked.get(request) {
+                    headers.insert(response, value.clone());
+                }
+            }
+        } else {
+            let exposed = HeaderValue::from_static("proxy-status, retry-after, x-request-id");
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offline() -> Response<AnswerBody> {
+        let offline = Problem::new(Hop::Server, Reason::RuntimeOffline, "gone")
+            .retry_after(std::time::Duration::from_secs(5));
+        problem(&offline, true)
+    }
+
+    fn asked(origin: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
+        headers
+    }
+
+    fn cors() -> Cors {
+        Cors::new([HeaderValue::from_static("https://app.test")])
+    }
+
+    #[test]
+    fn a_problem_names_itself() {
+        let answer = offline();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.headers()["retry-after"], "5");
+        let status = "tunnel-server; error=destination_unavailable; details=\"gone\"";
+        assert_eq!(answer.headers()["proxy-status"], status);
+        assert!(!answer.headers().contains_key("connection"));
+    }
+
+    #[test]
+    fn only_an_allowed_page_may_read_why() {
+        let mut answer = offline();
+        cors().apply(&Method::GET, &asked("https://evil.test"), &mut answer);
+        assert!(!answer.headers().contains_key("access-control-allow-origin"));
+        cors().apply(&Method::GET, &asked("https://app.test"), &mut answer);
+        assert_eq!(answer.headers()["access-control-allow-origin"], "https://app.test");
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[test]
+    fn a_preflight_is_granted_so_that_the_request_shows_the_reason() {
+        let mut answer = offline();
+        let mut asked = asked("https://app.test");
+        let method = HeaderValue::from_static("PUT");
+        asked.insert(header::ACCESS_CONTROL_REQUEST_METHOD, method);
+        cors().apply(&Method::OPTIONS, &asked, &mut answer);
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+        assert_eq!(answer.headers()["access-control-allow-methods"], "PUT");
+    }
+}

@@ -1,0 +1,316 @@
+//! The strict check: a received request becomes a [`CheckedRequest`], once, or is refused.
+//!
+//! What comes in has passed hyper and, for HTTP/1, the guard that sees the bytes. Routing and
+//! everything after it use what stands here and never the received head again, so no two readers
+//! can disagree about where a request goes or where it ends.
+
+use http::{
+    HeaderMap, HeaderName, Method, Uri, Version, header,
+    uri::{Authority, PathAndQuery},
+};
+use tunnel_proto::{
+    exchange::Protocol,
+    fields,
+    handshake::has_token,
+    problem::{Hop, Problem, Reason},
+};
+
+use super::http1::is_host_and_port;
+
+/// A request that is well-formed, unambiguous, and for one host.
+#[derive(Debug)]
+pub struct CheckedRequest {
+    /// The method; `CONNECT` for an upgrade and for nothing else.
+    pub method: Method,
+    /// The authority as it was sent: host and, if there was one, port.
+    pub authority: Authority,
+    /// The host to route by, if it is not the authority's host as it stands.
+    normalised: Option<Box<str>>,
+    /// Path and query, byte for byte.
+    pub path: PathAndQuery,
+    /// The version in which it came.
+    pub version: Version,
+    /// The upgrade that is asked for.
+    pub upgrade: Option<Protocol>,
+    /// The platform client waits for a 100 before it sends the body.
+    pub expects_continue: bool,
+    /// The platform client takes trailers.
+    pub wants_trailers: bool,
+    /// Length of the body, if declared.
+    pub content_length: Option<u64>,
+    /// `Max-Forwards` of an OPTIONS request (RFC 9110 section 7.6.2).
+    pub max_forwards: Option<u32>,
+    /// The received fields; the outgoing message is built from them anew.
+    pub headers: HeaderMap,
+}
+
+impl CheckedRequest {
+    /// The host to route by: lower case, without port, without the root's dot.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.normalised.as_deref().unwrap_or_else(|| self.authority.host())
+    }
+}
+
+fn malformed(what: &'static str) -> Problem {
+    Problem::new(Hop::Server, Reason::RequestMalformed, what)
+}
+
+/// Checks a request.
+///
+/// # Errors
+/// With the answer for a request that breaks a rule, could be read in two ways, or asks for what a
+/// gateway does not do.
+pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
+    let http::request::Parts { method, uri, version, headers, extensions, .. } = request;
+    // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
+    if headers.keys().any(|name| name.as_str().contains(['_', '"'])) {
+        return Err(malformed("a field name with an underscore or a quote"));
+    }
+    let upgrade = upgrade(&method, version, &headers, &extensions)?;
+    if upgrade.is_none() && matches!(method, Method::CONNECT | Method::TRACE) {
+        return Err(Problem::new(
+            Hop::Server,
+            Reason::MethodNotAllowed,
+            "connect and trace are not served",
+        ));
+    }
+    let path = path(&method, &uri)?;
+    let authority = authority(version, uri, &headers)?;
+    let content_length =
+        fields::content_length(&headers).map_err(|_| malformed("content-length is not a length"))?;
+    let expects_continue = expectation(version, &headers)?;
+    let wants_trailers = has_token(&headers, header::TE, "trailers");
+    if version == Version::HTTP_2 {
+        check_http2(&headers)?;
+    }
+    Ok(CheckedRequest {
+        max_forwards: max_forwards(&method, &headers)?,
+        method: if upgrade.is_some() { Method::CONNECT } else { method },
+        normalised: normalise(authority.host()),
+        authority,
+        path,
+        version,
+        upgrade,
+        expects_continue,
+        wants_trailers,
+        content_length,
+        headers,
+    })
+}
+
+/// The upgrade to a protocol that is carried, in either of its forms (RFC 9110 section 7.8, RFC 8441).
+/// A request to upgrade to another protocol may be answered as if it had not asked.
+fn upgrade(
+    method: &Method,
+    version: Version,
+    headers: &HeaderMap,
+    extensions: &http::Extensions,
+) -> Result<Option<Protocol>, Problem> {
+    if let Some(protocol) = extensions.get::<hyper::ext::Protocol>() {
+        return Protocol::from_wire(protocol.as_ref())
+            .map(Some)
+            .map_err(|_| malformed("extended connect to a protocol other than websocket"));
+    }
+    let asks = version == Version::HTTP_11
+        && method == Method::GET
+        && has_token(headers, header::CONNECTION, "upgrade")
+        && has_token(headers, header::UPGRADE, Protocol::WEBSOCKET.as_str());
+    Ok(asks.then_some(Protocol::WEBSOCKET))
+}
+
+fn path(method: &Method, uri: &Uri) -> Result<PathAndQuery, Problem> {
+    let is_absolute = uri.scheme().is_some();
+    match uri.path_and_query() {
+        Some(path) if path.as_str().bytes().any(|byte| !(0x21..=0x7e).contains(&byte)) => {
+            Err(malformed("a target with bytes that are not visible ascii"))
+        }
+        Some(path) if path.path().starts_with('/') => Ok(path.clone()),
+        Some(path) if path.as_str() == "*" && method == Method::OPTIONS => Ok(path.clone()),
+        // RFC 9110 section 7.7: an empty path is sent on as `/`, or as `*` for OPTIONS.
+        None if is_absolute && method == Method::OPTIONS => Ok(PathAndQuery::from_static("*")),
+        None if is_absolute => Ok(PathAndQuery::from_static("/")),
+        _ => Err(malformed("a target that is not a path")),
+    }
+}
+
+/// The one authority of a request; where it is given twice, both must be the same.
+fn authority(version: Version, uri: Uri, headers: &HeaderMap) -> Result<Authority, Problem> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(malformed("more than one host field"));
+    }
+    let target = uri.into_parts().authority;
+    match (target, host) {
+        (Some(target), Some(host)) => {
+            if !host.as_bytes().eq_ignore_ascii_case(target.as_str().as_bytes()) {
+                return Err(malformed("a host field that differs from the target's authority"));
+            }
+            Ok(target)
+        }
+        (Some(target), None) if version == Version::HTTP_2 => Ok(target),
+        (None, Some(host)) => Authority::try_from(host.as_bytes()).map_err(|_| bad_host()),
+        (_, None) => Err(malformed("no host field")),
+    }
+    .and_then(|authority| {
+        if is_host_and_port(authority.as_str().as_bytes()) { Ok(authority) } else { Err(bad_host()) }
+    })
+}
+
+fn bad_host() -> Problem {
+    malformed("a host that is not a name or address with an optional port")
+}
+
+/// `None` if the host is normal as it stands, which is the usual case and costs nothing.
+fn normalise(host: &str) -> Option<Box<str>> {
+    let trimmed = host.strip_suffix('.').unwrap_or(host);
+    if trimmed.len() == host.len() && !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return None;
+    }
+    Some(trimmed.to_ascii_lowercase().into())
+}
+
+fn expectation(version: Version, headers: &HeaderMap) -> Result<bool, Problem> {
+    let mut values = headers.get_all(header::EXPECT).iter();
+    let Some(value) = values.next() else { return Ok(false) };
+    // RFC 9110 section 10.1.1: to be ignored from an HTTP/1.0 client.
+    if version == Version::HTTP_10 {
+        return Ok(false);
+    }
+    if values.next().is_some() || !value.as_bytes().eq_ignore_ascii_case(b"100-continue") {
+        return Err(Problem::new(
+            Hop::Server,
+            Reason::ExpectationFailed,
+            "an expectation other than 100-continue",
+        ));
+    }
+    Ok(true)
+}
+
+fn max_forwards(method: &Method, headers: &HeaderMap) -> Result<Option<u32>, Problem> {
+    match headers.get(header::MAX_FORWARDS) {
+        Some(value) if method == Method::OPTIONS => value
+            .to_str()
+            .ok()
+            .and_then(|digits| digits.parse().ok())
+            .map(Some)
+            .ok_or_else(|| malformed("max-forwards is not a number")),
+        _ => Ok(None),
+    }
+}
+
+/// What may not stand in an HTTP/2 request (RFC 9113 section 8.2.2).
+fn check_http2(headers: &HeaderMap) -> Result<(), Problem> {
+    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+    for name in [
+        header::CONNECTION,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+    ] {
+        if headers.contains_key(name) {
+            return Err(malformed("a connection-specific field in an http/2 request"));
+        }
+    }
+    if headers.get_all(header::TE).iter().any(|value| value != "trailers") {
+        return Err(malformed("te with anything but trailers in an http/2 request"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn parts(version: Version, method: &str, target: &str, fields: &[(&str, &str)]) -> http::request::Parts {
+        let mut request =
+            Request::builder().version(version).method(method).uri(target);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn http1(method: &str, target: &str, fields: &[(&str, &str)]) -> Result<CheckedRequest, Reason> {
+        check(parts(Version::HTTP_11, method, target, fields)).map_err(|problem| problem.reason())
+    }
+
+    fn http2(method: &str, target: &str, fields: &[(&str, &str)]) -> Result<CheckedRequest, Reason> {
+        check(parts(Version::HTTP_2, method, target, fields)).map_err(|problem| problem.reason())
+    }
+
+    #[test]
+    fn the_host_to_route_by_is_normalised_and_the_authority_is_kept() {
+        let checked = http1("GET", "/", &[("host", "A-B.Tunnels.Test.:8080")]).unwrap();
+        assert_eq!(checked.host(), "a-b.tunnels.test");
+        assert_eq!(checked.authority, "A-B.Tunnels.Test.:8080");
+    }
+
+    #[test]
+    fn an_absolute_target_and_the_host_must_agree() {
+        let same = http1("GET", "http://a.test/x", &[("host", "A.test")]).unwrap();
+        assert_eq!((same.host(), same.path.as_str()), ("a.test", "/x"));
+        let other = http1("GET", "http://evil.test/x", &[("host", "good.test")]);
+        assert_eq!(other.unwrap_err(), Reason::RequestMalformed);
+        let other = http2("GET", "http://evil.test/x", &[("host", "good.test")]);
+        assert_eq!(other.unwrap_err(), Reason::RequestMalformed);
+    }
+
+    #[test]
+    fn hosts_that_are_none_are_refused() {
+        for host in ["a b", "a,b", "a@b", "a/b", "", "0.0.0.0=5000", "a:b", "[::1"] {
+            let reason = http1("GET", "/", &[("host", host)]).unwrap_err();
+            assert_eq!(reason, Reason::RequestMalformed, "{host:?}");
+        }
+        assert!(http1("GET", "/", &[]).is_err());
+        assert!(http1("GET", "/", &[("host", "a"), ("host", "a")]).is_err());
+        assert!(http2("GET", "http://u@a.test/", &[]).is_err());
+    }
+
+    #[test]
+    fn paths_are_kept_byte_for_byte() {
+        for path in ["/a//b/%2e%2e/;x?y=%zz", "/", "/?", "//double", "/%00"] {
+            assert_eq!(http1("GET", path, &[("host", "a")]).unwrap().path.as_str(), path);
+        }
+    }
+
+    #[test]
+    fn connect_and_trace_are_not_served() {
+        for method in ["CONNECT", "TRACE"] {
+            let reason = http2(method, "http://a.test/", &[]).unwrap_err();
+            assert_eq!(reason, Reason::MethodNotAllowed, "{method}");
+        }
+    }
+
+    #[test]
+    fn only_a_websocket_is_an_upgrade() {
+        let fields = |protocol| {
+            [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", protocol)]
+        };
+        let websocket = http1("GET", "/", &fields("WebSocket")).unwrap();
+        assert!(websocket.upgrade.is_some());
+        assert_eq!(websocket.method, Method::CONNECT);
+        assert!(http1("GET", "/", &fields("h2c")).unwrap().upgrade.is_none());
+        assert!(http1("POST", "/", &fields("websocket")).unwrap().upgrade.is_none());
+    }
+
+    #[test]
+    fn http2_requests_carry_nothing_of_a_connection() {
+        for field in [("connection", "close"), ("upgrade", "x"), ("te", "gzip")] {
+            assert!(http2("GET", "http://a.test/", &[field]).is_err(), "{field:?}");
+        }
+        assert!(http2("GET", "http://a.test/", &[("te", "trailers")]).unwrap().wants_trailers);
+    }
+
+    #[test]
+    fn only_100_continue_can_be_expected() {
+        let expect = |value| http1("POST", "/", &[("host", "a"), ("expect", value)]);
+        assert!(expect("100-Continue").unwrap().expects_continue);
+        assert_eq!(expect("banana").unwrap_err(), Reason::ExpectationFailed);
+    }
+}

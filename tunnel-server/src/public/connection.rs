@@ -1,0 +1,417 @@
+//! One connection of a platform client, from its first byte to its last.
+//!
+//! ```text
+//!   socket ─▶ PROXY header? ─▶ TLS? ─▶ HTTP/1: guard ─▶ hyper ─▶ serve
+//!                                └───▶ HTTP/2: ─────────▶ hyper ─▶ serve
+//! ```
+//!
+//! Ends by itself: each wait has its limit, and a refusal that the guard has made is written here,
+//! after hyper has given the socket back.
+
+use std::{
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+    upgrade::OnUpgrade,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, split},
+    net::TcpStream,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tunnel_proto::{
+    exchange::{copy_body, read_body},
+    problem::{Hop, Problem, Reason},
+};
+
+use super::{
+    answer,
+    detect::{self, Protocol},
+    http1::{Guard, GuardConfig, GuardHandle, Refusal, Violation, framing::HeadLimits},
+    outgoing::Origin,
+    prefixed::Prefixed,
+    proxy_protocol,
+    serve::{Granted, GrantedSlot, http1_head, serve},
+};
+use crate::server::Node;
+
+/// How long an exchange outlives the end of its platform client's input, so that one who has sent
+/// all its requests still gets the quick answers. Less than the second within which an upstream is to
+/// see a hang-up.
+const HANG_UP_GRACE: Duration = Duration::from_millis(500);
+
+/// Field lines in one request head: what hyper takes without allocating.
+const MAX_FIELDS: usize = 100;
+
+/// Requests at once on one HTTP/2 connection.
+const MAX_STREAMS: u32 = 256;
+
+/// Time between HTTP/2 pings, and for each answer: finds platform clients that are gone.
+const HTTP2_PING: Duration = Duration::from_secs(20);
+
+/// How long a refused platform client may take to read its refusal.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What all requests of one connection share.
+pub(super) struct Connection {
+    pub(super) node: Arc<Node>,
+    pub(super) origin: Origin,
+    /// `None` over HTTP/2.
+    guard: Option<GuardHandle>,
+    /// The upgrade that an HTTP/1 connection is turned into.
+    granted: GrantedSlot,
+    /// Upgraded streams of an HTTP/2 connection, and hyper's own tasks for it.
+    tasks: Tasks,
+    requests: AtomicUsize,
+}
+
+/// Serves a platform client until it is gone.
+pub(super) async fn run(
+    node: Arc<Node>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+) {
+    if let Err(cause) = begin(&node, socket, peer.ip(), tls).await {
+        node.metrics.connections_refused.with_label_values(&["public", cause.name()]).inc();
+        tracing::debug!(%peer, cause = cause.name(), "a public connection ended before a request");
+    }
+}
+
+/// Why a connection ended before its first request.
+enum NoRequest {
+    Proxy,
+    Tls,
+    FirstByte,
+}
+
+impl NoRequest {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Proxy => "proxy_protocol",
+            Self::Tls => "tls",
+            Self::FirstByte => "first_byte",
+        }
+    }
+}
+
+async fn begin(
+    node: &Arc<Node>,
+    mut socket: TcpStream,
+    mut peer: IpAddr,
+    tls: Option<TlsAcceptor>,
+) -> Result<(), NoRequest> {
+    let mut is_trusted = node.is_trusted(peer);
+    let mut front = Bytes::new();
+    if node.config.proxy_protocol && is_trusted {
+        let deadline = Instant::now() + node.config.first_byte_timeout;
+        let (header, rest) = proxy_protocol::read(&mut socket, deadline)
+            .await
+            .map_err(|_| NoRequest::Proxy)?;
+        if let proxy_protocol::Header::Proxied { source, .. } = header {
+            peer = source.ip();
+            // What the proxy has told counts, what its client tells does not.
+            is_trusted = node.is_trusted(peer);
+        }
+        front = rest;
+    }
+    let origin = Origin::new(peer, is_trusted, tls.is_some());
+    let socket = Prefixed::new(front, socket);
+    let Some(tls) = tls else {
+        return plain(node, origin, socket).await;
+    };
+    let handshake = tls.accept(socket);
+    let stream = timeout(node.config.tls_handshake_timeout, handshake)
+        .await
+        .map_err(|_| NoRequest::Tls)?
+        .map_err(|_| NoRequest::Tls)?;
+    if is_http2(&stream) {
+        http2(node, origin, stream).await;
+    } else {
+        http1(node, origin, Bytes::new(), stream).await;
+    }
+    Ok(())
+}
+
+fn is_http2(stream: &TlsStream<Prefixed<TcpStream>>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(b"h2")
+}
+
+async fn plain(
+    node: &Arc<Node>,
+    origin: Origin,
+    mut socket: Prefixed<TcpStream>,
+) -> Result<(), NoRequest> {
+    let (protocol, first) = detect::detect(&mut socket, node.config.first_byte_timeout)
+        .await
+        .map_err(|_| NoRequest::FirstByte)?;
+    match protocol {
+        Protocol::Http1 => http1(node, origin, first, socket).await,
+        Protocol::Http2 => http2(node, origin, Prefixed::new(first, socket)).await,
+    }
+    Ok(())
+}
+
+async fn http1<IO>(node: &Arc<Node>, origin: Origin, first: Bytes, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let config = GuardConfig {
+        limits: HeadLimits { bytes: node.config.max_head_bytes, fields: MAX_FIELDS },
+        head_timeout: node.config.request_head_timeout,
+        keep_alive_timeout: node.config.keep_alive_timeout,
+        body_idle_timeout: node.config.body_idle_timeout,
+        hang_up_grace: HANG_UP_GRACE,
+    };
+    let (guarded, guard) = Guard::new(io, first, config);
+    let connection = Connection::new(node, origin, Some(guard.clone()));
+    let service = {
+        let connection = connection.clone();
+        service_fn(move |request: Request<Incoming>| {
+            let in_flight = guard.begin_exchange();
+            // Boxed, because hyper gives a socket back only when the future can be moved.
+            Box::pin(serve(connection.clone(), request, Some(in_flight)))
+        })
+    };
+    let mut serving = pin!(
+        http1::Builder::new()
+            .half_close(false)
+            // The guard bounds the head; this only has to hold it.
+            .max_buf_size(node.config.max_head_bytes + 64 * 1024)
+            .serve_connection(TokioIo::new(guarded), service)
+            .without_shutdown()
+    );
+    let parts = tokio::select! {
+        parts = &mut serving => parts,
+        () = node.stopping() => serving.await,
+    };
+    let Ok(parts) = parts else { return };
+    let (io, unread) = parts.io.into_inner().into_inner();
+    let granted = connection.granted.lock().take();
+    if let Some(granted) = granted {
+        let front = if parts.read_buf.is_empty() { unread } else { parts.read_buf };
+        join(Prefixed::new(front, io), granted).await;
+    } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
+        refuse(&connection, refusal, io).await;
+    } else {
+        close(io).await;
+    }
+}
+
+async fn http2<IO>(node: &Arc<Node>, origin: Origin, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = Connection::new(node, origin, None);
+    let service = {
+        let connection = connection.clone();
+        service_fn(move |request| {
+            connection.requests.fetch_add(1, Ordering::Relaxed);
+            serve(connection.clone(), request, None)
+        })
+    };
+    let head_bytes = u32::try_from(node.config.max_head_bytes).unwrap_or(u32::MAX);
+    let serving = http2::Builder::new(connection.tasks.clone())
+        .timer(TokioTimer::new())
+        .enable_connect_protocol()
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(head_bytes)
+        .keep_alive_interval(Some(HTTP2_PING))
+        .keep_alive_timeout(HTTP2_PING)
+        .serve_connection(TokioIo::new(io), service);
+    let mut serving = pin!(serving);
+    loop {
+        let requests = connection.requests.load(Ordering::Relaxed);
+        tokio::select! {
+            _ = &mut serving => break,
+            () = sleep(node.config.keep_alive_timeout) => {
+                if connection.is_idle_since(requests) {
+                    serving.as_mut().graceful_shutdown();
+                }
+            }
+            () = node.stopping() => {
+                serving.as_mut().graceful_shutdown();
+                let _ = serving.await;
+                break;
+            }
+        }
+    }
+    connection.tasks.finish().await;
+}
+
+/// Moves the bytes of an upgraded connection until both directions have ended.
+async fn join<IO>(io: IO, granted: Granted)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Granted { upload, download, mut observation } = granted;
+    let (reader, writer) = split(io);
+    let upload_body: Pin<Box<_>> = Box::pin(read_body(reader));
+    if upload.send(upload_body).is_err() {
+        return;
+    }
+    // The other direction is sent by the exchange itself, for as long as `download` lives.
+    match copy_body(download, writer).await {
+        Ok(()) => observation.on_end(),
+        Err(error) => tracing::debug!(%error, "an upgraded connection was cut"),
+    }
+}
+
+/// Writes the answer to a request that nobody but the guard has seen.
+async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
+    connection: &Connection,
+    refusal: Refusal,
+    mut io: IO,
+) {
+    let problem = refusal_problem(refusal);
+    connection.node.metrics.count_problem(&problem);
+    let answer = answer::problem(&problem, true);
+    let body = problem.json();
+    let mut head = http1_head(answer.status(), answer.headers());
+    let rest = format!(
+        "connection: close\r\ndate: {}\r\ncontent-length: {}\r\n\r\n{body}",
+        httpdate::fmt_http_date(std::time::SystemTime::now()),
+        body.len()
+    );
+    head.extend_from_slice(rest.as_bytes());
+    let _ = timeout(FAREWELL, async {
+        io.write_all(&head).await?;
+        io.shutdown().await
+    })
+    .await;
+    drain(io).await;
+}
+
+/// Reads on for a moment after the last answer: closing a socket with unread bytes resets it, and
+/// the platform client would lose the answer (RFC 9112 section 9.6).
+async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
+    let mut sink = tokio::io::sink();
+    let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
+}
+
+async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
+    if let Ok(Ok(())) = timeout(FAREWELL, io.shutdown()).await {
+        drain(io).await;
+    }
+}
+
+fn refusal_problem(refusal: Refusal) -> Problem {
+    let reason = match refusal {
+        Refusal::HeadTimeout => Reason::RequestTimeout,
+        Refusal::Violation(violation) => match violation {
+            Violation::VersionUnsupported => Reason::VersionUnsupported,
+            Violation::MethodRefused => Reason::MethodNotAllowed,
+            Violation::TargetTooLong => Reason::UriTooLong,
+            Violation::HeadTooLarge | Violation::TooManyFields => Reason::HeadTooLarge,
+            Violation::TransferEncodingUnknown | Violation::MethodTooLong => {
+                Reason::CodingUnsupported
+            }
+            _ => Reason::RequestMalformed,
+        },
+    };
+    Problem::new(Hop::Server, reason, refusal.reason())
+}
+
+impl Connection {
+    fn new(node: &Arc<Node>, origin: Origin, guard: Option<GuardHandle>) -> Arc<Self> {
+        Arc::new(Self {
+            node: node.clone(),
+            origin,
+            guard,
+            granted: Mutex::new(None),
+            tasks: Tasks::default(),
+            requests: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.guard.is_none()
+    }
+
+    pub(super) fn not_upgraded(&self) {
+        if let Some(guard) = &self.guard {
+            guard.not_upgraded();
+        }
+    }
+
+    pub(super) fn body_violation(&self) -> Option<Violation> {
+        self.guard.as_ref().and_then(GuardHandle::body_violation)
+    }
+
+    /// Sends an informational response ahead, where that can be done cleanly: over HTTP/1.1.
+    pub(super) fn informational(&self, status: StatusCode, headers: &HeaderMap) {
+        if let Some(guard) = &self.guard {
+            let mut head = http1_head(status, headers);
+            head.extend_from_slice(b"\r\n");
+            let _ = guard.informational(head.freeze());
+        }
+    }
+
+    /// Takes an upgrade over: an HTTP/1 connection as a whole, of HTTP/2 the one stream.
+    pub(super) fn upgrade(&self, granted: Granted, on_upgrade: Option<OnUpgrade>) {
+        match (&self.guard, on_upgrade) {
+            (Some(guard), _) => {
+                *self.granted.lock() = Some(granted);
+                guard.upgraded();
+            }
+            (None, Some(on_upgrade)) => self.tasks.spawn(async move {
+                if let Ok(upgraded) = on_upgrade.await {
+                    join(TokioIo::new(upgraded), granted).await;
+                }
+            }),
+            (None, None) => {}
+        }
+    }
+
+    /// Whether no request has come since there were `requests`, and none is open.
+    fn is_idle_since(&self, requests: usize) -> bool {
+        self.requests.load(Ordering::Relaxed) == requests && self.tasks.is_empty()
+    }
+}
+
+/// The tasks of one HTTP/2 connection; they end with it.
+#[derive(Clone, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl Tasks {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    fn is_empty(&self) -> bool {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.is_empty()
+    }
+
+    /// Ends whatever is left.
+    async fn finish(&self) {
+        let mut left = std::mem::take(&mut *self.0.lock());
+        left.shutdown().await;
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, future: F) {
+        self.spawn(future);
+    }
+}

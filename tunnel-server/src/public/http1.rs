@@ -1,0 +1,491 @@
+//! The guard between the socket of an HTTP/1 client and hyper: nothing that [`framing`] objects to
+//! reaches hyper, and no client keeps a connection by doing nothing.
+//!
+//! ```text
+//!   socket --->  Guard --->  hyper --->  service --> GuardHandle
+//!          <---        <---        <---                  |
+//!                 ^----------------- 103, upgraded, exchange begins and ends
+//! ```
+//!
+//! In: bytes of a client. Out: the same bytes, whole heads at a time, as long as they are in order;
+//! then the end of input, at a moment at which hyper has finished what it had begun. The refusal is
+//! written by whoever runs the connection, see [`GuardHandle::violation`].
+//!
+//! It waits, in this order of what counts: for a head to become whole, for the next request, for
+//! the next byte of a body that hyper asks for. It sets no limit to how long an answer takes.
+//! It never changes a byte in either direction, and keeps no more than one head that is not whole.
+//!
+//! What is left to hyper: it must run with `half_close(false)`, or no hang-up would end an exchange;
+//! it needs no timer, and must accept at least as many fields as [`HeadLimits`] allow.
+
+mod alarm;
+mod chunked;
+pub mod framing;
+mod handle;
+mod head;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod violation;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use self::alarm::Alarm;
+use self::framing::{Framing, HeadLimits, Phase, Scan};
+pub use self::handle::{GuardHandle, InFlight, Refusal};
+use self::handle::{Shared, Upgrade};
+pub use self::syntax::is_host_and_port;
+pub use self::violation::Violation;
+
+/// How much is read at once behind a head that is not whole. Small, since it is copied.
+const READ_BYTES: usize = 4 * 1024;
+/// How much a client may send behind its request for an upgrade before that is answered.
+const EARLY_BYTES: usize = 16 * 1024;
+/// What hyper writes by itself when somebody wants the body of a request that expects it: not yet
+/// an answer, so that other informational heads may follow.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// What a connection may take, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct GuardConfig {
+    /// Bounds of a request's head.
+    pub limits: HeadLimits,
+    /// From the first byte of a head, or from the start of the connection, to the end of the head.
+    pub head_timeout: Duration,
+    /// From the end of an answer to the first byte of the next request.
+    pub keep_alive_timeout: Duration,
+    /// Between two bytes of a body.
+    pub body_idle_timeout: Duration,
+    /// How long an exchange outlives the end of its client's input: a client that has sent all its
+    /// requests, and says so, still gets the answers that are quick.
+    pub hang_up_grace: Duration,
+}
+
+/// A socket whose readers see only requests that are in order. See the [module](self).
+pub struct Guard<IO> {
+    io: IO,
+    config: GuardConfig,
+    framing: Framing,
+    shared: Arc<Shared>,
+    /// What came and was not handed on: first `passable` bytes that may be, then the rest.
+    held: BytesMut,
+    passable: usize,
+    /// `held` has not been shown to `framing` as it is.
+    is_held_new: bool,
+    /// At least one head was handed on.
+    is_started: bool,
+    input: Input,
+    alarm: Alarm,
+    /// What is waited for, and until when.
+    due: Option<(Wait, Instant)>,
+    /// Informational heads that are being written.
+    informational: BytesMut,
+    /// hyper wrote something since its last complete flush.
+    is_unflushed: bool,
+}
+
+/// Whether more can come from the client.
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    Open,
+    /// The client will send no more; hyper does not know yet.
+    HungUp,
+    /// A head is refused; hyper does not know yet.
+    Refused(Refusal),
+    /// hyper was told that there is no more.
+    Ended,
+    /// hyper was told that the body is broken.
+    BrokenBody(Violation),
+    /// hyper was told that the body does not come.
+    StalledBody,
+}
+
+/// What a reader waits for, when that may not take for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Head,
+    NextRequest,
+    Body,
+    HangUp,
+}
+
+impl<IO> fmt::Debug for Guard<IO> {
+    /// Without what it holds: heads have credentials in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("phase", &self.framing.phase())
+            .field("input", &self.input)
+            .field("held", &self.held.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<IO> Guard<IO> {
+    /// Guards `io`, from which `first_bytes` were read already.
+    pub fn new(io: IO, first_bytes: Bytes, config: GuardConfig) -> (Self, GuardHandle) {
+        let (handle, shared) = GuardHandle::new();
+        let guard = Self {
+            io,
+            config,
+            framing: Framing::new(config.limits),
+            shared,
+            is_held_new: !first_bytes.is_empty(),
+            held: BytesMut::from(first_bytes),
+            passable: 0,
+            is_started: false,
+            input: Input::Open,
+            alarm: Alarm::default(),
+            due: Some((Wait::Head, Instant::now() + config.head_timeout)),
+            informational: BytesMut::new(),
+            is_unflushed: false,
+        };
+        (guard, handle)
+    }
+
+    /// The socket, and what was read from it and not handed on.
+    pub fn into_inner(self) -> (IO, Bytes) {
+        (self.io, self.held.freeze())
+    }
+
+    /// Whether hyper would lose something if its input ended now.
+    fn is_busy(&self) -> bool {
+        self.is_unflushed || self.shared.open() > 0
+    }
+
+    /// Takes note of what `framing` found in new bytes.
+    fn note(&mut self, scan: Scan) {
+        if scan.heads > 0 {
+            self.is_started = true;
+            self.shared
+                .handed_on(scan.heads, self.framing.phase() == Phase::Upgrade);
+        }
+        // The time for a head does not start anew with each of its bytes, all others do.
+        if scan.pass > 0 || !matches!(self.due, Some((Wait::Head, _))) {
+            self.due = None;
+        }
+        if let Some(violation) = scan.violation {
+            self.input = match self.framing.phase() {
+                Phase::Body => Input::BrokenBody(violation),
+                _ => Input::Refused(Refusal::Violation(violation)),
+            };
+        }
+    }
+
+    fn scan_held(&mut self) {
+        self.is_held_new = false;
+        let scan = self.framing.scan(&self.held);
+        self.passable = scan.pass;
+        self.note(scan);
+    }
+
+    /// Moves what may be handed on from `held` to `buf`.
+    fn hand_on(&mut self, buf: &mut ReadBuf<'_>) {
+        let bytes = self.passable.min(buf.remaining());
+        buf.put_slice(&self.held[..bytes]);
+        self.held.advance(bytes);
+        self.passable -= bytes;
+        if self.held.is_empty() {
+            // The usual case is that nothing is ever held: a connection at rest owns no memory for it.
+            self.held = BytesMut::new();
+        }
+    }
+
+    /// Asks whether the upgrade that the client wants was granted; `true` when that is decided.
+    fn settle_upgrade(&mut self) -> bool {
+        match self.shared.upgrade() {
+            Upgrade::Granted => self.framing.upgraded(),
+            Upgrade::Undecided if self.shared.open() > 0 => return false,
+            Upgrade::Undecided | Upgrade::Refused => self.framing.not_upgraded(),
+        }
+        self.is_held_new = true;
+        true
+    }
+
+    /// What the reader waits for while nothing comes, when that may not take for ever.
+    fn wait(&self) -> Option<Wait> {
+        match self.framing.phase() {
+            Phase::Body => Some(Wait::Body),
+            Phase::Head if !self.held.is_empty() || !self.is_started => Some(Wait::Head),
+            Phase::Head if self.shared.open() == 0 => Some(Wait::NextRequest),
+            Phase::Head | Phase::Upgrade | Phase::Raw => None,
+        }
+    }
+
+    /// Ready when `wait` has taken too long.
+    fn poll_due(&mut self, cx: &mut Context<'_>, wait: Wait) -> Poll<()> {
+        let due = match self.due {
+            Some((kind, due)) if kind == wait => due,
+            _ => {
+                let limit = match wait {
+                    Wait::Head => self.config.head_timeout,
+                    Wait::NextRequest => self.config.keep_alive_timeout,
+                    Wait::Body => self.config.body_idle_timeout,
+                    Wait::HangUp => self.config.hang_up_grace,
+                };
+                let due = Instant::now() + limit;
+                self.due = Some((wait, due));
+                due
+            }
+        };
+        self.alarm.poll(cx, due)
+    }
+
+    /// Waits with the client; ready when it took too long and the input has changed for that.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(wait) = self.wait() else {
+            return Poll::Pending;
+        };
+        ready!(self.poll_due(cx, wait));
+        self.input = match wait {
+            // A client that opened a connection just in case is not told that it was slow.
+            Wait::Head if self.held.is_empty() => Input::Ended,
+            Wait::Head => Input::Refused(Refusal::HeadTimeout),
+            Wait::Body => Input::StalledBody,
+            Wait::NextRequest | Wait::HangUp => Input::Ended,
+        };
+        Poll::Ready(())
+    }
+
+    /// Ready when hyper's input may end: when nothing is open and all is written, or when what is
+    /// still to be written does not move; in the case of a hang-up also when the grace is over.
+    fn poll_quiet(&mut self, cx: &mut Context<'_>, is_hang_up: bool) -> Poll<()> {
+        self.shared.park(cx, true);
+        if !self.is_busy() {
+            return Poll::Ready(());
+        }
+        if is_hang_up {
+            self.poll_due(cx, Wait::HangUp)
+        } else if self.shared.open() == 0 {
+            self.poll_due(cx, Wait::NextRequest)
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// What hyper is told when nothing more can come, once that may be told.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.input {
+            Input::Open | Input::Ended => {}
+            // The rest of this body will never come, and the exchange must not take it for whole.
+            Input::HungUp if self.framing.phase() == Phase::Body => {}
+            Input::HungUp => ready!(self.poll_quiet(cx, true)),
+            Input::Refused(refusal) => {
+                ready!(self.poll_quiet(cx, false));
+                self.shared.refuse(refusal);
+            }
+            Input::BrokenBody(violation) => {
+                self.shared.refuse_body(violation);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
+            }
+            Input::StalledBody => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+        }
+        self.input = Input::Ended;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Starts a write of hyper's: what waits to be written before it is taken along.
+    fn begin_write(&mut self, is_answer: bool) {
+        if !self.is_unflushed {
+            self.is_unflushed = true;
+            if let Some(heads) = self.shared.begin_write(is_answer) {
+                self.informational.extend_from_slice(&heads);
+            }
+        }
+    }
+
+    /// Takes note that hyper's bytes move: a client that reads slowly is not one that does not.
+    fn end_write(&mut self) {
+        if matches!(self.due, Some((Wait::NextRequest | Wait::HangUp, _)))
+            && self.shared.open() == 0
+        {
+            self.due = None;
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> Guard<IO> {
+    /// Reads from the socket, into `buf` if what comes may be handed on as it comes. Ready with
+    /// whether something was handed on; if not, something else has changed.
+    fn poll_socket(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<bool>> {
+        if !self.held.is_empty() || self.framing.phase() == Phase::Upgrade {
+            return self.poll_socket_held(cx).map_ok(|()| false);
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let fresh = &buf.filled()[before..];
+        if fresh.is_empty() {
+            self.input = Input::HungUp;
+            return Poll::Ready(Ok(false));
+        }
+        let scan = self.framing.scan(fresh);
+        if scan.violation.is_none() {
+            self.held.extend_from_slice(&fresh[scan.pass..]);
+        }
+        buf.set_filled(before + scan.pass);
+        self.note(scan);
+        Poll::Ready(Ok(scan.pass > 0))
+    }
+
+    /// Reads from the socket behind what is held.
+    fn poll_socket_held(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let room = match self.framing.phase() {
+            Phase::Upgrade => EARLY_BYTES.saturating_sub(self.held.len()),
+            _ => READ_BYTES,
+        };
+        if room == 0 {
+            return Poll::Pending;
+        }
+        self.held.reserve(room.min(READ_BYTES));
+        let mut end = (&mut self.held).limit(room);
+        // The future keeps nothing between two polls, so it may be made anew for each.
+        if ready!(pin!(self.io.read_buf(&mut end)).poll(cx))? == 0 {
+            self.input = Input::HungUp;
+        } else {
+            self.is_held_new = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> Guard<IO> {
+    /// Sends informational heads while hyper only reads, since it waits for the service.
+    fn send_informational(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.framing.phase() == Phase::Raw || self.shared.open() == 0 {
+            return Ok(());
+        }
+        // First, so that a head which is offered just now does not find nobody to wake.
+        self.shared.park(cx, self.framing.phase() == Phase::Upgrade);
+        self.take_informational();
+        if !self.informational.is_empty() && self.poll_informational(cx)?.is_ready() {
+            // If this does not end at once, hyper's next flush ends it.
+            let _ = Pin::new(&mut self.io).poll_flush(cx)?;
+        }
+        Ok(())
+    }
+
+    fn take_informational(&mut self) {
+        if !self.is_unflushed
+            && let Some(heads) = self.shared.take_informational()
+        {
+            self.informational.extend_from_slice(&heads);
+        }
+    }
+
+    /// Writes the informational heads that were taken. Ready when none is left.
+    fn poll_informational(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.informational.is_empty() {
+            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.informational))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.informational.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guard<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            if this.is_held_new {
+                this.scan_held();
+            }
+            if this.passable > 0 {
+                this.hand_on(buf);
+                return Poll::Ready(Ok(()));
+            }
+            if !matches!(this.input, Input::Open) {
+                return this.poll_end(cx);
+            }
+            if this.framing.phase() == Phase::Upgrade {
+                this.shared.park(cx, true);
+                if this.settle_upgrade() {
+                    continue;
+                }
+            }
+            match this.poll_socket(cx, buf)? {
+                Poll::Ready(true) => return Poll::Ready(Ok(())),
+                Poll::Ready(false) => {}
+                Poll::Pending => {
+                    this.send_informational(cx)?;
+                    ready!(this.poll_patience(cx));
+                }
+            }
+        }
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.begin_write(buf != CONTINUE);
+        ready!(this.poll_informational(cx))?;
+        let written = ready!(Pin::new(&mut this.io).poll_write(cx, buf))?;
+        this.end_write();
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.begin_write(!matches!(bufs, [only] if &**only == CONTINUE));
+        ready!(this.poll_informational(cx))?;
+        let written = ready!(Pin::new(&mut this.io).poll_write_vectored(cx, bufs))?;
+        this.end_write();
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.take_informational();
+        ready!(this.poll_informational(cx))?;
+        ready!(Pin::new(&mut this.io).poll_flush(cx))?;
+        if std::mem::take(&mut this.is_unflushed) {
+            this.shared.flushed();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the output, but not before a refused client was told why: then this only flushes.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.as_mut().poll_flush(cx))?;
+        let this = self.get_mut();
+        if this.shared.is_refused() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.io).poll_shutdown(cx)
+    }
+}

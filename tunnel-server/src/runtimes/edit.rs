@@ -1,0 +1,286 @@
+//! Changes to a runtimes file's text that keep the rest of it, comments included.
+//!
+//! In come the text and what to add; out comes the new text. It reads and writes no file, and leaves it to
+//! [`super::Runtimes::parse`] to say whether the result is good.
+
+use toml_edit::{
+    Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, TomlError, Value, value,
+};
+
+use super::{AccountName, HostName, RuntimeName};
+use crate::token::Token;
+
+/// A token for a runtime, which is added too when it is missing.
+#[derive(Debug, Clone, Copy)]
+pub struct Addition<'a> {
+    /// Whose runtime.
+    pub account: &'a AccountName,
+    /// Which of its runtimes.
+    pub runtime: &'a RuntimeName,
+    /// Hosts that the runtime has from now on, beside those it had.
+    pub hosts: &'a [HostName],
+    /// The token, of which only id and hash are written.
+    pub token: &'a Token,
+    /// For people.
+    pub note: Option<&'a str>,
+}
+
+/// Why the text cannot be changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EditError {
+    /// It is not TOML.
+    #[error("not TOML: {0}")]
+    NotToml(#[from] TomlError),
+    /// It is written in a way that cannot be added to.
+    #[error("`{0}` is not a list of tables: write it as `[[{0}]]`")]
+    NotTables(&'static str),
+    /// The hosts are not a list.
+    #[error("`hosts` is not a list")]
+    NotAList,
+}
+
+/// The text with the token's id and hash in it.
+pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditError> {
+    let mut document: DocumentMut = text.parse()?;
+    let runtimes = document
+        .entry("runtime")
+        .or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    let runtimes = runtimes
+        .as_array_of_tables_mut()
+        .ok_or(EditError::NotTables("runtime"))?;
+    let is_wanted = |runtime: &Table| {
+        let is = |key: &str, wanted: &str| runtime.get(key).and_then(Item::as_str) == Some(wanted);
+        is("account", addition.account.as_str()) && is("name", addition.runtime.as_str())
+    };
+    let found = runtimes.iter().position(is_wanted);
+    let index = match found {
+        Some(index) => index,
+        None => {
+            runtimes.push(new_runtime(addition));
+            runtimes.len() - 1
+        }
+    };
+    if let Some(runtime) = runtimes.get_mut(index) {
+        add_hosts(runtime, addition.hosts)?;
+        add_token_table(runtime, addition)?;
+    }
+    Ok(document.to_string())
+}
+
+fn new_runtime(addition: &Addition<'_>) -> Table {
+    let mut runtime = Table::new();
+    runtime.insert("account", value(addition.account.as_str()));
+    runtime.insert("name", value(addition.runtime.as_str()));
+    runtime
+}
+
+fn add_hosts(runtime: &mut Table, hosts: &[HostName]) -> Result<(), EditError> {
+    if hosts.is_empty() {
+        return Ok(());
+    }
+    let listed = runtime
+        .entry("hosts")
+        .or_insert_with(|| value(Array::new()));
+    let listed = listed.as_array_mut().ok_or(EditError::NotAList)?;
+    for host in hosts {
+        let has = |listed: &Value| {
+            listed
+                .as_str()
+                .is_some_and(|listed| listed.eq_ignore_ascii_case(host.as_str()))
+        };
+        if !listed.iter().any(has) {
+            listed.push(host.as_str());
+        }
+    }
+    Ok(())
+}
+
+fn add_token_table(runtime: &mut Table, addition: &Addition<'_>) -> Result<(), EditError> {
+    let tokens = runtime
+        .entry("token")
+        .or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    // Some people write short tables in one line; theirs stay so.
+    if let Some(list) = tokens.as_array_mut() {
+        let mut token = InlineTable::new();
+        fill_token(&mut token, addition);
+        list.push(token);
+        return Ok(());
+    }
+    let mut token = Table::new();
+    fill_token(&mut token, addition);
+    tokens
+        .as_array_of_tables_mut()
+        .ok_or(EditError::NotTables("runtime.token"))?
+        .push(token);
+    Ok(())
+}
+
+fn fill_token(table: &mut dyn TableLike, addition: &Addition<'_>) {
+    let hash: String = addition
+        .token
+        .sha256()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    table.insert("id", value(addition.token.id().as_str()));
+    table.insert("sha256", value(hash));
+    if let Some(note) = addition.note {
+        table.insert("note", value(note));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_ops::config_file::TomlFile;
+
+    use super::*;
+    use crate::runtimes::Runtimes;
+
+    const FILE: &str = "\
+# Runtimes of this server.
+
+[[runtime]]
+account = \"acme\" # since 2020
+name = \"prod\"
+hosts = [
+  \"argo.example.com\", # the old one
+]
+
+[[runtime.token]]
+id = \"0123456789abcdef\"
+sha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"
+
+[[runtime]]
+account = \"acme\"
+name = \"test\"
+# The end.
+";
+
+    fn add(text: &str, account: &str, runtime: &str, hosts: &[&str]) -> (String, Token) {
+        let token = Token::generate().unwrap();
+        let hosts: Vec<HostName> = hosts.iter().map(|host| host.parse().unwrap()).collect();
+        let (account, runtime) = (account.parse().unwrap(), runtime.parse().unwrap());
+        let addition = Addition {
+            account: &account,
+            runtime: &runtime,
+            hosts: &hosts,
+            token: &token,
+            note: Some("Ann's"),
+        };
+        (add_token(text, &addition).unwrap(), token)
+    }
+
+    fn parse(text: &str) -> Runtimes {
+        Runtimes::parse(
+            &TomlFile::from_text("r.toml", text),
+            &"tunnels.localhost".parse().unwrap(),
+        )
+        .unwrap()
+    }
+
+    /// What was there is still there, line by line and in order.
+    #[track_caller]
+    fn check_kept(before: &str, after: &str) {
+        let mut after = after.lines();
+        for line in before.lines() {
+            assert!(after.any(|kept| kept == line), "lost: {line}");
+        }
+    }
+
+    #[test]
+    fn a_token_goes_to_its_runtime_and_all_else_is_kept() {
+        let (text, token) = add(FILE, "acme", "prod", &[]);
+        check_kept(FILE, &text);
+        let runtimes = parse(&text);
+        let (entry, hash) = runtimes.token(token.id()).unwrap();
+        assert_eq!(entry.label.as_str(), "acme-prod");
+        assert_eq!(*hash, token.sha256());
+        assert_eq!(runtimes.token_count(), 2);
+        assert!(
+            text.find(token.id().as_str()) < text.find("name = \"test\""),
+            "beside its runtime: {text}"
+        );
+        assert!(!text.contains(token.expose()));
+    }
+
+    #[test]
+    fn a_missing_runtime_is_added() {
+        let (text, token) = add(FILE, "other", "prod", &["x.example"]);
+        check_kept(FILE, &text);
+        let runtimes = parse(&text);
+        let entry = runtimes.token(token.id()).unwrap().0;
+        assert_eq!(entry.label.as_str(), "other-prod");
+        assert_eq!(entry.hosts.len(), 1);
+        assert_eq!(runtimes.iter().len(), 3);
+    }
+
+    #[test]
+    fn an_empty_file_becomes_a_whole_one() {
+        let (text, token) = add("", "acme", "prod", &[]);
+        assert!(
+            text.starts_with(
+                "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n\n[[runtime.token]]\nid = "
+            ),
+            "{text}"
+        );
+        assert!(parse(&text).token(token.id()).is_some());
+        let (again, _) = add(&text, "acme", "prod", &[]);
+        assert_eq!(parse(&again).token_count(), 2);
+        assert_eq!(parse(&again).iter().len(), 1);
+    }
+
+    #[test]
+    fn hosts_are_added_once() {
+        let (text, _) = add(
+            FILE,
+            "acme",
+            "prod",
+            &["argo.example.com", "new.example.com"],
+        );
+        let runtimes = parse(&text);
+        let hosts: Vec<&str> = runtimes
+            .iter()
+            .next()
+            .unwrap()
+            .hosts
+            .iter()
+            .map(HostName::as_str)
+            .collect();
+        assert_eq!(hosts, ["argo.example.com", "new.example.com"]);
+        assert!(text.contains("# the old one"), "{text}");
+    }
+
+    #[test]
+    fn tables_in_one_line_stay_so() {
+        let hash = "00".repeat(32);
+        let file = format!(
+            "[[runtime]]\naccount = \"a\"\nname = \"b\"\ntoken = [{{ id = \"0123456789abcdef\", sha256 = \"{hash}\" }}]\n"
+        );
+        let (text, _) = add(&file, "a", "b", &[]);
+        assert_eq!(parse(&text).token_count(), 2);
+        assert_eq!(text.lines().count(), 4);
+    }
+
+    #[test]
+    fn what_cannot_be_added_to_is_refused() {
+        let token = Token::generate().unwrap();
+        let (account, runtime) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let addition = Addition {
+            account: &account,
+            runtime: &runtime,
+            hosts: &[],
+            token: &token,
+            note: None,
+        };
+        assert!(matches!(
+            add_token("runtime = [", &addition),
+            Err(EditError::NotToml(_))
+        ));
+        let inline = "runtime = [{ account = \"a\", name = \"b\" }]";
+        assert!(matches!(
+            add_token(inline, &addition),
+            Err(EditError::NotTables("runtime"))
+        ));
+    }
+}

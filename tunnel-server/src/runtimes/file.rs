@@ -1,0 +1,481 @@
+//! From the runtimes file's text to checked [`Runtimes`], with the line of every fault.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use toml::Spanned;
+use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_ops::config_value::Count;
+
+use super::{
+    Credential, HostName, RuntimeEntry, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError,
+};
+use crate::token::{TokenHash, TokenId};
+
+/// The file as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    #[serde(default)]
+    runtime: Vec<RawRuntime>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRuntime {
+    account: Spanned<String>,
+    name: Spanned<String>,
+    #[serde(default)]
+    hosts: Vec<Spanned<String>>,
+    #[serde(default)]
+    limits: RawLimits,
+    #[serde(default)]
+    token: Vec<RawToken>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLimits {
+    exchanges: Option<Count<1, 4096>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawToken {
+    id: Spanned<String>,
+    sha256: Spanned<String>,
+    /// For people; not used.
+    #[serde(rename = "note")]
+    _note: Option<String>,
+}
+
+/// Checks one file; goes on after a fault, so that all are told at once.
+struct Checker<'a> {
+    file: &'a TomlFile,
+    runtimes: Runtimes,
+    /// Where each label was first used.
+    label_spans: HashMap<RuntimeLabel, Range<usize>>,
+    /// Each host with its runtime and its place.
+    hosts: HashMap<HostName, usize>,
+    faults: Vec<ConfigFileError>,
+}
+
+pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, RuntimesError> {
+    let raw: RawFile = file.parse()?;
+    let mut checker = Checker {
+        file,
+        runtimes: Runtimes::default(),
+        label_spans: HashMap::new(),
+        hosts: HashMap::new(),
+        faults: Vec::new(),
+    };
+    let mut host_spans = Vec::new();
+    for runtime in raw.runtime {
+        checker.runtime(runtime, domain, &mut host_spans);
+    }
+    // A host may lie below the label of a runtime that stands further down, so this waits for all labels.
+    for (entry, host, span) in host_spans {
+        checker.host_below_other(entry, &host, span, domain);
+    }
+    match checker.faults.is_empty() {
+        true => Ok(checker.runtimes),
+        false => Err(RuntimesError(checker.faults)),
+    }
+}
+
+impl Checker<'_> {
+    fn fault(&mut self, span: Range<usize>, key: &str, problem: impl Into<String>) {
+        self.faults.push(self.file.error_at(span, key, problem));
+    }
+
+    /// The value, or a fault where it stands.
+    fn take<T>(&mut self, value: &Spanned<String>, key: &str) -> Option<T>
+    where
+        T: std::str::FromStr<Err: ToString>,
+    {
+        value
+            .get_ref()
+            .parse()
+            .map_err(|error: T::Err| self.fault(value.span(), key, error.to_string()))
+            .ok()
+    }
+
+    fn runtime(
+        &mut self,
+        raw: RawRuntime,
+        domain: &HostName,
+        hosts: &mut Vec<(usize, HostName, Range<usize>)>,
+    ) {
+        let place = raw.name.span();
+        let account = self.take(&raw.account, "account");
+        let name = self.take(&raw.name, "name");
+        let (Some(account), Some(name)) = (account, name) else {
+            return;
+        };
+        let label = match RuntimeLabel::new(&account, &name) {
+            Ok(label) => label,
+            Err(error) => return self.fault(place, "name", error.to_string()),
+        };
+        if let Err(error) = HostName::of_runtime(&label, domain) {
+            self.fault(place.clone(), "name", error.to_string());
+        }
+        if let Some(other) = self.runtimes.get(&label).cloned() {
+            return self.label_used_before(
+                &label,
+                &other,
+                place,
+                (account.as_str(), name.as_str()),
+            );
+        }
+        let entry = self.runtimes.entries.len();
+        let mut own_hosts = Vec::new();
+        for raw_host in &raw.hosts {
+            let Some(host) = self.take::<HostName>(raw_host, "hosts") else {
+                continue;
+            };
+            if let Some(other) = self.hosts.insert(host.clone(), entry) {
+                let whose = match self.runtimes.entries.get(other) {
+                    Some(other) => format!("`{}` has it already", other.label),
+                    None => "it stands here twice".to_owned(),
+                };
+                self.fault(
+                    raw_host.span(),
+                    "hosts",
+                    format!("`{host}` is listed twice: {whose}"),
+                );
+                continue;
+            }
+            hosts.push((entry, host.clone(), raw_host.span()));
+            own_hosts.push(host);
+        }
+        for token in &raw.token {
+            self.token(entry, token);
+        }
+        let limits = RuntimeLimits {
+            exchanges: raw.limits.exchanges.map(u32::from),
+        };
+        self.label_spans.insert(label.clone(), place);
+        self.runtimes.labels.insert(label.clone(), entry);
+        self.runtimes.entries.push(Arc::new(RuntimeEntry {
+            account,
+            name,
+            label,
+            hosts: own_hosts,
+            limits,
+        }));
+    }
+
+    fn label_used_before(
+        &mut self,
+        label: &RuntimeLabel,
+        other: &RuntimeEntry,
+        place: Range<usize>,
+        (account, name): (&str, &str),
+    ) {
+        let before = self.label_spans.get(label).cloned().unwrap_or_default();
+        let line = self
+            .file
+            .error_at(before, "", "")
+            .position()
+            .map_or(0, |position| position.line);
+        let (other_account, other_name) = (other.account.as_str(), other.name.as_str());
+        let problem = match (account, name) == (other_account, other_name) {
+            true => {
+                format!("account `{account}`, name `{name}` is listed twice, first in line {line}")
+            }
+            false => format!(
+                "account `{account}`, name `{name}` gives the label `{label}`, and so does account \
+                 `{other_account}`, name `{other_name}` in line {line}: rename one of them"
+            ),
+        };
+        self.fault(place, "name", problem);
+    }
+
+    fn token(&mut self, entry: usize, raw: &RawToken) {
+        let id = raw.id.get_ref().parse::<TokenId>();
+        let sha256 = hash_from_hex(raw.sha256.get_ref());
+        if id.is_err() {
+            self.fault(
+                raw.id.span(),
+                "token.id",
+                "expected 16 lower-case hexadecimal digits",
+            );
+        }
+        if sha256.is_none() {
+            // The text is not repeated: someone may have put the token itself here.
+            let expected = "expected a SHA-256 as 64 hexadecimal digits, as `tunnel-server token create` writes it";
+            self.fault(raw.sha256.span(), "token.sha256", expected);
+        }
+        let (Ok(id), Some(sha256)) = (id, sha256) else {
+            return;
+        };
+        if self
+            .runtimes
+            .tokens
+            .insert(id, Credential { entry, sha256 })
+            .is_some()
+        {
+            self.fault(raw.id.span(), "token.id", format!("`{id}` is listed twice"));
+        }
+    }
+
+    /// `x.acme-prod.<domain>` would look like a part of `acme-prod`, and must not lead to another runtime.
+    fn host_below_other(
+        &mut self,
+        entry: usize,
+        host: &HostName,
+        span: Range<usize>,
+        domain: &HostName,
+    ) {
+        let Some(below) = host.below(domain) else {
+            return;
+        };
+        let label = below.rsplit('.').next().unwrap_or(below);
+        let Some(owner) = self
+            .runtimes
+            .entries
+            .iter()
+            .position(|other| other.label.as_str() == label)
+        else {
+            return;
+        };
+        if owner != entry {
+            self.fault(
+                span,
+                "hosts",
+                format!("`{host}` lies in the domain of the runtime `{label}`"),
+            );
+        }
+    }
+}
+
+fn hash_from_hex(text: &str) -> Option<TokenHash> {
+    let mut hash = TokenHash::default();
+    if text.len() != 2 * hash.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HASH: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
+    fn read(text: &str) -> Result<Runtimes, RuntimesError> {
+        parse(
+            &TomlFile::from_text("r.toml", text),
+            &"tunnels.localhost".parse().unwrap(),
+        )
+    }
+
+    #[track_caller]
+    fn check(text: &str, faults: &[&str]) {
+        let error = read(text).unwrap_err();
+        let given: Vec<String> = error.faults().iter().map(ToString::to_string).collect();
+        assert_eq!(given, faults);
+    }
+
+    fn runtime(account: &str, name: &str, rest: &str) -> String {
+        format!("[[runtime]]\naccount = \"{account}\"\nname = \"{name}\"\n{rest}\n")
+    }
+
+    #[test]
+    fn a_whole_file_is_read() {
+        let text = format!(
+            r#"
+            [[runtime]]
+            account = "acme"
+            name = "prod"
+            hosts = ["Argo.example.com", "events.example.com"]
+            [runtime.limits]
+            exchanges = 200
+            [[runtime.token]]
+            id = "0123456789abcdef"
+            sha256 = "{HASH}"
+            note = "Ann's"
+
+            [[runtime]]
+            account = "acme"
+            name = "test"
+            "#
+        );
+        let runtimes = read(&text).unwrap();
+        let labels: Vec<&str> = runtimes.iter().map(|entry| entry.label.as_str()).collect();
+        assert_eq!(labels, ["acme-prod", "acme-test"]);
+        let (prod, hash) = runtimes.token("0123456789abcdef".parse().unwrap()).unwrap();
+        assert_eq!(
+            prod.hosts.iter().map(HostName::as_str).collect::<Vec<_>>(),
+            ["argo.example.com", "events.example.com"]
+        );
+        assert_eq!(prod.limits.exchanges, Some(200));
+        assert_eq!(hash[..2], [0x9f, 0x86]);
+        assert_eq!(runtimes.get(&prod.label), Some(prod));
+        assert_eq!(runtimes.token_count(), 1);
+        assert!(
+            runtimes
+                .token("0000000000000000".parse().unwrap())
+                .is_none()
+        );
+        assert_eq!(read("").unwrap().iter().len(), 0);
+    }
+
+    #[test]
+    fn two_pairs_with_one_label_are_both_named() {
+        check(
+            &format!("{}{}", runtime("a-b", "c", ""), runtime("a", "b-c", "")),
+            &[
+                "r.toml:7:8: name: account `a`, name `b-c` gives the label `a-b-c`, and so does account `a-b`, name `c` in line 3: rename one of them",
+            ],
+        );
+        check(
+            &format!("{}{}", runtime("a", "b", ""), runtime("a", "b", "")),
+            &["r.toml:7:8: name: account `a`, name `b` is listed twice, first in line 3"],
+        );
+    }
+
+    #[test]
+    fn names_and_labels_are_checked_where_they_stand() {
+        check(
+            &runtime("Acme", "p_d", ""),
+            &[
+                "r.toml:2:11: account: `Acme` is no name: use lower-case letters, digits and hyphens between them",
+                "r.toml:3:8: name: `p_d` is no name: use lower-case letters, digits and hyphens between them",
+            ],
+        );
+        let error = read(&runtime(&"a".repeat(40), &"b".repeat(40), ""))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("r.toml:3:8: name: `aaaa") && error.contains("at most 63"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_host_belongs_to_one_runtime() {
+        check(
+            &format!(
+                "{}{}",
+                runtime("a", "b", "hosts = [\"x.example\"]"),
+                runtime(
+                    "c",
+                    "d",
+                    "hosts = [\"y.example\", \"X.example\", \"y.example\"]"
+                ),
+            ),
+            &[
+                "r.toml:8:23: hosts: `x.example` is listed twice: `a-b` has it already",
+                "r.toml:8:36: hosts: `y.example` is listed twice: it stands here twice",
+            ],
+        );
+        check(
+            &runtime("a", "b", "hosts = [\"x.example:80\"]"),
+            &[
+                "r.toml:4:10: hosts: `x.example:80` is no host: leave out the port and the scheme, and give no IP address",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_host_in_the_domain_of_another_runtime_is_refused() {
+        check(
+            &format!(
+                "{}{}",
+                runtime(
+                    "a",
+                    "b",
+                    "hosts = [\"c-d.tunnels.localhost\", \"x.c-d.tunnels.localhost\"]"
+                ),
+                runtime("c", "d", ""),
+            ),
+            &[
+                "r.toml:4:10: hosts: `c-d.tunnels.localhost` lies in the domain of the runtime `c-d`",
+                "r.toml:4:35: hosts: `x.c-d.tunnels.localhost` lies in the domain of the runtime `c-d`",
+            ],
+        );
+        assert!(
+            read(&runtime(
+                "a",
+                "b",
+                "hosts = [\"x.a-b.tunnels.localhost\", \"a-b.example\"]"
+            ))
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn tokens_are_checked_and_never_repeated_in_a_fault() {
+        let token = |id: &str, hash: &str| {
+            format!("[[runtime.token]]\nid = \"{id}\"\nsha256 = \"{hash}\"\n")
+        };
+        check(
+            &runtime(
+                "a",
+                "b",
+                &format!(
+                    "{}{}",
+                    token("0123456789abcdef", HASH),
+                    token("0123456789abcdef", HASH)
+                ),
+            ),
+            &["r.toml:8:6: token.id: `0123456789abcdef` is listed twice"],
+        );
+        check(
+            &runtime("a", "b", &token("ABC", "tnlrt_secret")),
+            &[
+                "r.toml:5:6: token.id: expected 16 lower-case hexadecimal digits",
+                "r.toml:6:10: token.sha256: expected a SHA-256 as 64 hexadecimal digits, as `tunnel-server token create` writes it",
+            ],
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_limits_out_of_range_are_refused() {
+        check(
+            &runtime("a", "b", "host = []"),
+            &["r.toml:4:1: unknown key `host`, did you mean `hosts`?"],
+        );
+        check(
+            &runtime("a", "b", "[runtime.limits]\nexchanges = 5000"),
+            &["r.toml:5:13: runtime.limits.exchanges: expected a whole number from 1 to 4096"],
+        );
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Runtimes::load(
+            std::path::Path::new("/nowhere/r.toml"),
+            &"d.example".parse().unwrap(),
+        )
+        .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("/nowhere/r.toml: cannot be read"),
+            "{error}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_hash_is_read_as_written(bytes in any::<[u8; 32]>()) {
+            let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            prop_assert_eq!(hash_from_hex(&text), Some(bytes));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC{0,64}") {
+            let _ = hash_from_hex(&text);
+            let _ = read(&text);
+        }
+    }
+}

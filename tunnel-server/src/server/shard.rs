@@ -1,0 +1,79 @@
+//! A shard: one thread with one runtime of its own, which serves what it accepts.
+//!
+//! A session lives on the shard that accepted it; an exchange that came in on another crosses once.
+//! Nothing is stolen between shards: that cost more than it gave.
+
+use std::{io, sync::Arc, thread::JoinHandle};
+
+use tokio::{net::TcpListener, runtime, sync::oneshot};
+use tokio_rustls::TlsAcceptor;
+
+use super::Node;
+use crate::{connect, public};
+
+/// What a shard listens on.
+pub(super) struct Listeners {
+    pub(super) tunnel: std::net::TcpListener,
+    pub(super) public: std::net::TcpListener,
+    pub(super) tunnel_tls: TlsAcceptor,
+    pub(super) public_tls: Option<TlsAcceptor>,
+}
+
+/// A running shard. Dropped, it ends with all its tasks, and its thread is waited for.
+pub(super) struct Shard {
+    /// Dropped to end the shard at once.
+    end: Option<oneshot::Sender<()>>,
+    ended: oneshot::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Shard {
+    pub(super) fn start(number: usize, node: Arc<Node>, listeners: Listeners) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let (end, forced) = oneshot::channel();
+        let (finished, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new().name(format!("shard-{number}")).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(node, listeners) => {}
+                    _ = forced => {}
+                }
+            });
+            // Ends the tasks before anybody is told that the shard has ended.
+            drop(runtime);
+            let _ = finished.send(());
+        })?;
+        Ok(Self { end: Some(end), ended, thread: Some(thread) })
+    }
+
+    /// Resolves when the shard has ended, by itself or by a panic.
+    pub(super) async fn ended(&mut self) {
+        if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            let _ = (&mut self.ended).await;
+        }
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(node: Arc<Node>, listeners: Listeners) {
+    let Listeners { tunnel, public, tunnel_tls, public_tls } = listeners;
+    let registered = TcpListener::from_std(tunnel)
+        .and_then(|tunnel| Ok((tunnel, TcpListener::from_std(public)?)));
+    match registered {
+        Ok((tunnel, public)) => {
+            tokio::join!(
+                connect::serve_all(node.clone(), tunnel, tunnel_tls),
+                public::serve_all(node, public, public_tls),
+            );
+        }
+        Err(error) => tracing::error!(%error, "a shard cannot use its listeners"),
+    }
+}

@@ -1,0 +1,324 @@
+//! Runtime tokens: what a client shows to be let in.
+//!
+//! ```text
+//!   tnlrt_ 0123456789abcdef _ 43 letters and digits
+//!   prefix public id          secret, 256 bits
+//! ```
+//!
+//! The prefix is for secret scanners, the id for people and files. Only the SHA-256 of the whole token is ever stored.
+//! A token's text leaves [`Token::expose`] alone: no `Debug`, error or log shows it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use secrecy::{ExposeSecret, SecretString};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::runtimes::{RuntimeEntry, Runtimes};
+
+/// Says what kind of secret this is.
+const PREFIX: &str = "tnlrt_";
+
+/// Hexadecimal digits of the public id: 64 bits, so that ids drawn at random do not meet.
+const ID_DIGITS: usize = 16;
+
+/// Letters of the secret: 43 of 62 kinds hold 256 bits.
+const SECRET_LETTERS: usize = 43;
+
+const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong secret. Nobody
+/// knows a token with this hash, and a match would be refused all the same.
+const NOBODY: TokenHash = [0; 32];
+
+/// SHA-256 of a whole token's text.
+pub type TokenHash = [u8; 32];
+
+/// The public part of a token: 16 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TokenId([u8; ID_DIGITS]);
+
+/// A new token, with its secret.
+pub struct Token {
+    id: TokenId,
+    text: SecretString,
+}
+
+/// A token as presented: its id and its hash, which is all that is needed of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ParsedToken {
+    /// Which token it claims to be.
+    pub id: TokenId,
+    /// SHA-256 of the text.
+    pub sha256: TokenHash,
+}
+
+/// A text that has not the form of a token. It does not repeat the text, which may still be a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits, `_` and 43 letters and digits"
+)]
+pub struct NotAToken;
+
+/// Why a presented token lets nobody in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenRefusal {
+    /// It has not the form of a token.
+    #[error("the credential is not a runtime token: it begins with `tnlrt_`")]
+    NotAToken,
+    /// It has the form, and is not one of those listed. Whether the id is known is not told.
+    #[error("the token is not known or no longer good: ask for a new one")]
+    Unknown,
+}
+
+impl Token {
+    /// Draws a new token.
+    pub fn generate() -> Result<Self, getrandom::Error> {
+        let id = TokenId(hex_digits(getrandom::u64()?));
+        let text = format!("{PREFIX}{id}_{}", secret()?);
+        Ok(Self {
+            id,
+            text: text.into(),
+        })
+    }
+
+    /// Takes a presented text apart.
+    pub fn parse(text: &str) -> Result<ParsedToken, NotAToken> {
+        let rest = text.strip_prefix(PREFIX).ok_or(NotAToken)?;
+        let (id, secret) = rest.split_once('_').ok_or(NotAToken)?;
+        let id = id.parse()?;
+        if secret.len() != SECRET_LETTERS
+            || !secret.bytes().all(|letter| letter.is_ascii_alphanumeric())
+        {
+            return Err(NotAToken);
+        }
+        Ok(ParsedToken {
+            id,
+            sha256: sha256(text),
+        })
+    }
+
+    /// The public id.
+    pub fn id(&self) -> TokenId {
+        self.id
+    }
+
+    /// What is stored of the token.
+    pub fn sha256(&self) -> TokenHash {
+        sha256(self.text.expose_secret())
+    }
+
+    /// The token itself, to be shown once to whom it is for.
+    pub fn expose(&self) -> &str {
+        self.text.expose_secret()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ParsedToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParsedToken")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TokenId {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl FromStr for TokenId {
+    type Err = NotAToken;
+
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        let digits: [u8; ID_DIGITS] = text.as_bytes().try_into().map_err(|_| NotAToken)?;
+        match digits
+            .iter()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+        {
+            true => Ok(Self(digits)),
+            false => Err(NotAToken),
+        }
+    }
+}
+
+impl fmt::Display for TokenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for TokenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The runtime that the presented text lets in. An unknown id and a wrong secret cost the same and get the same
+/// refusal.
+pub fn verify<'a>(
+    runtimes: &'a Runtimes,
+    presented: &str,
+) -> Result<&'a Arc<RuntimeEntry>, TokenRefusal> {
+    let token = Token::parse(presented).map_err(|NotAToken| TokenRefusal::NotAToken)?;
+    let known = runtimes.token(token.id);
+    let stored = known.map_or(&NOBODY, |(_, hash)| hash);
+    let equal = bool::from(token.sha256.ct_eq(stored));
+    match known {
+        Some((runtime, _)) if equal => Ok(runtime),
+        _ => Err(TokenRefusal::Unknown),
+    }
+}
+
+fn sha256(text: &str) -> TokenHash {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+fn secret() -> Result<String, getrandom::Error> {
+    let mut letters = String::with_capacity(SECRET_LETTERS);
+    let mut random = [0; 2 * SECRET_LETTERS];
+    while letters.len() < SECRET_LETTERS {
+        getrandom::fill(&mut random)?;
+        // Six bits choose among 64; the two that stand for no letter are thrown away, so that all are equally likely.
+        let drawn = random
+            .iter()
+            .filter_map(|byte| LETTERS.get(usize::from(byte & 63)));
+        let missing = SECRET_LETTERS - letters.len();
+        letters.extend(drawn.take(missing).map(|letter| char::from(*letter)));
+    }
+    Ok(letters)
+}
+
+fn hex_digits(mut number: u64) -> [u8; ID_DIGITS] {
+    let mut digits = [0; ID_DIGITS];
+    for digit in digits.iter_mut().rev() {
+        *digit = match (number & 0xf) as u8 {
+            value @ 0..=9 => b'0' + value,
+            value => b'a' + value - 10,
+        };
+        number >>= 4;
+    }
+    digits
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tunnel_ops::config_file::TomlFile;
+
+    use super::*;
+    use crate::runtimes::edit::{Addition, add_token};
+
+    fn listed(token: &Token) -> Runtimes {
+        let (account, runtime) = ("acme".parse().unwrap(), "prod".parse().unwrap());
+        let addition = Addition {
+            account: &account,
+            runtime: &runtime,
+            hosts: &[],
+            token,
+            note: None,
+        };
+        let text = add_token("", &addition).unwrap();
+        Runtimes::parse(
+            &TomlFile::from_text("r.toml", text),
+            &"tunnels.localhost".parse().unwrap(),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_listed_token_lets_its_runtime_in() {
+        let token = Token::generate().unwrap();
+        let runtimes = listed(&token);
+        assert_eq!(
+            verify(&runtimes, token.expose()).unwrap().label.as_str(),
+            "acme-prod"
+        );
+    }
+
+    #[test]
+    fn an_unknown_id_and_a_wrong_secret_get_the_same_refusal() {
+        let token = Token::generate().unwrap();
+        let runtimes = listed(&token);
+        let stranger = Token::generate().unwrap();
+        let last = if token.expose().ends_with('x') {
+            "y"
+        } else {
+            "x"
+        };
+        let wrong_secret = format!("{}{last}", &token.expose()[..token.expose().len() - 1]);
+        assert_eq!(
+            verify(&runtimes, stranger.expose()),
+            Err(TokenRefusal::Unknown)
+        );
+        assert_eq!(verify(&runtimes, &wrong_secret), Err(TokenRefusal::Unknown));
+    }
+
+    #[test]
+    fn what_has_not_the_form_is_refused_as_such() {
+        let token = Token::generate().unwrap();
+        let runtimes = listed(&token);
+        let good = token.expose();
+        for text in [
+            "",
+            "tnlrt_",
+            "secret",
+            &good[1..],
+            &good[..good.len() - 1],
+            &format!("{good}a"),
+            &format!("{good}\n"),
+        ] {
+            assert_eq!(
+                verify(&runtimes, text),
+                Err(TokenRefusal::NotAToken),
+                "{text}"
+            );
+        }
+        assert_eq!(Token::parse(&good.to_uppercase()), Err(NotAToken));
+    }
+
+    #[test]
+    fn tokens_have_the_form_that_scanners_know_and_never_repeat() {
+        let (one, other) = (Token::generate().unwrap(), Token::generate().unwrap());
+        assert_ne!(one.expose(), other.expose());
+        assert_ne!(one.id(), other.id());
+        assert_eq!(
+            one.expose().len(),
+            PREFIX.len() + ID_DIGITS + 1 + SECRET_LETTERS
+        );
+        let parsed = Token::parse(one.expose()).unwrap();
+        assert_eq!((parsed.id, parsed.sha256), (one.id(), one.sha256()));
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let token = Token::generate().unwrap();
+        let secret = token.expose().rsplit('_').next().unwrap();
+        let parsed = Token::parse(token.expose()).unwrap();
+        let shown = format!("{token:?} {parsed:?}");
+        assert!(
+            shown.contains(token.id().as_str()) && !shown.contains(secret),
+            "{shown}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(tnlrt_)?\\PC{0,70}") {
+            let _ = Token::parse(&text);
+        }
+    }
+}
