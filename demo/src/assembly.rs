@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::oneshot,
     time::timeout,
 };
 use tunnel_client::{client::Client, config as client_config};
@@ -57,43 +58,36 @@ struct Credentials {
     directory: TempDir,
 }
 
+/// What is started, in this order: each needs the address of the one before.
+struct Parts {
+    sample: Option<SampleUpstream>,
+    server: Server,
+    client: Client,
+    /// Kept until the end, because the client reads its token at each dial.
+    _credentials: Credentials,
+}
+
 /// Starts everything and runs it until Ctrl-C.
 pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals().context("cannot listen for Ctrl-C")?;
-    let domain: HostName = DEFAULT_DOMAIN.parse()?;
-    let credentials = Credentials::make(&domain)?;
-    // The upstream first: the client must know where it is, and may ask it at once.
-    let sample = match &cli.upstream {
-        None => Some(
-            SampleUpstream::bind(FREE)
-                .await
-                .context("cannot start the sample")?,
-        ),
-        Some(_) => None,
-    };
-    let sample_url = sample
-        .as_ref()
-        .map(|sample| format!("http://{}", sample.address()));
-    let upstream = cli
-        .upstream
-        .as_ref()
-        .or(sample_url.as_ref())
-        .context("no upstream")?;
-    // Then the server, whose address the client dials.
-    let server = Server::bind(server_configuration(cli, &credentials, domain)?).await;
-    let server = server.context("--public-listen HOST:0 takes a free port")?;
+    let Parts {
+        sample,
+        server,
+        client,
+        _credentials,
+    } = Parts::start(cli).await?;
     let addresses = server.addresses();
-    let client = Client::new(client_configuration(
-        &credentials,
-        addresses.tunnel,
-        upstream,
-    )?)?;
-    let ready = async {
-        first_request(addresses).await?;
+    let welcome = async {
+        tokio::select! {
+            result = first_request(addresses) => result?,
+            () = shutdown.asked() => return Ok(()),
+        }
         display.welcome(&host(), addresses.public, cli.upstream.as_deref());
         anyhow::Ok(())
     };
+    let (tunnel_ended, end) = oneshot::channel::<()>();
     let tunnel = async {
+        let _tunnel_ended = tunnel_ended;
         tokio::try_join!(
             async {
                 server
@@ -107,30 +101,44 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
                     .await
                     .context("the client failed")
             },
-            async {
-                tokio::select! {
-                    ready = ready => ready,
-                    () = shutdown.asked() => Ok(()),
-                }
-            },
+            welcome,
         )
     };
-    // The sample goes last: what passes when the tunnel drains still needs its answer.
-    let (ended, end) = tokio::sync::oneshot::channel::<()>();
-    let (result, ()) = tokio::join!(
-        async {
-            let result = tunnel.await;
-            drop(ended);
-            result
-        },
-        async {
-            if let Some(sample) = sample {
-                sample.run(async { drop(end.await) }).await;
-            }
-        },
-    );
+    // The sample ends last: what the tunnel still carries while it drains needs its answer.
+    let upstream = async {
+        if let Some(sample) = sample {
+            sample.run(async { drop(end.await) }).await;
+        }
+    };
+    let (result, ()) = tokio::join!(tunnel, upstream);
     display.say("the demo has ended");
     result.map(drop)
+}
+
+impl Parts {
+    async fn start(cli: &Cli) -> anyhow::Result<Self> {
+        let domain: HostName = DEFAULT_DOMAIN.parse()?;
+        let credentials = Credentials::make(&domain)?;
+        let (sample, upstream) = match &cli.upstream {
+            Some(url) => (None, url.clone()),
+            None => {
+                let sample = SampleUpstream::bind(FREE).await;
+                let sample = sample.context("cannot start the sample service")?;
+                let url = format!("http://{}", sample.address());
+                (Some(sample), url)
+            }
+        };
+        let server = Server::bind(server_configuration(cli, &credentials, domain)?).await;
+        let server = server.context("try --public-listen 127.0.0.1:0, which takes a free port")?;
+        let dial = server.addresses().tunnel;
+        let client = Client::new(client_configuration(&credentials, dial, &upstream)?)?;
+        Ok(Self {
+            sample,
+            server,
+            client,
+            _credentials: credentials,
+        })
+    }
 }
 
 impl Credentials {

@@ -43,7 +43,11 @@ impl AuthRefusal {
     /// The answer's body.
     #[must_use]
     pub fn refusal(self) -> Refusal {
-        Refusal { reason: self.name().into(), detail: self.to_string(), fatal: true }
+        Refusal {
+            reason: self.name().into(),
+            detail: self.to_string(),
+            fatal: true,
+        }
     }
 }
 
@@ -66,5 +70,7 @@ pub fn authenticate(
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, token)| token)
         .ok_or(AuthRefusal::Missing)?;
-    token::verify(runtimes, token).cloned().map_err(AuthRefusal::Token)
+    token::verify(runtimes, token)
+        .cloned()
+        .map_err(AuthRefusal::Token)
 }

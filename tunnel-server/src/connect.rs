@@ -11,12 +11,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::{
-    body::Incoming,
-    server::conn::http1,
-    service::service_fn,
-    upgrade::OnUpgrade,
-};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
@@ -76,7 +71,10 @@ async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, tls: TlsAccep
             }
         }
         Ok(Err(_)) | Err(_) => {
-            node.metrics.connections_refused.with_label_values(&["tunnel", "tls"]).inc();
+            node.metrics
+                .connections_refused
+                .with_label_values(&["tunnel", "tls"])
+                .inc();
         }
     }
     gauge.dec();
@@ -137,7 +135,9 @@ fn answer(
             fatal: false,
         };
         let mut answer = refuse(node, StatusCode::SERVICE_UNAVAILABLE, &refusal);
-        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        answer
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         return answer;
     }
     let runtime = match authenticate(&node.config.runtimes, request.headers()) {
@@ -148,16 +148,26 @@ fn answer(
             return refuse(node, error.status(), &error.refusal());
         }
     };
-    node.metrics.handshakes.with_label_values(&["accepted"]).inc();
+    node.metrics
+        .handshakes
+        .with_label_values(&["accepted"])
+        .inc();
     let response = switch(&request);
     let upgrade = hyper::upgrade::on(&mut request);
-    *admitted.lock() = Some(Admitted { runtime, greeting, upgrade });
+    *admitted.lock() = Some(Admitted {
+        runtime,
+        greeting,
+        upgrade,
+    });
     response
 }
 
 fn switch(request: &Request<Incoming>) -> Response<Full<Bytes>> {
     // The key's presence was checked with the rest of the handshake.
-    let key = request.headers().get(header::SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
+    let key = request
+        .headers()
+        .get(header::SEC_WEBSOCKET_KEY)
+        .map(HeaderValue::as_bytes);
     let accept = handshake::accept_key(key.unwrap_or_default());
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -174,13 +184,19 @@ fn switch(request: &Request<Incoming>) -> Response<Full<Bytes>> {
 }
 
 fn refuse(node: &Node, status: StatusCode, refusal: &Refusal) -> Response<Full<Bytes>> {
-    node.metrics.handshakes.with_label_values(&[&refusal.reason]).inc();
+    node.metrics
+        .handshakes
+        .with_label_values(&[&refusal.reason])
+        .inc();
     // Serialising strings into memory has no way to fail.
     let body = serde_json::to_vec(refusal).unwrap_or_default();
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     match status {
         StatusCode::UNAUTHORIZED => {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

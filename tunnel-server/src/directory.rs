@@ -40,11 +40,18 @@ impl Directory {
     /// runtime already keeps its claim.
     pub fn claim(&self, runtime: &RuntimeLabel, instance: &InstanceId) -> Claim {
         let mut claims = self.claims.lock();
-        if let Some(held) = claims.held.get(runtime).filter(|held| held.instance == *instance) {
+        if let Some(held) = claims
+            .held
+            .get(runtime)
+            .filter(|held| held.instance == *instance)
+        {
             return held.clone();
         }
         claims.last_epoch += 1;
-        let claim = Claim { instance: instance.clone(), epoch: Epoch(claims.last_epoch) };
+        let claim = Claim {
+            instance: instance.clone(),
+            epoch: Epoch(claims.last_epoch),
+        };
         claims.held.insert(runtime.clone(), claim.clone());
         claim
     }
@@ -52,7 +59,11 @@ impl Directory {
     /// Gives a claim up. Does nothing when a newer one stands in its place.
     pub fn release(&self, runtime: &RuntimeLabel, epoch: Epoch) {
         let mut claims = self.claims.lock();
-        if claims.held.get(runtime).is_some_and(|held| held.epoch == epoch) {
+        if claims
+            .held
+            .get(runtime)
+            .is_some_and(|held| held.epoch == epoch)
+        {
             claims.held.remove(runtime);
         }
     }

@@ -225,7 +225,10 @@ impl Drop for RuntimeMetrics {
     fn drop(&mut self) {
         let mut runtimes = self.metrics.runtimes.lock();
         // Somebody else may have begun the series anew since this was let go.
-        if runtimes.get(&self.label).is_some_and(|held| held.strong_count() > 0) {
+        if runtimes
+            .get(&self.label)
+            .is_some_and(|held| held.strong_count() > 0)
+        {
             return;
         }
         runtimes.remove(&self.label);
@@ -257,7 +260,12 @@ mod tests {
         families
             .iter()
             .flat_map(|family| family.get_metric())
-            .filter(|metric| metric.get_label().iter().any(|pair| pair.value() == "acme-prod"))
+            .filter(|metric| {
+                metric
+                    .get_label()
+                    .iter()
+                    .any(|pair| pair.value() == "acme-prod")
+            })
             .count()
     }
 

@@ -49,7 +49,10 @@ pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAc
             }
             Err(full) => {
                 let labels = ["public", full.name()];
-                node.metrics.connections_refused.with_label_values(&labels).inc();
+                node.metrics
+                    .connections_refused
+                    .with_label_values(&labels)
+                    .inc();
             }
         }
     }
@@ -112,7 +115,11 @@ impl Places {
     /// So many places.
     #[must_use]
     pub fn new(max: usize, max_per_address: usize) -> Arc<Self> {
-        Arc::new(Self { max, max_per_address, taken: Mutex::default() })
+        Arc::new(Self {
+            max,
+            max_per_address,
+            taken: Mutex::default(),
+        })
     }
 
     /// Takes a place for a connection from `address`, if that is to be counted.
@@ -132,7 +139,10 @@ impl Places {
             *count += 1;
         }
         taken.in_all += 1;
-        Ok(Place { places: self.clone(), address })
+        Ok(Place {
+            places: self.clone(),
+            address,
+        })
     }
 }
 
@@ -141,12 +151,13 @@ impl Drop for Place {
         let mut taken = self.places.taken.lock();
         taken.in_all -= 1;
         if let Some(address) = self.address
-            && let Some(count) = taken.by_address.get_mut(&address) {
-                *count -= 1;
-                if *count == 0 {
-                    taken.by_address.remove(&address);
-                }
+            && let Some(count) = taken.by_address.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                taken.by_address.remove(&address);
             }
+        }
     }
 }
 

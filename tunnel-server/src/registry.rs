@@ -62,7 +62,11 @@ impl Registry {
     /// A registry without any tunnel.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { directory: Directory::default(), metrics, slots: Mutex::default() })
+        Arc::new(Self {
+            directory: Directory::default(),
+            metrics,
+            slots: Mutex::default(),
+        })
     }
 
     /// The place of a runtime that is known to be served.
@@ -71,7 +75,10 @@ impl Registry {
         let slot = slots.entry(label.clone()).or_insert_with(|| {
             Arc::new(Slot {
                 label: label.clone(),
-                state: Mutex::new(State { tunnel: None, last_online: Instant::now() }),
+                state: Mutex::new(State {
+                    tunnel: None,
+                    last_online: Instant::now(),
+                }),
                 joined: Notify::new(),
                 waiting: AtomicUsize::new(0),
             })
@@ -105,7 +112,12 @@ impl Registry {
         drop(state);
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
-        Membership { registry: self.clone(), slot: slot.clone(), tunnel, session }
+        Membership {
+            registry: self.clone(),
+            slot: slot.clone(),
+            tunnel,
+            session,
+        }
     }
 }
 
@@ -169,13 +181,18 @@ impl Drop for Membership {
     fn drop(&mut self) {
         let mut state = self.slot.state.lock();
         let is_last = self.tunnel.remove(&self.session);
-        let is_held = state.tunnel.as_ref().is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
+        let is_held = state
+            .tunnel
+            .as_ref()
+            .is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
         if is_held {
             state.last_online = Instant::now();
         }
         if is_last && is_held {
             state.tunnel = None;
-            self.registry.directory.release(&self.slot.label, self.tunnel.claim().epoch);
+            self.registry
+                .directory
+                .release(&self.slot.label, self.tunnel.claim().epoch);
         }
         drop(state);
         self.registry.metrics.sessions.dec();

@@ -46,7 +46,10 @@ impl Router {
                 hosts.insert(host.as_str().into(), slot.clone());
             }
         }
-        Ok(Self { hosts, offline_wait })
+        Ok(Self {
+            hosts,
+            offline_wait,
+        })
     }
 
     /// The session that carries the next exchange for `host`, which is in lower case and without

@@ -70,7 +70,10 @@ impl Node {
     #[must_use]
     pub fn is_trusted(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        self.config.trusted_proxies.iter().any(|network| network.contains(&address))
+        self.config
+            .trusted_proxies
+            .iter()
+            .any(|network| network.contains(&address))
     }
 
     /// Resolves when the server accepts no more.
@@ -151,8 +154,12 @@ impl Server {
     pub async fn bind(config: Config) -> Result<Self, BindError> {
         let metrics = Metrics::new()?;
         let registry = Registry::new(metrics.clone());
-        let router =
-            Router::new(&config.runtimes, &config.domain, &registry, config.offline_wait)?;
+        let router = Router::new(
+            &config.runtimes,
+            &config.domain,
+            &registry,
+            config.offline_wait,
+        )?;
         let tunnel_tls = tls_files::server_config(&config.tunnel_tls, &[b"http/1.1"])?;
         let public_tls = match &config.public_tls {
             Some(identity) => Some(tls_files::server_config(identity, &[b"h2", b"http/1.1"])?),
@@ -193,7 +200,13 @@ impl Server {
             stopping,
             config,
         });
-        Ok(Self { node, stop, shards, admin, addresses })
+        Ok(Self {
+            node,
+            stop,
+            shards,
+            admin,
+            addresses,
+        })
     }
 
     /// Where it listens; the ports that were asked for as 0 are known here.
@@ -207,7 +220,13 @@ impl Server {
     /// # Errors
     /// When a shard cannot be started, or fails.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), RunError> {
-        let Self { node, stop, shards, admin, addresses } = self;
+        let Self {
+            node,
+            stop,
+            shards,
+            admin,
+            addresses,
+        } = self;
         let mut running = Vec::new();
         for (number, listeners) in shards.into_iter().enumerate() {
             let shard = Shard::start(number, node.clone(), listeners);
@@ -282,26 +301,36 @@ struct Bound {
     sockets: Vec<std::net::TcpListener>,
 }
 
-fn listen(
-    listener: &'static str,
-    address: SocketAddr,
-    count: usize,
-) -> Result<Bound, BindError> {
-    let failed = |source| BindError::Listen { listener, address, source };
+fn listen(listener: &'static str, address: SocketAddr, count: usize) -> Result<Bound, BindError> {
+    let failed = |source| BindError::Listen {
+        listener,
+        address,
+        source,
+    };
     // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
     // first, an address in use is found; the port that it got is then shared by the shards only.
     let alone = bind(address, false).map_err(failed)?;
     let bound = alone.local_addr().map_err(failed)?;
     if count == 1 {
-        return Ok(Bound { address: bound, sockets: vec![alone] });
+        return Ok(Bound {
+            address: bound,
+            sockets: vec![alone],
+        });
     }
     drop(alone);
     let sockets: io::Result<_> = (0..count).map(|_| bind(bound, true)).collect();
-    Ok(Bound { address: bound, sockets: sockets.map_err(failed)? })
+    Ok(Bound {
+        address: bound,
+        sockets: sockets.map_err(failed)?,
+    })
 }
 
 fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(is_shared)?;
     socket.set_nonblocking(true)?;
@@ -326,5 +355,8 @@ pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
 }

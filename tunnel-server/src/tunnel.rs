@@ -73,7 +73,11 @@ impl Tunnel {
     /// Resolves with the newer holder, once there is one.
     pub async fn superseded(&self) -> InstanceId {
         let mut superseded = self.superseded.subscribe();
-        match superseded.wait_for(Option::is_some).await.map(|by| by.clone()) {
+        match superseded
+            .wait_for(Option::is_some)
+            .await
+            .map(|by| by.clone())
+        {
             Ok(Some(by)) => by,
             // The sender lives as long as `self`.
             _ => std::future::pending().await,

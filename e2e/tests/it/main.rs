@@ -10,4 +10,5 @@
 )]
 
 mod language;
+mod system;
 mod tidy;

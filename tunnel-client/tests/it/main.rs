@@ -5,3 +5,5 @@
     clippy::panic,
     reason = "a test may"
 )]
+
+mod config;

@@ -36,6 +36,7 @@ fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Fa
 async fn serve(config: Config) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
     let server = Server::bind(config).await.map_err(Failure::running)?;
     server.run(shutdown).await.map_err(Failure::running)
 }

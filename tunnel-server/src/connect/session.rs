@@ -24,15 +24,22 @@ pub(super) async fn run(
     leftover: Bytes,
     peer: SocketAddr,
 ) {
-    let Admitted { runtime, greeting, .. } = admitted;
-    let exchanges = runtime.limits.exchanges.unwrap_or(node.config.max_exchanges);
+    let Admitted {
+        runtime, greeting, ..
+    } = admitted;
+    let exchanges = runtime
+        .limits
+        .exchanges
+        .unwrap_or(node.config.max_exchanges);
     let settings = SessionSettings {
         ping_interval: node.config.ping_interval,
         exchanges: exchanges.min(node.config.max_exchanges) as usize,
     };
     let (session, events, driver) = Session::new(io, leftover, Side::Server, settings).await;
     let slot = node.registry.slot(&runtime.label);
-    let membership = node.registry.join(&slot, &greeting.instance, session.clone());
+    let membership = node
+        .registry
+        .join(&slot, &greeting.instance, session.clone());
     let label = runtime.label.as_str();
     let (instance, number) = (greeting.instance.as_str(), greeting.session_number);
     tracing::info!(runtime = label, instance, number, %peer, "a session has begun");
@@ -43,7 +50,10 @@ pub(super) async fn run(
     });
     let end = attend(node, &runtime, &session, events, driver, &membership).await;
     let reason = end.reason().name();
-    node.metrics.sessions_ended.with_label_values(&[reason]).inc();
+    node.metrics
+        .sessions_ended
+        .with_label_values(&[reason])
+        .inc();
     tracing::info!(runtime = label, instance, number, %peer, reason, %end, "a session has ended");
 }
 
@@ -91,7 +101,11 @@ async fn attend(
 fn on_control(node: &Node, runtime: &RuntimeEntry, session: &Session, control: Control) {
     match control {
         Control::Hello { version } => {
-            tracing::debug!(runtime = runtime.label.as_str(), version, "the client said hello");
+            tracing::debug!(
+                runtime = runtime.label.as_str(),
+                version,
+                "the client said hello"
+            );
         }
         // The client leaves by itself when its exchanges are done.
         Control::Drain { .. } => session.start_drain(),

@@ -42,7 +42,11 @@ impl AnswerBody {
     pub(super) fn own(content: impl Into<Bytes>) -> Self {
         let content = content.into();
         let content = (!content.is_empty()).then_some(content);
-        Self { kind: Kind::Own(content), observation: None, _in_flight: None }
+        Self {
+            kind: Kind::Own(content),
+            observation: None,
+            _in_flight: None,
+        }
     }
 
     /// Has the exchange recorded, and known as in flight, until the body's end.
@@ -123,14 +127,19 @@ pub(super) fn response(
     }
     let length = fields::content_length(&parts.headers)
         .map_err(|_| malformed("a content-length that is no length"))?;
-    let mut answer =
-        Response::new(AnswerBody { kind: Kind::Exchange(body), observation: None, _in_flight: None });
+    let mut answer = Response::new(AnswerBody {
+        kind: Kind::Exchange(body),
+        observation: None,
+        _in_flight: None,
+    });
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = end_to_end(parts.headers);
     // RFC 9110 section 8.6: no length on 204, nor on a 2xx to CONNECT.
     let has_length = parts.status != StatusCode::NO_CONTENT && *method != Method::CONNECT;
     if let Some(length) = length.filter(|_| has_length) {
-        answer.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        answer
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
     Ok(answer)
 }
@@ -156,14 +165,20 @@ pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody>
     let mut answer = Response::new(AnswerBody::own(problem.json()));
     *answer.status_mut() = problem.status();
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(PROXY_STATUS, problem.proxy_status());
     if let Some(after) = problem.retry_after_value() {
         headers.insert(header::RETRY_AFTER, after);
     }
     if problem.reason() == Reason::MethodNotAllowed {
-        headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));
+        headers.insert(
+            header::ALLOW,
+            HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),
+        );
     }
     let is_unusable = problem.reason().fault() == Fault::PlatformClient
         && problem.reason() != Reason::RuntimeUnknown;
@@ -183,13 +198,22 @@ impl Cors {
     /// Allows these serialised origins (RFC 6454 section 6.2).
     #[must_use]
     pub fn new(origins: impl IntoIterator<Item = HeaderValue>) -> Self {
-        Self { origins: origins.into_iter().collect() }
+        Self {
+            origins: origins.into_iter().collect(),
+        }
     }
 
     /// Lets the page that asked read an answer of our own. A preflight that would fail only because
     /// the tunnel does is granted, so that the page sees the reason with its real request.
-    pub(super) fn apply(&self, method: &Method, asked: &HeaderMap, answer: &mut Response<AnswerBody>) {
-        let Some(origin) = asked.get(header::ORIGIN).filter(|origin| self.origins.contains(origin))
+    pub(super) fn apply(
+        &self,
+        method: &Method,
+        asked: &HeaderMap,
+        answer: &mut Response<AnswerBody>,
+    ) {
+        let Some(origin) = asked
+            .get(header::ORIGIN)
+            .filter(|origin| self.origins.contains(origin))
         else {
             return;
         };
@@ -202,12 +226,21 @@ impl Cors {
         }
         let headers = answer.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-        headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        headers.insert(
+            header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
+            HeaderValue::from_static("true"),
+        );
         headers.append(header::VARY, HeaderValue::from_static("origin"));
         if is_preflight {
             let copies = [
-                (header::ACCESS_CONTROL_REQUEST_METHOD, header::ACCESS_CONTROL_ALLOW_METHODS),
-                (header::ACCESS_CONTROL_REQUEST_HEADERS, header::ACCESS_CONTROL_ALLOW_HEADERS),
+                (
+                    header::ACCESS_CONTROL_REQUEST_METHOD,
+                    header::ACCESS_CONTROL_ALLOW_METHODS,
+                ),
+                (
+                    header::ACCESS_CONTROL_REQUEST_HEADERS,
+                    header::ACCESS_CONTROL_ALLOW_HEADERS,
+                ),
             ];
             for (request, response) in copies {
                 if let Some(value) = asked.get(request) {
@@ -257,7 +290,10 @@ mod tests {
         cors().apply(&Method::GET, &asked("https://evil.test"), &mut answer);
         assert!(!answer.headers().contains_key("access-control-allow-origin"));
         cors().apply(&Method::GET, &asked("https://app.test"), &mut answer);
-        assert_eq!(answer.headers()["access-control-allow-origin"], "https://app.test");
+        assert_eq!(
+            answer.headers()["access-control-allow-origin"],
+            "https://app.test"
+        );
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 

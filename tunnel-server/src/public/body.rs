@@ -42,7 +42,11 @@ type UpgradedBytes = Pin<Box<dyn Body<Data = Bytes, Error = std::io::Error> + Se
 
 enum Kind {
     /// Content of a request.
-    Received { incoming: Incoming, gate: Option<ContinueGate>, idle: Option<IdleTimer> },
+    Received {
+        incoming: Incoming,
+        gate: Option<ContinueGate>,
+        idle: Option<IdleTimer>,
+    },
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
     Upgraded(UpgradedBytes),
@@ -71,7 +75,14 @@ impl RequestBody {
     /// The content of a request. `idle` bounds the wait for each piece of it, if nothing else does.
     pub(super) fn received(incoming: Incoming, idle: Option<Duration>, bytes: IntCounter) -> Self {
         let idle = idle.map(|limit| IdleTimer { limit, timer: None });
-        Self { kind: Kind::Received { incoming, gate: None, idle }, bytes }
+        Self {
+            kind: Kind::Received {
+                incoming,
+                gate: None,
+                idle,
+            },
+            bytes,
+        }
     }
 
     /// The same for a request that expects 100: nothing is read, and so the platform client not asked
@@ -79,7 +90,10 @@ impl RequestBody {
     pub(super) fn expecting(mut self, patience: Duration) -> (Self, Continue) {
         let (sender, asked) = oneshot::channel();
         if let Kind::Received { gate, .. } = &mut self.kind {
-            *gate = Some(ContinueGate { asked, patience: Box::pin(sleep(patience)) });
+            *gate = Some(ContinueGate {
+                asked,
+                patience: Box::pin(sleep(patience)),
+            });
         }
         (self, sender)
     }
@@ -87,7 +101,13 @@ impl RequestBody {
     /// The bytes of an upgraded connection that does not exist yet.
     pub(super) fn upgrade(bytes: IntCounter) -> (Self, UpgradeSender) {
         let (sender, receiver) = oneshot::channel();
-        (Self { kind: Kind::Awaited(receiver), bytes }, sender)
+        (
+            Self {
+                kind: Kind::Awaited(receiver),
+                bytes,
+            },
+            sender,
+        )
     }
 
     fn poll_kind(
@@ -96,7 +116,11 @@ impl RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         loop {
             match &mut self.kind {
-                Kind::Received { incoming, gate, idle } => {
+                Kind::Received {
+                    incoming,
+                    gate,
+                    idle,
+                } => {
                     if gate.as_mut().is_some_and(|gate| gate.poll(cx).is_pending()) {
                         return Poll::Pending;
                     }
@@ -133,7 +157,9 @@ fn poll_received(
             Poll::Ready(frame.map(|frame| frame.map_err(RequestBodyError::Received)))
         }
         Poll::Pending => {
-            let Some(idle) = idle else { return Poll::Pending };
+            let Some(idle) = idle else {
+                return Poll::Pending;
+            };
             idle.poll(cx).map(|()| Some(Err(RequestBodyError::Idle)))
         }
     }
@@ -154,7 +180,10 @@ impl ContinueGate {
 impl IdleTimer {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let limit = self.limit;
-        self.timer.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx)
+        self.timer
+            .get_or_insert_with(|| Box::pin(sleep(limit)))
+            .as_mut()
+            .poll(cx)
     }
 }
 
@@ -168,9 +197,10 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         let frame = self.poll_kind(cx);
         if let Poll::Ready(Some(Ok(frame))) = &frame
-            && let Some(data) = frame.data_ref() {
-                self.bytes.inc_by(data.len() as u64);
-            }
+            && let Some(data) = frame.data_ref()
+        {
+            self.bytes.inc_by(data.len() as u64);
+        }
         frame
     }
 

@@ -48,7 +48,9 @@ impl CheckedRequest {
     /// The host to route by: lower case, without port, without the root's dot.
     #[must_use]
     pub fn host(&self) -> &str {
-        self.normalised.as_deref().unwrap_or_else(|| self.authority.host())
+        self.normalised
+            .as_deref()
+            .unwrap_or_else(|| self.authority.host())
     }
 }
 
@@ -62,9 +64,19 @@ fn malformed(what: &'static str) -> Problem {
 /// With the answer for a request that breaks a rule, could be read in two ways, or asks for what a
 /// gateway does not do.
 pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
-    let http::request::Parts { method, uri, version, headers, extensions, .. } = request;
+    let http::request::Parts {
+        method,
+        uri,
+        version,
+        headers,
+        extensions,
+        ..
+    } = request;
     // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
-    if headers.keys().any(|name| name.as_str().contains(['_', '"'])) {
+    if headers
+        .keys()
+        .any(|name| name.as_str().contains(['_', '"']))
+    {
         return Err(malformed("a field name with an underscore or a quote"));
     }
     let upgrade = upgrade(&method, version, &headers, &extensions)?;
@@ -77,8 +89,8 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
     }
     let path = path(&method, &uri)?;
     let authority = authority(version, uri, &headers)?;
-    let content_length =
-        fields::content_length(&headers).map_err(|_| malformed("content-length is not a length"))?;
+    let content_length = fields::content_length(&headers)
+        .map_err(|_| malformed("content-length is not a length"))?;
     let expects_continue = expectation(version, &headers)?;
     let wants_trailers = has_token(&headers, header::TE, "trailers");
     if version == Version::HTTP_2 {
@@ -86,7 +98,11 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
     }
     Ok(CheckedRequest {
         max_forwards: max_forwards(&method, &headers)?,
-        method: if upgrade.is_some() { Method::CONNECT } else { method },
+        method: if upgrade.is_some() {
+            Method::CONNECT
+        } else {
+            method
+        },
         normalised: normalise(authority.host()),
         authority,
         path,
@@ -122,7 +138,12 @@ fn upgrade(
 fn path(method: &Method, uri: &Uri) -> Result<PathAndQuery, Problem> {
     let is_absolute = uri.scheme().is_some();
     match uri.path_and_query() {
-        Some(path) if path.as_str().bytes().any(|byte| !(0x21..=0x7e).contains(&byte)) => {
+        Some(path)
+            if path
+                .as_str()
+                .bytes()
+                .any(|byte| !(0x21..=0x7e).contains(&byte)) =>
+        {
             Err(malformed("a target with bytes that are not visible ascii"))
         }
         Some(path) if path.path().starts_with('/') => Ok(path.clone()),
@@ -144,8 +165,13 @@ fn authority(version: Version, uri: Uri, headers: &HeaderMap) -> Result<Authorit
     let target = uri.into_parts().authority;
     match (target, host) {
         (Some(target), Some(host)) => {
-            if !host.as_bytes().eq_ignore_ascii_case(target.as_str().as_bytes()) {
-                return Err(malformed("a host field that differs from the target's authority"));
+            if !host
+                .as_bytes()
+                .eq_ignore_ascii_case(target.as_str().as_bytes())
+            {
+                return Err(malformed(
+                    "a host field that differs from the target's authority",
+                ));
             }
             Ok(target)
         }
@@ -154,7 +180,11 @@ fn authority(version: Version, uri: Uri, headers: &HeaderMap) -> Result<Authorit
         (_, None) => Err(malformed("no host field")),
     }
     .and_then(|authority| {
-        if is_host_and_port(authority.as_str().as_bytes()) { Ok(authority) } else { Err(bad_host()) }
+        if is_host_and_port(authority.as_str().as_bytes()) {
+            Ok(authority)
+        } else {
+            Err(bad_host())
+        }
     })
 }
 
@@ -173,7 +203,9 @@ fn normalise(host: &str) -> Option<Box<str>> {
 
 fn expectation(version: Version, headers: &HeaderMap) -> Result<bool, Problem> {
     let mut values = headers.get_all(header::EXPECT).iter();
-    let Some(value) = values.next() else { return Ok(false) };
+    let Some(value) = values.next() else {
+        return Ok(false);
+    };
     // RFC 9110 section 10.1.1: to be ignored from an HTTP/1.0 client.
     if version == Version::HTTP_10 {
         return Ok(false);
@@ -212,11 +244,19 @@ fn check_http2(headers: &HeaderMap) -> Result<(), Problem> {
         PROXY_CONNECTION,
     ] {
         if headers.contains_key(name) {
-            return Err(malformed("a connection-specific field in an http/2 request"));
+            return Err(malformed(
+                "a connection-specific field in an http/2 request",
+            ));
         }
     }
-    if headers.get_all(header::TE).iter().any(|value| value != "trailers") {
-        return Err(malformed("te with anything but trailers in an http/2 request"));
+    if headers
+        .get_all(header::TE)
+        .iter()
+        .any(|value| value != "trailers")
+    {
+        return Err(malformed(
+            "te with anything but trailers in an http/2 request",
+        ));
     }
     Ok(())
 }
@@ -227,20 +267,35 @@ mod tests {
 
     use super::*;
 
-    fn parts(version: Version, method: &str, target: &str, fields: &[(&str, &str)]) -> http::request::Parts {
-        let mut request =
-            Request::builder().version(version).method(method).uri(target);
+    fn parts(
+        version: Version,
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> http::request::Parts {
+        let mut request = Request::builder()
+            .version(version)
+            .method(method)
+            .uri(target);
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
         request.body(()).unwrap().into_parts().0
     }
 
-    fn http1(method: &str, target: &str, fields: &[(&str, &str)]) -> Result<CheckedRequest, Reason> {
+    fn http1(
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<CheckedRequest, Reason> {
         check(parts(Version::HTTP_11, method, target, fields)).map_err(|problem| problem.reason())
     }
 
-    fn http2(method: &str, target: &str, fields: &[(&str, &str)]) -> Result<CheckedRequest, Reason> {
+    fn http2(
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<CheckedRequest, Reason> {
         check(parts(Version::HTTP_2, method, target, fields)).map_err(|problem| problem.reason())
     }
 
@@ -263,7 +318,16 @@ mod tests {
 
     #[test]
     fn hosts_that_are_none_are_refused() {
-        for host in ["a b", "a,b", "a@b", "a/b", "", "0.0.0.0=5000", "a:b", "[::1"] {
+        for host in [
+            "a b",
+            "a,b",
+            "a@b",
+            "a/b",
+            "",
+            "0.0.0.0=5000",
+            "a:b",
+            "[::1",
+        ] {
             let reason = http1("GET", "/", &[("host", host)]).unwrap_err();
             assert_eq!(reason, Reason::RequestMalformed, "{host:?}");
         }
@@ -275,7 +339,10 @@ mod tests {
     #[test]
     fn paths_are_kept_byte_for_byte() {
         for path in ["/a//b/%2e%2e/;x?y=%zz", "/", "/?", "//double", "/%00"] {
-            assert_eq!(http1("GET", path, &[("host", "a")]).unwrap().path.as_str(), path);
+            assert_eq!(
+                http1("GET", path, &[("host", "a")]).unwrap().path.as_str(),
+                path
+            );
         }
     }
 
@@ -290,21 +357,37 @@ mod tests {
     #[test]
     fn only_a_websocket_is_an_upgrade() {
         let fields = |protocol| {
-            [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", protocol)]
+            [
+                ("host", "a"),
+                ("connection", "keep-alive, Upgrade"),
+                ("upgrade", protocol),
+            ]
         };
         let websocket = http1("GET", "/", &fields("WebSocket")).unwrap();
         assert!(websocket.upgrade.is_some());
         assert_eq!(websocket.method, Method::CONNECT);
         assert!(http1("GET", "/", &fields("h2c")).unwrap().upgrade.is_none());
-        assert!(http1("POST", "/", &fields("websocket")).unwrap().upgrade.is_none());
+        assert!(
+            http1("POST", "/", &fields("websocket"))
+                .unwrap()
+                .upgrade
+                .is_none()
+        );
     }
 
     #[test]
     fn http2_requests_carry_nothing_of_a_connection() {
         for field in [("connection", "close"), ("upgrade", "x"), ("te", "gzip")] {
-            assert!(http2("GET", "http://a.test/", &[field]).is_err(), "{field:?}");
+            assert!(
+                http2("GET", "http://a.test/", &[field]).is_err(),
+                "{field:?}"
+            );
         }
-        assert!(http2("GET", "http://a.test/", &[("te", "trailers")]).unwrap().wants_trailers);
+        assert!(
+            http2("GET", "http://a.test/", &[("te", "trailers")])
+                .unwrap()
+                .wants_trailers
+        );
     }
 
     #[test]

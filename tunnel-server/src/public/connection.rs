@@ -90,7 +90,10 @@ pub(super) async fn run(
     tls: Option<TlsAcceptor>,
 ) {
     if let Err(cause) = begin(&node, socket, peer.ip(), tls).await {
-        node.metrics.connections_refused.with_label_values(&["public", cause.name()]).inc();
+        node.metrics
+            .connections_refused
+            .with_label_values(&["public", cause.name()])
+            .inc();
         tracing::debug!(%peer, cause = cause.name(), "a public connection ended before a request");
     }
 }
@@ -174,7 +177,10 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = GuardConfig {
-        limits: HeadLimits { bytes: node.config.max_head_bytes, fields: MAX_FIELDS },
+        limits: HeadLimits {
+            bytes: node.config.max_head_bytes,
+            fields: MAX_FIELDS,
+        },
         head_timeout: node.config.request_head_timeout,
         keep_alive_timeout: node.config.keep_alive_timeout,
         body_idle_timeout: node.config.body_idle_timeout,
@@ -206,7 +212,11 @@ where
     let (io, unread) = parts.io.into_inner().into_inner();
     let granted = connection.granted.lock().take();
     if let Some(granted) = granted {
-        let front = if parts.read_buf.is_empty() { unread } else { parts.read_buf };
+        let front = if parts.read_buf.is_empty() {
+            unread
+        } else {
+            parts.read_buf
+        };
         join(Prefixed::new(front, io), granted).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
         refuse(&connection, refusal, io).await;
@@ -261,7 +271,11 @@ async fn join<IO>(io: IO, granted: Granted)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Granted { upload, download, mut observation } = granted;
+    let Granted {
+        upload,
+        download,
+        mut observation,
+    } = granted;
     let (reader, writer) = split(io);
     let upload_body: Pin<Box<_>> = Box::pin(read_body(reader));
     if upload.send(upload_body).is_err() {

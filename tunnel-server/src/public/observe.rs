@@ -78,7 +78,9 @@ impl Observation {
 
     /// The exchange is about to be sent through this tunnel.
     pub(super) fn on_routed(&mut self, tunnel: &Arc<Tunnel>) {
-        self.metrics.own_duration.observe(self.began.elapsed().as_secs_f64());
+        self.metrics
+            .own_duration
+            .observe(self.began.elapsed().as_secs_f64());
         tunnel.metrics.open.inc();
         self.tunnel = Some(tunnel.clone());
     }
@@ -124,7 +126,10 @@ impl Observation {
             (End::Whole, _) => "whole",
             _ => "abandoned",
         };
-        let runtime = self.tunnel.as_ref().map(|tunnel| tunnel.metrics.label().as_str());
+        let runtime = self
+            .tunnel
+            .as_ref()
+            .map(|tunnel| tunnel.metrics.label().as_str());
         tracing::info!(
             target: "access",
             request_id = subject.request_id.to_str().unwrap_or_default(),
@@ -146,7 +151,9 @@ impl Observation {
 
 impl Drop for Observation {
     fn drop(&mut self) {
-        self.metrics.duration.observe(self.began.elapsed().as_secs_f64());
+        self.metrics
+            .duration
+            .observe(self.began.elapsed().as_secs_f64());
         if let End::Problem(problem) = &self.end {
             self.metrics.count_problem(problem);
             if problem.reason().fault() == Fault::Tunnel {

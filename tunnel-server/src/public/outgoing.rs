@@ -86,17 +86,28 @@ impl ViaName {
             HeaderValue::from_str(&format!("{version} {name}"))
                 .unwrap_or(HeaderValue::from_static("1.1 tunnel"))
         };
-        Self { http1: value("1.1"), http2: value("2"), name: name.into() }
+        Self {
+            http1: value("1.1"),
+            http2: value("2"),
+            name: name.into(),
+        }
     }
 
     fn value(&self, version: Version) -> &HeaderValue {
-        if version == Version::HTTP_2 { &self.http2 } else { &self.http1 }
+        if version == Version::HTTP_2 {
+            &self.http2
+        } else {
+            &self.http1
+        }
     }
 
     /// Whether the name stands in a received `Via`.
     fn is_in(&self, headers: &HeaderMap) -> bool {
         headers.get_all(header::VIA).iter().any(|value| {
-            value.as_bytes().windows(self.name.len()).any(|part| part == self.name.as_bytes())
+            value
+                .as_bytes()
+                .windows(self.name.len())
+                .any(|part| part == self.name.as_bytes())
         })
     }
 }
@@ -130,7 +141,10 @@ pub fn outgoing<B>(
         headers.insert(header::EXPECT, HeaderValue::from_static("100-continue"));
     }
     if let Some(left) = checked.max_forwards {
-        headers.insert(header::MAX_FORWARDS, HeaderValue::from(left.saturating_sub(1)));
+        headers.insert(
+            header::MAX_FORWARDS,
+            HeaderValue::from(left.saturating_sub(1)),
+        );
     }
     add_forwarded(checked, origin, &mut headers);
     headers.append(header::VIA, via.value(checked.version).clone());
@@ -149,7 +163,11 @@ pub fn outgoing<B>(
 
 fn uri(checked: &CheckedRequest, origin: &Origin) -> Uri {
     let mut parts = Parts::default();
-    parts.scheme = Some(if origin.is_tls { Scheme::HTTPS } else { Scheme::HTTP });
+    parts.scheme = Some(if origin.is_tls {
+        Scheme::HTTPS
+    } else {
+        Scheme::HTTP
+    });
     parts.authority = Some(checked.authority.clone());
     parts.path_and_query = Some(checked.path.clone());
     // All three are there and valid, so this is always `Ok`.
@@ -165,13 +183,14 @@ fn copy_end_to_end(received: &HeaderMap, origin: &Origin, headers: &mut HeaderMa
             continue;
         }
         if *name == header::COOKIE
-            && let Some(before) = headers.get(header::COOKIE) {
-                let joined = [before.as_bytes(), b"; ", value.as_bytes()].concat();
-                if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
-                    headers.insert(header::COOKIE, joined);
-                }
-                continue;
+            && let Some(before) = headers.get(header::COOKIE)
+        {
+            let joined = [before.as_bytes(), b"; ", value.as_bytes()].concat();
+            if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
+                headers.insert(header::COOKIE, joined);
             }
+            continue;
+        }
         headers.append(name.clone(), value.clone());
     }
 }
@@ -189,8 +208,14 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
         Some(b'x') => {
             *name == X_REQUEST_ID
                 || (!origin.is_trusted
-                    && [X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PORT, X_FORWARDED_PROTO, X_REAL_IP]
-                        .contains(name))
+                    && [
+                        X_FORWARDED_FOR,
+                        X_FORWARDED_HOST,
+                        X_FORWARDED_PORT,
+                        X_FORWARDED_PROTO,
+                        X_REAL_IP,
+                    ]
+                    .contains(name))
         }
         Some(b'f') => !origin.is_trusted && *name == header::FORWARDED,
         _ => false,
@@ -206,9 +231,10 @@ fn add_forwarded(checked: &CheckedRequest, origin: &Origin, headers: &mut Header
     }
     let authority = checked.authority.as_str();
     if !headers.contains_key(X_FORWARDED_HOST)
-        && let Ok(host) = HeaderValue::from_str(authority) {
-            headers.insert(X_FORWARDED_HOST, host);
-        }
+        && let Ok(host) = HeaderValue::from_str(authority)
+    {
+        headers.insert(X_FORWARDED_HOST, host);
+    }
     let (node, scheme) = (&origin.node, origin.scheme());
     let element = format!("for={node};host=\"{authority}\";proto={scheme}");
     if let Ok(element) = HeaderValue::from_maybe_shared(bytes::Bytes::from(element)) {
@@ -234,7 +260,9 @@ mod tests {
     use crate::public::check::check;
 
     fn sent(fields: &[(&str, &str)], is_trusted: bool) -> HeaderMap {
-        let mut request = Request::builder().uri("/p?q").header("host", "a-b.test:8080");
+        let mut request = Request::builder()
+            .uri("/p?q")
+            .header("host", "a-b.test:8080");
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
@@ -246,13 +274,21 @@ mod tests {
     }
 
     fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
-        headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+        headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap())
+            .collect()
     }
 
     #[test]
     fn a_stranger_cannot_say_who_asked() {
         let headers = sent(
-            &[("x-forwarded-for", "10.0.0.1"), ("forwarded", "for=10.0.0.1"), ("x-real-ip", "1.1.1.1")],
+            &[
+                ("x-forwarded-for", "10.0.0.1"),
+                ("forwarded", "for=10.0.0.1"),
+                ("x-real-ip", "1.1.1.1"),
+            ],
             false,
         );
         assert_eq!(values(&headers, "x-forwarded-for"), ["192.0.2.7"]);
@@ -263,9 +299,17 @@ mod tests {
 
     #[test]
     fn a_trusted_proxy_is_believed_and_added_to() {
-        let headers =
-            sent(&[("x-forwarded-for", "10.0.0.1"), ("x-forwarded-proto", "https")], true);
-        assert_eq!(values(&headers, "x-forwarded-for"), ["10.0.0.1", "192.0.2.7"]);
+        let headers = sent(
+            &[
+                ("x-forwarded-for", "10.0.0.1"),
+                ("x-forwarded-proto", "https"),
+            ],
+            true,
+        );
+        assert_eq!(
+            values(&headers, "x-forwarded-for"),
+            ["10.0.0.1", "192.0.2.7"]
+        );
         assert_eq!(values(&headers, "x-forwarded-proto"), ["https"]);
     }
 
@@ -295,7 +339,13 @@ mod tests {
     #[test]
     fn order_and_number_of_fields_are_kept_and_crumbs_joined() {
         let headers = sent(
-            &[("accept", "a"), ("cookie", "a=1"), ("accept", "b"), ("cookie", "b=2"), ("accept", "a")],
+            &[
+                ("accept", "a"),
+                ("cookie", "a=1"),
+                ("accept", "b"),
+                ("cookie", "b=2"),
+                ("accept", "a"),
+            ],
             false,
         );
         assert_eq!(values(&headers, "accept"), ["a", "b", "a"]);

@@ -45,10 +45,15 @@ pub(super) async fn serve(
 ) -> Result<Response<AnswerBody>, Infallible> {
     let mut observation = Observation::new(connection.node.metrics.clone());
     let method = request.method().clone();
-    let on_upgrade = connection.is_http2().then(|| hyper::upgrade::on(&mut request));
+    let on_upgrade = connection
+        .is_http2()
+        .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
     // Kept for CORS only, so only when a page asked.
-    let asked = parts.headers.contains_key(header::ORIGIN).then(|| parts.headers.clone());
+    let asked = parts
+        .headers
+        .contains_key(header::ORIGIN)
+        .then(|| parts.headers.clone());
     let answered = match check(parts) {
         Ok(checked) => carry(&connection, checked, incoming, &mut observation).await,
         Err(problem) => Err(problem),
@@ -56,7 +61,11 @@ pub(super) async fn serve(
     let mut answer = match answered {
         Ok(Answered::Response(response)) => response,
         Ok(Answered::Upgrade(response, upload, download)) => {
-            let granted = Granted { upload, download, observation };
+            let granted = Granted {
+                upload,
+                download,
+                observation,
+            };
             connection.upgrade(granted, on_upgrade);
             return Ok(response.map(|()| AnswerBody::own(Bytes::new()).watched(None, in_flight)));
         }
@@ -104,11 +113,16 @@ async fn carry(
     let (tunnel, session) = node.router.session(checked.host()).await?;
     observation.on_routed(&tunnel);
     let (body, upload, proceed) = request_body(connection, &checked, incoming, &tunnel);
-    let received = send(connection, &checked, &session, request.map(|()| body), proceed).await?;
+    let received = send(
+        connection,
+        &checked,
+        &session,
+        request.map(|()| body),
+        proceed,
+    )
+    .await?;
     match upload {
-        Some(upload) if received.status().is_success() => {
-            Ok(upgraded(&checked, received, upload))
-        }
+        Some(upload) if received.status().is_success() => Ok(upgraded(&checked, received, upload)),
         _ => {
             connection.not_upgraded();
             answer::response(received, &checked.method).map(Answered::Response)
@@ -129,7 +143,9 @@ fn request_body(
         return (body, Some(upload), None);
     }
     // Over HTTP/1 the connection's guard keeps the time.
-    let idle = connection.is_http2().then_some(connection.node.config.body_idle_timeout);
+    let idle = connection
+        .is_http2()
+        .then_some(connection.node.config.body_idle_timeout);
     let body = RequestBody::received(incoming, idle, bytes);
     if checked.expects_continue {
         let (body, proceed) = body.expecting(connection.node.config.expect_wait);
@@ -157,17 +173,21 @@ async fn send(
             connection.informational(status, &headers);
         }
     };
-    exchange(session, request, on_informational).await.map_err(|error| match error {
-        ExchangeError::NotOpened(OpenError::TooMany) => {
-            Problem::new(Hop::Server, Reason::ExchangeLimit, "max-exchanges are open")
-                .retry_after(std::time::Duration::from_secs(1))
-        }
-        ExchangeError::NotOpened(OpenError::Closed) => {
-            Problem::new(Hop::Server, Reason::SessionLost, "the session ended before the exchange")
-        }
-        ExchangeError::RequestBody(error) => request_body_problem(connection, &error),
-        ExchangeError::Failed { problem, .. } => problem,
-    })
+    exchange(session, request, on_informational)
+        .await
+        .map_err(|error| match error {
+            ExchangeError::NotOpened(OpenError::TooMany) => {
+                Problem::new(Hop::Server, Reason::ExchangeLimit, "max-exchanges are open")
+                    .retry_after(std::time::Duration::from_secs(1))
+            }
+            ExchangeError::NotOpened(OpenError::Closed) => Problem::new(
+                Hop::Server,
+                Reason::SessionLost,
+                "the session ended before the exchange",
+            ),
+            ExchangeError::RequestBody(error) => request_body_problem(connection, &error),
+            ExchangeError::Failed { problem, .. } => problem,
+        })
 }
 
 fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {
@@ -175,12 +195,16 @@ fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Pr
         return Problem::new(Hop::Server, Reason::RequestMalformed, violation.reason());
     }
     match error {
-        RequestBodyError::Idle => {
-            Problem::new(Hop::Server, Reason::RequestTimeout, "the body stopped arriving")
-        }
-        RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => {
-            Problem::new(Hop::Server, Reason::RequestIncomplete, "the body did not arrive whole")
-        }
+        RequestBodyError::Idle => Problem::new(
+            Hop::Server,
+            Reason::RequestTimeout,
+            "the body stopped arriving",
+        ),
+        RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => Problem::new(
+            Hop::Server,
+            Reason::RequestIncomplete,
+            "the body did not arrive whole",
+        ),
     }
 }
 

@@ -29,26 +29,38 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn start(number: usize, node: Arc<Node>, listeners: Listeners) -> io::Result<Self> {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let (end, forced) = oneshot::channel();
         let (finished, ended) = oneshot::channel();
-        let thread = std::thread::Builder::new().name(format!("shard-{number}")).spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = serve(node, listeners) => {}
-                    _ = forced => {}
-                }
-            });
-            // Ends the tasks before anybody is told that the shard has ended.
-            drop(runtime);
-            let _ = finished.send(());
-        })?;
-        Ok(Self { end: Some(end), ended, thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name(format!("shard-{number}"))
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = serve(node, listeners) => {}
+                        _ = forced => {}
+                    }
+                });
+                // Ends the tasks before anybody is told that the shard has ended.
+                drop(runtime);
+                let _ = finished.send(());
+            })?;
+        Ok(Self {
+            end: Some(end),
+            ended,
+            thread: Some(thread),
+        })
     }
 
     /// Resolves when the shard has ended, by itself or by a panic.
     pub(super) async fn ended(&mut self) {
-        if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+        if self
+            .thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+        {
             let _ = (&mut self.ended).await;
         }
     }
@@ -64,7 +76,12 @@ impl Drop for Shard {
 }
 
 async fn serve(node: Arc<Node>, listeners: Listeners) {
-    let Listeners { tunnel, public, tunnel_tls, public_tls } = listeners;
+    let Listeners {
+        tunnel,
+        public,
+        tunnel_tls,
+        public_tls,
+    } = listeners;
     let registered = TcpListener::from_std(tunnel)
         .and_then(|tunnel| Ok((tunnel, TcpListener::from_std(public)?)));
     match registered {

@@ -5,3 +5,8 @@
     clippy::panic,
     reason = "a test may"
 )]
+
+mod certs;
+mod config;
+mod program;
+mod token;

@@ -1,0 +1,33 @@
+//! From a host's name to the addresses that are tried in turn.
+
+use std::io;
+use std::net::SocketAddr;
+
+/// Most addresses of one name that are tried: the time for the step is shared among them.
+const ADDRESSES: usize = 8;
+
+/// The addresses of a host, an IP address being its own. IPv6 without brackets.
+pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let addresses: Vec<_> =
+        tokio::net::lookup_host((host, port)).await?.take(ADDRESSES).collect();
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_is_its_own() {
+        assert_eq!(resolve("127.0.0.1", 80).await.unwrap(), ["127.0.0.1:80".parse().unwrap()]);
+        assert_eq!(resolve("::1", 443).await.unwrap(), ["[::1]:443".parse().unwrap()]);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_cannot_be_is_an_error() {
+        assert!(resolve("no-such-host.invalid", 80).await.is_err());
+    }
+}

@@ -1,0 +1,248 @@
+//! From a connection under TLS to a session's connection: the request, and the 101 that answers it.
+//!
+//! What is not a 101 is a refusal: an ordinary answer whose JSON body says why, and whether dialling
+//! again can help. A body that is none, as a proxy on the way would send, says only its status.
+
+use std::error::Error as _;
+use std::future::poll_fn;
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, HOST, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tunnel_proto::handshake::{self, Greeting, Refusal};
+
+use crate::http1::Http1;
+
+/// Most bytes read of a refusal's body; ours are far smaller.
+const REFUSAL_BYTES: usize = 16 * 1024;
+/// Most fields and bytes of an answer's head. Ours has a dozen short ones.
+const HEAD_FIELDS: usize = 100;
+const HEAD_BYTES: usize = 32 * 1024;
+
+/// How the server answered.
+pub(super) enum Answer<IO> {
+    /// The connection is a session's from here on. The bytes were read past the 101.
+    Accepted(IO, Bytes),
+    /// No session.
+    Refused(Refused),
+}
+
+/// A refusal as the server, or somebody on the way, gave it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The answer's status.
+    pub(crate) status: StatusCode,
+    /// What the body says; `None` when it is not of a tunnel server's kind.
+    pub(crate) refusal: Option<Refusal>,
+    /// When to try again at the earliest.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+/// Asks for a session.
+pub(super) async fn upgrade<IO>(
+    io: IO,
+    host: &str,
+    greeting: &Greeting,
+    token: &SecretString,
+) -> io::Result<Answer<IO>>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let key = handshake::new_key();
+    let request = request(host, greeting, token, &key)?;
+    let mut connection =
+        Http1::new(io, HEAD_FIELDS, HEAD_BYTES).await.map_err(io::Error::other)?;
+    let response = connection.ask(request).await.map_err(|error| cause(&error.into_error()))?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(Answer::Refused(refused(response, connection).await));
+    }
+    if !handshake::is_accepted(response.headers(), &key) {
+        return Err(io::Error::other("the server changed to something that is no tunnel"));
+    }
+    // HTTP ends with the 101, in the same poll that brought it.
+    let remains = connection.into_remains().ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(Answer::Accepted(remains.io, remains.unread))
+}
+
+fn request(
+    host: &str,
+    greeting: &Greeting,
+    token: &SecretString,
+    key: &str,
+) -> io::Result<Request<Empty<Bytes>>> {
+    // Neither error repeats the value.
+    let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
+        .map_err(io::Error::other)?;
+    bearer.set_sensitive(true);
+    handshake::request(greeting, key)
+        .uri(handshake::CONNECT_PATH)
+        .header(HOST, host)
+        .header(AUTHORIZATION, bearer)
+        .body(Empty::new())
+        .map_err(io::Error::other)
+}
+
+async fn refused<IO>(
+    response: Response<Incoming>,
+    mut connection: Http1<IO, Empty<Bytes>>,
+) -> Refused
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let (head, mut body) = response.into_parts();
+    let mut text = BytesMut::new();
+    // A body that breaks off says as much as one that is none of ours.
+    while let Some(Ok(frame)) = poll_fn(|cx| connection.poll_frame(&mut body, cx)).await {
+        if let Ok(data) = frame.into_data() {
+            text.extend_from_slice(&data[..data.len().min(REFUSAL_BYTES - text.len())]);
+        }
+        if text.len() == REFUSAL_BYTES {
+            break;
+        }
+    }
+    Refused {
+        status: head.status,
+        refusal: serde_json::from_slice(&text).ok(),
+        retry_after: retry_after(&head.headers, SystemTime::now()),
+    }
+}
+
+/// RFC 9110 section 10.2.3: seconds, or a date.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// hyper's error with its cause, since hyper shows only one of them.
+fn cause(error: &hyper::Error) -> io::Error {
+    match error.source() {
+        Some(source) => io::Error::other(format!("{error}: {source}")),
+        None => io::Error::other(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tunnel_proto::handshake::{InstanceId, accept_key};
+
+    use super::*;
+
+    fn greeting() -> Greeting {
+        Greeting {
+            instance: InstanceId::from_random([1; 16]),
+            version: "0.1.0".to_owned(),
+            session_number: 3,
+        }
+    }
+
+    /// Dials somebody who reads one head and answers with what is made of it.
+    async fn dial(answer: impl FnOnce(&str) -> String) -> io::Result<Answer<DuplexStream>> {
+        let (ours, mut theirs) = duplex(64 * 1024);
+        let server = async {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(theirs.read_u8().await.unwrap());
+            }
+            let head = String::from_utf8(head).unwrap();
+            theirs.write_all(answer(&head).as_bytes()).await.unwrap();
+            theirs.shutdown().await.unwrap();
+        };
+        let (greeting, token) = (greeting(), SecretString::from("tnlrt_1_secret"));
+        let dialling = upgrade(ours, "tunnel.example.com", &greeting, &token);
+        tokio::join!(dialling, server).0
+    }
+
+    fn field<'a>(head: &'a str, name: &str) -> &'a str {
+        let line = head.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_once(": ").unwrap().1
+    }
+
+    fn switching(head: &str) -> String {
+        let accept = accept_key(field(head, "sec-websocket-key").as_bytes());
+        format!(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-accept: {accept}\r\nsec-websocket-protocol: tunnel.v1\r\n\r\n"
+        )
+    }
+
+    #[tokio::test]
+    async fn bytes_after_the_101_are_kept() {
+        let answer = dial(|head| {
+            assert!(head.starts_with("GET /connect HTTP/1.1\r\n"), "{head}");
+            assert_eq!(field(head, "host"), "tunnel.example.com");
+            assert_eq!(field(head, "authorization"), "Bearer tnlrt_1_secret");
+            assert_eq!(field(head, "tunnel-session"), "3");
+            switching(head) + "first bytes"
+        })
+        .await;
+        let Ok(Answer::Accepted(_, unread)) = answer else { panic!("accepted") };
+        assert_eq!(unread, "first bytes");
+    }
+
+    #[tokio::test]
+    async fn a_101_that_does_not_fit_the_key_is_an_error() {
+        let wrong = |head: &str| {
+            let right = switching(head);
+            let accept = field(&right, "sec-websocket-accept").to_owned();
+            right.replace(&accept, &accept_key(b"another"))
+        };
+        assert!(dial(wrong).await.is_err());
+    }
+
+    async fn refusal(answer: &str) -> Refused {
+        match dial(|_| answer.to_owned()).await {
+            Ok(Answer::Refused(refused)) => refused,
+            Ok(Answer::Accepted(..)) => panic!("accepted"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_says_why_and_when_to_try_again() {
+        let refused = refusal(
+            "HTTP/1.1 401 Unauthorized\r\nretry-after: 7\r\ncontent-length: 54\r\n\r\n\
+             {\"reason\":\"token_unknown\",\"detail\":\"x\",\"fatal\":true}",
+        )
+        .await;
+        assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+        assert_eq!(refused.retry_after, Some(Duration::from_secs(7)));
+        let said = refused.refusal.unwrap();
+        assert_eq!((said.reason.as_str(), said.fatal), ("token_unknown", true));
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_somebody_else_says_only_its_status() {
+        let page = "<html>".repeat(10_000);
+        let answer = format!("HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\n\r\n{page}");
+        let refused = refusal(&answer).await;
+        assert_eq!(refused.status, StatusCode::BAD_GATEWAY);
+        assert_eq!((refused.refusal, refused.retry_after), (None, None));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_http_is_an_error() {
+        assert!(dial(|_| "SSH-2.0-OpenSSH\r\n\r\n".to_owned()).await.is_err());
+        assert!(dial(|_| String::new()).await.is_err());
+    }
+
+    #[test]
+    fn a_date_to_try_again_is_counted_from_now() {
+        let date = "Fri, 21 Nov 2025 12:00:00 GMT";
+        let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(date))]);
+        let then = httpdate::parse_http_date(date).unwrap();
+        let minute = Duration::from_secs(60);
+        assert_eq!(retry_after(&headers, then - minute), Some(minute));
+        assert_eq!(retry_after(&headers, then + minute), Some(Duration::ZERO));
+    }
+}

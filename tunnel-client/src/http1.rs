@@ -1,0 +1,153 @@
+//! One HTTP/1.1 connection of ours, driven by whoever uses it: it has no task of its own.
+//!
+//! ```text
+//!   task of an exchange ── ask ──▶ sender ┐
+//!                       ── poll ─▶ connection ── bytes ──▶ upstream
+//! ```
+//!
+//! hyper splits a connection into a sender and a future that moves the bytes. Both are polled side
+//! by side here, in the task that waits for the response, so that a request costs no change of
+//! tasks. Between two requests nobody polls anything.
+
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::coop::unconstrained;
+
+/// A connection that can be asked one thing at a time.
+pub(crate) struct Http1<IO, B>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    B: Body + 'static,
+{
+    sender: SendRequest<B>,
+    state: State<IO, B>,
+}
+
+enum State<IO, B>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    B: Body + 'static,
+{
+    Open(Connection<TokioIo<IO>, B>),
+    /// It has ended, in order or not, or HTTP is over after a 101. Here is what it leaves.
+    Ended(Remains<IO>),
+    /// Only while one of the above becomes the other.
+    Between,
+}
+
+/// What is left of a connection when HTTP is over on it.
+pub(crate) struct Remains<IO> {
+    /// The connection below.
+    pub(crate) io: IO,
+    /// Bytes that were read from it and belong to nothing before.
+    pub(crate) unread: Bytes,
+}
+
+impl<IO, B> Http1<IO, B>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    B: Body + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    /// Takes over a new connection. A response's head may have `fields` fields and `head_bytes`
+    /// bytes.
+    pub(crate) async fn new(io: IO, fields: usize, head_bytes: usize) -> hyper::Result<Self> {
+        let (sender, connection) = http1::Builder::new()
+            .max_headers(fields)
+            .max_buf_size(head_bytes)
+            .handshake(TokioIo::new(io))
+            .await?;
+        Ok(Self { sender, state: State::Open(connection) })
+    }
+
+    /// Moves whatever can be moved.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
+        if let State::Open(connection) = &mut self.state
+            && connection.poll_without_shutdown(cx).is_ready()
+        {
+            self.end();
+        }
+    }
+
+    /// Lets go of the connection's HTTP: whoever waits for something of it learns that none comes.
+    fn end(&mut self) {
+        if let State::Open(connection) = std::mem::replace(&mut self.state, State::Between) {
+            let parts = connection.into_parts();
+            let io = parts.io.into_inner();
+            self.state = State::Ended(Remains { io, unread: parts.read_buf });
+        }
+    }
+
+    /// Sends a request and waits for the head of its response.
+    ///
+    /// # Errors
+    /// With the request itself, should nothing of it have been sent.
+    pub(crate) async fn ask(
+        &mut self,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<B>>> {
+        let mut response = pin!(unconstrained(self.sender.try_send_request(request)));
+        poll_fn(|cx| {
+            self.poll(cx);
+            // Only the connection can make it ready, and was polled right above: with a waker of
+            // its own it would wake this very task once more for each response.
+            response.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        })
+        .await
+    }
+
+    /// The next part of a response's body, the connection polled as far as that needs.
+    pub(crate) fn poll_frame(
+        &mut self,
+        body: &mut Incoming,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<hyper::Result<http_body::Frame<Bytes>>>> {
+        // As in `ask`: nobody but the connection makes it ready.
+        let mut unheard = Context::from_waker(Waker::noop());
+        if let Poll::Ready(frame) = pin!(&mut *body).poll_frame(&mut unheard) {
+            return Poll::Ready(frame);
+        }
+        self.poll(cx);
+        pin!(body).poll_frame(&mut unheard)
+    }
+
+    /// Whether the connection has ended; what it still had to say may wait to be taken.
+    pub(crate) fn has_ended(&self) -> bool {
+        !matches!(self.state, State::Open(_))
+    }
+
+    /// Whether everything asked is answered to its end, and another request may follow.
+    pub(crate) fn is_at_rest(&mut self) -> bool {
+        if !self.sender.is_ready() {
+            self.poll(&mut Context::from_waker(Waker::noop()));
+        }
+        !self.has_ended() && self.sender.is_ready()
+    }
+
+    /// Whether a connection that rested is still good: the peer may have closed it meanwhile, or
+    /// sent what nobody asked for.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.poll(&mut Context::from_waker(Waker::noop()));
+        !self.has_ended()
+    }
+
+    /// What is left of an ended connection.
+    pub(crate) fn into_remains(self) -> Option<Remains<IO>> {
+        match self.state {
+            State::Ended(remains) => Some(remains),
+            State::Open(_) | State::Between => None,
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What is refused before anybody is dialled, and with which exit code.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+
+const FLAGS: [&str; 4] = [
+    "--server=wss://127.0.0.1:1",
+    "--token-file=token",
+    "--ca-file=ca.pem",
+    "--upstream=http://127.0.0.1:3000",
+];
+
+/// A folder with what a client needs.
+struct Folder(tempfile::TempDir);
+
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        folder.write("ca.pem", &made.cert.pem());
+        folder.write("token", "tnlrt_1_secret\n");
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.path().join(name), text).unwrap();
+    }
+
+    fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel-client"));
+        command
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env_clear();
+        command
+    }
+
+    fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Ended {
+        ended(self.command(arguments).output().unwrap())
+    }
+}
+
+fn ended(output: Output) -> Ended {
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[test]
+fn a_good_configuration_is_said_to_be_good() {
+    let folder = Folder::new();
+    let ended = folder.run(["validate"].into_iter().chain(FLAGS));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    assert_eq!(
+        ended.stdout,
+        "ok: server wss://127.0.0.1:1, upstream http://127.0.0.1:3000\n"
+    );
+}
+
+#[test]
+fn what_is_missing_is_all_told_at_once() {
+    let folder = Folder::new();
+    let ended = folder.run(["run", "--ca-file=ca.pem"]);
+    assert_eq!(ended.code, Some(2));
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", ended.stderr);
+    for (line, flag) in lines.iter().zip(["--server", "--token-file", "--upstream"]) {
+        assert!(
+            line.starts_with(&format!("error: {flag} is missing: ")),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn everything_can_come_from_the_environment_or_the_file() {
+    let folder = Folder::new();
+    folder.write(
+        "client.toml",
+        "upstream = \"h2c://localhost\"\nca_file = \"ca.pem\"\nadmin_listen = \"off\"\n",
+    );
+    let mut command = folder.command(["validate"]);
+    command
+        .env("TUNNEL_CLIENT_SERVER", "wss://tunnel.example")
+        .env("TUNNEL_CLIENT_TOKEN_FILE", "token");
+    command.env("TUNNEL_CLIENT_CONFIG", "client.toml");
+    let ended = ended(command.output().unwrap());
+    assert_eq!(
+        ended.stdout, "ok: server wss://tunnel.example, upstream h2c://localhost\n",
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn the_token_is_given_in_a_file_only() {
+    let folder = Folder::new();
+    let flag = folder.run(["run", "--token=tnlrt_1_secret"]);
+    assert_eq!(flag.code, Some(2));
+    let missing = folder.run(
+        ["validate"]
+            .into_iter()
+            .chain(FLAGS)
+            .map(|flag| flag.replace("=token", "=elsewhere")),
+    );
+    assert_eq!(missing.code, Some(2));
+    assert!(
+        missing
+            .stderr
+            .starts_with("error: the token file elsewhere cannot be read"),
+        "{}",
+        missing.stderr
+    );
+}
+
+#[test]
+fn a_password_in_a_url_is_refused_and_not_repeated() {
+    let folder = Folder::new();
+    let flag = folder.run(["run", "--upstream=http://me:secret@localhost"]);
+    let variable = folder
+        .command(["run"])
+        .env("TUNNEL_CLIENT_SERVER", "wss://me:secret@localhost")
+        .output();
+    folder.write("client.toml", "upstream = \"http://me:secret@localhost\"\n");
+    let file = folder.run(["run", "--config=client.toml"]);
+    for ended in [flag, ended(variable.unwrap()), file] {
+        assert_eq!(ended.code, Some(2));
+        assert!(
+            ended.stderr.contains("leave out user name and password"),
+            "{}",
+            ended.stderr
+        );
+        assert!(!ended.stderr.contains("secret"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_server_without_tls_is_refused() {
+    let folder = Folder::new();
+    let ended = folder.run(["run", "--server=ws://localhost"]);
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("has no TLS"), "{}", ended.stderr);
+}
+
+#[test]
+fn bad_usage_has_the_exit_code_that_the_help_tells() {
+    let folder = Folder::new();
+    assert_eq!(folder.run(["run", "--no-such-flag"]).code, Some(2));
+    let help = folder.run(["run", "--help"]);
+    assert_eq!(help.code, Some(0));
+    assert!(
+        help.stdout.contains("2  bad usage or configuration"),
+        "{}",
+        help.stdout
+    );
+}
+
+#[test]
+fn it_runs_until_asked_to_stop_and_never_shows_its_token() {
+    let folder = Folder::new();
+    let more = ["--admin-listen=off", "--log-level=trace"];
+    let arguments = ["run"].into_iter().chain(FLAGS).chain(more);
+    let mut child = folder
+        .command(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut first = String::new();
+    // Signals are listened for before this line is logged.
+    while !first.contains("tunnel-client starts") {
+        assert_ne!(log.read_line(&mut first).unwrap(), 0, "{first}");
+    }
+    let asked = Command::new("kill")
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(asked.success());
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+    assert!(
+        rest.contains("asked to stop") && !rest.contains("secret"),
+        "{rest}"
+    );
+}
