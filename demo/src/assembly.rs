@@ -6,7 +6,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use demo::SampleUpstream;
 use tempfile::TempDir;
 use tokio::{
@@ -28,7 +28,7 @@ use tunnel_server::{
         HostName, Runtimes,
         edit::{Addition, add_token},
     },
-    server::{Addresses, Server},
+    server::{Addresses, BindError, Server},
     token::Token,
 };
 
@@ -129,7 +129,14 @@ impl Parts {
             }
         };
         let server = Server::bind(server_configuration(cli, &credentials, domain)?).await;
-        let server = server.context("try --public-listen 127.0.0.1:0, which takes a free port")?;
+        let server = server.map_err(|error| match error {
+            BindError::Listen {
+                listener: "public", ..
+            } => {
+                anyhow!("{error}; try --public-listen 127.0.0.1:0, which takes a free port")
+            }
+            error => anyhow!(error),
+        })?;
         let dial = server.addresses().tunnel;
         let client = Client::new(client_configuration(&credentials, dial, &upstream)?)?;
         Ok(Self {
@@ -228,14 +235,16 @@ async fn first_request(addresses: Addresses) -> anyhow::Result<()> {
         socket.read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)
     });
-    match answer
+    let answer = answer
         .await
-        .context("the tunnel did not come up in time")??
-    {
-        answer if answer.starts_with("HTTP/1.1 ") && !answer.contains("runtime_offline") => Ok(()),
-        answer => bail!(
-            "the tunnel did not come up: {}",
-            answer.lines().next().unwrap_or("-")
-        ),
+        .context("the tunnel did not come up in time")??;
+    // Only an answer of the server's own says that the request did not get through.
+    let status = answer
+        .lines()
+        .next()
+        .unwrap_or("an answer without a status");
+    if !answer.starts_with("HTTP/1.1 ") || answer.contains("proxy-status: tunnel-server;") {
+        bail!("the tunnel did not come up, a request through it got: {status}");
     }
+    Ok(())
 }

@@ -66,6 +66,7 @@ class Conversation:
             facts["fields"] = [[str(name), str(value)] for name, value in event.headers]
         if isinstance(event, h2.events.DataReceived):
             facts["data"] = event.data.decode("utf-8", "replace")
+            facts["hex"] = event.data.hex()
             if event.flow_controlled_length:
                 self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         if getattr(event, "error_code", None) is not None:

@@ -6,8 +6,17 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::ca::Ca;
+use crate::{
+    ca::Ca,
+    deadline::{SOON, within},
+};
 
 /// An address, the authority to ask it for, and whether to speak TLS.
 #[derive(Clone, Debug)]
@@ -61,11 +70,6 @@ impl Entry {
             .map_or(self.authority.as_str(), |(host, _)| host)
     }
 
-    /// What a client must trust, if the listener speaks TLS.
-    pub fn client_config(&self) -> Option<&Arc<ClientConfig>> {
-        self.tls.as_ref()
-    }
-
     /// A URL whose name resolves to loopback in curl and in browsers.
     pub fn url(&self, path: &str) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
@@ -75,6 +79,38 @@ impl Entry {
     /// The same with scheme `ws` or `wss`.
     pub fn websocket_url(&self, path: &str) -> String {
         format!("ws{}", &self.url(path)["http".len()..])
+    }
+
+    /// A connection to the listener.
+    ///
+    /// # Panics
+    /// When nobody takes it.
+    pub async fn connect(&self) -> TcpStream {
+        let socket = within(SOON, "a connection", TcpStream::connect(self.address)).await;
+        let socket = socket.unwrap_or_else(|error| panic!("{}: {error}", self.address));
+        socket.set_nodelay(true).unwrap();
+        socket
+    }
+
+    /// TLS with this protocol over a connection, or the connection itself if the entry is plain.
+    ///
+    /// # Errors
+    /// The connection, where there is no TLS.
+    ///
+    /// # Panics
+    /// When the handshake fails.
+    pub async fn secure<S>(&self, connection: S, alpn: &str) -> Result<TlsStream<S>, S>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Some(config) = &self.tls else {
+            return Err(connection);
+        };
+        let mut config = config.as_ref().clone();
+        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+        let name = ServerName::try_from(self.host().to_owned()).unwrap();
+        let handshake = TlsConnector::from(Arc::new(config)).connect(name, connection);
+        Ok(within(SOON, "a TLS handshake", handshake).await.unwrap())
     }
 
     /// The same listener, asked for another host.

@@ -3,7 +3,7 @@
 //! A test says what is there ([`system::System`]: server, client, upstream; [`relay::Relay`]
 //! between them), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
 //! [`grpc`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
-//! [`peers::nginx`]). Where the requests go in is an [`entry::Entry`], so that the same test runs
+//! [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client). Where the requests go in is an [`entry::Entry`], so that the same test runs
 //! against an upstream directly and through the tunnel, and the difference is the tunnel's.
 //!
 //! ```text
@@ -36,5 +36,6 @@ pub mod record;
 pub mod relay;
 pub mod scripted;
 pub mod server;
+pub mod stranger;
 pub mod system;
 pub mod upstream;

@@ -163,9 +163,9 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         }
     }
 
-    /// The stream alone; what was read too far is lost.
-    pub fn into_stream(self) -> R {
-        self.stream
+    /// The stream, and what was read from it too far.
+    pub fn into_parts(self) -> (R, BytesMut) {
+        (self.stream, self.buffer)
     }
 
     /// The stream itself, to write to.

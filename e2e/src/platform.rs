@@ -3,7 +3,7 @@
 //! Badly behaved ones are [`crate::raw::RawClient`]s; those that others wrote are in
 //! [`crate::peers`].
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
@@ -16,19 +16,17 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
-use rustls_pki_types::ServerName;
+use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
     task::JoinSet,
 };
-use tokio_rustls::TlsConnector;
 
 use crate::{
     deadline::{SOON, within},
     entry::Entry,
     message::Fields,
-    payload::Payload,
+    payload::{Payload, hex},
     upstream::fields,
 };
 
@@ -39,6 +37,7 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 #[derive(Debug)]
 pub struct PlatformClient {
     entry: Entry,
+    patience: Duration,
     sender: Sender,
     _driver: JoinSet<()>,
 }
@@ -75,6 +74,7 @@ impl PlatformClient {
         driver.spawn(async move { drop(connection.with_upgrades().await) });
         Self {
             entry: entry.clone(),
+            patience: SOON,
             sender: Sender::Http1(sender),
             _driver: driver,
         }
@@ -93,9 +93,16 @@ impl PlatformClient {
         driver.spawn(async move { drop(connection.await) });
         Self {
             entry: entry.clone(),
+            patience: SOON,
             sender: Sender::Http2(sender),
             _driver: driver,
         }
+    }
+
+    /// The same, waiting this long for a response and for its end: for long transfers.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Sends a request, whose URI is a path; the head of its response comes back.
@@ -112,13 +119,13 @@ impl PlatformClient {
                 let host = HeaderValue::from_str(authority).unwrap();
                 request.headers_mut().entry(header::HOST).or_insert(host);
                 within(SOON, "room for a request", sender.ready()).await?;
-                within(SOON, "a response", sender.send_request(request)).await
+                within(self.patience, "a response", sender.send_request(request)).await
             }
             Sender::Http2(sender) => {
                 let uri: Uri = self.entry.url(&request.uri().to_string()).parse().unwrap();
                 *request.uri_mut() = uri;
                 within(SOON, "room for a request", sender.ready()).await?;
-                within(SOON, "a response", sender.send_request(request)).await
+                within(self.patience, "a response", sender.send_request(request)).await
             }
         }
     }
@@ -169,7 +176,7 @@ impl PlatformClient {
         let response = self.send(request).await;
         let response = response.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         let (head, body) = response.into_parts();
-        let body = within(3 * SOON, "the end of a response", body.collect()).await;
+        let body = within(self.patience, "the end of a response", body.collect()).await;
         let body = body.unwrap_or_else(|error| panic!("{what}: the response is cut: {error:?}"));
         Answer {
             status: head.status,
@@ -232,15 +239,23 @@ trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 async fn connect(entry: &Entry, alpn: &str) -> Box<dyn Duplex> {
-    let socket = within(SOON, "a connection", TcpStream::connect(entry.address())).await;
-    let socket = socket.unwrap_or_else(|error| panic!("{}: {error}", entry.address()));
-    socket.set_nodelay(true).unwrap();
-    let Some(config) = entry.client_config() else {
-        return Box::new(socket);
-    };
-    let mut config = config.as_ref().clone();
-    config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
-    let name = ServerName::try_from(entry.host().to_owned()).unwrap();
-    let handshake = TlsConnector::from(Arc::new(config)).connect(name, socket);
-    Box::new(within(SOON, "a TLS handshake", handshake).await.unwrap())
+    match entry.secure(entry.connect().await, alpn).await {
+        Ok(secure) => Box::new(secure),
+        Err(plain) => Box::new(plain),
+    }
+}
+
+/// Reads a content of any length, and gives that length and its SHA-256.
+///
+/// # Panics
+/// When it is cut.
+pub async fn digest(mut content: Incoming) -> (u64, String) {
+    let (mut bytes, mut digest) = (0, Sha256::new());
+    while let Some(frame) = within(SOON, "more of a content", content.frame()).await {
+        if let Some(data) = frame.unwrap().data_ref() {
+            bytes += data.len() as u64;
+            digest.update(data);
+        }
+    }
+    (bytes, hex(&digest.finalize()))
 }

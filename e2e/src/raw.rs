@@ -5,17 +5,15 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
     time::Duration,
 };
 
-use rustls_pki_types::ServerName;
+use bytes::BytesMut;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
 
 use crate::{
     deadline::{SOON, within},
@@ -24,7 +22,7 @@ use crate::{
 };
 
 /// Bytes both ways, plain or TLS.
-trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// One connection, with the socket under it. Every wait on it is bounded.
@@ -97,6 +95,11 @@ impl RawConnection {
         within(SOON, "a message head", self.reader.read_head()).await
     }
 
+    /// The stream for another protocol, with what was read from it too far.
+    pub(crate) fn into_parts(self) -> (Box<dyn Duplex>, BytesMut) {
+        self.reader.into_parts()
+    }
+
     /// The next head, without bound: for a connection that may rest between messages.
     pub(crate) async fn read_head_patiently(&mut self) -> Result<Head, End> {
         self.reader.read_head().await
@@ -158,19 +161,25 @@ impl RawClient {
     /// # Panics
     /// When nobody listens there, or the TLS handshake fails.
     pub async fn connect(entry: &Entry) -> Self {
-        let connect = TcpStream::connect(entry.address());
-        let socket = within(SOON, "a connection", connect).await.unwrap();
-        socket.set_nodelay(true).unwrap();
-        let mut connection = RawConnection::new(socket);
-        if let Some(config) = entry.client_config() {
-            let mut config = config.as_ref().clone();
-            config.alpn_protocols = vec![b"http/1.1".to_vec()];
-            connection = connection.with_tls(config, entry.host()).await;
-        }
+        let socket = entry.connect().await;
+        let descriptor = socket.as_fd().try_clone_to_owned().unwrap();
+        let stream: Box<dyn Duplex> = match entry.secure(socket, "http/1.1").await {
+            Ok(secure) => Box::new(secure),
+            Err(plain) => Box::new(plain),
+        };
+        let connection = RawConnection {
+            reader: MessageReader::new(stream),
+            socket: descriptor,
+        };
         Self {
             connection,
             authority: entry.authority().to_owned(),
         }
+    }
+
+    /// The connection alone.
+    pub fn into_connection(self) -> RawConnection {
+        self.connection
     }
 
     /// Ends the connection with a reset, as a crashed machine's kernel would.
@@ -236,19 +245,5 @@ impl std::ops::Deref for RawClient {
 impl std::ops::DerefMut for RawClient {
     fn deref_mut(&mut self) -> &mut RawConnection {
         &mut self.connection
-    }
-}
-
-impl RawConnection {
-    /// Speaks TLS from here on, as a client.
-    async fn with_tls(self, config: rustls::ClientConfig, host: &str) -> Self {
-        let Self { reader, socket } = self;
-        let name = ServerName::try_from(host.to_owned()).unwrap();
-        let connect = TlsConnector::from(Arc::new(config)).connect(name, reader.into_stream());
-        let stream = within(SOON, "a TLS handshake", connect).await.unwrap();
-        Self {
-            reader: MessageReader::new(Box::new(stream)),
-            socket,
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! More runtimes, a relay before the server, and flags are [`Options`]. Certificates, runtimes
 //! file and tokens lie in a directory that goes when the system goes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
@@ -185,6 +185,16 @@ impl System {
         } else {
             Entry::plain(address, &host)
         }
+    }
+
+    /// Where tunnel clients connect, for a [`crate::stranger::Stranger`].
+    pub fn tunnel_entry(&self) -> Entry {
+        Entry::tls(self.server.tunnel_address(), "localhost", &self.ca)
+    }
+
+    /// The file with the token of the runtime with this label.
+    pub fn token_of(&mut self, label: &str) -> PathBuf {
+        self.runtime(label).options.token.clone()
     }
 
     /// The host of the runtime with this label.

@@ -5,3 +5,13 @@ pub mod client;
 pub mod command;
 pub mod config;
 pub mod token_file;
+
+mod admin;
+mod dial;
+mod exchange;
+mod http1;
+mod metrics;
+mod routes;
+mod session;
+mod tunnel;
+mod upstream;

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsStr, process::Stdio};
 
+use futures_util::future::BoxFuture;
 use tokio::process::Command;
 
 use crate::{
@@ -22,24 +23,25 @@ pub struct Output {
     pub complaint: String,
 }
 
-/// Runs curl with these arguments, quietly, with response heads apart from the content.
+/// Runs curl with these arguments, quietly, with response heads apart from the content. It
+/// starts when the future is first polled.
 ///
 /// # Panics
 /// When curl is not there or does not end.
-pub async fn curl<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
-    let heads = tempfile::NamedTempFile::new().unwrap();
+pub fn curl<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> BoxFuture<'static, Output> {
     let mut command = Command::new("curl");
     // `-q` first: no configuration file of this machine's user.
-    command.args([
-        "-q",
-        "--silent",
-        "--show-error",
-        "--noproxy",
-        "*",
-        "--dump-header",
-    ]);
-    command.arg(heads.path()).args(arguments);
-    command.stdin(Stdio::null()).kill_on_drop(true);
+    command.args(["-q", "--silent", "--show-error", "--noproxy", "*"]);
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    Box::pin(run(command))
+}
+
+async fn run(mut command: Command) -> Output {
+    let heads = tempfile::NamedTempFile::new().unwrap();
+    command.arg("--dump-header").arg(heads.path());
     let output = within(6 * SOON, &format!("{command:?}"), command.output()).await;
     let output = output.unwrap_or_else(|error| panic!("curl: {error}; run e2e/install-peers"));
     let text = std::fs::read(heads.path()).unwrap();

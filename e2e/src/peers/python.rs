@@ -118,6 +118,9 @@ pub struct H2Event {
     /// Data, as text, of a `DataReceived`.
     #[serde(default)]
     pub data: String,
+    /// The same in hexadecimal.
+    #[serde(default)]
+    pub hex: String,
     /// The error code of a reset or of the connection's end.
     #[serde(default)]
     pub code: Option<u32>,

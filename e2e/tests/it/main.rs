@@ -9,6 +9,15 @@
     reason = "a failed expectation ends the test, with its reason"
 )]
 
+mod demo;
+mod grpc;
+mod hostile;
+mod http;
+mod isolation;
 mod language;
+mod lifecycle;
+mod stranger;
+mod streaming;
 mod system;
 mod tidy;
+mod websocket;

@@ -7,5 +7,7 @@
 )]
 
 mod codec;
+mod content;
 mod exchange;
 mod pair;
+mod session;

@@ -3,63 +3,179 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::{
-    io::{DuplexStream, duplex},
+    io::{AsyncRead, AsyncWrite, DuplexStream, duplex},
+    sync::mpsc,
     task::JoinSet,
+    time::timeout,
 };
 use tower_service::Service;
 use tunnel_proto::{
+    control::Control,
     exchange::{AsProblem, RecvBody, serve},
     problem::Problem,
-    session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
+    session::{Driver, Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
 /// Bytes that the connection between the two takes before it blocks.
 const CONNECTION_BYTES: usize = 64 * 1024;
+
+/// Longer than anything that a test waits for. Under paused time a hang is over at once.
+const LONG: Duration = Duration::from_secs(100);
+
+/// The result of a future that must not hang.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(LONG, future).await.expect("this hangs")
+}
+
+/// Gives all other tasks their turn until nobody has anything to do but wait for time.
+pub(crate) async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// How a pair is to be.
+pub(crate) struct Setup {
+    pub(crate) settings: SessionSettings,
+    /// Bytes in flight before a writer blocks.
+    pub(crate) connection_bytes: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { settings: SessionSettings::default(), connection_bytes: CONNECTION_BYTES }
+    }
+}
 
 /// Both ends of a session.
 pub(crate) struct Pair {
     pub(crate) server: Session,
     pub(crate) server_events: SessionEvents,
     pub(crate) client: Session,
-    /// The two drivers and whatever serves the client's streams.
-    pub(crate) tasks: JoinSet<Option<SessionEnd>>,
+    /// What the client was told.
+    pub(crate) controls: mpsc::Receiver<Control>,
+    pub(crate) drivers: Drivers,
+    /// Ends when the client's session has ended and every task that served a stream of it.
+    pub(crate) serving: JoinSet<()>,
+    pub(crate) streams: Streams,
 }
 
-/// A session over one end of a connection, its driver running in `tasks`.
+/// Streams that the client serves: all there were, and those that are left.
+#[derive(Clone, Default)]
+pub(crate) struct Streams {
+    all: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Streams {
+    pub(crate) fn all(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+}
+
+/// The drivers that run.
+#[derive(Default)]
+pub(crate) struct Drivers {
+    tasks: JoinSet<(Side, SessionEnd)>,
+    polls: Arc<AtomicUsize>,
+}
+
+impl Drivers {
+    pub(crate) fn spawn<IO>(&mut self, side: Side, driver: Driver<IO>)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut driver = Box::pin(driver);
+        let polls = self.polls.clone();
+        let counted = std::future::poll_fn(move |cx| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            driver.as_mut().poll(cx)
+        });
+        self.tasks.spawn(async move { (side, counted.await) });
+    }
+
+    /// How often they were polled.
+    pub(crate) fn polls(&self) -> usize {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// How the next of them ends.
+    pub(crate) async fn next_end(&mut self) -> (Side, SessionEnd) {
+        within(self.tasks.join_next()).await.expect("no driver is left").unwrap()
+    }
+
+    /// How the first and the second session end, in this order of sides.
+    pub(crate) async fn ends(&mut self) -> (SessionEnd, SessionEnd) {
+        let (first, one) = self.next_end().await;
+        let (_, other) = self.next_end().await;
+        if first == Side::Server { (one, other) } else { (other, one) }
+    }
+
+    /// Ends them without a word.
+    pub(crate) async fn drop_all(&mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+/// A session over one end of a connection, its driver running.
 pub(crate) async fn session(
-    tasks: &mut JoinSet<Option<SessionEnd>>,
+    drivers: &mut Drivers,
     io: DuplexStream,
     side: Side,
     settings: SessionSettings,
 ) -> (Session, SessionEvents) {
     let (session, events, driver) = Session::new(io, Bytes::new(), side, settings).await;
-    tasks.spawn(async { Some(driver.await) });
+    drivers.spawn(side, driver);
     (session, events)
 }
 
 /// Serves every stream of a session with the service.
-async fn serve_all<S, B>(session: Session, mut events: SessionEvents, service: S)
-where
+async fn serve_all<S, B>(
+    session: Session,
+    mut events: SessionEvents,
+    controls: mpsc::Sender<Control>,
+    streams: Streams,
+    service: S,
+) where
     S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
     S: Clone + Send + Sync + 'static,
     S::Future: Send,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: AsProblem + Send,
 {
-    let mut streams = JoinSet::new();
+    let mut serving = JoinSet::new();
     while let Some(event) = events.next(&session).await {
-        if let SessionEvent::Exchanges(stream) = event {
-            streams.spawn(serve(stream, service.clone()));
+        match event {
+            SessionEvent::Exchanges(stream) => {
+                streams.all.fetch_add(1, Ordering::Relaxed);
+                streams.open.fetch_add(1, Ordering::Relaxed);
+                let open = streams.open.clone();
+                let service = service.clone();
+                serving.spawn(async move {
+                    serve(stream, service).await;
+                    open.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            SessionEvent::Control(control) => {
+                let _ = controls.try_send(control);
+            }
         }
     }
+    while serving.join_next().await.is_some() {}
 }
 
 impl Pair {
@@ -71,31 +187,48 @@ impl Pair {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: AsProblem + Send,
     {
-        Self::start_with(SessionSettings::default(), handler).await
+        Self::start_with(Setup::default(), handler).await
     }
 
-    pub(crate) async fn start_with<H, F, B>(settings: SessionSettings, handler: H) -> Self
+    pub(crate) async fn start_with<H, F, B>(setup: Setup, handler: H) -> Self
     where
         H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
         F: Future<Output = Result<Response<B>, Problem>> + Send + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: AsProblem + Send,
     {
-        let (server_io, client_io) = duplex(CONNECTION_BYTES);
-        let mut tasks = JoinSet::new();
+        let (server_io, client_io) = duplex(setup.connection_bytes);
+        Self::start_over(server_io, client_io, setup.settings, handler).await
+    }
+
+    /// A pair whose two connections somebody else joins.
+    pub(crate) async fn start_over<H, F, B>(
+        server_io: DuplexStream,
+        client_io: DuplexStream,
+        settings: SessionSettings,
+        handler: H,
+    ) -> Self
+    where
+        H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Response<B>, Problem>> + Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: AsProblem + Send,
+    {
+        let mut drivers = Drivers::default();
         let (server, server_events) =
-            session(&mut tasks, server_io, Side::Server, settings).await;
-        let (client, events) = session(&mut tasks, client_io, Side::Client, settings).await;
-        let serving = serve_all(client.clone(), events, Handler(Arc::new(handler)));
-        tasks.spawn(async {
-            serving.await;
-            None
-        });
-        Self { server, server_events, client, tasks }
+            session(&mut drivers, server_io, Side::Server, settings).await;
+        let (client, events) = session(&mut drivers, client_io, Side::Client, settings).await;
+        let (tell, controls) = mpsc::channel(1_000);
+        let streams = Streams::default();
+        let service = Handler(Arc::new(handler));
+        let mut serving = JoinSet::new();
+        serving.spawn(serve_all(client.clone(), events, tell, streams.clone(), service));
+        Self { server, server_events, client, controls, drivers, serving, streams }
     }
 }
 
-struct Handler<H>(Arc<H>);
+/// A service made of a function.
+pub(crate) struct Handler<H>(pub(crate) Arc<H>);
 
 impl<H> Clone for Handler<H> {
     fn clone(&self) -> Self {
@@ -118,5 +251,60 @@ where
 
     fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
         Box::pin((self.0)(request))
+    }
+}
+
+/// Joins two connections and passes what comes on after a delay, until it is told to stop. From
+/// then on it takes and gives nothing, but keeps both open: a peer that is gone without a word.
+pub(crate) struct Relay {
+    tasks: JoinSet<()>,
+    stop: tokio::sync::watch::Sender<bool>,
+}
+
+impl Relay {
+    /// The relay, and the ends for the server and the client.
+    pub(crate) fn start(delay: Duration) -> (Self, DuplexStream, DuplexStream) {
+        let (server, server_side) = duplex(CONNECTION_BYTES);
+        let (client, client_side) = duplex(CONNECTION_BYTES);
+        let (server_read, server_write) = tokio::io::split(server_side);
+        let (client_read, client_write) = tokio::io::split(client_side);
+        let stop = tokio::sync::watch::Sender::new(false);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(pass_on(server_read, client_write, delay, stop.subscribe()));
+        tasks.spawn(pass_on(client_read, server_write, delay, stop.subscribe()));
+        (Self { tasks, stop }, server, client)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+}
+
+async fn pass_on(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    delay: Duration,
+    mut stop: tokio::sync::watch::Receiver<bool>,
+) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let passing = async {
+        let mut buffer = vec![0; 16 * 1024];
+        while let Ok(length @ 1..) = from.read(&mut buffer).await {
+            tokio::time::sleep(delay).await;
+            if to.write_all(&buffer[..length]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let stopped = tokio::select! {
+        () = passing => false,
+        stopped = stop.changed() => stopped.is_ok(),
+    };
+    if stopped {
+        std::future::pending().await
     }
 }

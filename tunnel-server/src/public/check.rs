@@ -87,7 +87,7 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
             "connect and trace are not served",
         ));
     }
-    let path = path(&method, &uri)?;
+    let path = path(&method, version, &uri)?;
     let authority = authority(version, uri, &headers)?;
     let content_length = fields::content_length(&headers)
         .map_err(|_| malformed("content-length is not a length"))?;
@@ -135,23 +135,24 @@ fn upgrade(
     Ok(asks.then_some(Protocol::WEBSOCKET))
 }
 
-fn path(method: &Method, uri: &Uri) -> Result<PathAndQuery, Problem> {
-    let is_absolute = uri.scheme().is_some();
-    match uri.path_and_query() {
-        Some(path)
-            if path
-                .as_str()
-                .bytes()
-                .any(|byte| !(0x21..=0x7e).contains(&byte)) =>
-        {
+/// Path and query, byte for byte; only an empty path, which HTTP/1 can have, becomes `/`. With OPTIONS
+/// it should become `*` (RFC 9112 section 3.2.4), but here it is not known any more that it was empty.
+fn path(method: &Method, version: Version, uri: &Uri) -> Result<PathAndQuery, Problem> {
+    const NO_PATH: &str = "a target that is not a path";
+    let Some(path) = uri.path_and_query() else {
+        return Err(malformed(NO_PATH));
+    };
+    // Not `path.path()`, which says `/` where there is none.
+    match path.as_str().as_bytes() {
+        text if !text.iter().all(u8::is_ascii_graphic) => {
             Err(malformed("a target with bytes that are not visible ascii"))
         }
-        Some(path) if path.path().starts_with('/') => Ok(path.clone()),
-        Some(path) if path.as_str() == "*" && method == Method::OPTIONS => Ok(path.clone()),
-        // RFC 9110 section 7.7: an empty path is sent on as `/`, or as `*` for OPTIONS.
-        None if is_absolute && method == Method::OPTIONS => Ok(PathAndQuery::from_static("*")),
-        None if is_absolute => Ok(PathAndQuery::from_static("/")),
-        _ => Err(malformed("a target that is not a path")),
+        b"*" if method == Method::OPTIONS => Ok(path.clone()),
+        [b'/', ..] => Ok(path.clone()),
+        [b'?', ..] if version != Version::HTTP_2 => {
+            PathAndQuery::try_from(format!("/{}", path.as_str())).map_err(|_| malformed(NO_PATH))
+        }
+        _ => Err(malformed(NO_PATH)),
     }
 }
 

@@ -9,7 +9,7 @@
 //! after hyper has given the socket back.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     sync::{
@@ -196,19 +196,24 @@ where
             Box::pin(serve(connection.clone(), request, Some(in_flight)))
         })
     };
-    let mut serving = pin!(
-        http1::Builder::new()
-            .half_close(false)
-            // The guard bounds the head; this only has to hold it.
-            .max_buf_size(node.config.max_head_bytes + 64 * 1024)
-            .serve_connection(TokioIo::new(guarded), service)
-            .without_shutdown()
-    );
-    let parts = tokio::select! {
-        parts = &mut serving => parts,
-        () = node.stopping() => serving.await,
-    };
-    let Ok(parts) = parts else { return };
+    let mut serving = http1::Builder::new()
+        .half_close(false)
+        // The guard bounds the head; this only has to hold it.
+        .max_buf_size(node.config.max_head_bytes + 64 * 1024)
+        .serve_connection(TokioIo::new(guarded), service);
+    let mut stopping = Some(Box::pin(node.stopping()));
+    let served = poll_fn(|cx| {
+        if stopping.as_mut().is_some_and(|stopping| stopping.as_mut().poll(cx).is_ready()) {
+            stopping = None;
+            // The request in progress is answered, and the connection ends with it.
+            Pin::new(&mut serving).graceful_shutdown();
+        }
+        serving.poll_without_shutdown(cx)
+    });
+    if served.await.is_err() {
+        return;
+    }
+    let parts = serving.into_parts();
     let (io, unread) = parts.io.into_inner().into_inner();
     let granted = connection.granted.lock().take();
     if let Some(granted) = granted {

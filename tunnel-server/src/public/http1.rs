@@ -49,8 +49,9 @@ pub use self::violation::Violation;
 
 /// How much is read at once behind a head that is not whole. Small, since it is copied.
 const READ_BYTES: usize = 4 * 1024;
-/// How much a client may send behind its request for an upgrade before that is answered.
-const EARLY_BYTES: usize = 16 * 1024;
+/// How much a client may send behind its request for an upgrade before that is answered: no more
+/// than hyper takes at once, so that it is all with hyper or all here when hyper gives the socket back.
+const EARLY_BYTES: usize = 8 * 1024;
 /// What hyper writes by itself when somebody wants the body of a request that expects it: not yet
 /// an answer, so that other informational heads may follow.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -92,6 +93,8 @@ pub struct Guard<IO> {
     informational: BytesMut,
     /// hyper wrote something since its last complete flush.
     is_unflushed: bool,
+    /// The reader is to be woken once nothing is open and all is written.
+    waits_for_quiet: bool,
 }
 
 /// Whether more can come from the client.
@@ -148,6 +151,7 @@ impl<IO> Guard<IO> {
             due: Some((Wait::Head, Instant::now() + config.head_timeout)),
             informational: BytesMut::new(),
             is_unflushed: false,
+            waits_for_quiet: false,
         };
         (guard, handle)
     }
@@ -260,7 +264,8 @@ impl<IO> Guard<IO> {
     /// still to be written does not move; in the case of a hang-up also when the grace is over.
     fn poll_quiet(&mut self, cx: &mut Context<'_>, is_hang_up: bool) -> Poll<()> {
         self.shared.park(cx, true);
-        if !self.is_busy() {
+        self.waits_for_quiet = self.is_busy();
+        if !self.waits_for_quiet {
             return Poll::Ready(());
         }
         if is_hang_up {
@@ -281,7 +286,10 @@ impl<IO> Guard<IO> {
             Input::HungUp => ready!(self.poll_quiet(cx, true)),
             Input::Refused(refusal) => {
                 ready!(self.poll_quiet(cx, false));
-                self.shared.refuse(refusal);
+                // In the middle of an answer there is no place for another one.
+                if !self.is_busy() {
+                    self.shared.refuse(refusal);
+                }
             }
             Input::BrokenBody(violation) => {
                 self.shared.refuse_body(violation);
@@ -303,12 +311,24 @@ impl<IO> Guard<IO> {
         }
     }
 
-    /// Takes note that hyper's bytes move: a client that reads slowly is not one that does not.
-    fn end_write(&mut self) {
-        if matches!(self.due, Some((Wait::NextRequest | Wait::HangUp, _)))
-            && self.shared.open() == 0
-        {
+    /// Looks, after hyper wrote or tried to, whether the connection has come to rest by that. hyper
+    /// does not read again only because an answer is complete, so this cannot be left to reading.
+    fn after_output(&mut self, cx: &mut Context<'_>, moved: bool) {
+        if self.shared.open() > 0 {
+            return;
+        }
+        // A client that reads slowly is not one that does not read.
+        if moved && matches!(self.due, Some((Wait::NextRequest | Wait::HangUp, _))) {
             self.due = None;
+        }
+        let is_quiet = self.waits_for_quiet && !self.is_unflushed;
+        let is_late = self.due.is_none()
+            && matches!(self.input, Input::Open)
+            && self.wait() == Some(Wait::NextRequest)
+            && self.poll_due(cx, Wait::NextRequest).is_ready();
+        if is_quiet || is_late {
+            self.waits_for_quiet = false;
+            cx.waker().wake_by_ref();
         }
     }
 }
@@ -446,9 +466,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         let this = self.get_mut();
         this.begin_write(buf != CONTINUE);
         ready!(this.poll_informational(cx))?;
-        let written = ready!(Pin::new(&mut this.io).poll_write(cx, buf))?;
-        this.end_write();
-        Poll::Ready(Ok(written))
+        let written = Pin::new(&mut this.io).poll_write(cx, buf);
+        this.after_output(cx, written.is_ready());
+        written
     }
 
     fn poll_write_vectored(
@@ -459,9 +479,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         let this = self.get_mut();
         this.begin_write(!matches!(bufs, [only] if &**only == CONTINUE));
         ready!(this.poll_informational(cx))?;
-        let written = ready!(Pin::new(&mut this.io).poll_write_vectored(cx, bufs))?;
-        this.end_write();
-        Poll::Ready(Ok(written))
+        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        this.after_output(cx, written.is_ready());
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -472,11 +492,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         let this = self.get_mut();
         this.take_informational();
         ready!(this.poll_informational(cx))?;
-        ready!(Pin::new(&mut this.io).poll_flush(cx))?;
-        if std::mem::take(&mut this.is_unflushed) {
+        let flushed = Pin::new(&mut this.io).poll_flush(cx);
+        if flushed.is_ready() && std::mem::take(&mut this.is_unflushed) {
             this.shared.flushed();
         }
-        Poll::Ready(Ok(()))
+        this.after_output(cx, false);
+        flushed
     }
 
     /// Ends the output, but not before a refused client was told why: then this only flushes.

@@ -270,3 +270,327 @@ fn check_extensions(mut extensions: &[u8]) -> Result<(), Error> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+    use tokio::io::AsyncWriteExt;
+
+    fn proxied(source: &str, destination: &str) -> Header {
+        Header::Proxied {
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+        }
+    }
+
+    /// A version 2 header with `rest` behind its fixed part.
+    fn v2(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(rest.len()).unwrap().to_be_bytes();
+        [V2_START, &[command, family], &length, rest].concat()
+    }
+
+    const IPV4: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xdc, 0x04, 0x01, 0xbb];
+
+    fn ipv6() -> Vec<u8> {
+        let source = "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets();
+        let destination = "2001:db8::2".parse::<Ipv6Addr>().unwrap().octets();
+        [&source[..], &destination, &[0xdc, 0x04, 0x01, 0xbb]].concat()
+    }
+
+    /// Parses `bytes`, having seen that no start of them says anything but that more is needed.
+    fn parse_whole(bytes: &[u8]) -> Result<Header, Error> {
+        for end in 0..bytes.len() {
+            match parse(&bytes[..end]) {
+                Ok(Parsed::Incomplete) => {}
+                Ok(complete) => panic!("{complete:?} at {end} of {}", bytes.escape_ascii()),
+                Err(error) => return Err(error),
+            }
+        }
+        match parse(bytes)? {
+            Parsed::Complete { header, len } => {
+                assert_eq!(len, bytes.len(), "{}", bytes.escape_ascii());
+                let more = [bytes, b"GET / HTTP/1.1\r\n"].concat();
+                assert_eq!(parse(&more), Ok(Parsed::Complete { header, len }));
+                Ok(header)
+            }
+            Parsed::Incomplete => panic!("{} is not whole", bytes.escape_ascii()),
+        }
+    }
+
+    #[test]
+    fn version_1() {
+        for (line, header) in [
+            (
+                "TCP4 192.0.2.1 198.51.100.2 56324 443",
+                proxied("192.0.2.1:56324", "198.51.100.2:443"),
+            ),
+            (
+                "TCP4 0.0.0.0 255.255.255.255 0 65535",
+                proxied("0.0.0.0:0", "255.255.255.255:65535"),
+            ),
+            (
+                "TCP6 2001:db8::1 ::1 56324 443",
+                proxied("[2001:db8::1]:56324", "[::1]:443"),
+            ),
+            ("UNKNOWN", Header::Local),
+            (
+                "UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535",
+                Header::Local,
+            ),
+            ("UNKNOWN \u{e4} \n", Header::Local),
+        ] {
+            assert_eq!(
+                parse_whole(format!("PROXY {line}\r\n").as_bytes()),
+                Ok(header),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn version_1_malformed() {
+        for line in [
+            "",
+            " TCP4 192.0.2.1 198.51.100.2 1 2",
+            "TCP",
+            "TCP4",
+            "tcp4 192.0.2.1 198.51.100.2 1 2",
+            "UDP4 192.0.2.1 198.51.100.2 1 2",
+            "TCP4  192.0.2.1 198.51.100.2 1 2",
+            "TCP4 192.0.2.1 198.51.100.2 1",
+            "TCP4 192.0.2.1 198.51.100.2 1 ",
+            "TCP4 192.0.2.1 198.51.100.2 1 2 ",
+            "TCP4 192.0.2.1 198.51.100.2 1 2 3",
+            "TCP4 192.0.2.1 198.51.100.2 01 2",
+            "TCP4 192.0.2.1 198.51.100.2 +1 2",
+            "TCP4 192.0.2.1 198.51.100.2 -1 2",
+            "TCP4 192.0.2.1 198.51.100.2 1 65536",
+            "TCP4 192.0.2.01 198.51.100.2 1 2",
+            "TCP4 192.0.2 198.51.100.2 1 2",
+            "TCP4 ::1 ::1 1 2",
+            "TCP6 192.0.2.1 198.51.100.2 1 2",
+            "TCP6 fe80::1%eth0 ::1 1 2",
+            "TCP6 [::1] ::1 1 2",
+            "TCP4 192.0.2.1\t198.51.100.2 1 2",
+            "TCP4 192.0.2.1 198.51.100.2 1 2\n",
+            "TCP4 192.0.2.\u{e4} 198.51.100.2 1 2",
+        ] {
+            let header = format!("PROXY {line}\r\n");
+            assert_eq!(parse_whole(header.as_bytes()), Err(Error::Line), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn version_1_has_an_end() {
+        let longest = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_BYTES - 16));
+        assert_eq!(
+            (longest.len(), parse_whole(longest.as_bytes())),
+            (107, Ok(Header::Local))
+        );
+        let longer = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_BYTES - 15));
+        assert_eq!(parse_whole(longer.as_bytes()), Err(Error::LineTooLong));
+    }
+
+    #[test]
+    fn version_2() {
+        let (v4, v6) = (
+            proxied("192.0.2.1:56324", "198.51.100.2:443"),
+            proxied("[2001:db8::1]:56324", "[2001:db8::2]:443"),
+        );
+        let extension = [0x01, 0x00, 0x02, b'h', b'2', 0x04, 0x00, 0x00];
+        for (bytes, header) in [
+            (v2(0x21, 0x11, &IPV4), v4),
+            (v2(0x21, 0x21, &ipv6()), v6),
+            (v2(0x21, 0x11, &[&IPV4[..], &extension].concat()), v4),
+            (v2(0x21, 0x21, &[&ipv6()[..], &extension].concat()), v6),
+            (
+                v2(
+                    0x21,
+                    0x11,
+                    &[&IPV4[..], &[0xee, 0x01, 0xf9], &[0; 505]].concat(),
+                ),
+                v4,
+            ),
+            (v2(0x20, 0x00, &[]), Header::Local),
+            (v2(0x20, 0x11, &IPV4), Header::Local),
+            (v2(0x20, 0x11, &[1, 2, 3]), Header::Local),
+            (v2(0x21, 0x00, &[1, 2, 3]), Header::Local),
+            (v2(0x21, 0x31, &[0; 216]), Header::Local),
+            (v2(0x21, 0x12, &IPV4), Header::Local),
+            (v2(0x21, 0x22, &ipv6()), Header::Local),
+        ] {
+            assert_eq!(parse_whole(&bytes), Ok(header), "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn version_2_malformed() {
+        for (bytes, error) in [
+            (v2(0x11, 0x11, &IPV4), Error::VersionOrCommand),
+            (v2(0x22, 0x11, &IPV4), Error::VersionOrCommand),
+            (v2(0x31, 0x11, &IPV4), Error::VersionOrCommand),
+            (v2(0x21, 0x41, &IPV4), Error::FamilyOrTransport),
+            (v2(0x21, 0x13, &IPV4), Error::FamilyOrTransport),
+            (v2(0x21, 0x11, &IPV4[..11]), Error::AddressesCut),
+            (v2(0x21, 0x11, &[]), Error::AddressesCut),
+            (v2(0x21, 0x21, &IPV4), Error::AddressesCut),
+            (v2(0x21, 0x31, &[0; 215]), Error::AddressesCut),
+            (
+                v2(0x21, 0x11, &[&IPV4[..], &[1]].concat()),
+                Error::ExtensionCut,
+            ),
+            (
+                v2(0x21, 0x11, &[&IPV4[..], &[1, 0]].concat()),
+                Error::ExtensionCut,
+            ),
+            (
+                v2(0x21, 0x11, &[&IPV4[..], &[1, 0, 1]].concat()),
+                Error::ExtensionCut,
+            ),
+            (
+                v2(0x21, 0x21, &[&ipv6()[..], &[1, 1, 0, 1]].concat()),
+                Error::ExtensionCut,
+            ),
+            (v2(0x20, 0x00, &[0; 521]), Error::TooLong),
+        ] {
+            assert_eq!(parse_whole(&bytes), Err(error), "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_known_at_its_first_wrong_byte() {
+        for bytes in [
+            "G",
+            "p",
+            " ",
+            "PROXY\t",
+            "PROXYT",
+            "\r\nG",
+            "\r\n\r\n\0\r\nQUIT\r",
+        ] {
+            let start = &bytes[..bytes.len() - 1];
+            assert_eq!(parse(start.as_bytes()), Ok(Parsed::Incomplete), "{start:?}");
+            assert_eq!(parse(bytes.as_bytes()), Err(Error::Absent), "{bytes:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_behind_the_header_is_given_back() {
+        let request = b"GET / HTTP/1.1\r\n";
+        for header in [
+            b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n".to_vec(),
+            v2(0x21, 0x11, &IPV4),
+        ] {
+            let stream = [&header[..], request].concat();
+            for cut in 0..stream.len() {
+                let (mut client, mut server) = tokio::io::duplex(1024);
+                let (first, second) = stream.split_at(cut);
+                let send = async {
+                    client.write_all(first).await.unwrap();
+                    tokio::task::yield_now().await;
+                    client.write_all(second).await.unwrap();
+                    client.shutdown().await.unwrap();
+                };
+                let deadline = Instant::now() + Duration::from_secs(1);
+                let receive = async {
+                    let (header, rest) = read(&mut server, deadline).await.unwrap();
+                    let mut all = rest.to_vec();
+                    server.read_to_end(&mut all).await.unwrap();
+                    (header, all)
+                };
+                let ((), (header, rest)) = tokio::join!(send, receive);
+                assert_eq!(header, proxied("192.0.2.1:56324", "198.51.100.2:443"));
+                assert_eq!(rest, request);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_header_that_does_not_come_ends_the_wait() {
+        for start in [
+            &b""[..],
+            b"P",
+            b"PROXY TCP4 ",
+            V2_START,
+            &v2(0x21, 0x11, &IPV4)[..27],
+        ] {
+            let (mut client, mut server) = tokio::io::duplex(1024);
+            client.write_all(start).await.unwrap();
+            let deadline = Instant::now() + Duration::from_secs(1);
+            let error = read(&mut server, deadline).await.unwrap_err();
+            assert!(matches!(error, ReadError::TimedOut { received } if received == start.len()));
+            assert_eq!(Instant::now(), deadline);
+
+            let (mut client, mut server) = tokio::io::duplex(1024);
+            client.write_all(start).await.unwrap();
+            drop(client);
+            let deadline = Instant::now() + Duration::from_secs(1);
+            let error = read(&mut server, deadline).await.unwrap_err();
+            assert!(matches!(error, ReadError::Closed { received } if received == start.len()));
+        }
+        let (mut client, mut server) = tokio::io::duplex(1024);
+        client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        let error = read(&mut server, Instant::now() + Duration::from_secs(1))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ReadError::Malformed(Error::Absent)));
+    }
+
+    fn address() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
+        let ports = any::<(u16, u16)>();
+        prop_oneof![
+            (any::<(Ipv4Addr, Ipv4Addr)>(), ports)
+                .prop_map(|((a, b), (c, d))| ((a, c).into(), (b, d).into())),
+            (any::<(Ipv6Addr, Ipv6Addr)>(), ports)
+                .prop_map(|((a, b), (c, d))| ((a, c).into(), (b, d).into())),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_addresses_are_read_back(
+            (source, destination) in address(),
+            extensions in prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..8),
+        ) {
+            let header = Header::Proxied { source, destination };
+            let (family, word) = if source.is_ipv4() { (0x11, "TCP4") } else { (0x21, "TCP6") };
+            let line = format!(
+                "PROXY {word} {} {} {} {}\r\n",
+                source.ip(), destination.ip(), source.port(), destination.port(),
+            );
+            prop_assert_eq!(parse_whole(line.as_bytes()), Ok(header));
+
+            let mut rest = Vec::new();
+            for address in [source, destination] {
+                match address.ip() {
+                    IpAddr::V4(ip) => rest.extend_from_slice(&ip.octets()),
+                    IpAddr::V6(ip) => rest.extend_from_slice(&ip.octets()),
+                }
+            }
+            rest.extend_from_slice(&source.port().to_be_bytes());
+            rest.extend_from_slice(&destination.port().to_be_bytes());
+            for (kind, value) in extensions {
+                rest.extend_from_slice(&[kind, 0, u8::try_from(value.len()).unwrap()]);
+                rest.extend_from_slice(&value);
+            }
+            prop_assert_eq!(parse_whole(&v2(0x21, family, &rest)), Ok(header));
+        }
+
+        #[test]
+        fn noise_never_panics_and_never_takes_more_than_it_is(
+            start in 0..3usize,
+            noise in prop::collection::vec(any::<u8>(), 0..600),
+        ) {
+            let start = [&b""[..], V1_START, V2_START][start];
+            let bytes = [start, &noise].concat();
+            if let Ok(Parsed::Complete { len, .. }) = parse(&bytes) {
+                prop_assert!(len <= bytes.len() && len <= V2_FIXED_BYTES + V2_BYTES);
+            }
+            if bytes.len() >= V2_FIXED_BYTES + V2_BYTES {
+                prop_assert_ne!(parse(&bytes), Ok(Parsed::Incomplete));
+            }
+        }
+    }
+}

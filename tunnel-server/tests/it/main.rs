@@ -1,4 +1,4 @@
-//! The program as it is run: real processes, real files.
+//! The program as it is run, and the server as a whole: real processes, real files, real sockets.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -8,5 +8,12 @@
 
 mod certs;
 mod config;
+mod deadline;
+mod fake;
+mod fields;
+mod http1;
 mod program;
+mod raw;
+mod rig;
+mod routing;
 mod token;

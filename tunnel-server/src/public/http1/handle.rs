@@ -72,7 +72,8 @@ impl GuardHandle {
 
     /// Says that hyper has handed over the next request. To be called exactly once for each, before
     /// hyper's call of the service returns, and to be kept until the last byte of the answer's body
-    /// was given to hyper: in the body itself, best.
+    /// was given to hyper: in the body itself, so that hyper drops both. Dropped earlier, the answer
+    /// counts as a connection at rest; dropped later and elsewhere, the rest begins unnoticed.
     pub fn begin_exchange(&self) -> InFlight {
         self.shared.state.lock().is_answering = false;
         InFlight {
@@ -108,6 +109,12 @@ impl GuardHandle {
         }
     }
 
+    /// Whether an upgrade was granted: once hyper is done, the connection goes on as something else.
+    #[must_use]
+    pub fn is_upgraded(&self) -> bool {
+        self.shared.upgrade() == Upgrade::Granted
+    }
+
     /// Writes a whole informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) in front of
     /// the answer to the current request. Returns whether it will be written: not after the answer
     /// has begun, not while older bytes wait to be written, and not beyond a bound. The caller sees to
@@ -120,7 +127,7 @@ impl GuardHandle {
         }
         state.informational.extend_from_slice(&head);
         self.shared.has_informational.store(true, Ordering::Release);
-        let reader = state.reader.take();
+        let reader = state.reader.clone();
         drop(state);
         wake(reader);
         true
@@ -153,11 +160,11 @@ impl Drop for InFlight {
             "more exchanges ended than requests were handed on"
         );
         if before == Ok(1) {
-            let mut state = self.shared.state.lock();
-            // In most cases the connection's task ends the exchange itself and reads on by itself;
-            // waking it each time would poll every connection once more for every request.
+            let state = self.shared.state.lock();
+            // In most cases the connection's task ends the exchange itself, and sees so when it then
+            // flushes; waking it each time would poll it once more for every request.
             let reader = if state.waits_for_end {
-                state.reader.take()
+                state.reader.clone()
             } else {
                 None
             };
@@ -196,7 +203,7 @@ struct State {
     /// Something of the answer to the current request was written.
     is_answering: bool,
     informational: BytesMut,
-    /// Who reads from the guard, if it waits.
+    /// Who read last and had to wait. Kept when woken: hyper need not read again because of that.
     reader: Option<Waker>,
     /// The reader waits for the open exchanges to end, not only for the client.
     waits_for_end: bool,
@@ -247,7 +254,7 @@ impl Shared {
         if state.upgrade == Upgrade::Undecided {
             state.upgrade = upgrade;
         }
-        let reader = state.reader.take();
+        let reader = state.reader.clone();
         drop(state);
         wake(reader);
     }

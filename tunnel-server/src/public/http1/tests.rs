@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_util::rt::TokioIo;
@@ -41,9 +42,11 @@ const CHUNKED: &str = "POST /post HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chun
 const WEBSOCKET: &str =
     "GET /up HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
 
+type Content = UnsyncBoxBody<Bytes, Infallible>;
+
 /// An answer that counts as in flight until hyper has taken all of its body.
 struct Answer {
-    body: Full<Bytes>,
+    body: Content,
     _in_flight: InFlight,
 }
 
@@ -67,16 +70,38 @@ impl Body for Answer {
     }
 }
 
-fn ok(body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    Response::new(Full::new(body.into()))
+/// A body that starts and never ends.
+struct Endless(Option<Bytes>);
+
+impl Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.take().map_or(Poll::Pending, |bytes| {
+            Poll::Ready(Some(Ok(Frame::data(bytes))))
+        })
+    }
+}
+
+fn ok(body: impl Into<Bytes>) -> Response<Content> {
+    Response::new(Full::new(body.into()).boxed_unsync())
 }
 
 /// Serves `io` the way the public listener does: a refusal is written once hyper is done.
-async fn serve<IO, Service, Answered>(io: IO, first: Bytes, service: Service) -> hyper::Result<()>
+async fn serve<IO, Service, Answered>(
+    io: IO,
+    first: Bytes,
+    vectored: bool,
+    service: Service,
+) -> hyper::Result<()>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     Service: Fn(Request<Incoming>, GuardHandle) -> Answered,
-    Answered: Future<Output = Response<Full<Bytes>>>,
+    Answered: Future<Output = Response<Content>>,
 {
     let (guard, handle) = Guard::new(io, first, CONFIG);
     let own_handle = handle.clone();
@@ -92,23 +117,24 @@ where
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.half_close(false).auto_date_header(false);
-    let mut connection = builder
-        .serve_connection(TokioIo::new(guard), service)
-        .with_upgrades();
-    let result = (&mut connection).await;
-    if let Some(refusal) = own_handle.violation() {
-        let (mut io, _) = connection
-            .into_parts()
-            .unwrap()
-            .io
-            .into_inner()
-            .into_inner();
+    builder
+        .half_close(false)
+        .auto_date_header(false)
+        .writev(vectored);
+    let connection = builder.serve_connection(TokioIo::new(guard), service);
+    let parts = connection.without_shutdown().await?;
+    let mut guard = parts.io.into_inner();
+    if own_handle.is_upgraded() {
+        let mut read = parts.read_buf.to_vec();
+        guard.read_to_end(&mut read).await.unwrap();
+        guard.write_all(&read).await.unwrap();
+        guard.write_all(b"after half-close").await.unwrap();
+    } else if let Some(refusal) = own_handle.violation() {
         let answer = format!("REFUSED {} {}\n", refusal.status(), refusal.reason());
-        io.write_all(answer.as_bytes()).await.unwrap();
-        io.shutdown().await.unwrap();
+        guard.write_all(answer.as_bytes()).await.unwrap();
     }
-    result
+    guard.into_inner().0.shutdown().await.unwrap();
+    Ok(())
 }
 
 /// The client's end of a connection, and the task that serves it.
@@ -122,11 +148,19 @@ impl Client {
     fn connect<Service, Answered>(service: Service) -> Self
     where
         Service: Fn(Request<Incoming>, GuardHandle) -> Answered + Send + 'static,
-        Answered: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+        Answered: Future<Output = Response<Content>> + Send + 'static,
+    {
+        Self::connect_with(true, service)
+    }
+
+    fn connect_with<Service, Answered>(vectored: bool, service: Service) -> Self
+    where
+        Service: Fn(Request<Incoming>, GuardHandle) -> Answered + Send + 'static,
+        Answered: Future<Output = Response<Content>> + Send + 'static,
     {
         let (io, server_io) = tokio::io::duplex(16 * 1024);
         let mut server = JoinSet::new();
-        server.spawn(serve(server_io, Bytes::new(), service));
+        server.spawn(serve(server_io, Bytes::new(), vectored, service));
         Self {
             io,
             server,
@@ -164,7 +198,7 @@ impl Client {
 }
 
 /// Answers each request with its path, its body and how that ended.
-async fn echo(request: Request<Incoming>, _: GuardHandle) -> Response<Full<Bytes>> {
+async fn echo(request: Request<Incoming>, _: GuardHandle) -> Response<Content> {
     let path = request.uri().path().to_owned();
     match request.into_body().collect().await {
         Ok(body) => ok(format!("[{path} {}]", body.to_bytes().escape_ascii())),
@@ -205,7 +239,12 @@ async fn what_was_read_before_comes_first() {
     for split in 0..GET.len() {
         let (mut io, server_io) = tokio::io::duplex(1024);
         let (first, second) = GET.split_at(split);
-        let serve = serve(server_io, Bytes::copy_from_slice(first.as_bytes()), echo);
+        let serve = serve(
+            server_io,
+            Bytes::copy_from_slice(first.as_bytes()),
+            true,
+            echo,
+        );
         let talk = async {
             io.write_all(second.as_bytes()).await.unwrap();
             io.shutdown().await.unwrap();
@@ -253,11 +292,13 @@ async fn requests_before_a_refused_one_are_answered_first() {
             client.io.read_exact(&mut read).await.unwrap();
         }
     }
+    let answered = Instant::now();
     assert_eq!(
         client.rest().await,
         "REFUSED 400 more than one host field\n"
     );
     client.end().await.unwrap();
+    assert_eq!(answered.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,8 +319,22 @@ async fn a_refusal_behind_an_answer_that_closes_is_not_told() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_stops_reading_does_not_keep_a_refused_connection() {
-    let mut client = Client::connect(|_, _| async { ok("x".repeat(200_000)) });
+    let (sender, mut handles) = mpsc::channel(1);
+    let mut client = Client::connect(move |_, handle| {
+        sender.try_send(handle).unwrap();
+        async { ok("x".repeat(200_000)) }
+    });
     client.send([GET, BAD].concat()).await;
+    client.end().await.unwrap_err();
+    assert_eq!(client.elapsed(), CONFIG.keep_alive_timeout);
+    // There is no place for a refusal inside of an answer.
+    assert_eq!(handles.recv().await.unwrap().violation(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stops_reading_does_not_keep_a_connection_at_rest() {
+    let mut client = Client::connect(|_, _| async { ok("x".repeat(200_000)) });
+    client.send(GET).await;
     client.end().await.unwrap_err();
     assert_eq!(client.elapsed(), CONFIG.keep_alive_timeout);
 }
@@ -305,22 +360,21 @@ impl Drop for Dropped {
     }
 }
 
+type Answered = Pin<Box<dyn Future<Output = Response<Content>> + Send>>;
+
 /// A service that never answers, and the channel on which it says that it was cancelled.
 fn never() -> (
-    impl Fn(
-        Request<Incoming>,
-        GuardHandle,
-    ) -> Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>,
+    impl Fn(Request<Incoming>, GuardHandle) -> Answered,
     mpsc::Receiver<()>,
 ) {
     let (sender, receiver) = mpsc::channel(8);
     let service = move |_, _| {
         let dropped = Dropped(sender.clone());
-        let answered = async move {
+        let answered: Answered = Box::pin(async move {
             let _dropped = dropped;
             pending().await
-        };
-        Box::pin(answered) as Pin<Box<dyn Future<Output = _> + Send>>
+        });
+        answered
     };
     (service, receiver)
 }
@@ -397,7 +451,7 @@ async fn a_reset_cancels_the_exchange_without_a_grace() {
         .unwrap();
     let (server, _) = listener.accept().await.unwrap();
     let (sender, mut started) = mpsc::channel(1);
-    let serving = serve(server, Bytes::new(), move |_, _| {
+    let serving = serve(server, Bytes::new(), true, move |_, _| {
         sender.try_send(()).unwrap();
         pending()
     });
@@ -407,22 +461,22 @@ async fn a_reset_cancels_the_exchange_without_a_grace() {
         started.recv().await.unwrap();
         client.set_zero_linger().unwrap();
         drop(client);
-        std::time::Duration::ZERO
     };
     let before = Instant::now();
-    let (result, _) = tokio::join!(serving, reset);
+    let (result, ()) = tokio::join!(serving, reset);
     result.unwrap_err();
     assert!(before.elapsed() < CONFIG.hang_up_grace);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_head_must_come_in_time_however_it_trickles() {
-    for served_before in [false, true] {
+    let long = CONFIG.keep_alive_timeout - Duration::from_secs(1);
+    for pause in [None, Some(Duration::ZERO), Some(long)] {
         let mut client = Client::connect(echo);
-        if served_before {
+        if let Some(pause) = pause {
             client.send(GET).await;
             client.until("]").await;
-            sleep(CONFIG.keep_alive_timeout - Duration::from_secs(1)).await;
+            sleep(pause).await;
         }
         let start = Instant::now();
         for byte in GET.as_bytes().chunks(1).take(20) {
@@ -536,71 +590,106 @@ async fn a_violation_inside_of_a_body_breaks_it_and_ends_the_connection() {
     }
 }
 
+const HINT: &str = "HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n";
+
+fn hint(handle: &GuardHandle) -> bool {
+    handle.informational(Bytes::from_static(HINT.as_bytes()))
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_informational_head_reaches_the_client_before_the_answer_exists() {
-    const HINT: &str = "HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n";
+    let (sender, mut handles) = mpsc::channel(1);
     let release = Arc::new(Notify::new());
     let released = Arc::clone(&release);
     let mut client = Client::connect(move |_, handle: GuardHandle| {
+        assert!(hint(&handle));
+        sender.try_send(handle).unwrap();
         let released = Arc::clone(&released);
         async move {
-            assert!(handle.informational(Bytes::from_static(HINT.as_bytes())));
             released.notified().await;
-            // From another task than the connection's, which has to be woken for it.
-            let mut other = JoinSet::new();
-            let other_handle = handle.clone();
-            other.spawn(async move { other_handle.informational(HINT.into()) });
-            assert!(other.join_next().await.unwrap().unwrap());
-            released.notified().await;
-            assert!(!handle.informational(vec![b'x'; 16 * 1024 + 1].into()));
             ok("[done]")
         }
     });
     for _ in 0..2 {
         client.send(GET).await;
         assert_eq!(client.until("\r\n\r\n").await, HINT);
+        // From another task than the connection's, which has to be woken for it.
+        let handle = handles.recv().await.unwrap();
+        assert!(hint(&handle));
+        assert_eq!(client.until("\r\n\r\n").await, HINT);
+        assert!(!handle.informational(vec![b'x'; 16 * 1024 + 1].into()));
+        assert!(hint(&handle));
         release.notify_one();
         assert_eq!(client.until("\r\n\r\n").await, HINT);
-        release.notify_one();
         assert!(client.until("\r\n\r\n").await.starts_with("HTTP/1.1 200"));
         assert_eq!(client.until("]").await, "[done]");
     }
+    assert_eq!(client.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_informational_head_gets_into_an_answer() {
+async fn no_informational_head_gets_into_an_answer_or_before_a_request() {
+    let (_io, server_io) = tokio::io::duplex(1024);
+    let (_guard, handle) = Guard::new(server_io, Bytes::new(), CONFIG);
+    assert!(!hint(&handle), "nobody asked");
+
     let (sender, mut handles) = mpsc::channel(1);
     let mut client = Client::connect(move |_, handle: GuardHandle| {
         sender.try_send(handle).unwrap();
-        async { ok("x".repeat(100_000)) }
+        let body = Endless(Some(Bytes::from_static(b"[part]")));
+        async { Response::new(body.boxed_unsync()) }
     });
     client.send(GET).await;
+    client.until("[part]\r\n").await;
+    assert!(
+        !hint(&handles.recv().await.unwrap()),
+        "between two parts of an answer"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_informational_head_gets_into_the_answer_before() {
+    // Answers before it has read the body, so that the next exchange may begin while this answer is
+    // still being written.
+    let (sender, mut hinted) = mpsc::channel(1);
+    let mut client = Client::connect(move |request: Request<Incoming>, handle: GuardHandle| {
+        if request.uri().path() == "/get" {
+            sender.try_send(hint(&handle)).unwrap();
+        }
+        async {
+            let mut other = JoinSet::new();
+            other.spawn(request.into_body().collect());
+            other.detach_all();
+            ok("x".repeat(200_000))
+        }
+    });
+    client.send(CHUNKED).await;
     client.until("\r\n\r\n").await;
-    let handle = handles.recv().await.unwrap();
-    assert!(!handle.informational(Bytes::from_static(b"HTTP/1.1 103 Early Hints\r\n\r\n")));
-    let mut body = vec![0; 100_000];
+    client.send(["0\r\n\r\n", GET].concat()).await;
+    assert!(!hinted.recv().await.unwrap());
+    let mut body = vec![0; 200_000];
     client.io.read_exact(&mut body).await.unwrap();
     assert!(body.iter().all(|&byte| byte == b'x'));
-    assert!(!handle.informational(Bytes::from_static(b"HTTP/1.1 103 Early Hints\r\n\r\n")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn informational_heads_may_follow_hypers_own() {
-    let mut client = Client::connect(|request, handle: GuardHandle| async move {
-        let answer = echo(request, handle.clone()).await;
-        assert!(handle.informational(Bytes::from_static(b"HTTP/1.1 103 Early Hints\r\n\r\n")));
-        answer
-    });
-    let head =
-        "POST /post HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
-    client.send(head).await;
-    assert_eq!(client.until("\r\n\r\n").await.as_bytes(), CONTINUE);
-    client.send("abc").await;
-    assert_eq!(
-        client.until("\r\n\r\n").await,
-        "HTTP/1.1 103 Early Hints\r\n\r\n"
-    );
-    assert_eq!(bodies(&client.until("]").await), ["/post abc"]);
+    for vectored in [false, true] {
+        let mut client =
+            Client::connect_with(vectored, |request, handle: GuardHandle| async move {
+                let answer = echo(request, handle.clone()).await;
+                assert!(hint(&handle));
+                answer
+            });
+        let fields = "Host: a\r\nExpect: 100-continue\r\nContent-Length: 3";
+        client
+            .send(format!("POST /post HTTP/1.1\r\n{fields}\r\n\r\n"))
+            .await;
+        assert_eq!(client.until("\r\n\r\n").await.as_bytes(), CONTINUE);
+        client.send("abc").await;
+        assert_eq!(client.until("\r\n\r\n").await, HINT);
+        assert_eq!(bodies(&client.until("]").await), ["/post abc"]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -608,28 +697,23 @@ async fn bytes_behind_an_upgrade_wait_for_it_and_then_pass_as_they_are() {
     let raw = "\n\0 not HTTP at all\r\n\r\n";
     let release = Arc::new(Notify::new());
     let released = Arc::clone(&release);
-    let mut client = Client::connect(move |mut request, handle: GuardHandle| {
+    let mut client = Client::connect(move |request: Request<Incoming>, handle: GuardHandle| {
         let released = Arc::clone(&released);
         async move {
+            if request.uri().path() != "/up" {
+                // Has nothing to say about the upgrade that was asked for behind it.
+                handle.not_upgraded();
+                return echo(request, handle).await;
+            }
             released.notified().await;
-            let upgrade = hyper::upgrade::on(&mut request);
             handle.upgraded();
-            let mut tasks = JoinSet::new();
-            tasks.spawn(async move {
-                let mut io = TokioIo::new(upgrade.await.unwrap());
-                let mut read = Vec::new();
-                io.read_to_end(&mut read).await.unwrap();
-                io.write_all(&read).await.unwrap();
-                io.write_all(b"after half-close").await.unwrap();
-                io.shutdown().await.unwrap();
-            });
-            tasks.detach_all();
             let mut answer = ok("");
             *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
             answer
         }
     });
-    client.send([WEBSOCKET, raw].concat()).await;
+    client.send([GET, WEBSOCKET, raw].concat()).await;
+    assert_eq!(bodies(&client.until("]").await), ["/get "]);
     assert!(
         timeout(Duration::from_secs(3600), client.io.read_u8())
             .await

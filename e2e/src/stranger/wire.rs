@@ -1,0 +1,292 @@
+//! The multiplexer's frames and the exchanges' messages, from `docs/protocol.md` and the two
+//! specifications that it names. Bytes in, bytes out; nothing is checked that is sent.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::message::Fields;
+
+/// Frame types of yamux.
+pub const DATA: u8 = 0;
+/// Makes a window larger.
+pub const WINDOW: u8 = 1;
+/// Asks whether the other end is there.
+pub const PING: u8 = 2;
+/// Ends the session.
+pub const GO_AWAY: u8 = 3;
+
+/// Flags of yamux: a new stream.
+pub const SYN: u16 = 1;
+/// The stream is taken.
+pub const ACK: u16 = 2;
+/// No more from this end.
+pub const FIN: u16 = 4;
+/// The stream is broken.
+pub const RST: u16 = 8;
+
+/// Length of a frame's head.
+const HEAD: usize = 12;
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// [`DATA`] and so on.
+    pub kind: u8,
+    /// [`SYN`] and so on.
+    pub flags: u16,
+    /// The stream, 0 for the session.
+    pub stream: u32,
+    /// Length of the content, or what a window grows by.
+    pub length: u32,
+}
+
+impl Frame {
+    /// A frame without length.
+    pub fn new(kind: u8, flags: u16, stream: u32) -> Self {
+        Self {
+            kind,
+            flags,
+            stream,
+            length: 0,
+        }
+    }
+
+    /// The frame's bytes, with the length of its content if it has one.
+    pub fn with(mut self, content: &[u8]) -> Bytes {
+        if self.kind == DATA {
+            self.length = u32::try_from(content.len()).unwrap();
+        }
+        let mut bytes = BytesMut::with_capacity(HEAD + content.len());
+        bytes.put_u8(0);
+        bytes.put_u8(self.kind);
+        bytes.put_u16(self.flags);
+        bytes.put_u32(self.stream);
+        bytes.put_u32(self.length);
+        bytes.put_slice(content);
+        bytes.freeze()
+    }
+
+    /// Takes a frame and its content from the front of `buffer`, once both are there.
+    pub fn take(buffer: &mut BytesMut) -> Option<(Self, Bytes)> {
+        let mut head = buffer.get(..HEAD)?;
+        assert_eq!(head.get_u8(), 0, "a frame of another version");
+        let frame = Self {
+            kind: head.get_u8(),
+            flags: head.get_u16(),
+            stream: head.get_u32(),
+            length: head.get_u32(),
+        };
+        let content = if frame.kind == DATA {
+            usize::try_from(frame.length).unwrap()
+        } else {
+            0
+        };
+        if buffer.len() < HEAD + content {
+            return None;
+        }
+        buffer.advance(HEAD);
+        Some((frame, buffer.split_to(content).freeze()))
+    }
+}
+
+/// A whole request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StrangerRequest {
+    /// The stream it came on, and its answer goes to.
+    pub stream: u32,
+    /// The method; `CONNECT` for an upgrade.
+    pub method: String,
+    /// `http` or `https`.
+    pub scheme: String,
+    /// What the platform client asked for.
+    pub authority: String,
+    /// Path and query, byte for byte.
+    pub path: String,
+    /// The fields, pseudo-fields first.
+    pub fields: Fields,
+    /// The content.
+    pub content: Bytes,
+    /// The trailer section.
+    pub trailers: Fields,
+}
+
+impl StrangerRequest {
+    /// Takes a request from the front of `received`, once all of it is there.
+    pub(super) fn take(stream: u32, received: &mut BytesMut) -> Option<Self> {
+        let mut rest: &[u8] = received;
+        let request = Self::parse(stream, &mut rest)?;
+        let taken = received.len() - rest.len();
+        received.advance(taken);
+        Some(request)
+    }
+
+    fn parse(stream: u32, rest: &mut &[u8]) -> Option<Self> {
+        assert_eq!(take_number(rest)?, 2, "a request in another form");
+        let [method, scheme, authority, path] = [
+            take_text(rest)?,
+            take_text(rest)?,
+            take_text(rest)?,
+            take_text(rest)?,
+        ];
+        let fields = take_fields(rest)?;
+        let mut content = BytesMut::new();
+        loop {
+            let chunk = take_string(rest)?;
+            if chunk.is_empty() {
+                break;
+            }
+            content.extend_from_slice(chunk);
+        }
+        let (content, trailers) = (content.freeze(), take_fields(rest)?);
+        Some(Self {
+            stream,
+            method,
+            scheme,
+            authority,
+            path,
+            fields,
+            content,
+            trailers,
+        })
+    }
+}
+
+/// A whole response.
+pub fn response(status: u64, fields: &[(&str, &str)], content: &[u8]) -> Vec<u8> {
+    let mut bytes = response_head(status, fields);
+    if !content.is_empty() {
+        put_string(&mut bytes, content);
+    }
+    // The end of the content, and an empty trailer section.
+    bytes.extend([0, 0]);
+    bytes
+}
+
+/// The head of a response: what starts it, status and fields.
+pub fn response_head(status: u64, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = vec![3];
+    put_section(&mut bytes, status, fields);
+    bytes
+}
+
+/// A status with its fields: an informational response, or the final one's head.
+pub fn put_section(bytes: &mut Vec<u8>, status: u64, fields: &[(&str, &str)]) {
+    put_number(bytes, status);
+    for (name, value) in fields {
+        put_string(bytes, name.as_bytes());
+        put_string(bytes, value.as_bytes());
+    }
+    bytes.push(0);
+}
+
+/// A string with its length before it.
+pub fn put_string(bytes: &mut Vec<u8>, string: &[u8]) {
+    put_number(bytes, string.len() as u64);
+    bytes.extend_from_slice(string);
+}
+
+/// A number of variable length (RFC 9000 section 16).
+pub fn put_number(bytes: &mut Vec<u8>, number: u64) {
+    let all = number.to_be_bytes();
+    let (length, prefix) = match number {
+        0..=0x3f => (1, 0x00),
+        0x40..=0x3fff => (2, 0x40),
+        0x4000..=0x3fff_ffff => (4, 0x80),
+        _ => (8, 0xc0),
+    };
+    let start = bytes.len();
+    bytes.extend_from_slice(&all[8 - length..]);
+    bytes[start] |= prefix;
+}
+
+fn take_number(rest: &mut &[u8]) -> Option<u64> {
+    let first = *rest.first()?;
+    let length = 1 << (first >> 6);
+    let (bytes, later) = rest.split_at_checked(length)?;
+    *rest = later;
+    let number = bytes
+        .iter()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte));
+    Some(number & (u64::MAX >> (64 - 8 * length + 2)))
+}
+
+fn take_string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(take_number(rest)?).unwrap();
+    let (string, later) = rest.split_at_checked(length)?;
+    *rest = later;
+    Some(string)
+}
+
+fn take_text(rest: &mut &[u8]) -> Option<String> {
+    take_string(rest).map(|text| String::from_utf8_lossy(text).into_owned())
+}
+
+/// Fields up to the zero that ends their section.
+fn take_fields(rest: &mut &[u8]) -> Option<Fields> {
+    let mut fields = Fields::new();
+    loop {
+        let name = take_text(rest)?;
+        if name.is_empty() {
+            return Some(fields);
+        }
+        fields.push((name, take_text(rest)?));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_specification() {
+        // The examples of RFC 9000 appendix A.1.
+        for (number, wire) in [
+            (
+                151_288_809_941_952_652,
+                &[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c][..],
+            ),
+            (494_878_333, &[0x9d, 0x7f, 0x3e, 0x7d]),
+            (15_293, &[0x7b, 0xbd]),
+            (37, &[0x25]),
+        ] {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, number);
+            assert_eq!(bytes, wire);
+            assert_eq!(take_number(&mut &bytes[..]), Some(number));
+            assert_eq!(take_number(&mut &bytes[..bytes.len() - 1]), None);
+        }
+    }
+
+    #[test]
+    fn a_frame_is_taken_once_it_is_whole() {
+        let bytes = Frame::new(DATA, SYN, 7).with(b"abc");
+        let mut buffer = BytesMut::new();
+        for byte in &bytes[..bytes.len() - 1] {
+            buffer.put_u8(*byte);
+            assert!(Frame::take(&mut buffer).is_none());
+        }
+        buffer.put_u8(bytes[bytes.len() - 1]);
+        let (frame, content) = Frame::take(&mut buffer).unwrap();
+        assert_eq!(
+            (frame.flags, frame.stream, &content[..]),
+            (SYN, 7, &b"abc"[..])
+        );
+    }
+
+    #[test]
+    fn a_request_is_taken_once_it_is_whole() {
+        let mut wire = vec![2];
+        for part in ["POST", "http", "a.test", "/x"] {
+            put_string(&mut wire, part.as_bytes());
+        }
+        wire.extend(b"\x01a\x01b\0\x02hi\0\0");
+        for length in 0..wire.len() {
+            assert!(StrangerRequest::take(1, &mut wire[..length].into()).is_none());
+        }
+        let request = StrangerRequest::take(1, &mut wire[..].into()).unwrap();
+        assert_eq!(
+            (request.path.as_str(), &request.content[..]),
+            ("/x", &b"hi"[..])
+        );
+        assert_eq!(request.fields, [("a".to_owned(), "b".to_owned())]);
+    }
+}

@@ -1,0 +1,85 @@
+//! `cargo demo`: what it prints works as it is printed, and Ctrl-C ends it.
+
+use std::process::Command;
+
+use e2e::{
+    deadline::SOON,
+    entry::Entry,
+    payload::sha256,
+    peers::{
+        curl::{Output, curl},
+        python::{Step, websocket_client},
+    },
+    program::{Program, Signal, built, root},
+    upstream::Upstream,
+};
+use serde_json::json;
+
+/// Starts the demo and waits until it says what to try.
+async fn start(flags: &[&str]) -> Program {
+    let mut command = Command::new(built("demo"));
+    command
+        .args(["--public-listen", "127.0.0.1:0"])
+        .args(flags)
+        .current_dir(root());
+    let demo = Program::start("demo", &mut command);
+    demo.wait_for_line("Ctrl-C ends the demo", SOON).await;
+    demo
+}
+
+/// The commands that the demo says to try, without their comments.
+fn commands(demo: &Program) -> Vec<String> {
+    let lines = demo.log().all();
+    let commands = lines
+        .iter()
+        .filter_map(|line| line.text().strip_prefix("    curl "));
+    commands
+        .map(|command| command.split('#').next().unwrap().trim().to_owned())
+        .collect()
+}
+
+async fn run(command: &str, more: &[&str]) -> Output {
+    let upload = root().join("Cargo.lock");
+    let arguments = command.split(' ').map(|word| match word {
+        "Cargo.lock" => upload.to_str().unwrap(),
+        word => word,
+    });
+    curl(arguments.chain(more.iter().copied())).await
+}
+
+#[tokio::test]
+async fn what_it_prints_works_as_it_is_printed() {
+    let mut demo = start(&[]).await;
+    let commands = commands(&demo);
+    let page = run(&commands[0], &[]).await;
+    assert!(page.text().ends_with("</html>\n"), "{page:?}");
+    let events = run(&commands[1], &["--max-time", "2.5"]).await;
+    let count = events.text().matches("event: tick").count();
+    assert!((2..=4).contains(&count), "{events:?}");
+    let checksum = run(&commands[2], &[]).await;
+    let uploaded = sha256(&std::fs::read(root().join("Cargo.lock")).unwrap());
+    assert!(checksum.text().contains(&uploaded), "{checksum:?}");
+    for path in ["/ ", "/events", "/checksum"] {
+        demo.wait_for_line(path, SOON).await;
+    }
+
+    let url = commands[0].as_str();
+    let authority = url.trim_start_matches("http://").trim_end_matches('/');
+    let (host, port) = authority.split_once(':').unwrap();
+    let entry = Entry::plain(([127, 0, 0, 1], port.parse::<u16>().unwrap()).into(), host);
+    let report = websocket_client(&entry, "/ws", &[], &[Step::Text("hello")]).await;
+    assert_eq!(report[1], json!({"text": "hello"}));
+
+    demo.signal(Signal::INT);
+    assert!(demo.wait_exit(SOON).await.success());
+}
+
+#[tokio::test]
+async fn it_can_stand_before_a_service_of_the_users_own() {
+    let upstream = Upstream::start().await;
+    let demo = start(&["--upstream", &upstream.url()]).await;
+    for command in commands(&demo).iter().take(3) {
+        assert_eq!(run(command, &[]).await.status(), 200, "curl {command}");
+    }
+    upstream.wait_request("/").await;
+}

@@ -1,0 +1,318 @@
+//! From a server's URL to a session's connection, one step after another.
+//!
+//! ```text
+//!   name ─▶ addresses ─▶ TCP ─▶ TLS ─▶ GET /connect ─▶ 101
+//! ```
+//!
+//! Each step has the same limit, and its name in the error when it fails, so that a person knows
+//! what to look at. Upstreams are reached by the same first three steps, see
+//! [`crate::upstream`]. Nothing is tried twice here: when to dial again is the tunnel's business.
+
+pub(crate) mod connect;
+pub(crate) mod resolve;
+pub(crate) mod tls;
+mod upgrade;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use rustls::ClientConfig;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
+use tunnel_proto::handshake::Greeting;
+
+pub(crate) use self::upgrade::Refused;
+use self::upgrade::Answer;
+use crate::config::ServerUrl;
+use crate::token_file::{self, TokenFileError};
+
+/// One step of a dial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The name's addresses are looked up.
+    Resolve,
+    /// A TCP connection is made.
+    Connect,
+    /// TLS is agreed on, the certificate checked.
+    Tls,
+    /// A session is asked for.
+    Upgrade,
+}
+
+/// A step that failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StepError {
+    /// It took longer than it may.
+    #[error("{0} took longer than {1:?}")]
+    TimedOut(Step, Duration),
+    /// It failed.
+    #[error("{0} failed: {1}")]
+    Failed(Step, #[source] io::Error),
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    /// There is no token to show.
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
+    /// The server was not reached, or did not answer as a server does.
+    #[error("{server}: {error}")]
+    Step {
+        /// The server.
+        server: ServerUrl,
+        /// What failed.
+        #[source]
+        error: StepError,
+    },
+    /// The server was reached and gives no session.
+    #[error("{server} refused: {refused}")]
+    Refused {
+        /// The server.
+        server: ServerUrl,
+        /// Why.
+        refused: Refused,
+    },
+}
+
+/// Dials one server.
+#[derive(Debug)]
+pub(crate) struct Dialler {
+    server: ServerUrl,
+    tls: Arc<ClientConfig>,
+    token_file: PathBuf,
+    /// For each step.
+    limit: Duration,
+}
+
+/// A connection that is a session's from here on.
+pub(crate) struct Connected {
+    /// The connection.
+    pub(crate) io: TlsStream<TcpStream>,
+    /// Bytes that were read past the 101.
+    pub(crate) unread: Bytes,
+    /// Where the server is.
+    pub(crate) peer: SocketAddr,
+}
+
+impl Dialler {
+    /// A dialler that believes certificates signed by `roots`.
+    pub(crate) fn new(
+        server: ServerUrl,
+        roots: &Roots,
+        token_file: PathBuf,
+        limit: Duration,
+    ) -> Result<Self, TlsFilesError> {
+        // Upgrades are a thing of HTTP/1.1.
+        let tls = tls_files::client_config(roots, &[b"http/1.1"])?;
+        Ok(Self { server, tls, token_file, limit })
+    }
+
+    /// The server that is dialled.
+    pub(crate) fn server(&self) -> &ServerUrl {
+        &self.server
+    }
+
+    /// Takes all the steps once.
+    pub(crate) async fn dial(&self, greeting: &Greeting) -> Result<Connected, DialError> {
+        // Read each time, since tokens are changed while a client runs; first, since without one
+        // there is nothing to ask for.
+        let token = token_file::read(&self.token_file)?;
+        let failed = |error| DialError::Step { server: self.server.clone(), error };
+        let (io, peer) = self.reach().await.map_err(failed)?;
+        let asking = upgrade::upgrade(io, self.server.authority(), greeting, &token);
+        match within(Step::Upgrade, self.limit, asking).await.map_err(failed)? {
+            Answer::Accepted(io, unread) => Ok(Connected { io, unread, peer }),
+            Answer::Refused(refused) => {
+                Err(DialError::Refused { server: self.server.clone(), refused })
+            }
+        }
+    }
+
+    async fn reach(&self) -> Result<(TlsStream<TcpStream>, SocketAddr), StepError> {
+        let tcp = reach(self.server.host(), self.server.port(), self.limit, |_| true).await?;
+        let handshake = async {
+            let peer = tcp.peer_addr()?;
+            let name = tls::server_name(self.server.host())?;
+            Ok((tls::handshake(tcp, &self.tls, name).await?, peer))
+        };
+        within(Step::Tls, self.limit, handshake).await
+    }
+}
+
+/// A TCP connection to a host. Of its addresses those that are not `allowed` are left out.
+pub(crate) async fn reach(
+    host: &str,
+    port: u16,
+    limit: Duration,
+    allowed: impl Fn(&SocketAddr) -> bool,
+) -> Result<TcpStream, StepError> {
+    let mut addresses = within(Step::Resolve, limit, resolve::resolve(host, port)).await?;
+    addresses.retain(allowed);
+    within(Step::Connect, limit, connect::connect(&addresses, limit)).await
+}
+
+/// Takes one step within its limit.
+pub(crate) async fn within<T>(
+    step: Step,
+    limit: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> Result<T, StepError> {
+    match timeout(limit, work).await {
+        Ok(Ok(done)) => Ok(done),
+        // The system has limits of its own, which mean the same.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(StepError::TimedOut(step, limit))
+        }
+        Ok(Err(error)) => Err(StepError::Failed(step, error)),
+        Err(_) => Err(StepError::TimedOut(step, limit)),
+    }
+}
+
+impl DialError {
+    /// Whether a person has to do something before dialling again can help.
+    pub(crate) fn is_fatal(&self) -> bool {
+        match self {
+            // Only a tunnel server can say so: a proxy on the way may be mended.
+            Self::Refused { refused, .. } => {
+                refused.refusal.as_ref().is_some_and(|refusal| refusal.fatal)
+            }
+            // The file is often put in place, or replaced, while a client runs.
+            Self::Token(_) | Self::Step { .. } => false,
+        }
+    }
+
+    /// When the server wants to be dialled again at the earliest.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { refused, .. } => refused.retry_after,
+            Self::Token(_) | Self::Step { .. } => None,
+        }
+    }
+
+    /// One word for metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Token(_) => "token",
+            Self::Step { error: StepError::TimedOut(step, _), .. }
+            | Self::Step { error: StepError::Failed(step, _), .. } => step.name(),
+            Self::Refused { .. } => "refused",
+        }
+    }
+}
+
+impl Step {
+    /// One word for metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Resolve => "resolve",
+            Self::Connect => "connect",
+            Self::Tls => "tls",
+            Self::Upgrade => "upgrade",
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resolve => "looking up the name",
+            Self::Connect => "connecting",
+            Self::Tls => "TLS",
+            Self::Upgrade => "asking for a session",
+        })
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.refusal {
+            Some(refusal) => write!(f, "{} ({})", refusal.detail.escape_debug(), refusal.reason),
+            None => f.write_str(self.meaning()),
+        }?;
+        write!(f, ", status {}", self.status.as_u16())
+    }
+}
+
+impl Refused {
+    /// What an answer without a reason usually means.
+    fn meaning(&self) -> &'static str {
+        match self.status {
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => "a proxy on the way wants a password",
+            StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => "what stands before the server does not reach it",
+            status if status.is_redirection() => "this is not the server, it points elsewhere",
+            status if status.is_success() => "this is some web server, and no tunnel server",
+            _ => "no reason given, perhaps by a proxy on the way",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_proto::handshake::Refusal;
+
+    use super::*;
+
+    fn refused(status: u16, refusal: Option<Refusal>) -> DialError {
+        let status = StatusCode::from_u16(status).unwrap();
+        let refused = Refused { status, refusal, retry_after: None };
+        DialError::Refused { server: "wss://tunnel.example.com".parse().unwrap(), refused }
+    }
+
+    #[test]
+    fn only_a_tunnel_server_can_refuse_for_good() {
+        let fatal = Refusal {
+            reason: "token_unknown".to_owned(),
+            detail: "this token is not known: make a new one".to_owned(),
+            fatal: true,
+        };
+        let error = refused(401, Some(fatal.clone()));
+        assert!(error.is_fatal());
+        assert_eq!(
+            error.to_string(),
+            "wss://tunnel.example.com refused: this token is not known: make a new one \
+             (token_unknown), status 401"
+        );
+        assert!(!refused(503, Some(Refusal { fatal: false, ..fatal })).is_fatal());
+        let proxy = refused(407, None);
+        assert!(!proxy.is_fatal());
+        assert!(proxy.to_string().contains("a proxy on the way wants a password"), "{proxy}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_step_has_a_limit_and_its_name_in_the_error() {
+        let limit = Duration::from_secs(10);
+        let error = within(Step::Tls, limit, std::future::pending::<io::Result<()>>()).await;
+        assert_eq!(error.unwrap_err().to_string(), "TLS took longer than 10s");
+        let refused = async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
+        let error = within(Step::Connect, limit, refused).await.unwrap_err();
+        assert_eq!(error.to_string(), "connecting failed: connection refused");
+    }
+
+    #[tokio::test]
+    async fn a_missing_token_is_told_before_anything_is_dialled() {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let roots = Roots::from_pem(&made.cert.pem()).unwrap();
+        let server = "wss://localhost:1".parse().unwrap();
+        let limit = Duration::from_secs(1);
+        let dialler = Dialler::new(server, &roots, "/nowhere/token".into(), limit).unwrap();
+        let greeting = Greeting {
+            instance: tunnel_proto::handshake::InstanceId::from_random([0; 16]),
+            version: "0".to_owned(),
+            session_number: 1,
+        };
+        let Err(error) = dialler.dial(&greeting).await else { panic!("no token") };
+        assert_eq!((error.name(), error.is_fatal()), ("token", false));
+    }
+}

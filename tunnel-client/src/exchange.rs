@@ -1,0 +1,128 @@
+//! The life of an exchange in the client: accepted request, route, upstream, response.
+//!
+//! ```text
+//!   session ─▶ Exchanges::call ─▶ route ─▶ upstream ─▶ response ─▶ session
+//!                    └── record: metrics and the access log, from the first moment to the last
+//! ```
+//!
+//! In: a request of a session, and whatever of its content the upstream takes. Out: a response, or
+//! the [`Problem`] that the platform client is told. It decides nothing about either: that is what
+//! routes and upstreams are for.
+
+mod record;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use tower_service::Service;
+use tunnel_proto::exchange::{AsProblem, RecvBody};
+use tunnel_proto::problem::Problem;
+
+use self::record::Record;
+use crate::metrics::Metrics;
+use crate::routes::Routes;
+use crate::upstream::{Asked, Progress, UpstreamBody};
+
+/// Answers the exchanges of all sessions. Clones are the same service.
+#[derive(Clone)]
+pub(crate) struct Exchanges {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    routes: Routes,
+    metrics: Arc<Metrics>,
+    has_access_log: bool,
+}
+
+impl Exchanges {
+    /// Answers by way of the routes.
+    pub(crate) fn new(routes: Routes, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
+        Self { shared: Arc::new(Shared { routes, metrics, has_access_log }) }
+    }
+}
+
+impl Service<Request<RecvBody>> for Exchanges {
+    type Response = Response<RecordedBody>;
+    type Error = Problem;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Problem>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Problem>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
+        Box::pin(answer(Arc::clone(&self.shared), request))
+    }
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: Request<RecvBody>,
+) -> Result<Response<RecordedBody>, Problem> {
+    let (head, content) = request.into_parts();
+    let progress = Arc::new(Progress::new(shared.metrics.request_bytes.clone()));
+    let metrics = Arc::clone(&shared.metrics);
+    let mut record = Record::begin(metrics, &head, Arc::clone(&progress), shared.has_access_log);
+    let mut asked = Asked::new(head, progress);
+    let answered = match shared.routes.route(asked.head()) {
+        Ok(upstream) => upstream.ask(&mut asked, content).await,
+        Err(problem) => Err(problem),
+    };
+    match answered {
+        Ok(response) => {
+            record.on_head(response.status(), asked.waited());
+            Ok(response.map(|body| RecordedBody { body, record }))
+        }
+        Err(problem) => {
+            record.on_problem(&problem);
+            Err(problem)
+        }
+    }
+}
+
+/// A response's content, recorded as it goes by.
+pub(crate) struct RecordedBody {
+    body: UpstreamBody,
+    record: Record,
+}
+
+impl Body for RecordedBody {
+    type Data = Bytes;
+    type Error = <UpstreamBody as Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    this.record.on_bytes(data.len());
+                }
+            }
+            Some(Err(error)) => this.record.on_problem(&error.as_problem()),
+            None => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+impl Drop for RecordedBody {
+    fn drop(&mut self) {
+        if self.body.is_end_stream() {
+            self.record.on_whole();
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Every metric of a client, with its help text; made once, so that counting is one atomic add.
+//!
+//! No label ever comes from a request: all series are there from the start.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
+use tunnel_proto::problem::{Problem, Reason};
+
+/// Results of a dial, in the order of life.
+const DIAL_RESULTS: [&str; 8] =
+    ["accepted", "token", "resolve", "connect", "tls", "upgrade", "refused", "unwelcome"];
+
+/// Ends of an exchange: the class of its status, or none since nobody waited for it.
+const STATUSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
+
+/// Bounds of the time that exchanges take, in seconds: from a quick local answer to a long stream.
+const TOTAL_SECONDS: [f64; 12] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0];
+
+/// Bounds of the client's own part of that, in seconds: a few tens of microseconds when all is well.
+const OWN_SECONDS: [f64; 9] =
+    [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.005, 0.025, 0.1];
+
+/// All metrics of a client.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// Sessions that the server has welcomed.
+    pub(crate) sessions: IntGauge,
+    /// Exchanges that are open.
+    pub(crate) open: IntGauge,
+    /// Bytes of content received for upstreams.
+    pub(crate) request_bytes: IntCounter,
+    /// Bytes of content sent from upstreams.
+    pub(crate) response_bytes: IntCounter,
+    round_trip: Gauge,
+    seconds: Histogram,
+    own_seconds: Histogram,
+    dials: Vec<IntCounter>,
+    exchanges: Vec<IntCounter>,
+    /// In the order of [`Reason::ALL`].
+    problems: Vec<IntCounter>,
+}
+
+impl Metrics {
+    /// All of them, at zero, in a registry of their own.
+    ///
+    /// # Errors
+    /// Never with the names below; they are checked by the library.
+    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+        let all = Registry::new();
+        let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+        Ok(Self {
+            sessions: gauge(&all, "sessions", "sessions that the server has welcomed")?,
+            open: gauge(&all, "exchanges_open", "exchanges that are open")?,
+            request_bytes: counter(
+                &all,
+                "request_bytes_total",
+                "bytes of content received for upstreams",
+            )?,
+            response_bytes: counter(
+                &all,
+                "response_bytes_total",
+                "bytes of content sent from upstreams",
+            )?,
+            round_trip: registered(
+                &all,
+                Gauge::with_opts(opts(
+                    "round_trip_seconds",
+                    "time of a ping to the server and back, as last measured",
+                ))?,
+            )?,
+            seconds: histogram(
+                &all,
+                "exchange_seconds",
+                "time from an exchange's request to the end of its response",
+                &TOTAL_SECONDS,
+            )?,
+            own_seconds: histogram(
+                &all,
+                "exchange_own_seconds",
+                "time up to a response's head that was not spent waiting for the upstream",
+                &OWN_SECONDS,
+            )?,
+            dials: counters(&all, "dials_total", "dials by result", "result", &DIAL_RESULTS)?,
+            exchanges: counters(
+                &all,
+                "exchanges_total",
+                "exchanges that have ended, by the class of their status",
+                "status",
+                &STATUSES,
+            )?,
+            problems: counters(
+                &all,
+                "problems_total",
+                "exchanges that failed, by reason",
+                "reason",
+                &reasons,
+            )?,
+            registry: all,
+        })
+    }
+
+    /// What the admin listener shows.
+    pub(crate) fn registry(&self) -> Registry {
+        self.registry.clone()
+    }
+
+    /// A dial came to its end.
+    pub(crate) fn on_dial(&self, result: &str) {
+        let index = DIAL_RESULTS.iter().position(|known| *known == result);
+        if let Some(counter) = index.and_then(|index| self.dials.get(index)) {
+            counter.inc();
+        }
+    }
+
+    /// A session measured its round trip.
+    pub(crate) fn on_round_trip(&self, time: Duration) {
+        self.round_trip.set(time.as_secs_f64());
+    }
+
+    /// A response's head is there, after this much time of our own.
+    pub(crate) fn on_head(&self, own: Duration) {
+        self.own_seconds.observe(own.as_secs_f64());
+    }
+
+    /// Something failed.
+    pub(crate) fn on_problem(&self, problem: &Problem) {
+        let reason = problem.reason();
+        let index = Reason::ALL.iter().position(|known| *known == reason);
+        if let Some(counter) = index.and_then(|index| self.problems.get(index)) {
+            counter.inc();
+        }
+    }
+
+    /// An exchange has ended; `None` when it was cancelled before there was a status.
+    pub(crate) fn on_end(&self, status: Option<StatusCode>, total: Duration) {
+        self.seconds.observe(total.as_secs_f64());
+        let index = match status {
+            Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
+            None => STATUSES.len() - 1,
+        };
+        if let Some(counter) = self.exchanges.get(index) {
+            counter.inc();
+        }
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("tunnel_client_{name}"), help)
+}
+
+fn registered<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: C,
+) -> Result<C, prometheus::Error> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+    registered(registry, IntGauge::with_opts(opts(name, help))?)
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+    registered(registry, IntCounter::with_opts(opts(name, help))?)
+}
+
+fn histogram(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    bounds: &[f64],
+) -> Result<Histogram, prometheus::Error> {
+    let opts = HistogramOpts::from(opts(name, help)).buckets(bounds.to_vec());
+    registered(registry, Histogram::with_opts(opts)?)
+}
+
+/// A family with one label, all of its series made at once, in the order of the values.
+fn counters(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    label: &str,
+    values: &[&str],
+) -> Result<Vec<IntCounter>, prometheus::Error> {
+    let family = registered(registry, IntCounterVec::new(opts(name, help), &[label])?)?;
+    values.iter().map(|value| family.get_metric_with_label_values(&[*value])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::TextEncoder;
+    use tunnel_proto::problem::Hop;
+
+    use super::*;
+
+    fn text(metrics: &Metrics) -> String {
+        TextEncoder::new().encode_to_string(&metrics.registry().gather()).unwrap()
+    }
+
+    #[test]
+    fn each_event_counts_in_its_own_series() {
+        let metrics = Metrics::new().unwrap();
+        metrics.on_dial("refused");
+        metrics.on_problem(&Problem::new(Hop::Client, Reason::DnsError, ""));
+        metrics.on_end(Some(StatusCode::NOT_FOUND), Duration::from_millis(3));
+        metrics.on_end(None, Duration::ZERO);
+        metrics.on_head(Duration::from_micros(20));
+        metrics.on_round_trip(Duration::from_millis(40));
+        let text = text(&metrics);
+        for line in [
+            "tunnel_client_dials_total{result=\"refused\"} 1",
+            "tunnel_client_problems_total{reason=\"dns_error\"} 1",
+            "tunnel_client_exchanges_total{status=\"4xx\"} 1",
+            "tunnel_client_exchanges_total{status=\"cancelled\"} 1",
+            "tunnel_client_exchange_seconds_bucket{le=\"0.005\"} 2",
+            "tunnel_client_exchange_own_seconds_bucket{le=\"0.000025\"} 1",
+            "tunnel_client_round_trip_seconds 0.04",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn all_series_are_there_before_anything_happens() {
+        let text = text(&Metrics::new().unwrap());
+        for reason in Reason::ALL {
+            let line = format!("tunnel_client_problems_total{{reason=\"{}\"}} 0", reason.name());
+            assert!(text.contains(&line), "{line}");
+        }
+    }
+}

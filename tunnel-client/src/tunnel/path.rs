@@ -1,0 +1,95 @@
+//! The network path to the server: whether there is one, and whether it is still the same.
+//!
+//! Asked of the kernel's routing table by connecting a UDP socket, which sends nothing. A laptop
+//! that wakes up, or a cable that is put back, is seen within a second, so that nobody waits for
+//! the end of a long pause.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+/// How often the path is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where a path is looked for before the server's address is known: an address for documentation
+/// (RFC 5737), which stands for everything that is not near.
+const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
+
+/// The address from which the server would be reached; `None` when there is no way.
+pub(crate) type Path = Option<IpAddr>;
+
+/// The present path to the server, or to anywhere.
+pub(crate) fn look(server: Option<SocketAddr>) -> Path {
+    let target = server.unwrap_or(ANYWHERE);
+    let any: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(target).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// Waits, but no longer than until the network path has changed to one that can be used.
+///
+/// Looks first after [`LOOK`], so that a path that comes and goes cannot make a client dial more
+/// often than once in that time.
+pub(crate) async fn wait(limit: Duration, look: impl Fn() -> Path) {
+    let end = Instant::now() + limit;
+    let mut known = look();
+    let mut next = Instant::now() + LOOK;
+    while next < end {
+        sleep_until(next).await;
+        next += LOOK;
+        let now = look();
+        if now.is_some() && now != known {
+            tracing::info!("the network has changed, dialling now");
+            return;
+        }
+        known = now;
+    }
+    sleep_until(end).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn this_machine_is_always_reached() {
+        let own: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        assert_eq!(look(Some(own)), Some(own.ip()));
+    }
+
+    /// How long a wait of a minute lasts when the looks give these paths, the last for good.
+    async fn waited(paths: &[Path]) -> Duration {
+        let looks = Cell::new(0);
+        let started = Instant::now();
+        wait(Duration::from_secs(60), || {
+            let look = looks.replace(looks.get() + 1);
+            paths[look.min(paths.len() - 1)]
+        })
+        .await;
+        started.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_path_that_returns_or_changes_ends_the_wait() {
+        let (one, other) = (Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into()));
+        assert_eq!(waited(&[one]).await, Duration::from_secs(60));
+        assert_eq!(waited(&[None, None, None, one]).await, Duration::from_secs(3));
+        assert_eq!(waited(&[one, other]).await, Duration::from_secs(1));
+        assert_eq!(waited(&[one, None, None, one]).await, Duration::from_secs(3));
+        assert_eq!(waited(&[one, None]).await, Duration::from_secs(60), "lost and gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_wait_is_not_looked_into() {
+        let started = Instant::now();
+        wait(Duration::from_millis(300), || None).await;
+        assert_eq!(started.elapsed(), Duration::from_millis(300));
+    }
+}

@@ -1,0 +1,342 @@
+//! One request to an upstream, up to the head of its response.
+//!
+//! A request is sent a second time only on a connection that was used before and broke, and only
+//! when the upstream has surely not acted on the first, or acting on it twice does no harm (RFC 9110
+//! section 9.2.2, RFC 9112 section 9.3.1, RFC 9113 section 8.7).
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, sleep};
+use tunnel_proto::exchange::{Informational, Protocol, RecvBody};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::body::UpstreamBody;
+use super::dial::Offer;
+use super::http2::Lease;
+use super::outgoing::{self, OutgoingBody};
+use super::progress::Progress;
+use super::upgrade::{self, Switched};
+use super::{Connection, Link, LinkKind, Upstream, answer, failure, new_http1};
+use crate::config::UpstreamScheme;
+
+/// What is asked of an upstream.
+pub(crate) struct Asked {
+    head: Parts,
+    informational: Informational,
+    progress: Arc<Progress>,
+    /// Time that passed while the upstream was dialled, or waited for.
+    waited: Duration,
+}
+
+/// Why a request has no response.
+struct Unanswered {
+    problem: Problem,
+    seen: Seen,
+}
+
+/// What the upstream has seen of a request that it did not answer.
+enum Seen {
+    /// Nothing; here it is.
+    Nothing(Request<OutgoingBody>),
+    /// It has surely not acted on it.
+    Refused,
+    /// Nobody knows, but no byte came back.
+    Perhaps,
+    /// It began to answer, or took too long.
+    Something,
+}
+
+impl Asked {
+    /// A request with this head. `progress` is told how far its content has come.
+    pub(crate) fn new(head: Parts, progress: Arc<Progress>) -> Self {
+        let informational = head.extensions.get::<Informational>().cloned().unwrap_or_default();
+        Self { head, informational, progress, waited: Duration::ZERO }
+    }
+
+    /// The request's head.
+    pub(crate) fn head(&self) -> &Parts {
+        &self.head
+    }
+
+    /// Time that passed while the upstream was dialled, or waited for.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Waits, and counts the time.
+    async fn wait<T>(waited: &mut Duration, work: impl Future<Output = T>) -> T {
+        let started = Instant::now();
+        let done = work.await;
+        *waited += started.elapsed();
+        done
+    }
+}
+
+impl Upstream {
+    /// Sends a request, and waits for the head of its response.
+    pub(crate) async fn ask(
+        &self,
+        asked: &mut Asked,
+        content: RecvBody,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        match asked.head.extensions.get::<Protocol>().copied() {
+            Some(protocol) => self.ask_upgrade(asked, protocol, content).await,
+            None if asked.head.method == Method::CONNECT => {
+                let detail = "CONNECT to anywhere but a protocol of this host";
+                Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail))
+            }
+            None => self.ask_twice(asked, content).await,
+        }
+    }
+
+    /// Asks once, and once more if that is safe.
+    async fn ask_twice(
+        &self,
+        asked: &mut Asked,
+        content: RecvBody,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
+        let is_bare = content.is_end_stream();
+        let Link { is_used, connection } = Asked::wait(&mut asked.waited, self.link()).await?;
+        let unanswered = match self.ask_once(asked, content, connection).await {
+            Ok(response) => return Ok(response),
+            Err(unanswered) => unanswered,
+        };
+        let content = match unanswered.seen {
+            Seen::Nothing(request) if is_used => request.into_body(),
+            Seen::Refused if is_used && is_bare => {
+                OutgoingBody::empty(Arc::clone(&asked.progress))
+            }
+            Seen::Perhaps if is_used && is_bare && asked.head.method.is_idempotent() => {
+                OutgoingBody::empty(Arc::clone(&asked.progress))
+            }
+            _ => return Err(unanswered.problem),
+        };
+        let link = Asked::wait(&mut asked.waited, self.new_link()).await?;
+        let again = self.ask_once(asked, content, link.connection).await;
+        again.map_err(|unanswered| unanswered.problem)
+    }
+
+    async fn ask_once(
+        &self,
+        asked: &mut Asked,
+        content: OutgoingBody,
+        connection: LinkKind,
+    ) -> Result<Response<UpstreamBody>, Unanswered> {
+        match connection {
+            LinkKind::Http1(connection) => {
+                let request = outgoing::http1(&asked.head, &self.destination, content)?;
+                let (response, connection) = self.over_http1(asked, request, connection).await?;
+                Ok(self.answer_http1(asked, response, connection)?)
+            }
+            LinkKind::Http2(mut lease) => {
+                if outgoing::expects_continue(&asked.head) {
+                    // hyper shows no informational response of HTTP/2, so the one that a platform
+                    // client may wait for is made here.
+                    let _ = asked.informational.push(StatusCode::CONTINUE, HeaderMap::new());
+                }
+                let request = outgoing::http2(&asked.head, &self.destination, content)?;
+                let response = self.over_http2(asked, request, &mut lease).await?;
+                let (head, incoming) = response.into_parts();
+                Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)))
+            }
+        }
+    }
+
+    async fn over_http1(
+        &self,
+        asked: &mut Asked,
+        mut request: Request<OutgoingBody>,
+        mut connection: Box<Connection>,
+    ) -> Result<(Response<Incoming>, Box<Connection>), Unanswered> {
+        let informational = asked.informational.clone();
+        outgoing::pass_informational(&mut request, informational, Arc::clone(&asked.progress));
+        let head = self.head_in_time(&asked.progress, connection.ask(request));
+        match Asked::wait(&mut asked.waited, head).await? {
+            Ok(response) => Ok((response, connection)),
+            Err(error) => {
+                let unread = connection.into_remains().map(|remains| remains.unread);
+                let is_silent =
+                    unread.is_none_or(|unread| unread.is_empty()) && !asked.progress.was_heard();
+                Err(Unanswered::new(error, is_silent))
+            }
+        }
+    }
+
+    async fn over_http2(
+        &self,
+        asked: &mut Asked,
+        request: Request<OutgoingBody>,
+        lease: &mut Lease,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        let head = self.head_in_time(&asked.progress, lease.sender.try_send_request(request));
+        let head = Asked::wait(&mut asked.waited, head).await?;
+        head.map_err(|error| Unanswered::new(error, false))
+    }
+
+    fn answer_http1(
+        &self,
+        asked: &Asked,
+        response: Response<Incoming>,
+        connection: Box<Connection>,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let (head, incoming) = response.into_parts();
+        let response = answer::check(head)?;
+        let body = UpstreamBody::http1(incoming, connection, &self.pool, &asked.progress);
+        Ok(response.map(|()| body))
+    }
+
+    /// Waits for a head, but no longer than allowed once all of the request is sent: how long that
+    /// takes is up to the platform client.
+    async fn head_in_time<T>(
+        &self,
+        progress: &Progress,
+        head: impl Future<Output = T>,
+    ) -> Result<T, Problem> {
+        let mut head = pin!(head);
+        let mut deadline = pin!(sleep(self.head_timeout));
+        let mut counts = progress.has_ended();
+        poll_fn(|cx| {
+            if let Poll::Ready(head) = head.as_mut().poll(cx) {
+                return Poll::Ready(Ok(head));
+            }
+            if progress.is_flooded() {
+                let detail = "more informational responses than allowed";
+                return Poll::Ready(Err(problem(Reason::ResponseInvalid, detail)));
+            }
+            while deadline.as_mut().poll(cx).is_ready() {
+                if counts {
+                    let detail = format!("no answer within {:?}", self.head_timeout);
+                    return Poll::Ready(Err(problem(Reason::ResponseTimeout, detail)));
+                }
+                counts = progress.has_ended();
+                deadline.as_mut().reset(Instant::now() + self.head_timeout);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Asks for an upgrade. Nothing of the content is touched before the upstream has agreed.
+    async fn ask_upgrade(
+        &self,
+        asked: &mut Asked,
+        protocol: Protocol,
+        content: RecvBody,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let lease = match self.destination.scheme() {
+            UpstreamScheme::Http => None,
+            // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
+            UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
+            UpstreamScheme::H2c => {
+                let link = Asked::wait(&mut asked.waited, self.link()).await?;
+                let LinkKind::Http2(mut lease) = link.connection else {
+                    return Err(upgrade::failed("no connection of HTTP/2"));
+                };
+                if !Asked::wait(&mut asked.waited, lease.has_extended_connect()).await {
+                    let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
+                    return Err(upgrade::failed(detail));
+                }
+                Some(lease)
+            }
+        };
+        match lease {
+            Some(lease) => self.upgrade_http2(asked, protocol, content, lease).await,
+            None => self.upgrade_http1(asked, protocol, content).await,
+        }
+    }
+
+    async fn upgrade_http1(
+        &self,
+        asked: &mut Asked,
+        protocol: Protocol,
+        content: RecvBody,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let dial = async { new_http1(self.dialler.dial(Offer::Http1).await?).await };
+        let connection = Asked::wait(&mut asked.waited, dial).await?;
+        let (request, key) =
+            upgrade::http1(&asked.head, protocol, &self.destination, &asked.progress)?;
+        let answered = self.over_http1(asked, request, connection).await;
+        let (response, connection) = answered.map_err(|unanswered| unanswered.problem)?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            check_declined(response.status())?;
+            return self.answer_http1(asked, response, connection);
+        }
+        let head = upgrade::check_switch(response.into_parts().0.headers, protocol, &key)?;
+        // HTTP ends with the 101, in the same poll that brought it.
+        let Some(remains) = connection.into_remains() else {
+            return Err(upgrade::failed("HTTP went on after the 101"));
+        };
+        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
+        let switched =
+            Switched::new(remains.io, remains.unread, content, &self.half_closed, None);
+        Ok(head.map(|()| UpstreamBody::upgraded(switched)))
+    }
+
+    async fn upgrade_http2(
+        &self,
+        asked: &mut Asked,
+        protocol: Protocol,
+        content: RecvBody,
+        mut lease: Lease,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let request = upgrade::http2(&asked.head, protocol, &self.destination, &asked.progress)?;
+        let answered = self.over_http2(asked, request, &mut lease).await;
+        let mut response = answered.map_err(|unanswered| unanswered.problem)?;
+        let upgraded = hyper::upgrade::on(&mut response);
+        let (head, incoming) = response.into_parts();
+        if head.status != StatusCode::OK {
+            check_declined(head.status)?;
+            return Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)));
+        }
+        let head = answer::check(head)?;
+        let io = upgraded.await.map_err(|error| upgrade::failed(error.to_string()))?;
+        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
+        let (io, unread) = (TokioIo::new(io), bytes::Bytes::new());
+        let switched = Switched::new(io, unread, content, &self.half_closed, Some(lease));
+        Ok(head.map(|()| UpstreamBody::upgraded(switched)))
+    }
+}
+
+/// Refuses an answer that the tunnel would take for an agreement.
+fn check_declined(status: StatusCode) -> Result<(), Problem> {
+    if status.is_success() {
+        let detail = format!("the upstream did not upgrade, and answered {}", status.as_u16());
+        return Err(upgrade::failed(detail));
+    }
+    Ok(())
+}
+
+fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
+    Problem::new(Hop::Client, reason, detail)
+}
+
+impl Unanswered {
+    /// `is_silent` when not a byte came back.
+    fn new(mut error: TrySendError<Request<OutgoingBody>>, is_silent: bool) -> Self {
+        let problem = failure::no_response(error.error());
+        let seen = match error.take_message() {
+            Some(request) => Seen::Nothing(request),
+            None if failure::is_untouched(error.error()) => Seen::Refused,
+            None if is_silent && problem.reason() == Reason::ConnectionTerminated => Seen::Perhaps,
+            None => Seen::Something,
+        };
+        Self { problem, seen }
+    }
+}
+
+impl From<Problem> for Unanswered {
+    fn from(problem: Problem) -> Self {
+        Self { problem, seen: Seen::Something }
+    }
+}

@@ -1,0 +1,91 @@
+//! What went wrong between the client and an upstream, as the problem that the platform client is
+//! told.
+
+use std::error::Error;
+use std::io;
+
+use tunnel_proto::exchange::{AsProblem, BodyError};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+/// A response's content that broke off, or failed otherwise.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UpstreamBodyError(Problem);
+
+impl AsProblem for UpstreamBodyError {
+    fn as_problem(&self) -> Problem {
+        self.0.clone()
+    }
+}
+
+impl From<hyper::Error> for UpstreamBodyError {
+    fn from(error: hyper::Error) -> Self {
+        let reason = if is_invalid(&error) {
+            Reason::ResponseInvalid
+        } else {
+            Reason::ResponseIncomplete
+        };
+        Self(upstream(reason, "the upstream's response broke off", &error))
+    }
+}
+
+impl From<io::Error> for UpstreamBodyError {
+    fn from(error: io::Error) -> Self {
+        let what = "the upstream's upgraded connection broke off";
+        Self(upstream(Reason::ResponseIncomplete, what, &error))
+    }
+}
+
+/// A request that got no response.
+pub(super) fn no_response(error: &hyper::Error) -> Problem {
+    if let Some(error) = source::<BodyError>(error) {
+        // The platform client, or the tunnel, ended the request: the upstream is not to blame.
+        return match error {
+            BodyError::Aborted(problem) => problem.clone(),
+            _ => Problem::new(Hop::Client, Reason::RequestIncomplete, error.to_string()),
+        };
+    }
+    if is_invalid(error) {
+        return upstream(Reason::ResponseInvalid, "the upstream's answer breaks HTTP", error);
+    }
+    let what = "the upstream ended the connection before it answered";
+    upstream(Reason::ConnectionTerminated, what, error)
+}
+
+/// Whether the upstream has surely done nothing about a request (RFC 9113 section 8.7).
+pub(super) fn is_untouched(error: &hyper::Error) -> bool {
+    source::<h2::Error>(error).is_some_and(|error| {
+        error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM)
+    })
+}
+
+/// The upstream broke the protocol, rather than the connection.
+fn is_invalid(error: &hyper::Error) -> bool {
+    let of_http2 = |error: &h2::Error| {
+        // What it resets, or ends in order, is its decision; the rest is what ours had to end.
+        !error.is_io() && !error.is_remote() && error.reason() != Some(h2::Reason::NO_ERROR)
+    };
+    error.is_parse() || source::<h2::Error>(error).is_some_and(of_http2)
+}
+
+fn upstream(reason: Reason, what: &str, error: &(dyn Error + 'static)) -> Problem {
+    let mut detail = format!("{what}: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        detail.push_str(": ");
+        detail.push_str(&error.to_string());
+        cause = error.source();
+    }
+    Problem::new(Hop::Client, reason, detail)
+}
+
+fn source<E: Error + 'static>(error: &hyper::Error) -> Option<&E> {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}

@@ -1,0 +1,182 @@
+//! HTTP/2 connections to one upstream, shared by all of its exchanges.
+//!
+//! One is enough until an upstream allows no more streams on it; then another is made. Their tasks
+//! belong to them and end with them.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper::rt::Executor;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tunnel_proto::limits;
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::outgoing::OutgoingBody;
+use super::socket::Socket;
+
+/// Receive window of a stream, in bytes: what a stream of the tunnel has as well.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Receive window of a connection, in bytes: as many streams as a session has may stand still with
+/// their windows full before any other has to wait.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * limits::EXCHANGES as u32;
+/// Bytes that wait on a stream to be sent.
+const SEND_BUFFER: usize = 256 * 1024;
+/// How often an upstream that says nothing is asked whether it is there, and how long it has.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// How long a connection is new: the time in which its settings, the first frame, have to come.
+const SETTINGS_WAIT: Duration = Duration::from_secs(1);
+/// Time between two looks at the settings of a new connection, and of any other.
+const SETTINGS_LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// The connections of one upstream.
+#[derive(Default)]
+pub(super) struct Http2 {
+    connections: Mutex<Vec<Shared>>,
+}
+
+/// One connection.
+struct Shared {
+    sender: SendRequest<OutgoingBody>,
+    settings: watch::Receiver<Settings>,
+    /// Held by all who use the connection, so that they can be counted.
+    users: Arc<()>,
+    /// The connection's tasks, which end with it.
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+/// What an upstream said of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Settings {
+    /// RFC 8441.
+    extended_connect: bool,
+    /// Streams that may be open at once.
+    streams: usize,
+}
+
+/// The right to one exchange on a connection.
+pub(super) struct Lease {
+    pub(super) sender: SendRequest<OutgoingBody>,
+    settings: watch::Receiver<Settings>,
+    _user: Arc<()>,
+    /// An exchange that is under way keeps its connection's tasks alive.
+    _tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+impl Http2 {
+    /// A connection that has room for one more exchange.
+    pub(super) fn take(&self) -> Option<Lease> {
+        let mut connections = self.connections.lock();
+        connections.retain(|connection| !connection.sender.is_closed());
+        connections.iter().find_map(Shared::lease)
+    }
+
+    /// Begins to speak HTTP/2, and shares the connection from here on.
+    pub(super) async fn add(&self, socket: Socket) -> Result<Lease, Problem> {
+        let connection = Shared::new(socket).await.map_err(|error| {
+            let detail = format!("the upstream does not speak HTTP/2: {error}");
+            Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
+        })?;
+        let lease = connection.leased();
+        self.connections.lock().push(connection);
+        Ok(lease)
+    }
+}
+
+impl Shared {
+    async fn new(socket: Socket) -> hyper::Result<Self> {
+        let tasks = Arc::new(Mutex::new(JoinSet::new()));
+        let executor = ConnectionTasks(Arc::downgrade(&tasks));
+        let (interval, patience) = KEEPALIVE;
+        let (sender, driver) = http2::Builder::new(executor)
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
+            .max_header_list_size(limits::HEAD_BYTES as u32)
+            .keep_alive_interval(interval)
+            .keep_alive_timeout(patience)
+            .handshake(TokioIo::new(socket))
+            .await?;
+        let (told, settings) = watch::channel(settings(&driver));
+        tasks.lock().spawn(drive(driver, told));
+        Ok(Self { sender, settings, users: Arc::default(), tasks })
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        let used = Arc::strong_count(&self.users) - 1;
+        (used < self.settings.borrow().streams).then(|| self.leased())
+    }
+
+    fn leased(&self) -> Lease {
+        Lease {
+            sender: self.sender.clone(),
+            settings: self.settings.clone(),
+            _user: Arc::clone(&self.users),
+            _tasks: Arc::clone(&self.tasks),
+        }
+    }
+}
+
+impl Lease {
+    /// Whether the upstream has said already that it takes upgrades over HTTP/2.
+    pub(super) fn is_extended_connect_known(&self) -> bool {
+        self.settings.borrow().extended_connect
+    }
+
+    /// Whether the upstream takes upgrades over HTTP/2. A new connection's settings are waited for.
+    pub(super) async fn has_extended_connect(&mut self) -> bool {
+        let told = self.settings.wait_for(|settings| settings.extended_connect);
+        matches!(timeout(SETTINGS_WAIT, told).await, Ok(Ok(_)))
+    }
+}
+
+type Driver = http2::Connection<TokioIo<Socket>, OutgoingBody, ConnectionTasks>;
+
+/// Polls a connection, and tells what its settings are.
+///
+/// Nothing tells when they change, so they are looked at: often while the connection is new, since
+/// they are the first that an upstream sends, and seldom later.
+async fn drive(mut driver: Driver, told: watch::Sender<Settings>) {
+    let new_until = Instant::now() + SETTINGS_WAIT;
+    loop {
+        let is_new = Instant::now() < new_until;
+        let (often, seldom) = SETTINGS_LOOK;
+        tokio::select! {
+            // How it ended is told to each of its exchanges.
+            _ = &mut driver => return,
+            () = sleep(if is_new { often } else { seldom }) => {}
+        }
+        let now = settings(&driver);
+        told.send_if_modified(|known| std::mem::replace(known, now) != now);
+    }
+}
+
+fn settings(driver: &Driver) -> Settings {
+    Settings {
+        extended_connect: driver.is_extended_connect_protocol_enabled(),
+        streams: driver.current_max_send_streams(),
+    }
+}
+
+/// Starts the tasks of one connection, as long as there is the connection.
+#[derive(Clone)]
+struct ConnectionTasks(Weak<Mutex<JoinSet<()>>>);
+
+impl<F> Executor<F> for ConnectionTasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        if let Some(tasks) = self.0.upgrade() {
+            let mut tasks = tasks.lock();
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(task);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Upgraded connections: a `CONNECT` of the tunnel becomes the upgrade that the upstream knows, and
+//! its answer becomes a 200 whose content is what the upstream sends.
+//!
+//! ```text
+//!   tunnel ── content of the request ──▶ task ──▶ upstream
+//!          ◀── content of the response ── body ◀──
+//! ```
+//!
+//! Over HTTP/1.1 that is RFC 6455 with its 101, over HTTP/2 it is RFC 8441. The request's content
+//! is not touched before the upstream has agreed. Each direction ends by itself.
+
+use std::io::{self, Cursor};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{
+    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, TE, UPGRADE,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tunnel_ops::task::Owned;
+use tunnel_proto::exchange::{Protocol, copy_body, read_body};
+use tunnel_proto::handshake::{accept_key, has_token, new_key};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::destination::Destination;
+use super::http2::Lease;
+use super::outgoing::{self, OutgoingBody, end_to_end};
+use super::progress::Progress;
+
+/// How long the platform client's direction may stay open after the upstream has ended its own.
+const LINGER: Duration = Duration::from_secs(60 * 60);
+
+/// Upgraded connections of which only the direction to the upstream is left.
+#[derive(Default)]
+pub(super) struct HalfClosed {
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// An upgraded connection: the direction from the upstream, and the task that serves the other.
+pub(super) struct Switched {
+    received: Pin<Box<dyn Body<Data = Bytes, Error = io::Error> + Send>>,
+    sending: Owned<()>,
+    half_closed: Arc<HalfClosed>,
+    /// The HTTP/2 connection on which this is a stream.
+    _lease: Option<Lease>,
+}
+
+/// The key of an upgrade over HTTP/1.1, and whose it is.
+pub(super) enum Key {
+    /// The platform client's, who also checks what answers it.
+    PlatformClients,
+    /// Our own, since the platform client speaks HTTP/2 and has none.
+    Own(String),
+}
+
+/// The upgrade as HTTP/1.1 has it.
+pub(super) fn http1(
+    asked: &Parts,
+    protocol: Protocol,
+    to: &Destination,
+    progress: &Arc<Progress>,
+) -> Result<(Request<OutgoingBody>, Key), Problem> {
+    let mut request = outgoing::http1(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
+    *request.method_mut() = Method::GET;
+    let headers = request.headers_mut();
+    headers.remove(TE);
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(protocol.as_str()));
+    headers.entry(SEC_WEBSOCKET_VERSION).or_insert(HeaderValue::from_static("13"));
+    let key = if headers.contains_key(SEC_WEBSOCKET_KEY) {
+        Key::PlatformClients
+    } else {
+        let key = new_key();
+        let value = HeaderValue::from_str(&key).map_err(|error| failed(error.to_string()))?;
+        headers.insert(SEC_WEBSOCKET_KEY, value);
+        Key::Own(key)
+    };
+    Ok((request, key))
+}
+
+/// The upgrade as HTTP/2 has it.
+pub(super) fn http2(
+    asked: &Parts,
+    protocol: Protocol,
+    to: &Destination,
+    progress: &Arc<Progress>,
+) -> Result<Request<OutgoingBody>, Problem> {
+    let mut request = outgoing::http2(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
+    *request.method_mut() = Method::CONNECT;
+    // RFC 8441 section 5: the stream itself proves what the key would.
+    request.headers_mut().remove(SEC_WEBSOCKET_KEY);
+    request.extensions_mut().insert(hyper::ext::Protocol::from_static(protocol.as_str()));
+    Ok(request)
+}
+
+/// The answer to an upgrade over HTTP/1.1 that the upstream agreed to.
+pub(super) fn check_switch(
+    headers: HeaderMap,
+    protocol: Protocol,
+    key: &Key,
+) -> Result<Response<()>, Problem> {
+    if !has_token(&headers, UPGRADE, protocol.as_str()) {
+        return Err(failed("the upstream changed to another protocol than the one asked for"));
+    }
+    let mut headers = end_to_end(headers);
+    if let Key::Own(key) = key {
+        let accept = headers.remove(SEC_WEBSOCKET_ACCEPT);
+        if accept.is_none_or(|accept| accept != accept_key(key.as_bytes()).as_str()) {
+            return Err(failed("the upstream's sec-websocket-accept does not fit the key"));
+        }
+    }
+    Ok(agreed(headers))
+}
+
+/// The answer that tells the tunnel server of an upgrade.
+fn agreed(headers: HeaderMap) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::OK;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// An upgrade that cannot be.
+pub(super) fn failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
+    Problem::new(Hop::Client, Reason::UpgradeFailed, detail)
+}
+
+impl Switched {
+    /// Joins an upgraded connection to the two contents. `unread` are bytes read past the answer.
+    pub(super) fn new<IO>(
+        io: IO,
+        unread: Bytes,
+        content: OutgoingBody,
+        half_closed: &Arc<HalfClosed>,
+        lease: Option<Lease>,
+    ) -> Self
+    where
+        IO: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (read, write) = tokio::io::split(io);
+        let sending = Owned::spawn("upgrade", async move {
+            // When it fails, the connection or the exchange has, which the other direction sees.
+            let _ = copy_body(content, write).await;
+        });
+        Self {
+            received: Box::pin(read_body(Cursor::new(unread).chain(read))),
+            sending,
+            half_closed: Arc::clone(half_closed),
+            _lease: lease,
+        }
+    }
+
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.received.as_mut().poll_frame(cx)
+    }
+
+    /// The upstream has ended its direction; the other one goes on.
+    pub(super) fn end(self) {
+        if self.sending.is_finished() {
+            return;
+        }
+        let mut tasks = self.half_closed.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        let sending = self.sending;
+        tasks.spawn(async move {
+            let _ = timeout(LINGER, sending).await;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::connect("http://a.test/socket?x=1");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn destination() -> Destination {
+        Destination::new("http://127.0.0.1:3000".parse().unwrap())
+    }
+
+    fn over_http1(fields: &[(&str, &str)]) -> (Request<OutgoingBody>, Key) {
+        http1(&asked(fields), Protocol::WEBSOCKET, &destination(), &Progress::of_test()).unwrap()
+    }
+
+    fn switch(fields: &[(&str, &str)], key: &Key) -> Result<Response<()>, Reason> {
+        let mut response = Response::builder().header("upgrade", "WebSocket");
+        for (name, value) in fields {
+            response = response.header(*name, *value);
+        }
+        let headers = response.body(()).unwrap().into_parts().0.headers;
+        check_switch(headers, Protocol::WEBSOCKET, key).map_err(|problem| problem.reason())
+    }
+
+    #[test]
+    fn a_connect_becomes_a_websocket_handshake() {
+        let (request, key) = over_http1(&[("sec-websocket-protocol", "chat"), ("te", "trailers")]);
+        assert_eq!(request.method(), Method::GET);
+        assert_eq!(request.uri(), "/socket?x=1");
+        let headers = request.headers();
+        for (name, value) in [
+            ("host", "a.test"),
+            ("connection", "Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-protocol", "chat"),
+        ] {
+            assert_eq!(headers[name], value);
+        }
+        let Key::Own(key) = key else { panic!("there was no other") };
+        assert_eq!(headers["sec-websocket-key"], key.as_str());
+    }
+
+    #[test]
+    fn the_platform_clients_key_and_version_go_on() {
+        let given = [("sec-websocket-key", "dGhlIHNhbXBsZQ=="), ("sec-websocket-version", "8")];
+        let (request, key) = over_http1(&given);
+        assert!(matches!(key, Key::PlatformClients));
+        for (name, value) in given {
+            assert_eq!(request.headers()[name], value);
+        }
+        let accept = ("sec-websocket-accept", "for the platform client to judge");
+        let response = switch(&[accept, ("connection", "upgrade")], &key).unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let names: Vec<_> = response.headers().keys().map(|name| name.as_str()).collect();
+        assert_eq!(names, ["sec-websocket-accept"]);
+    }
+
+    #[test]
+    fn our_own_key_is_checked_and_its_answer_ends_here() {
+        let key = Key::Own("dGhlIHNhbXBsZSBub25jZQ==".to_owned());
+        let right = ("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        let response = switch(&[right, ("sec-websocket-protocol", "chat")], &key).unwrap();
+        assert_eq!(response.headers().len(), 1);
+        assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
+        assert_eq!(switch(&[], &key).unwrap_err(), Reason::UpgradeFailed);
+        let wrong = ("sec-websocket-accept", "x");
+        assert_eq!(switch(&[wrong], &key).unwrap_err(), Reason::UpgradeFailed);
+    }
+
+    #[test]
+    fn another_protocol_is_no_agreement() {
+        let headers = HeaderMap::from_iter([(UPGRADE, HeaderValue::from_static("h2c"))]);
+        let answer = check_switch(headers, Protocol::WEBSOCKET, &Key::PlatformClients);
+        assert_eq!(answer.unwrap_err().reason(), Reason::UpgradeFailed);
+    }
+
+    #[test]
+    fn over_http2_there_is_no_key() {
+        let asked = asked(&[("sec-websocket-key", "x"), ("sec-websocket-protocol", "chat")]);
+        let request = http2(&asked, Protocol::WEBSOCKET, &destination(), &Progress::of_test()).unwrap();
+        assert_eq!(request.method(), Method::CONNECT);
+        assert_eq!(request.uri(), "http://a.test/socket?x=1");
+        let names: Vec<_> = request.headers().keys().map(|name| name.as_str()).collect();
+        assert_eq!(names, ["sec-websocket-protocol"]);
+    }
+}

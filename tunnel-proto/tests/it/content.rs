@@ -1,0 +1,110 @@
+//! Requests, responses and bodies that tests make, and ways to read what arrives.
+
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use tokio::sync::mpsc;
+use tunnel_proto::{
+    exchange::{AsProblem, BodyError, RecvBody},
+    problem::{Hop, Problem, Reason},
+};
+
+/// The body of a message that a test makes.
+pub(crate) type TestBody = http_body_util::combinators::BoxBody<Bytes, TestError>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the test broke it")]
+pub(crate) struct TestError;
+
+impl AsProblem for TestError {
+    fn as_problem(&self) -> Problem {
+        Problem::new(Hop::Client, Reason::ResponseIncomplete, "the test broke it")
+    }
+}
+
+/// All of it at once; its end is known from the start when it is empty.
+pub(crate) fn full(content: impl Into<Bytes>) -> TestBody {
+    Full::new(content.into()).map_err(|never| match never {}).boxed()
+}
+
+/// These frames, with the end only after them.
+pub(crate) fn frames(frames: Vec<Result<Frame<Bytes>, TestError>>) -> TestBody {
+    BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))
+}
+
+/// A body that is fed while it is sent; it ends when the sender is dropped.
+pub(crate) type Feed = mpsc::Sender<Result<Frame<Bytes>, TestError>>;
+
+pub(crate) fn fed() -> (Feed, TestBody) {
+    let (feed, mut frames) = mpsc::channel(1);
+    let stream = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx));
+    (feed, BodyExt::boxed(StreamBody::new(stream)))
+}
+
+pub(crate) async fn feed(feed: &Feed, data: impl Into<Bytes>) {
+    feed.send(Ok(Frame::data(data.into()))).await.expect("nobody reads what is fed");
+}
+
+/// Bytes of which none looks like its neighbour.
+pub(crate) fn pattern(length: usize) -> Bytes {
+    (0..length).map(|n| (n % 251) as u8).collect::<Vec<_>>().into()
+}
+
+pub(crate) fn get(path: &str) -> Request<Empty<Bytes>> {
+    Request::get(format!("http://a-b.tunnels.test{path}")).body(Empty::new()).unwrap()
+}
+
+pub(crate) fn request<B>(method: Method, path: &str, body: B) -> Request<B> {
+    let uri = format!("http://a-b.tunnels.test{path}");
+    Request::builder().method(method).uri(uri).body(body).unwrap()
+}
+
+/// What arrived in a body: all content, the trailers, and the error if it broke.
+#[derive(Debug, Default)]
+pub(crate) struct Arrived {
+    pub(crate) content: BytesMut,
+    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) error: Option<BodyError>,
+}
+
+/// Reads to the end or the error.
+pub(crate) async fn read(mut body: RecvBody) -> Arrived {
+    let mut arrived = Arrived::default();
+    while let Some(frame) = body.frame().await {
+        match frame.map(Frame::into_data) {
+            Ok(Ok(data)) => arrived.content.extend_from_slice(&data),
+            Ok(Err(frame)) => arrived.trailers = frame.into_trailers().ok(),
+            Err(error) => arrived.error = Some(error),
+        }
+    }
+    arrived
+}
+
+/// Reads as hyper does: not at all when there can be no content, and no further than a declared
+/// length; then the body is dropped.
+pub(crate) async fn read_by_length(response: Response<RecvBody>) -> BytesMut {
+    let mut body = response.into_body();
+    let mut content = BytesMut::new();
+    let declared = body.size_hint().exact();
+    while !body.is_end_stream() && declared.is_none_or(|length| length > content.len() as u64) {
+        let Some(frame) = body.frame().await else { break };
+        if let Ok(data) = frame.unwrap().into_data() {
+            content.extend_from_slice(&data);
+        }
+    }
+    content
+}
+
+/// The next piece of a body, if there is one already.
+pub(crate) async fn is_pending(body: &mut RecvBody) -> bool {
+    poll_fn(|cx| Poll::Ready(Pin::new(&mut *body).poll_frame(cx).is_pending())).await
+}
+
+/// The next data of a body.
+pub(crate) async fn next_data(body: &mut RecvBody) -> Bytes {
+    let frame = body.frame().await.expect("the body has ended").expect("the body broke");
+    frame.into_data().expect("trailers instead of data")
+}

@@ -1,0 +1,380 @@
+//! A fake tunnel client: the other end of the wire, with a handler that a test writes in place of
+//! upstreams, and a record of every request that it was sent.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_rustls::client::TlsStream;
+use tower_service::Service;
+use tunnel_ops::task::Owned;
+use tunnel_proto::{
+    control::Control,
+    exchange::{AsProblem, BodyError, Protocol, RecvBody, serve},
+    handshake::{self, Greeting, InstanceId},
+    problem::Problem,
+    session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
+};
+
+use crate::{deadline::soon, rig::Rig};
+
+/// Why a scripted body fails.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) Problem);
+
+impl AsProblem for Failure {
+    fn as_problem(&self) -> Problem {
+        self.0.clone()
+    }
+}
+
+/// A scripted response's body.
+pub(crate) type AnyBody = UnsyncBoxBody<Bytes, Failure>;
+
+/// What a handler comes to.
+pub(crate) type Outcome = Result<Response<AnyBody>, Problem>;
+
+/// Feeds a body piece by piece; dropped, the body ends whole.
+pub(crate) type Feed = mpsc::Sender<Result<Frame<Bytes>, Failure>>;
+
+/// A request as it arrived.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
+    pub(crate) is_upgrade: bool,
+}
+
+impl Seen {
+    /// The lines of a field, in their order.
+    pub(crate) fn values(&self, name: &str) -> Vec<&str> {
+        let lines = self.headers.get_all(name).iter();
+        lines.map(|value| value.to_str().unwrap()).collect()
+    }
+
+    /// The path and query.
+    pub(crate) fn path(&self) -> &str {
+        self.uri.path_and_query().unwrap().as_str()
+    }
+}
+
+/// A connected tunnel client.
+pub(crate) struct FakeClient {
+    pub(crate) session: Session,
+    seen: watch::Sender<Vec<Seen>>,
+    controls: watch::Receiver<Vec<Control>>,
+    driver: Owned<SessionEnd>,
+    _serving: Owned<()>,
+}
+
+/// An answer on `/connect`.
+pub(crate) struct Connected {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) io: TlsStream<TcpStream>,
+    /// What came behind the head.
+    pub(crate) behind: Bytes,
+}
+
+impl FakeClient {
+    /// A client of `runtime` that answers every request with 200 and a line about it.
+    pub(crate) async fn describing(rig: &Rig, runtime: &'static str) -> Self {
+        Self::new(rig, runtime, move |request| async move {
+            let path = request.uri().path_and_query().unwrap().clone();
+            let body = format!("{runtime} {} {path}\n", request.method());
+            collect(request.into_body()).await.1.map_err(|_| internal())?;
+            Ok(Response::new(full(body)))
+        })
+        .await
+    }
+
+    /// A client of `runtime` with a handler.
+    pub(crate) async fn new<H, F>(rig: &Rig, runtime: &str, handler: H) -> Self
+    where
+        H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        Self::of_instance(rig, runtime, random_instance(), handler).await
+    }
+
+    /// A client of `runtime` that says it is this instance.
+    pub(crate) async fn of_instance<H, F>(
+        rig: &Rig,
+        runtime: &str,
+        instance: InstanceId,
+        handler: H,
+    ) -> Self
+    where
+        H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let request = session_request(rig.token(runtime), instance);
+        let connected = dial(rig, &request).await;
+        assert_eq!(connected.status, 101);
+        let settings = SessionSettings::default();
+        let (session, events, driver) =
+            Session::new(connected.io, connected.behind, Side::Client, settings).await;
+        let driver = Owned::spawn("driver", driver);
+        let seen = watch::Sender::default();
+        let (heard, mut controls) = watch::channel(Vec::new());
+        let handler = Handler {
+            handle: Arc::new(move |request| Box::pin(handler(request))),
+            seen: seen.clone(),
+        };
+        let serving = Owned::spawn("serving", serve_all(session.clone(), events, handler, heard));
+        let welcome = |controls: &Vec<Control>| !controls.is_empty();
+        soon("a welcome", controls.wait_for(welcome)).await.unwrap();
+        Self { session, seen, controls, driver, _serving: serving }
+    }
+
+    /// Every request so far.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.seen.borrow().clone()
+    }
+
+    /// The paths of every request so far.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        self.seen().iter().map(|seen| seen.path().to_owned()).collect()
+    }
+
+    /// Waits for the request number `count`, counted from 1.
+    pub(crate) async fn request(&self, count: usize) -> Seen {
+        let mut seen = self.seen.subscribe();
+        let seen = soon("a request", seen.wait_for(|seen| seen.len() >= count)).await.unwrap();
+        seen[count - 1].clone()
+    }
+
+    /// Waits for a control message.
+    pub(crate) async fn control(&self, wanted: impl Fn(&Control) -> bool) -> Control {
+        let mut controls = self.controls.clone();
+        let controls = soon(
+            "a control message",
+            controls.wait_for(|controls| controls.iter().any(&wanted)),
+        );
+        let controls = controls.await.unwrap();
+        controls.iter().find(|control| wanted(control)).unwrap().clone()
+    }
+
+    /// Waits for the end of the session.
+    pub(crate) async fn ended(&mut self) -> SessionEnd {
+        soon("the session's end", &mut self.driver).await.unwrap()
+    }
+
+    /// Ends the connection as a client does that has died.
+    pub(crate) fn die(self) {
+        self.driver.abort();
+    }
+}
+
+/// The request for a session, as the real client sends it.
+pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> {
+    let greeting = Greeting { instance, version: "1.2.3".into(), session_number: 1 };
+    let request = handshake::request(&greeting, &handshake::new_key())
+        .uri(handshake::CONNECT_PATH)
+        .header("host", "localhost")
+        .header("authorization", format!("Bearer {token}"));
+    request.body(()).unwrap()
+}
+
+/// Sends a request to the tunnel listener.
+pub(crate) async fn dial(rig: &Rig, request: &Request<()>) -> Connected {
+    let mut io = rig.tunnel().await;
+    let mut text = format!("{} {} HTTP/1.1\r\n", request.method(), request.uri());
+    for (name, value) in request.headers() {
+        text += &format!("{name}: {}\r\n", value.to_str().unwrap());
+    }
+    text += "\r\n";
+    soon("writing", io.write_all(text.as_bytes())).await.unwrap();
+    let mut read = Vec::new();
+    let end = loop {
+        if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end + 4;
+        }
+        let count = soon("an answer", io.read_buf(&mut read)).await.unwrap();
+        assert!(count > 0, "the connection has ended");
+    };
+    let mut fields = [httparse::EMPTY_HEADER; 32];
+    let mut response = httparse::Response::new(&mut fields);
+    assert!(response.parse(&read).unwrap().is_complete());
+    let headers = response.headers.iter().map(|field| {
+        let name: http::HeaderName = field.name.parse().unwrap();
+        (name, http::HeaderValue::from_bytes(field.value).unwrap())
+    });
+    Connected {
+        status: response.code.unwrap(),
+        headers: headers.collect(),
+        behind: Bytes::copy_from_slice(&read[end..]),
+        io,
+    }
+}
+
+/// An instance id that no other client has.
+pub(crate) fn random_instance() -> InstanceId {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).unwrap();
+    InstanceId::from_random(bytes)
+}
+
+/// A body of one piece.
+pub(crate) fn full(content: impl Into<Bytes>) -> AnyBody {
+    Full::new(content.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// No body.
+pub(crate) fn empty() -> AnyBody {
+    full(Bytes::new())
+}
+
+/// A body that is fed while it is sent.
+pub(crate) fn fed() -> (Feed, AnyBody) {
+    let (feed, receiver) = mpsc::channel(16);
+    (feed, FedBody(receiver).boxed_unsync())
+}
+
+/// A frame of content.
+pub(crate) fn data(content: impl Into<Bytes>) -> Result<Frame<Bytes>, Failure> {
+    Ok(Frame::data(content.into()))
+}
+
+/// A response with nothing but a status and a body.
+pub(crate) fn status(status: u16, body: AnyBody) -> Response<AnyBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response
+}
+
+/// A failure without meaning.
+pub(crate) fn internal() -> Problem {
+    use tunnel_proto::problem::{Hop, Reason};
+    Problem::new(Hop::Client, Reason::InternalError, "a handler failed")
+}
+
+/// Reads a body to its end: its content, and its trailers or why it ended early.
+pub(crate) async fn collect(mut body: RecvBody) -> (Vec<u8>, Result<HeaderMap, BodyError>) {
+    let mut content = Vec::new();
+    let mut trailers = HeaderMap::new();
+    while let Some(frame) = body.frame().await {
+        match frame.map(Frame::into_data) {
+            Ok(Ok(data)) => content.extend_from_slice(&data),
+            Ok(Err(frame)) => trailers = frame.into_trailers().unwrap_or_default(),
+            Err(error) => return (content, Err(error)),
+        }
+    }
+    (content, Ok(trailers))
+}
+
+async fn serve_all(
+    session: Session,
+    mut events: SessionEvents,
+    handler: Handler,
+    heard: watch::Sender<Vec<Control>>,
+) {
+    let mut streams = JoinSet::new();
+    while let Some(event) = events.next(&session).await {
+        match event {
+            SessionEvent::Exchanges(stream) => drop(streams.spawn(serve(stream, handler.clone()))),
+            SessionEvent::Control(control) => heard.send_modify(|all| all.push(control)),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Handler {
+    handle: Arc<dyn Fn(Request<RecvBody>) -> BoxFuture<'static, Outcome> + Send + Sync>,
+    seen: watch::Sender<Vec<Seen>>,
+}
+
+impl Service<Request<RecvBody>> for Handler {
+    type Response = Response<AnyBody>;
+    type Error = Problem;
+    type Future = BoxFuture<'static, Outcome>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Problem>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
+        let seen = Seen {
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            headers: request.headers().clone(),
+            is_upgrade: request.extensions().get::<Protocol>().is_some(),
+        };
+        self.seen.send_modify(|all| all.push(seen));
+        (self.handle)(request)
+    }
+}
+
+struct FedBody(mpsc::Receiver<Result<Frame<Bytes>, Failure>>);
+
+impl Body for FedBody {
+    type Data = Bytes;
+    type Error = Failure;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// How an exchange ended for its handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyEnd {
+    /// The request's body was read to its end.
+    Whole,
+    /// It failed, or the exchange was cancelled.
+    Cut,
+}
+
+/// Makes an [`Ending`] for each exchange of a handler.
+pub(crate) struct Endings(mpsc::Sender<BodyEnd>);
+
+/// Held by a handler for as long as its exchange lives; tells how that ended.
+pub(crate) struct Ending {
+    told: mpsc::Sender<BodyEnd>,
+    end: BodyEnd,
+}
+
+/// What tells how exchanges end, and what it has told.
+pub(crate) fn endings() -> (Endings, mpsc::Receiver<BodyEnd>) {
+    let (told, ends) = mpsc::channel(1024);
+    (Endings(told), ends)
+}
+
+impl Endings {
+    /// For the next exchange.
+    pub(crate) fn next(&self) -> Ending {
+        Ending { told: self.0.clone(), end: BodyEnd::Cut }
+    }
+}
+
+impl Ending {
+    /// The request's body was read.
+    pub(crate) fn on_read<T>(&mut self, result: &Result<T, BodyError>) {
+        if result.is_ok() {
+            self.end = BodyEnd::Whole;
+        }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.told.try_send(self.end);
+    }
+}

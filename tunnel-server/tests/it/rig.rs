@@ -1,0 +1,199 @@
+//! A server under test: bound in this process on ports of its own, with runtimes to dial in as.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::LazyLock,
+    time::Duration,
+};
+
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel_ops::{
+    config_file::TomlFile,
+    signals::{Shutdown, Trigger},
+    task::Owned,
+    tls_files::{self, Identity, Roots},
+};
+use tunnel_server::{
+    certs::{self, Certificates},
+    config::Config,
+    runtimes::{
+        HostName, Runtimes,
+        edit::{Addition, add_token},
+    },
+    server::{Addresses, RunError, Server},
+    token::Token,
+};
+
+use crate::{
+    deadline::{eventually, soon},
+    raw::Raw,
+};
+
+/// A runtime, and the host under which it is reached.
+pub(crate) const PROD: &str = "acme-prod";
+pub(crate) const PROD_HOST: &str = "acme-prod.tunnels.test";
+
+/// Another account's runtime, which has a host of its own too.
+pub(crate) const DEV: &str = "globex-dev";
+pub(crate) const DEV_HOST: &str = "globex-dev.tunnels.test";
+pub(crate) const DEV_OWN_HOST: &str = "api.globex.test";
+
+/// Made once: keys take their time in a debug build.
+static CERTIFICATES: LazyLock<Certificates> =
+    LazyLock::new(|| certs::generate(&["localhost".to_owned()], 1).unwrap());
+
+/// A running server.
+pub(crate) struct Rig {
+    pub(crate) addresses: Addresses,
+    pub(crate) trigger: Trigger,
+    tokens: HashMap<&'static str, Token>,
+    running: Owned<Result<(), RunError>>,
+}
+
+impl Rig {
+    /// A server with two shards, short waits, and nothing else that is unusual.
+    pub(crate) async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    /// The same with another configuration.
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let domain: HostName = "tunnels.test".parse().unwrap();
+        let (runtimes, tokens) = runtimes(&domain);
+        let mut config = Config::new(identity(), runtimes, domain);
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        config.tunnel_listen = any;
+        config.public_listen = any;
+        config.admin_listen = any;
+        config.shards = 2;
+        config.offline_wait = Duration::from_millis(50);
+        config.grace_period = Duration::from_secs(5);
+        change(&mut config);
+        let server = Server::bind(config).await.unwrap();
+        let addresses = server.addresses();
+        let (trigger, shutdown) = Shutdown::manual();
+        Self {
+            addresses,
+            trigger,
+            tokens,
+            running: Owned::spawn("server", server.run(shutdown)),
+        }
+    }
+
+    /// The token of a runtime.
+    pub(crate) fn token(&self, runtime: &str) -> &str {
+        self.tokens[runtime].expose()
+    }
+
+    /// A connection to the public listener, as it is.
+    pub(crate) async fn raw(&self) -> Raw {
+        Raw::new(connect(self.addresses.public).await)
+    }
+
+    /// A connection to the public listener with TLS.
+    pub(crate) async fn raw_tls(&self, alpn: &[&[u8]]) -> Raw {
+        Raw::new(tls(connect(self.addresses.public).await, alpn).await)
+    }
+
+    /// A TLS connection to the tunnel listener.
+    pub(crate) async fn tunnel(&self) -> TlsStream<TcpStream> {
+        tls(connect(self.addresses.tunnel).await, &[b"http/1.1"]).await
+    }
+
+    /// What the admin listener says at a path: status and body.
+    pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
+        let mut admin = Raw::new(connect(self.addresses.admin).await);
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        admin.send(request).await;
+        let answer = admin.answer().await;
+        (answer.head.status, answer.text())
+    }
+
+    /// The value of one series, 0 while there is none. `series` is name and labels as shown.
+    pub(crate) async fn metric(&self, series: &str) -> f64 {
+        let (_, text) = self.admin("/metrics").await;
+        text.lines()
+            .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
+            .map(|value| value.parse().unwrap())
+            .next()
+            .unwrap_or(0.0)
+    }
+
+    /// Waits until a series has a value.
+    pub(crate) async fn metric_becomes(&self, series: &str, wanted: f64) {
+        eventually(&format!("{series} to be {wanted}"), async || {
+            #[allow(clippy::float_cmp, reason = "counts are whole numbers")]
+            (self.metric(series).await == wanted).then_some(())
+        })
+        .await;
+    }
+
+    /// Asks the server to stop, and waits until it has.
+    pub(crate) async fn stop(self) {
+        self.trigger.ask();
+        self.stopped().await;
+    }
+
+    /// Waits until the server has stopped.
+    pub(crate) async fn stopped(self) {
+        soon("the server's end", self.running).await.unwrap().unwrap();
+    }
+}
+
+/// Certificate and key for every listener.
+pub(crate) fn identity() -> Identity {
+    Identity::from_pem(&CERTIFICATES.server_pem, &CERTIFICATES.server_key).unwrap()
+}
+
+/// A TCP connection.
+pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
+    let socket = soon("a connection", TcpStream::connect(address)).await.unwrap();
+    socket.set_nodelay(true).unwrap();
+    socket
+}
+
+/// TLS over a connection, with the server's certificate checked.
+pub(crate) async fn tls(socket: TcpStream, alpn: &[&[u8]]) -> TlsStream<TcpStream> {
+    try_tls(socket, alpn).await.unwrap()
+}
+
+/// The same, where it may fail.
+pub(crate) async fn try_tls(
+    socket: TcpStream,
+    alpn: &[&[u8]],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let roots = Roots::from_pem(&CERTIFICATES.ca_pem).unwrap();
+    let config = tls_files::client_config(&roots, alpn).unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    soon(
+        "a TLS handshake",
+        TlsConnector::from(config).connect(name, socket),
+    )
+    .await
+}
+
+fn runtimes(domain: &HostName) -> (Runtimes, HashMap<&'static str, Token>) {
+    let mut text = String::new();
+    let mut tokens = HashMap::new();
+    for (label, account, name, hosts) in [
+        (PROD, "acme", "prod", &[][..]),
+        (DEV, "globex", "dev", &[DEV_OWN_HOST.parse().unwrap()][..]),
+    ] {
+        let token = Token::generate().unwrap();
+        let addition = Addition {
+            account: &account.parse().unwrap(),
+            runtime: &name.parse().unwrap(),
+            hosts,
+            token: &token,
+            note: None,
+        };
+        text = add_token(&text, &addition).unwrap();
+        tokens.insert(label, token);
+    }
+    let file = TomlFile::from_text("runtimes.toml", text);
+    (Runtimes::parse(&file, domain).unwrap(), tokens)
+}
+
