@@ -1,6 +1,7 @@
 //! The command line: every subcommand and flag, and nothing done.
 //!
-//! The flags that configure a client are in [`crate::config::Source`], which the file and the environment share.
+//! The flags that configure a client are in [`crate::config::Source`], which the file and the
+//! environment share.
 
 use clap::{Parser, Subcommand};
 

@@ -1,8 +1,8 @@
 //! The checked configuration: what every part of the client may rely on.
 //!
-//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot be wrong, with its
-//! certificates read, or every fault at once. Tests and programs that hold a client start from [`Config::new`] and set
-//! what differs.
+//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot
+//! be wrong, with its certificates read, or every fault at once. Tests and programs that hold a
+//! client start from [`Config::new`] and set what differs.
 
 mod source;
 mod url;
@@ -20,7 +20,8 @@ pub use self::source::{Given, Source};
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
 use crate::token_file::{self, TokenFileError};
 
-/// First and longest wait before a new dial, where nothing else is set: quick after a hiccup, gentle in a storm.
+/// First and longest wait before a new dial, where nothing else is set: quick after a hiccup,
+/// gentle in a storm.
 const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Everything that a client needs to know.
@@ -59,7 +60,8 @@ pub struct Config {
     pub upstream_idle_pool: usize,
     /// Time between pings on a session. Default 15 s.
     pub ping_interval: Duration,
-    /// How long exchanges may take to end when the client stops. Default 25 s: 5 s less than Kubernetes' 30 s.
+    /// How long exchanges may take to end when the client stops. Default 25 s: 5 s less than
+    /// Kubernetes' 30 s.
     pub grace_period: Duration,
     /// Whether each exchange is logged. Default true.
     pub access_log: bool,
@@ -69,7 +71,8 @@ pub struct Config {
     pub log_level: LogFilter,
 }
 
-/// What to do when the server refuses for good: the token is bad, or another instance has taken over.
+/// What to do when the server refuses for good: the token is bad, or another instance has taken
+/// over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnRefusal {
     /// End, so that a supervisor sees it.
@@ -231,7 +234,8 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The token file's path, once a token could be read from it: better to fail now than at the first dial.
+/// The token file's path, once a token could be read from it: better to fail now than at the first
+/// dial.
 fn token_file(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PathBuf> {
     let purpose = "the file that holds the token";
     let path = required(faults, source.token_file.clone(), "token-file", purpose)?;

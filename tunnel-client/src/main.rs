@@ -1,4 +1,5 @@
-//! The program `tunnel-client`: parses the command line, does what it says, and ends with its exit code.
+//! The program `tunnel-client`: parses the command line, does what it says, and ends with its exit
+//! code.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! The file that holds the token, and nothing else.
 //!
-//! In comes its path, at each dial anew, since tokens are changed while a client runs; out comes the token. What kind
-//! of token it is only the server knows. No error or log shows any of it.
+//! In comes its path, at each dial anew, since tokens are changed while a client runs; out comes
+//! the token. What kind of token it is only the server knows. No error or log shows any of it.
 
 use std::fs::File;
 use std::io::{self, Read};

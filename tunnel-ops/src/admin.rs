@@ -1,7 +1,8 @@
 //! The admin listener: metrics, health, readiness, for the operator's own tools.
 //!
-//! In come plain HTTP/1.1 requests from the operator's network; out go `/metrics` (Prometheus text), `/healthz` (the
-//! process answers) and `/readyz` (it can do its work). It changes nothing, and never shares a port with traffic.
+//! In come plain HTTP/1.1 requests from the operator's network; out go `/metrics` (Prometheus
+//! text), `/healthz` (the process answers) and `/readyz` (it can do its work). It changes nothing,
+//! and never shares a port with traffic.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -28,7 +29,8 @@ use tokio::time::{sleep, timeout};
 /// Connections served at once: a few scrapers and probes. More wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
 
-/// A connection's whole life, since each carries one request: a peer that stalls frees its place by this.
+/// A connection's whole life, since each carries one request: a peer that stalls frees its place by
+/// this.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Bytes of a request's head: far more than a scraper sends.
@@ -150,13 +152,15 @@ impl AdminListener {
         self.address
     }
 
-    /// Serves until `shutdown` returns, then ends the connections that are left. Accept errors do not end it.
+    /// Serves until `shutdown` returns, then ends the connections that are left. Accept errors do
+    /// not end it.
     pub async fn serve(self, routes: AdminRoutes, shutdown: impl Future<Output = ()>) {
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();
         let accept_all = async {
             loop {
-                // The semaphore is never closed; waiting for a place leaves newcomers in the kernel's queue.
+                // The semaphore is never closed; waiting for a place leaves newcomers in the
+                // kernel's queue.
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                     return;
                 };
@@ -238,7 +242,7 @@ mod tests {
         let said = Arc::clone(&ready);
         let routes = AdminRoutes::new(registry, move || match said.load(Ordering::Relaxed) {
             true => Readiness::Ready,
-            false => Readiness::NotReady("no session".to_owned()),
+            false => Readiness::NotReady("not yet".to_owned()),
         });
         let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap())
             .await
@@ -291,7 +295,7 @@ mod tests {
         check(
             &ask(&running, "GET /readyz?verbose").await,
             "503",
-            "no session\n",
+            "not yet\n",
         );
         running.ready.store(true, Ordering::Relaxed);
         check(&ask(&running, "GET /readyz").await, "200", "ready\n");

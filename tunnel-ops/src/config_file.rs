@@ -1,8 +1,8 @@
 //! Configuration files in TOML, and errors that say where in them the fault is.
 //!
-//! In comes a path and a serde type that refuses unknown fields; out comes the value, or an error with file, line,
-//! column, key and what was expected. It never looks at what a value means: a caller that finds a fault later asks
-//! [`TomlFile::error_at`] for an error with the same shape.
+//! In comes a path and a serde type that refuses unknown fields; out comes the value, or an error
+//! with file, line, column, key and what was expected. It never looks at what a value means: a
+//! caller that finds a fault later asks [`TomlFile::error_at`] for an error with the same shape.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-/// A TOML file as read: its text is kept, so that faults found after parsing can still name their line.
+/// A TOML file as read: its text is kept, so that faults found after parsing can still name their
+/// line.
 #[derive(Debug, Clone)]
 pub struct TomlFile {
     path: PathBuf,
@@ -36,7 +37,8 @@ pub struct Position {
     pub column: usize,
 }
 
-/// Reads `path` into `T`. `T` should refuse unknown fields, so that a misspelt key never goes unnoticed.
+/// Reads `path` into `T`. `T` should refuse unknown fields, so that a misspelt key never goes
+/// unnoticed.
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigFileError> {
     TomlFile::read(path)?.parse()
 }
@@ -94,7 +96,8 @@ impl TomlFile {
         let (key, problem) = match unknown_field(&message) {
             Some((key, known)) => (None, unknown_key(key, &known)),
             None => {
-                // The keys on the way to the fault are only in the text form, and only without the input.
+                // The keys on the way to the fault are only in the text form, and only without the
+                // input.
                 error.set_input(None);
                 (key_path(&error.to_string()), message)
             }

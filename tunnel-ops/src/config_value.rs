@@ -1,8 +1,9 @@
-//! Values as people write them in flags, environment variables and configuration files: durations, sizes, counts,
-//! addresses.
+//! Values as people write them in flags, environment variables and configuration files: durations,
+//! sizes, counts, addresses.
 //!
-//! Each type is parsed by `FromStr`, which is what both clap and serde use here, so that a value means the same and
-//! is refused with the same words wherever it stands. Nothing here knows what a value is for.
+//! Each type is parsed by `FromStr`, which is what both clap and serde use here, so that a value
+//! means the same and is refused with the same words wherever it stands. Nothing here knows what a
+//! value is for.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -195,7 +196,8 @@ impl FromStr for OptionalListenAddress {
     }
 }
 
-/// Whether two listeners would meet: the same port on the same address, or on one that includes the other.
+/// Whether two listeners would meet: the same port on the same address, or on one that includes the
+/// other.
 pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
         wide == narrow || (wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4()))
@@ -206,8 +208,9 @@ pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
         && (covers(left.ip(), right.ip()) || covers(right.ip(), left.ip()))
 }
 
-/// Deserializes by `FromStr`. A number is taken as its own text, so that both `200` and `"200"` are understood where
-/// a number is expected, and so that `5` where a duration is expected gets the text of that type's own error.
+/// Deserializes by `FromStr`. A number is taken as its own text, so that both `200` and `"200"` are
+/// understood where a number is expected, and so that `5` where a duration is expected gets the
+/// text of that type's own error.
 pub fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,8 +1,8 @@
 //! Command lines: parsed by clap, with errors fit for people and for logs.
 //!
-//! In come a clap parser and the arguments; out comes what was asked for, or the exit code after the help or the
-//! error was printed. An error says when its value came from an environment variable, and never repeats a value that
-//! may hold a password.
+//! In come a clap parser and the arguments; out comes what was asked for, or the exit code after
+//! the help or the error was printed. An error says when its value came from an environment
+//! variable, and never repeats a value that may hold a password.
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -10,11 +10,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Exit code of bad usage and of a bad configuration, so that a supervisor can tell them from a failure while running.
+/// Exit code of bad usage and of a bad configuration, so that a supervisor can tell them from a
+/// failure while running.
 pub const EXIT_BAD_CONFIGURATION: u8 = 2;
 
-/// Parses the command line. An error or the help has been printed when this returns an exit code: 0 after the help,
-/// [`EXIT_BAD_CONFIGURATION`] otherwise.
+/// Parses the command line. An error or the help has been printed when this returns an exit code: 0
+/// after the help, [`EXIT_BAD_CONFIGURATION`] otherwise.
 pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     P::try_parse_from(&arguments).map_err(|mut error| {
@@ -85,7 +86,8 @@ fn environment_note(
 }
 
 fn arguments_of(command: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
-    // Two levels: the program and its subcommands; a third (`token create`) takes no part in configuration.
+    // Two levels: the program and its subcommands; a third (`token create`) takes no part in
+    // configuration.
     command.get_arguments().chain(
         command
             .get_subcommands()

@@ -1,7 +1,8 @@
 //! Being asked to stop.
 //!
-//! The first SIGTERM or SIGINT asks, so that work in progress can finish; the second forces. Out comes a cheap
-//! [`Shutdown`] that every part can await, on whichever runtime it lives. What stopping means is the parts' business.
+//! The first SIGTERM or SIGINT asks, so that work in progress can finish; the second forces. Out
+//! comes a cheap [`Shutdown`] that every part can await, on whichever runtime it lives. What
+//! stopping means is the parts' business.
 
 use std::io;
 use std::sync::Arc;

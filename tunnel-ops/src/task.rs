@@ -1,7 +1,8 @@
 //! Tasks with an owner.
 //!
-//! The one place that calls `tokio::spawn`: what it gives back ends the task when dropped, so that no task outlives
-//! the part that started it. For many alike tasks use a `tokio::task::JoinSet`, which does the same.
+//! The one place that calls `tokio::spawn`: what it gives back ends the task when dropped, so that
+//! no task outlives the part that started it. For many alike tasks use a `tokio::task::JoinSet`,
+//! which does the same.
 
 use std::future::Future;
 use std::pin::Pin;

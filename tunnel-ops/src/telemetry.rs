@@ -1,8 +1,9 @@
 //! Logs, and the ids that join the logs of several programs.
 //!
-//! In come the format and the filter as configured; out goes one line per event on standard error, written by a
-//! thread of its own, so that a reader that stalls never stops a connection. [`RequestId`] and [`TraceParent`] are
-//! values only: which message carries them is the programs' business.
+//! In come the format and the filter as configured; out goes one line per event on standard error,
+//! written by a thread of its own, so that a reader that stalls never stops a connection.
+//! [`RequestId`] and [`TraceParent`] are values only: which message carries them is the programs'
+//! business.
 
 mod line_writer;
 mod request_id;
@@ -22,8 +23,8 @@ pub use self::request_id::RequestId;
 pub use self::trace_parent::TraceParent;
 use crate::config_value::{self, ValueError};
 
-/// Libraries that tell too much, and may tell header values, below a warning: a level for all leaves them at `warn`.
-/// Whoever needs more names them: `info,h2=debug`.
+/// Libraries that tell too much, and may tell header values, below a warning: a level for all
+/// leaves them at `warn`. Whoever needs more names them: `info,h2=debug`.
 const RESERVED: [&str; 7] = [
     "h2",
     "hyper",

@@ -1,8 +1,9 @@
 //! Certificates and keys in PEM files, and the TLS configurations made from them.
 //!
-//! In come paths or PEM text; out come an [`Identity`] (a chain with the key that matches it), [`Roots`] (whom to
-//! trust), and rustls configurations that name their crypto provider, never the process's default. Errors name the
-//! file and what to do; no error, log or `Debug` ever shows a byte of a key.
+//! In come paths or PEM text; out come an [`Identity`] (a chain with the key that matches it),
+//! [`Roots`] (whom to trust), and rustls configurations that name their crypto provider, never the
+//! process's default. Errors name the file and what to do; no error, log or `Debug` ever shows a
+//! byte of a key.
 
 use std::fmt;
 use std::fs;
@@ -141,7 +142,8 @@ impl Roots {
         for error in &system.errors {
             tracing::warn!(%error, "a trusted certificate of this system cannot be read");
         }
-        // Old roots in a system's store that the library cannot parse are common, and no reason to stop.
+        // Old roots in a system's store that the library cannot parse are common, and no reason to
+        // stop.
         store.add_parsable_certificates(system.certs);
         if let Some(path) = ca_file {
             add_roots(&mut store, path, &read(path)?)?;
@@ -189,7 +191,8 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// The configuration of a TLS client that trusts `roots` and offers `alpn`, the preferred protocol first.
+/// The configuration of a TLS client that trusts `roots` and offers `alpn`, the preferred protocol
+/// first.
 pub fn client_config(roots: &Roots, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsFilesError> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?

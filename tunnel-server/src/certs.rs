@@ -1,7 +1,9 @@
-//! Certificates of one's own making: a CA that signs a server's and a client's certificate and is then forgotten.
+//! Certificates of one's own making: a CA that signs a server's and a client's certificate and is
+//! then forgotten.
 //!
-//! In come the names the server is reached by; out comes PEM text in memory. For trying out, for tests and for closed
-//! networks: its key never leaves this function, so nothing else can be signed with it later.
+//! In come the names the server is reached by; out comes PEM text in memory. For trying out, for
+//! tests and for closed networks: its key never leaves this function, so nothing else can be signed
+//! with it later.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -54,8 +56,9 @@ pub enum CertsError {
     Failed(#[from] rcgen::Error),
 }
 
-/// Makes a CA and two certificates under it, good from now for `days` days. `names` are host names, wildcards such as
-/// `*.tunnels.localhost`, or IP addresses; the server's certificate is good for all of them.
+/// Makes a CA and two certificates under it, good from now for `days` days. `names` are host names,
+/// wildcards such as `*.tunnels.localhost`, or IP addresses; the server's certificate is good for
+/// all of them.
 pub fn generate(names: &[String], days: u32) -> Result<Certificates, CertsError> {
     let Some(first) = names.first() else {
         return Err(CertsError::NoName);

@@ -1,6 +1,7 @@
 //! The command line: every subcommand and flag, and nothing done.
 //!
-//! The flags that configure a server are in [`crate::config::Source`], which the file and the environment share.
+//! The flags that configure a server are in [`crate::config::Source`], which the file and the
+//! environment share.
 
 use std::path::PathBuf;
 
@@ -44,7 +45,8 @@ pub enum Command {
 /// What can be done about tokens.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Add a token to the runtimes file, and its runtime if missing; print the token, once and alone
+    /// Add a token to the runtimes file, and its runtime if missing; print the token, once and
+    /// alone
     #[command(after_help = EXIT_CODES)]
     Create(TokenCreateArgs),
 }
@@ -56,7 +58,8 @@ pub struct CertsArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Name the server is reached by: a host, a wildcard such as *.tunnels.localhost, or an IP address
+    /// Name the server is reached by: a host, a wildcard such as *.tunnels.localhost, or an IP
+    /// address
     #[arg(long = "name", value_name = "NAME", required = true)]
     pub names: Vec<String>,
 

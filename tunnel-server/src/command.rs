@@ -1,7 +1,7 @@
 //! What each subcommand does, one file each.
 //!
-//! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a line; standard
-//! output carries only what was asked for.
+//! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
+//! line; standard output carries only what was asked for.
 
 mod atomic_file;
 mod certs;

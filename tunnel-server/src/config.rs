@@ -1,8 +1,8 @@
 //! The checked configuration: what every part of the server may rely on.
 //!
-//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot be wrong, with its
-//! certificates, keys and runtimes read, or every fault at once. Tests and programs that hold a server start from
-//! [`Config::new`] and set what differs.
+//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot
+//! be wrong, with its certificates, keys and runtimes read, or every fault at once. Tests and
+//! programs that hold a server start from [`Config::new`] and set what differs.
 
 mod origin;
 mod source;
@@ -22,7 +22,8 @@ pub use self::origin::Origin;
 pub use self::source::{Given, Network, Source};
 use crate::runtimes::{HostName, NameError, Runtimes, RuntimesError};
 
-/// The domain when none is given: browsers and curl resolve all names below `localhost` to this machine.
+/// The domain when none is given: browsers and curl resolve all names below `localhost` to this
+/// machine.
 pub const DEFAULT_DOMAIN: &str = "tunnels.localhost";
 
 const TUNNEL_LISTEN: SocketAddr = local(8443);
@@ -61,10 +62,11 @@ pub struct Config {
     pub request_head_timeout: Duration,
     /// Longest silence within a request's body. Default 60 s.
     pub body_idle_timeout: Duration,
-    /// Longest silence between requests of one connection. Default 75 s, more than common load balancers' 60 s, so
-    /// that it is they who close.
+    /// Longest silence between requests of one connection. Default 75 s, more than common load
+    /// balancers' 60 s, so that it is they who close.
     pub keep_alive_timeout: Duration,
-    /// How long `Expect: 100-continue` waits for the upstream's word before the body is asked for. Default 1 s.
+    /// How long `Expect: 100-continue` waits for the upstream's word before the body is asked for.
+    /// Default 1 s.
     pub expect_wait: Duration,
     /// Public connections open at once. Default 50,000.
     pub max_connections: usize,
@@ -78,9 +80,11 @@ pub struct Config {
     pub ping_interval: Duration,
     /// How long the server goes on accepting after it was asked to stop. Default 0 s.
     pub drain_delay: Duration,
-    /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than Kubernetes' 30 s.
+    /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than
+    /// Kubernetes' 30 s.
     pub grace_period: Duration,
-    /// Exchanges open at once on one session, 1 to 4096, where the runtime's own limit is not lower. Default 1024.
+    /// Exchanges open at once on one session, 1 to 4096, where the runtime's own limit is not
+    /// lower. Default 1024.
     pub max_exchanges: u32,
     /// Threads that carry traffic; 0 means one for each core. Default 0.
     pub shards: usize,
@@ -307,7 +311,8 @@ fn runtimes(
     or_fault(faults, Runtimes::load(path, domain?))
 }
 
-/// Two listeners on one port would each get some of the other's connections, or the second could not be bound.
+/// Two listeners on one port would each get some of the other's connections, or the second could
+/// not be bound.
 fn check_listeners(source: &Source, faults: &mut Vec<ConfigFault>) {
     let listeners = [
         (

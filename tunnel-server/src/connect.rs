@@ -101,7 +101,6 @@ async fn admit(
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(node.config.request_head_timeout)
-        .keep_alive(false)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();

@@ -20,9 +20,11 @@ use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -68,10 +70,21 @@ async fn one(
 ) {
     let gauge = node.metrics.connections.with_label_values(&["public"]);
     gauge.inc();
-    let _ = socket.set_nodelay(true);
+    if let Err(error) = set_options(&socket, node.config.body_idle_timeout) {
+        tracing::debug!(%peer, %error, "cannot set the options of a public connection");
+    }
     connection::run(node, socket, peer, tls).await;
     gauge.dec();
     drop(place);
+}
+
+/// `idle` bounds how long a platform client may take no byte of its answer, gone or not: the kernel
+/// counts the time in which sent bytes stay unacknowledged, and that in which its window is closed.
+fn set_options(socket: &TcpStream, idle: Duration) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = SockRef::from(socket);
+    socket.set_tcp_user_timeout(Some(idle))?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
 }
 
 /// The places for connections, in all and for each address.

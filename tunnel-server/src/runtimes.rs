@@ -1,7 +1,8 @@
 //! The runtimes file: which runtimes there are, at which hosts, with which limits and tokens.
 //!
-//! In comes a TOML file; out comes a [`Runtimes`] in which no two runtimes share a label, a host or a token, or every
-//! fault in the file with its line. Whether a runtime has a tunnel is not known here.
+//! In comes a TOML file; out comes a [`Runtimes`] in which no two runtimes share a label, a host or
+//! a token, or every fault in the file with its line. Whether a runtime has a tunnel is not known
+//! here.
 
 use std::collections::HashMap;
 use std::fmt;

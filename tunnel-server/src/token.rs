@@ -5,8 +5,9 @@
 //!   prefix public id          secret, 256 bits
 //! ```
 //!
-//! The prefix is for secret scanners, the id for people and files. Only the SHA-256 of the whole token is ever stored.
-//! A token's text leaves [`Token::expose`] alone: no `Debug`, error or log shows it.
+//! The prefix is for secret scanners, the id for people and files. Only the SHA-256 of the whole
+//! token is ever stored. A token's text leaves [`Token::expose`] alone: no `Debug`, error or log
+//! shows it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,8 +30,8 @@ const SECRET_LETTERS: usize = 43;
 
 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong secret. Nobody
-/// knows a token with this hash, and a match would be refused all the same.
+/// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong
+/// secret. Nobody knows a token with this hash, and a match would be refused all the same.
 const NOBODY: TokenHash = [0; 32];
 
 /// SHA-256 of a whole token's text.
@@ -55,7 +56,8 @@ pub struct ParsedToken {
     pub sha256: TokenHash,
 }
 
-/// A text that has not the form of a token. It does not repeat the text, which may still be a secret.
+/// A text that has not the form of a token. It does not repeat the text, which may still be a
+/// secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits, `_` and 43 letters and digits"
@@ -167,8 +169,8 @@ impl fmt::Debug for TokenId {
     }
 }
 
-/// The runtime that the presented text lets in. An unknown id and a wrong secret cost the same and get the same
-/// refusal.
+/// The runtime that the presented text lets in. An unknown id and a wrong secret cost the same and
+/// get the same refusal.
 pub fn verify<'a>(
     runtimes: &'a Runtimes,
     presented: &str,
@@ -192,7 +194,8 @@ fn secret() -> Result<String, getrandom::Error> {
     let mut random = [0; 2 * SECRET_LETTERS];
     while letters.len() < SECRET_LETTERS {
         getrandom::fill(&mut random)?;
-        // Six bits choose among 64; the two that stand for no letter are thrown away, so that all are equally likely.
+        // Six bits choose among 64; the two that stand for no letter are thrown away, so that all
+        // are equally likely.
         let drawn = random
             .iter()
             .filter_map(|byte| LETTERS.get(usize::from(byte & 63)));

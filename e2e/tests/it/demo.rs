@@ -11,6 +11,7 @@ use e2e::{
         python::{Step, websocket_client},
     },
     program::{Program, Signal, built, root},
+    raw::RawClient,
     upstream::Upstream,
 };
 use serde_json::json;
@@ -70,6 +71,10 @@ async fn what_it_prints_works_as_it_is_printed() {
     let report = websocket_client(&entry, "/ws", &[], &[Step::Text("hello")]).await;
     assert_eq!(report[1], json!({"text": "hello"}));
 
+    // Something that never ends by itself is no reason to stay.
+    let mut endless = RawClient::connect(&entry).await;
+    endless.request("GET", "/events", "", b"").await;
+    assert_eq!(endless.read_head().await.unwrap().status(), 200);
     demo.signal(Signal::INT);
     assert!(demo.wait_exit(SOON).await.success());
 }

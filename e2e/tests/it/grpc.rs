@@ -176,12 +176,18 @@ async fn a_deadline_and_a_cancellation_reach_the_upstream() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_gone_is_an_unavailable_service() {
+async fn a_runtime_that_is_gone_fails_a_call_and_says_why() {
     let (_upstream, mut system, mut client) = usual().await;
     assert!(client.once(say("a")).await.is_ok());
     system.kill_client("demo-app");
     let status = within(SOON, "an answer", client.once(say("b")))
         .await
         .unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let problem = status
+        .metadata()
+        .get("proxy-status")
+        .unwrap()
+        .to_str()
+        .unwrap();
+    assert!(problem.contains("destination_unavailable"), "{status:?}");
 }

@@ -178,6 +178,12 @@ async fn the_newest_instance_holds_the_runtime() {
     system
         .client()
         .program()
-        .wait_for_line("superseded", SOON)
+        .wait_for_line("has taken over", SOON)
+        .await;
+    system
+        .client()
+        .program()
+        .log()
+        .wait_closed("the older instance to end", SOON)
         .await;
 }

@@ -20,7 +20,8 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
     block_on(serve(config))
 }
 
-/// One thread does all: a client carries one cluster's traffic, and work stealing costs more than it gives.
+/// One thread does all: a client carries one cluster's traffic, and work stealing costs more than
+/// it gives.
 fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,8 +1,8 @@
 //! Configuration as given: flags, environment variables and a TOML file, which all mean the same.
 //!
-//! One struct is filled by clap (flags, then the environment) and once more by serde (the file); what the first does
-//! not say the second does. Values are understood here, each with the same words wherever it stands; whether they fit
-//! together is for [`super::Config`].
+//! One struct is filled by clap (flags, then the environment) and once more by serde (the file);
+//! what the first does not say the second does. Values are understood here, each with the same
+//! words wherever it stands; whether they fit together is for [`super::Config`].
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -31,7 +31,8 @@ pub struct Given {
 }
 
 // There is no flag for the token itself: other users of the machine can see a program's flags.
-/// Every setting, each as a flag, an environment variable and a key of the file. Defaults are [`super::Config`]'s.
+/// Every setting, each as a flag, an environment variable and a key of the file. Defaults are
+/// [`super::Config`]'s.
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
@@ -118,7 +119,8 @@ pub struct Source {
     #[arg(long, value_name = "FORMAT", env = "TUNNEL_CLIENT_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
 
-    /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug [default: info]
+    /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug
+    /// [default: info]
     #[arg(long, value_name = "LEVEL", env = "TUNNEL_CLIENT_LOG_LEVEL")]
     pub log_level: Option<LogFilter>,
 }
@@ -136,7 +138,8 @@ impl Given {
 }
 
 impl Source {
-    /// Paths in a file are relative to the file, so that it means the same wherever the program is started.
+    /// Paths in a file are relative to the file, so that it means the same wherever the program is
+    /// started.
     fn resolve_paths(&mut self, folder: &Path) {
         let paths = [
             &mut self.token_file,

@@ -144,7 +144,8 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
         "client.toml",
         "redial_stable = \"1s\"\ngrace_period = \"2s\"\ndial_timeout = \"3s\"\n",
     );
-    // Setting variables is not safe in a process with threads, so clap is shown arguments with another variable.
+    // Setting variables is not safe in a process with threads, so clap is shown arguments with
+    // another variable.
     let command = Flags::command()
         .mut_arg("redial_stable", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"))
         .mut_arg("grace_period", |flag| {

@@ -1,7 +1,8 @@
 //! The two kinds of URL a client is given: its server's, and its upstream's.
 //!
-//! In comes text; out come scheme, host and port, nothing else: a path, a query or a password in such a URL would mean
-//! something its writer wants and nobody does, so it is refused. Errors never repeat the URL.
+//! In comes text; out come scheme, host and port, nothing else: a path, a query or a password in
+//! such a URL would mean something its writer wants and nobody does, so it is refused. Errors never
+//! repeat the URL.
 
 use std::fmt;
 use std::net::Ipv6Addr;

@@ -1,7 +1,8 @@
 //! Log lines on their way to standard error.
 //!
-//! In come whole lines from any thread; out they go in order, many in one system call, by a thread of their own. What
-//! is waiting is bounded: a reader that stalls costs lines, which are counted, and never stops a connection.
+//! In come whole lines from any thread; out they go in order, many in one system call, by a thread
+//! of their own. What is waiting is bounded: a reader that stalls costs lines, which are counted,
+//! and never stops a connection.
 
 use std::io::{self, Write};
 use std::mem;
@@ -14,7 +15,8 @@ use parking_lot::{Condvar, Mutex};
 /// Bytes that may wait: some thousand lines, enough for a burst, little enough to lose.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// How long the end of the program waits for the last lines: a reader that stalls must not keep it alive.
+/// How long the end of the program waits for the last lines: a reader that stalls must not keep it
+/// alive.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Owns the writing; dropping it writes what waits.

@@ -4,16 +4,18 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Hexadecimal digits of the part that differs from process to process, and of the part that counts.
+/// Hexadecimal digits of the part that differs from process to process, and of the part that
+/// counts.
 const HALF: usize = 12;
 
-/// Different in each process: so ids of several nodes, and of one node before and after a restart, do not meet.
+/// Different in each process: so ids of several nodes, and of one node before and after a restart,
+/// do not meet.
 static PROCESS: LazyLock<[u8; HALF]> = LazyLock::new(|| hex(process_number()));
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The id of one request: 24 hexadecimal digits, never given twice by one process. It is no secret and no proof of
-/// anything.
+/// The id of one request: 24 hexadecimal digits, never given twice by one process. It is no secret
+/// and no proof of anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId([u8; 2 * HALF]);
 

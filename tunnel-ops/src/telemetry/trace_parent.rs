@@ -1,17 +1,19 @@
-//! The `traceparent` field of W3C Trace Context: checked, taken apart, never believed to be more than an id.
+//! The `traceparent` field of W3C Trace Context: checked, taken apart, never believed to be more
+//! than an id.
 
 use std::fmt;
 
 /// Length of version 00: `00-<32>-<16>-<2>`.
 const LENGTH: usize = 55;
 
-/// A valid `traceparent`. Kept as it came; a later version's extra parts are dropped, as the standard asks of one who
-/// knows only version 00.
+/// A valid `traceparent`. Kept as it came; a later version's extra parts are dropped, as the
+/// standard asks of one who knows only version 00.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TraceParent([u8; LENGTH]);
 
 impl TraceParent {
-    /// Takes a field's value, or nothing when it is not valid: such a value is to be left out, never passed on.
+    /// Takes a field's value, or nothing when it is not valid: such a value is to be left out,
+    /// never passed on.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (known, rest) = value.split_first_chunk::<LENGTH>()?;
         let extended = match rest.first() {
@@ -55,7 +57,8 @@ impl TraceParent {
 
     /// Whether the caller records this trace.
     pub fn is_sampled(&self) -> bool {
-        // The last digit's lowest bit; a letter's lowest bit is turned round, since `a` is 0x61 and stands for ten.
+        // The last digit's lowest bit; a letter's lowest bit is turned round, since `a` is 0x61 and
+        // stands for ten.
         let last = self.0[54];
         if last.is_ascii_digit() {
             last & 1 == 1

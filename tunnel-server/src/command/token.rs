@@ -1,4 +1,5 @@
-//! `tunnel-server token create`: a token's hash into the runtimes file, the token itself to standard output.
+//! `tunnel-server token create`: a token's hash into the runtimes file, the token itself to
+//! standard output.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -42,7 +43,8 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     atomic_file::write(&path, after.text(), FILE_MODE, Existing::Update).map_err(|error| {
         Failure::running(format_args!("cannot write {}: {error}", path.display()))
     })?;
-    // The hash is in the file before the token is out: a token that nobody got harms less than one that does not work.
+    // The hash is in the file before the token is out: a token that nobody got harms less than one
+    // that does not work.
     print(&token)?;
     let (account, runtime) = (&args.account, &args.runtime);
     eprintln!(
@@ -77,8 +79,8 @@ fn real_path(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Lets one change at a time happen, as long as the result is held: the file itself is replaced, so it cannot be
-/// locked.
+/// Lets one change at a time happen, as long as the result is held: the file itself is replaced, so
+/// it cannot be locked.
 fn lock_folder_of(path: &Path) -> Result<File, Failure> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

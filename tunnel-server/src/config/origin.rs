@@ -9,8 +9,8 @@ use tunnel_ops::config_value::{self, ValueError};
 
 use crate::runtimes::HostName;
 
-/// A serialised origin (RFC 6454, 6.2): `scheme://host[:port]`, in the one spelling that browsers send, so that it can
-/// be compared byte by byte.
+/// A serialised origin (RFC 6454, 6.2): `scheme://host[:port]`, in the one spelling that browsers
+/// send, so that it can be compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Origin(String);
 

@@ -138,7 +138,8 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
         "server.toml",
         "offline_wait = \"1s\"\nexpect_wait = \"2s\"\ngrace_period = \"3s\"\n",
     );
-    // Setting variables is not safe in a process with threads, so clap is shown an argument with another variable.
+    // Setting variables is not safe in a process with threads, so clap is shown an argument with
+    // another variable.
     let command = Flags::command()
         .mut_arg("offline_wait", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"))
         .mut_arg("expect_wait", |flag| {

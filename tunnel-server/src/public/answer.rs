@@ -188,6 +188,36 @@ pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody>
     answer
 }
 
+/// Whether a request is gRPC, whose clients look for a status of their own.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
+/// one that gRPC clients are told to make of the status that others get.
+pub(super) fn grpc_problem(problem: &Problem) -> Response<AnswerBody> {
+    let code = match problem.status().as_u16() {
+        400 => "13",
+        403 => "7",
+        404 => "12",
+        429 | 502..=504 => "14",
+        _ => "2",
+    };
+    let mut answer = Response::new(AnswerBody::own(Bytes::new()));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from_static(code));
+    headers.insert(PROXY_STATUS, problem.proxy_status());
+    // Percent signs have a meaning there; details have none.
+    let message = format!("{}: {}", problem.reason().name(), problem.detail().replace('%', ""));
+    if let Ok(message) = HeaderValue::from_str(&message) {
+        headers.insert("grpc-message", message);
+    }
+    answer
+}
+
 /// The origins whose pages may read why something failed.
 #[derive(Debug, Clone, Default)]
 pub struct Cors {

@@ -332,18 +332,14 @@ async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
 }
 
 fn refusal_problem(refusal: Refusal) -> Problem {
-    let reason = match refusal {
-        Refusal::HeadTimeout => Reason::RequestTimeout,
-        Refusal::Violation(violation) => match violation {
-            Violation::VersionUnsupported => Reason::VersionUnsupported,
-            Violation::MethodRefused => Reason::MethodNotAllowed,
-            Violation::TargetTooLong => Reason::UriTooLong,
-            Violation::HeadTooLarge | Violation::TooManyFields => Reason::HeadTooLarge,
-            Violation::TransferEncodingUnknown | Violation::MethodTooLong => {
-                Reason::CodingUnsupported
-            }
-            _ => Reason::RequestMalformed,
-        },
+    let reason = match refusal.status() {
+        405 => Reason::MethodNotAllowed,
+        408 => Reason::RequestTimeout,
+        414 => Reason::UriTooLong,
+        431 => Reason::HeadTooLarge,
+        501 => Reason::CodingUnsupported,
+        505 => Reason::VersionUnsupported,
+        _ => Reason::RequestMalformed,
     };
     Problem::new(Hop::Server, reason, refusal.reason())
 }

@@ -54,6 +54,7 @@ pub(super) async fn serve(
         .headers
         .contains_key(header::ORIGIN)
         .then(|| parts.headers.clone());
+    let is_grpc = answer::is_grpc(&parts.headers);
     let answered = match check(parts) {
         Ok(checked) => carry(&connection, checked, incoming, &mut observation).await,
         Err(problem) => Err(problem),
@@ -71,7 +72,11 @@ pub(super) async fn serve(
         }
         Err(problem) => {
             observation.on_problem(&problem);
-            let mut answer = answer::problem(&problem, !connection.is_http2());
+            let mut answer = if is_grpc {
+                answer::grpc_problem(&problem)
+            } else {
+                answer::problem(&problem, !connection.is_http2())
+            };
             if let Some(asked) = &asked {
                 connection.node.cors.apply(&method, asked, &mut answer);
             }

@@ -1,7 +1,7 @@
 //! Changes to a runtimes file's text that keep the rest of it, comments included.
 //!
-//! In come the text and what to add; out comes the new text. It reads and writes no file, and leaves it to
-//! [`super::Runtimes::parse`] to say whether the result is good.
+//! In come the text and what to add; out comes the new text. It reads and writes no file, and
+//! leaves it to [`super::Runtimes::parse`] to say whether the result is good.
 
 use toml_edit::{
     Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, TomlError, Value, value,

@@ -75,7 +75,8 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
     for runtime in raw.runtime {
         checker.runtime(runtime, domain, &mut host_spans);
     }
-    // A host may lie below the label of a runtime that stands further down, so this waits for all labels.
+    // A host may lie below the label of a runtime that stands further down, so this waits for all
+    // labels.
     for (entry, host, span) in host_spans {
         checker.host_below_other(entry, &host, span, domain);
     }
@@ -221,7 +222,8 @@ impl Checker<'_> {
         }
     }
 
-    /// `x.acme-prod.<domain>` would look like a part of `acme-prod`, and must not lead to another runtime.
+    /// `x.acme-prod.<domain>` would look like a part of `acme-prod`, and must not lead to another
+    /// runtime.
     fn host_below_other(
         &mut self,
         entry: usize,

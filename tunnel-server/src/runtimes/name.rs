@@ -1,7 +1,7 @@
 //! Names of accounts, runtimes and hosts: checked where they enter, so that nothing later needs to.
 //!
-//! In comes text from a file or a flag; out come values that cannot be wrong, cheap to copy and to compare. What they
-//! are used for is not known here.
+//! In comes text from a file or a flag; out come values that cannot be wrong, cheap to copy and to
+//! compare. What they are used for is not known here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -80,12 +80,14 @@ name_type! {
 }
 
 name_type! {
-    /// A host as requests name it: lower-case letters, digits and hyphens in labels, without port or last dot.
+    /// A host as requests name it: lower-case letters, digits and hyphens in labels, without port
+    /// or last dot.
     HostName
 }
 
 impl RuntimeLabel {
-    /// The label of this pair, if it fits. Two pairs may have the same label: a [`super::Runtimes`] has none such.
+    /// The label of this pair, if it fits. Two pairs may have the same label: a [`super::Runtimes`]
+    /// has none such.
     pub fn new(account: &AccountName, runtime: &RuntimeName) -> Result<Self, NameError> {
         let label = format!("{account}-{runtime}");
         if label.len() > LABEL_OCTETS {
@@ -126,7 +128,8 @@ impl FromStr for RuntimeName {
 impl FromStr for HostName {
     type Err = NameError;
 
-    /// Upper-case letters are taken as lower-case ones, since hosts are compared so; nothing else is changed.
+    /// Upper-case letters are taken as lower-case ones, since hosts are compared so; nothing else
+    /// is changed.
     fn from_str(text: &str) -> Result<Self, NameError> {
         match fault_of_host(text) {
             Some(reason) => Err(NameError::Host {

@@ -14,6 +14,7 @@ mod fields;
 mod http1;
 mod program;
 mod raw;
+mod responses;
 mod rig;
 mod routing;
 mod token;
