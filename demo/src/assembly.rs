@@ -88,6 +88,8 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let (tunnel_ended, end) = oneshot::channel::<()>();
     let tunnel = async {
         let _tunnel_ended = tunnel_ended;
+        // The client's future is a large one, and this one would hold it twice.
+        let client = Box::pin(client.run(shutdown.clone()));
         tokio::try_join!(
             async {
                 server
@@ -95,12 +97,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
                     .await
                     .context("the server failed")
             },
-            async {
-                client
-                    .run(shutdown.clone())
-                    .await
-                    .context("the client failed")
-            },
+            async { client.await.context("the client failed") },
             welcome,
         )
     };

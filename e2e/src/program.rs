@@ -216,18 +216,20 @@ fn listen(
 /// # Panics
 /// When it does not build.
 pub fn built(name: &str) -> PathBuf {
-    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    // What failed once is not tried again by every other test.
+    static DIRECTORY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| match env::var_os(PROGRAMS) {
-        Some(directory) => directory.into(),
+        Some(directory) => Ok(directory.into()),
         None => build(),
     });
+    let directory = directory.as_ref().unwrap_or_else(|error| panic!("{error}"));
     let path = directory.join(name);
     assert!(path.is_file(), "there is no {}", path.display());
     path
 }
 
 /// Builds the programs into the directory that this test was built into.
-fn build() -> PathBuf {
+fn build() -> Result<PathBuf, String> {
     let test = env::current_exe().unwrap();
     let deps = test.parent().unwrap();
     let directory = deps.parent().unwrap().to_owned();
@@ -238,22 +240,18 @@ fn build() -> PathBuf {
     let target = directory.parent().unwrap();
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command
-        .args([
-            "build",
-            "--quiet",
-            "--bins",
-            "--profile",
-            profile,
-            "--target-dir",
-        ])
-        .arg(target);
+    command.args(["build", "--quiet", "--bins", "--profile", profile]);
+    command.arg("--target-dir").arg(target);
     for package in ["tunnel-server", "tunnel-client", "demo"] {
         command.args(["--package", package]);
     }
     let status = command.current_dir(root()).status().unwrap();
-    assert!(status.success(), "{command:?}: {status}");
-    directory
+    let failed = || format!("the programs do not build: {command:?}: {status}");
+    if status.success() {
+        Ok(directory)
+    } else {
+        Err(failed())
+    }
 }
 
 /// The directory of the whole project.

@@ -153,7 +153,8 @@ async fn a_response_that_breaks_off_is_never_whole() {
     let reset = Frame::new(DATA, RST, request.stream).with(b"");
     let framing = head.response_framing("GET");
     let (content, ()) = tokio::join!(client.read_content(framing), stranger.send_bytes(reset));
-    assert_eq!((head.status(), content.end), (200, End::Cut), "{content:?}");
+    assert_eq!(head.status(), 200);
+    assert_ne!(content.end, End::Clean, "{content:?}");
 
     let (output, ()) = tokio::join!(curl([system.url("/")]), async {
         stranger.next_request().await;
