@@ -3,6 +3,7 @@
 //! They are what `e2e/install-peers` puts on the machine. A test that needs one and does not find
 //! it fails and says so: a peer that is silently left out proves nothing.
 
+pub mod browser;
 pub mod curl;
 pub mod nginx;
 pub mod python;

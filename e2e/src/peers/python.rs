@@ -168,12 +168,12 @@ async fn run(name: &str, arguments: &[String], input: &str) -> Vec<Value> {
         .collect()
 }
 
-fn script(name: &str) -> PathBuf {
+pub(super) fn script(name: &str) -> PathBuf {
     root().join("e2e/peers").join(name)
 }
 
 /// The interpreter of the environment that `e2e/install-peers` makes.
-fn python() -> PathBuf {
+pub(super) fn python() -> PathBuf {
     let environment = std::env::var_os("E2E_PEERS");
     let environment = environment.map_or_else(|| root().join("target/e2e-peers"), PathBuf::from);
     let python = environment.join("bin/python");

@@ -7,6 +7,7 @@ use e2e::{
     entry::Entry,
     payload::sha256,
     peers::{
+        browser::{Window, visit},
         curl::{Output, curl},
         python::{Step, websocket_client},
     },
@@ -77,6 +78,32 @@ async fn what_it_prints_works_as_it_is_printed() {
     assert_eq!(endless.read_head().await.unwrap().status(), 200);
     demo.signal(Signal::INT);
     assert!(demo.wait_exit(SOON).await.success());
+}
+
+#[tokio::test]
+async fn its_page_works_in_a_browser() {
+    let demo = start(&[]).await;
+    let url = commands(&demo)[0].clone();
+    // As soon as the page has its WebSocket; before, there is nothing to send on.
+    let act = "const poll = setInterval(() => {
+        if (document.getElementById('ws-state').innerText != 'open') return;
+        clearInterval(poll);
+        ['fetch-one', 'upload-random', 'ws-send'].forEach(
+            id => document.getElementById(id).click());
+    }, 20)";
+    let shows = |part: &str, text: &str| {
+        format!("document.getElementById('{part}-log').innerText.includes('{text}')")
+    };
+    let expected = [
+        shows("fetch", "via: 1.1 tunnel-"),
+        shows("events", "#1"),
+        shows("ws", "hello"),
+        shows("upload", "the same on both sides"),
+    ]
+    .join(" && ");
+    for (width, scheme) in [(1280, "light"), (400, "dark")] {
+        visit(&url, Window { width, scheme }, act, &expected).await;
+    }
 }
 
 #[tokio::test]

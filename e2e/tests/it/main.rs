@@ -10,6 +10,7 @@
 )]
 
 mod demo;
+mod floors;
 mod grpc;
 mod hostile;
 mod http;
