@@ -25,7 +25,10 @@ impl Live {
     pub(crate) fn enter(&self, metrics: &Arc<Metrics>) -> LiveSession {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         metrics.sessions.inc();
-        LiveSession { live: self.clone(), metrics: Arc::clone(metrics) }
+        LiveSession {
+            live: self.clone(),
+            metrics: Arc::clone(metrics),
+        }
     }
 
     fn readiness(&self) -> Readiness {

@@ -101,12 +101,20 @@ impl Client {
             welcome_limit: config.dial_timeout,
         };
         let tunnel = tunnel(config, sessions)?;
-        Ok(Self { metrics, live, admin, upstream, tunnel })
+        Ok(Self {
+            metrics,
+            live,
+            admin,
+            upstream,
+            tunnel,
+        })
     }
 
     /// Where it listens.
     pub fn addresses(&self) -> Addresses {
-        Addresses { admin: self.admin.as_ref().map(AdminListener::local_addr) }
+        Addresses {
+            admin: self.admin.as_ref().map(AdminListener::local_addr),
+        }
     }
 
     /// Keeps the tunnel up until asked to stop.
@@ -114,12 +122,13 @@ impl Client {
     /// # Errors
     /// When the server refuses for good, and the client is not told to wait then.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
-        let Self { metrics, live, admin, upstream, tunnel } = self;
-        tracing::info!(
-            version = env!("CARGO_PKG_VERSION"),
-            upstream = %upstream.destination(),
-            "tunnel-client starts"
-        );
+        let Self {
+            metrics,
+            live,
+            admin,
+            upstream,
+            tunnel,
+        } = self;
         // First the admin listener, so that whoever starts the client is told "not ready" instead of
         // nothing. It never ends by itself.
         let admin = admin.map(|listener| {
@@ -144,7 +153,9 @@ impl Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("addresses", &self.addresses()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("addresses", &self.addresses())
+            .finish_non_exhaustive()
     }
 }
 
@@ -173,7 +184,10 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
 fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {
     // Only names would have to be waited for; an address is bound at once.
     let mut binding = pin!(AdminListener::bind(address));
-    match binding.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+    match binding
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()))
+    {
         Poll::Ready(bound) => {
             let listener = bound?;
             let address = listener.local_addr();

@@ -30,8 +30,8 @@ use tokio_rustls::client::TlsStream;
 use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 use tunnel_proto::handshake::Greeting;
 
-pub(crate) use self::upgrade::Refused;
 use self::upgrade::Answer;
+pub(crate) use self::upgrade::Refused;
 use crate::config::ServerUrl;
 use crate::token_file::{self, TokenFileError};
 
@@ -114,7 +114,12 @@ impl Dialler {
     ) -> Result<Self, TlsFilesError> {
         // Upgrades are a thing of HTTP/1.1.
         let tls = tls_files::client_config(roots, &[b"http/1.1"])?;
-        Ok(Self { server, tls, token_file, limit })
+        Ok(Self {
+            server,
+            tls,
+            token_file,
+            limit,
+        })
     }
 
     /// The server that is dialled.
@@ -127,14 +132,27 @@ impl Dialler {
         // Read each time, since tokens are changed while a client runs; first, since without one
         // there is nothing to ask for.
         let token = token_file::read(&self.token_file)?;
-        let failed = |error| DialError::Step { server: self.server.clone(), error };
-        let (io, peer) = self.reach().await.map_err(failed)?;
-        let asking = upgrade::upgrade(io, self.server.authority(), greeting, &token);
-        match within(Step::Upgrade, self.limit, asking).await.map_err(failed)? {
+        let failed = |error| DialError::Step {
+            server: self.server.clone(),
+            error,
+        };
+        // Boxed, since the state of both is large, and a dial is rare.
+        let (io, peer) = Box::pin(self.reach()).await.map_err(failed)?;
+        let asking = Box::pin(upgrade::upgrade(
+            io,
+            self.server.authority(),
+            greeting,
+            &token,
+        ));
+        match within(Step::Upgrade, self.limit, asking)
+            .await
+            .map_err(failed)?
+        {
             Answer::Accepted(io, unread) => Ok(Connected { io, unread, peer }),
-            Answer::Refused(refused) => {
-                Err(DialError::Refused { server: self.server.clone(), refused })
-            }
+            Answer::Refused(refused) => Err(DialError::Refused {
+                server: self.server.clone(),
+                refused,
+            }),
         }
     }
 
@@ -183,9 +201,10 @@ impl DialError {
     pub(crate) fn is_fatal(&self) -> bool {
         match self {
             // Only a tunnel server can say so: a proxy on the way may be mended.
-            Self::Refused { refused, .. } => {
-                refused.refusal.as_ref().is_some_and(|refusal| refusal.fatal)
-            }
+            Self::Refused { refused, .. } => refused
+                .refusal
+                .as_ref()
+                .is_some_and(|refusal| refusal.fatal),
             // The file is often put in place, or replaced, while a client runs.
             Self::Token(_) | Self::Step { .. } => false,
         }
@@ -203,8 +222,14 @@ impl DialError {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Token(_) => "token",
-            Self::Step { error: StepError::TimedOut(step, _), .. }
-            | Self::Step { error: StepError::Failed(step, _), .. } => step.name(),
+            Self::Step {
+                error: StepError::TimedOut(step, _),
+                ..
+            }
+            | Self::Step {
+                error: StepError::Failed(step, _),
+                ..
+            } => step.name(),
             Self::Refused { .. } => "refused",
         }
     }
@@ -266,8 +291,15 @@ mod tests {
 
     fn refused(status: u16, refusal: Option<Refusal>) -> DialError {
         let status = StatusCode::from_u16(status).unwrap();
-        let refused = Refused { status, refusal, retry_after: None };
-        DialError::Refused { server: "wss://tunnel.example.com".parse().unwrap(), refused }
+        let refused = Refused {
+            status,
+            refusal,
+            retry_after: None,
+        };
+        DialError::Refused {
+            server: "wss://tunnel.example.com".parse().unwrap(),
+            refused,
+        }
     }
 
     #[test]
@@ -284,10 +316,24 @@ mod tests {
             "wss://tunnel.example.com refused: this token is not known: make a new one \
              (token_unknown), status 401"
         );
-        assert!(!refused(503, Some(Refusal { fatal: false, ..fatal })).is_fatal());
+        assert!(
+            !refused(
+                503,
+                Some(Refusal {
+                    fatal: false,
+                    ..fatal
+                })
+            )
+            .is_fatal()
+        );
         let proxy = refused(407, None);
         assert!(!proxy.is_fatal());
-        assert!(proxy.to_string().contains("a proxy on the way wants a password"), "{proxy}");
+        assert!(
+            proxy
+                .to_string()
+                .contains("a proxy on the way wants a password"),
+            "{proxy}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -312,7 +358,9 @@ mod tests {
             version: "0".to_owned(),
             session_number: 1,
         };
-        let Err(error) = dialler.dial(&greeting).await else { panic!("no token") };
+        let Err(error) = dialler.dial(&greeting).await else {
+            panic!("no token")
+        };
         assert_eq!((error.name(), error.is_fatal()), ("token", false));
     }
 }

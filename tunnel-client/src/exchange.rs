@@ -43,7 +43,13 @@ struct Shared {
 impl Exchanges {
     /// Answers by way of the routes.
     pub(crate) fn new(routes: Routes, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
-        Self { shared: Arc::new(Shared { routes, metrics, has_access_log }) }
+        Self {
+            shared: Arc::new(Shared {
+                routes,
+                metrics,
+                has_access_log,
+            }),
+        }
     }
 }
 

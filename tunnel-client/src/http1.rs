@@ -31,19 +31,10 @@ where
     B: Body + 'static,
 {
     sender: SendRequest<B>,
-    state: State<IO, B>,
-}
-
-enum State<IO, B>
-where
-    IO: AsyncRead + AsyncWrite + Unpin,
-    B: Body + 'static,
-{
-    Open(Connection<TokioIo<IO>, B>),
-    /// It has ended, in order or not, or HTTP is over after a 101. Here is what it leaves.
-    Ended(Remains<IO>),
-    /// Only while one of the above becomes the other.
-    Between,
+    /// `None` once it has ended, in order or not, or HTTP is over after a 101.
+    connection: Option<Connection<TokioIo<IO>, B>>,
+    /// What the connection left when it ended.
+    remains: Option<Remains<IO>>,
 }
 
 /// What is left of a connection when HTTP is over on it.
@@ -66,27 +57,30 @@ where
     pub(crate) async fn new(io: IO, fields: usize, head_bytes: usize) -> hyper::Result<Self> {
         let (sender, connection) = http1::Builder::new()
             .max_headers(fields)
+            .max_header_size(head_bytes)
+            // Content is read in pieces of up to the same size.
             .max_buf_size(head_bytes)
             .handshake(TokioIo::new(io))
             .await?;
-        Ok(Self { sender, state: State::Open(connection) })
+        Ok(Self {
+            sender,
+            connection: Some(connection),
+            remains: None,
+        })
     }
 
     /// Moves whatever can be moved.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
-        if let State::Open(connection) = &mut self.state
-            && connection.poll_without_shutdown(cx).is_ready()
-        {
-            self.end();
-        }
-    }
-
-    /// Lets go of the connection's HTTP: whoever waits for something of it learns that none comes.
-    fn end(&mut self) {
-        if let State::Open(connection) = std::mem::replace(&mut self.state, State::Between) {
-            let parts = connection.into_parts();
-            let io = parts.io.into_inner();
-            self.state = State::Ended(Remains { io, unread: parts.read_buf });
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        if connection.poll_without_shutdown(cx).is_ready() {
+            // Taking it apart tells whoever waits for something of it that nothing comes.
+            let parts = self.connection.take().map(Connection::into_parts);
+            self.remains = parts.map(|parts| Remains {
+                io: parts.io.into_inner(),
+                unread: parts.read_buf,
+            });
         }
     }
 
@@ -103,7 +97,9 @@ where
             self.poll(cx);
             // Only the connection can make it ready, and was polled right above: with a waker of
             // its own it would wake this very task once more for each response.
-            response.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            response
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
         })
         .await
     }
@@ -125,7 +121,7 @@ where
 
     /// Whether the connection has ended; what it still had to say may wait to be taken.
     pub(crate) fn has_ended(&self) -> bool {
-        !matches!(self.state, State::Open(_))
+        self.connection.is_none()
     }
 
     /// Whether everything asked is answered to its end, and another request may follow.
@@ -145,9 +141,6 @@ where
 
     /// What is left of an ended connection.
     pub(crate) fn into_remains(self) -> Option<Remains<IO>> {
-        match self.state {
-            State::Ended(remains) => Some(remains),
-            State::Open(_) | State::Between => None,
-        }
+        self.remains
     }
 }

@@ -12,19 +12,29 @@ use prometheus::{
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
-const DIAL_RESULTS: [&str; 8] =
-    ["accepted", "token", "resolve", "connect", "tls", "upgrade", "refused", "unwelcome"];
+const DIAL_RESULTS: [&str; 8] = [
+    "accepted",
+    "token",
+    "resolve",
+    "connect",
+    "tls",
+    "upgrade",
+    "refused",
+    "unwelcome",
+];
 
 /// Ends of an exchange: the class of its status, or none since nobody waited for it.
 const STATUSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
 
 /// Bounds of the time that exchanges take, in seconds: from a quick local answer to a long stream.
-const TOTAL_SECONDS: [f64; 12] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0];
+const TOTAL_SECONDS: [f64; 12] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0,
+];
 
 /// Bounds of the client's own part of that, in seconds: a few tens of microseconds when all is well.
-const OWN_SECONDS: [f64; 9] =
-    [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.005, 0.025, 0.1];
+const OWN_SECONDS: [f64; 9] = [
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.005, 0.025, 0.1,
+];
 
 /// All metrics of a client.
 #[derive(Debug)]
@@ -87,7 +97,13 @@ impl Metrics {
                 "time up to a response's head that was not spent waiting for the upstream",
                 &OWN_SECONDS,
             )?,
-            dials: counters(&all, "dials_total", "dials by result", "result", &DIAL_RESULTS)?,
+            dials: counters(
+                &all,
+                "dials_total",
+                "dials by result",
+                "result",
+                &DIAL_RESULTS,
+            )?,
             exchanges: counters(
                 &all,
                 "exchanges_total",
@@ -190,7 +206,10 @@ fn counters(
     values: &[&str],
 ) -> Result<Vec<IntCounter>, prometheus::Error> {
     let family = registered(registry, IntCounterVec::new(opts(name, help), &[label])?)?;
-    values.iter().map(|value| family.get_metric_with_label_values(&[*value])).collect()
+    values
+        .iter()
+        .map(|value| family.get_metric_with_label_values(&[*value]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -201,7 +220,9 @@ mod tests {
     use super::*;
 
     fn text(metrics: &Metrics) -> String {
-        TextEncoder::new().encode_to_string(&metrics.registry().gather()).unwrap()
+        TextEncoder::new()
+            .encode_to_string(&metrics.registry().gather())
+            .unwrap()
     }
 
     #[test]
@@ -223,7 +244,10 @@ mod tests {
             "tunnel_client_exchange_own_seconds_bucket{le=\"0.000025\"} 1",
             "tunnel_client_round_trip_seconds 0.04",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in\n{text}"
+            );
         }
     }
 
@@ -231,7 +255,10 @@ mod tests {
     fn all_series_are_there_before_anything_happens() {
         let text = text(&Metrics::new().unwrap());
         for reason in Reason::ALL {
-            let line = format!("tunnel_client_problems_total{{reason=\"{}\"}} 0", reason.name());
+            let line = format!(
+                "tunnel_client_problems_total{{reason=\"{}\"}} 0",
+                reason.name()
+            );
             assert!(text.contains(&line), "{line}");
         }
     }

@@ -130,10 +130,11 @@ impl Session {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let began = Instant::now();
-        let (handle, events, driver) =
-            Handle::new(io, unread, Side::Client, parts.settings).await;
+        let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings).await;
         // A session that has ended already says so below.
-        let _ = handle.send(Control::Hello { version: env!("CARGO_PKG_VERSION").to_owned() });
+        let _ = handle.send(Control::Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        });
         let (notices_in, mut notices) = mpsc::channel(NOTICES);
         let running = run(handle.clone(), events, driver, parts.clone(), notices_in);
         let task = Owned::spawn("session", running);
@@ -147,7 +148,13 @@ impl Session {
             }
         };
         match timeout(parts.welcome_limit, welcomed).await {
-            Ok(Some(welcome)) => Ok(Self { handle, notices, task, began, welcome }),
+            Ok(Some(welcome)) => Ok(Self {
+                handle,
+                notices,
+                task,
+                began,
+                welcome,
+            }),
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
             Err(_) => {
                 handle.close(CloseReason::ProtocolError);
@@ -184,7 +191,10 @@ impl Session {
         }
         let left = self.handle.outstanding();
         if left > 0 && !self.handle.is_closed() {
-            tracing::warn!(exchanges = left, "the grace period is over, open exchanges are cut");
+            tracing::warn!(
+                exchanges = left,
+                "the grace period is over, open exchanges are cut"
+            );
         }
         self.handle.close(CloseReason::Left);
         let _ = timeout(FAREWELL, self.task).await;
@@ -264,12 +274,18 @@ where
 
 fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
     let notice = match control {
-        Control::Welcome { runtime, session, version } => {
-            Notice::Welcome(Welcome { runtime, session, version })
-        }
-        Control::Drain { spread_ms } => {
-            Notice::Drain { spread: Duration::from_millis(spread_ms.unwrap_or_default()) }
-        }
+        Control::Welcome {
+            runtime,
+            session,
+            version,
+        } => Notice::Welcome(Welcome {
+            runtime,
+            session,
+            version,
+        }),
+        Control::Drain { spread_ms } => Notice::Drain {
+            spread: Duration::from_millis(spread_ms.unwrap_or_default()),
+        },
         Control::Superseded { instance } => {
             tracing::warn!(?instance, "a newer instance holds the runtime");
             Notice::Superseded
@@ -280,7 +296,10 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             return;
         }
         other => {
-            tracing::debug!(control = other.name(), "a control message that says nothing to us");
+            tracing::debug!(
+                control = other.name(),
+                "a control message that says nothing to us"
+            );
             return;
         }
     };
@@ -290,7 +309,11 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
 
 impl Ended {
     fn new(end: &SessionEnd, lived: Duration) -> Self {
-        Self { reason: end.reason(), detail: end.to_string(), lived }
+        Self {
+            reason: end.reason(),
+            detail: end.to_string(),
+            lived,
+        }
     }
 }
 

@@ -91,6 +91,11 @@ impl Tunnel {
     /// # Errors
     /// When the server refuses for good, or the runtime is lost to another instance.
     pub(crate) async fn run(mut self, shutdown: &Shutdown) -> Result<(), GivenUp> {
+        tracing::info!(
+            server = %self.parts.dialler.server(),
+            instance = %self.parts.instance,
+            "dialling"
+        );
         let result = tokio::select! {
             given_up = self.keep() => Err(given_up),
             () = shutdown.asked() => Ok(()),
@@ -110,7 +115,9 @@ impl Tunnel {
                 Err(given_up) => return given_up,
             };
             self.replace(Some(session));
-            let Some(current) = &mut self.current else { continue };
+            let Some(current) = &mut self.current else {
+                continue;
+            };
             match current.next().await {
                 Event::Drain { spread } => {
                     tracing::info!("the server drains this session, another one is dialled");
@@ -177,20 +184,31 @@ impl Tunnel {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             session_number: self.number,
         };
-        let connected = self.parts.dialler.dial(&greeting).await.map_err(Failure::Dial)?;
+        let connected = self
+            .parts
+            .dialler
+            .dial(&greeting)
+            .await
+            .map_err(Failure::Dial)?;
         self.peer = Some(connected.peer);
         let (io, unread) = (connected.io, connected.unread);
-        Session::start(io, unread, &self.parts.sessions).await.map_err(Failure::NotWelcome)
+        Session::start(io, unread, &self.parts.sessions)
+            .await
+            .map_err(Failure::NotWelcome)
     }
 
     async fn after_failure(&mut self, error: &DialError) -> Result<(), GivenUp> {
         self.metrics.on_dial(error.name());
-        let next = self.redial.after_failure(error.is_fatal(), error.retry_after(), random());
+        let next = self
+            .redial
+            .after_failure(error.is_fatal(), error.retry_after(), random());
         self.wait(next, &error.to_string()).await
     }
 
     async fn after_end(&mut self, ended: &Ended) -> Result<(), GivenUp> {
-        let next = self.redial.after_session(ended.reason, ended.lived, random());
+        let next = self
+            .redial
+            .after_session(ended.reason, ended.lived, random());
         let why = match ended.reason {
             CloseReason::Superseded => {
                 "another instance of this runtime has taken over: a runtime has one tunnel client"

@@ -27,14 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::interval;
+use tokio::time::{Instant, interval};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 pub(crate) use self::ask::Asked;
 pub(crate) use self::body::UpstreamBody;
-pub(crate) use self::destination::Destination;
+use self::destination::Destination;
 use self::dial::{Offer, UpstreamDialler};
 use self::http2::{Http2, Lease};
 use self::outgoing::OutgoingBody;
@@ -44,6 +44,10 @@ use self::socket::Socket;
 use self::upgrade::HalfClosed;
 use crate::config::{UpstreamScheme, UpstreamUrl};
 use crate::http1::Http1;
+
+/// Largest head of a response, in bytes. The tunnel's form of it is no larger, but for a few lengths
+/// that take up to four bytes.
+const HEAD_BYTES: usize = limits::HEAD_BYTES - 64;
 
 /// An HTTP/1.1 connection to an upstream.
 type Connection = Http1<Socket, OutgoingBody>;
@@ -74,8 +78,11 @@ pub(crate) struct Upstream {
     /// The last new connection spoke HTTP/1.1, so that each exchange needs one of its own.
     speaks_http1: AtomicBool,
     /// Held by the one who dials a connection that others may be able to share.
-    dialling: tokio::sync::Mutex<()>,
+    dialling: tokio::sync::Mutex<LastFailure>,
 }
+
+/// When and how a dial for all failed the last time.
+type LastFailure = Option<(Instant, Problem)>;
 
 /// A connection for one exchange.
 struct Link {
@@ -106,11 +113,6 @@ impl Upstream {
         })
     }
 
-    /// Where it is.
-    pub(crate) fn destination(&self) -> &Destination {
-        &self.destination
-    }
-
     /// Closes connections that rest for too long, for as long as it is polled.
     pub(crate) async fn sweep(&self) {
         let mut ticks = interval(pool::REST / 2);
@@ -128,12 +130,23 @@ impl Upstream {
         if self.speaks_http1.load(Ordering::Relaxed) {
             return self.new_link().await;
         }
-        // The first of many that find none dials for all of them.
-        let _dialling = self.dialling.lock().await;
-        match self.used_link() {
-            Some(link) => Ok(link),
-            None => self.new_link().await,
+        // The first of many that find none dials for all of them, and fails for all of them: else
+        // each would wait for those before it, and then for itself.
+        let asked = Instant::now();
+        let mut last_failure = self.dialling.lock().await;
+        if let Some(link) = self.used_link() {
+            return Ok(link);
         }
+        match &*last_failure {
+            Some((at, problem)) if *at >= asked => return Err(problem.clone()),
+            _ => {}
+        }
+        let dialled = self.new_link().await;
+        *last_failure = dialled
+            .as_ref()
+            .err()
+            .map(|problem| (Instant::now(), problem.clone()));
+        dialled
     }
 
     fn used_link(&self) -> Option<Link> {
@@ -143,7 +156,10 @@ impl Upstream {
             UpstreamScheme::H2c => http2(),
             UpstreamScheme::Https => http2().or_else(|| self.pool.take().map(LinkKind::Http1)),
         };
-        connection.map(|connection| Link { is_used: true, connection })
+        connection.map(|connection| Link {
+            is_used: true,
+            connection,
+        })
     }
 
     async fn new_link(&self) -> Result<Link, Problem> {
@@ -155,14 +171,17 @@ impl Upstream {
         } else {
             LinkKind::Http1(new_http1(socket).await?)
         };
-        Ok(Link { is_used: false, connection })
+        Ok(Link {
+            is_used: false,
+            connection,
+        })
     }
 }
 
 /// Begins to speak HTTP/1.1.
 async fn new_http1(socket: Socket) -> Result<Box<Connection>, Problem> {
-    let connection = Http1::new(socket, limits::FIELDS, limits::HEAD_BYTES).await;
-    connection.map(Box::new).map_err(|error| {
-        Problem::new(Hop::Client, Reason::InternalError, error.to_string())
-    })
+    let connection = Http1::new(socket, limits::FIELDS, HEAD_BYTES).await;
+    connection
+        .map(Box::new)
+        .map_err(|error| Problem::new(Hop::Client, Reason::InternalError, error.to_string()))
 }

@@ -36,5 +36,6 @@ async fn serve(config: Config) -> Result<(), Failure> {
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
     let client = Client::new(config).map_err(Failure::running)?;
-    client.run(shutdown).await.map_err(Failure::running)
+    // It holds the whole client, too much to be moved about on the stack.
+    Box::pin(client.run(shutdown)).await.map_err(Failure::running)
 }

@@ -52,7 +52,11 @@ mod tests {
 
     /// An address that nobody listens on.
     async fn refusing() -> SocketAddr {
-        TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+        TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap()
     }
 
     #[tokio::test]
@@ -67,7 +71,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_refusal_is_the_error() {
-        let error = connect(&[refusing().await], Duration::from_secs(5)).await.unwrap_err();
+        let error = connect(&[refusing().await], Duration::from_secs(5))
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -8,10 +8,15 @@ const ADDRESSES: usize = 8;
 
 /// The addresses of a host, an IP address being its own. IPv6 without brackets.
 pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    let addresses: Vec<_> =
-        tokio::net::lookup_host((host, port)).await?.take(ADDRESSES).collect();
+    let addresses: Vec<_> = tokio::net::lookup_host((host, port))
+        .await?
+        .take(ADDRESSES)
+        .collect();
     if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the name has no address",
+        ));
     }
     Ok(addresses)
 }
@@ -22,8 +27,14 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_is_its_own() {
-        assert_eq!(resolve("127.0.0.1", 80).await.unwrap(), ["127.0.0.1:80".parse().unwrap()]);
-        assert_eq!(resolve("::1", 443).await.unwrap(), ["[::1]:443".parse().unwrap()]);
+        assert_eq!(
+            resolve("127.0.0.1", 80).await.unwrap(),
+            ["127.0.0.1:80".parse().unwrap()]
+        );
+        assert_eq!(
+            resolve("::1", 443).await.unwrap(),
+            ["[::1]:443".parse().unwrap()]
+        );
     }
 
     #[tokio::test]

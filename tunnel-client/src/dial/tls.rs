@@ -26,12 +26,16 @@ pub(crate) async fn handshake(
     config: &Arc<ClientConfig>,
     name: ServerName<'static>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+    TlsConnector::from(Arc::clone(config))
+        .connect(name, stream)
+        .await
 }
 
 /// Whether the peer's certificate is what a handshake failed for.
 pub(crate) fn is_certificate_error(error: &io::Error) -> bool {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let inner = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(
         inner,
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
@@ -44,7 +48,12 @@ mod tests {
 
     #[test]
     fn names_and_addresses_can_be_checked() {
-        for host in ["tunnel.example.com", "tunnel.example.com.", "127.0.0.1", "::1"] {
+        for host in [
+            "tunnel.example.com",
+            "tunnel.example.com.",
+            "127.0.0.1",
+            "::1",
+        ] {
             assert!(server_name(host).is_ok(), "{host}");
         }
         assert_eq!(server_name("a.b.").unwrap(), server_name("a.b").unwrap());

@@ -56,17 +56,25 @@ where
 {
     let key = handshake::new_key();
     let request = request(host, greeting, token, &key)?;
-    let mut connection =
-        Http1::new(io, HEAD_FIELDS, HEAD_BYTES).await.map_err(io::Error::other)?;
-    let response = connection.ask(request).await.map_err(|error| cause(&error.into_error()))?;
+    let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
+        .await
+        .map_err(io::Error::other)?;
+    let response = connection
+        .ask(request)
+        .await
+        .map_err(|error| cause(&error.into_error()))?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(Answer::Refused(refused(response, connection).await));
     }
     if !handshake::is_accepted(response.headers(), &key) {
-        return Err(io::Error::other("the server changed to something that is no tunnel"));
+        return Err(io::Error::other(
+            "the server changed to something that is no tunnel",
+        ));
     }
     // HTTP ends with the 101, in the same poll that brought it.
-    let remains = connection.into_remains().ok_or(io::ErrorKind::UnexpectedEof)?;
+    let remains = connection
+        .into_remains()
+        .ok_or(io::ErrorKind::UnexpectedEof)?;
     Ok(Answer::Accepted(remains.io, remains.unread))
 }
 
@@ -186,7 +194,9 @@ mod tests {
             switching(head) + "first bytes"
         })
         .await;
-        let Ok(Answer::Accepted(_, unread)) = answer else { panic!("accepted") };
+        let Ok(Answer::Accepted(_, unread)) = answer else {
+            panic!("accepted")
+        };
         assert_eq!(unread, "first bytes");
     }
 
@@ -232,7 +242,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_http_is_an_error() {
-        assert!(dial(|_| "SSH-2.0-OpenSSH\r\n\r\n".to_owned()).await.is_err());
+        assert!(
+            dial(|_| "SSH-2.0-OpenSSH\r\n\r\n".to_owned())
+                .await
+                .is_err()
+        );
         assert!(dial(|_| String::new()).await.is_err());
     }
 

@@ -75,7 +75,8 @@ impl Record {
     /// The response's head is there; `waited` of the time was the upstream's.
     pub(super) fn on_head(&mut self, status: StatusCode, waited: Duration) {
         self.status = Some(status);
-        self.metrics.on_head(self.began.elapsed().saturating_sub(waited));
+        self.metrics
+            .on_head(self.began.elapsed().saturating_sub(waited));
     }
 
     /// A part of the response's content goes on.
@@ -87,7 +88,7 @@ impl Record {
     /// The exchange fails.
     pub(super) fn on_problem(&mut self, problem: &Problem) {
         self.metrics.on_problem(problem);
-        self.status.get_or_insert(problem.status());
+        self.status = self.status.or_else(|| Some(problem.status()));
         self.end = End::Problem(problem.clone());
     }
 
@@ -158,7 +159,10 @@ mod tests {
     use super::*;
 
     fn begin(metrics: &Arc<Metrics>) -> Record {
-        let (head, ()) = Request::get("http://a.test/").body(()).unwrap().into_parts();
+        let (head, ()) = Request::get("http://a.test/")
+            .body(())
+            .unwrap()
+            .into_parts();
         Record::begin(Arc::clone(metrics), &head, Progress::of_test(), false)
     }
 

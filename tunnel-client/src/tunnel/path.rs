@@ -80,10 +80,20 @@ mod tests {
     async fn a_path_that_returns_or_changes_ends_the_wait() {
         let (one, other) = (Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into()));
         assert_eq!(waited(&[one]).await, Duration::from_secs(60));
-        assert_eq!(waited(&[None, None, None, one]).await, Duration::from_secs(3));
+        assert_eq!(
+            waited(&[None, None, None, one]).await,
+            Duration::from_secs(3)
+        );
         assert_eq!(waited(&[one, other]).await, Duration::from_secs(1));
-        assert_eq!(waited(&[one, None, None, one]).await, Duration::from_secs(3));
-        assert_eq!(waited(&[one, None]).await, Duration::from_secs(60), "lost and gone");
+        assert_eq!(
+            waited(&[one, None, None, one]).await,
+            Duration::from_secs(3)
+        );
+        assert_eq!(
+            waited(&[one, None]).await,
+            Duration::from_secs(60),
+            "lost and gone"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -47,7 +47,10 @@ pub(crate) struct Redial {
 impl Redial {
     /// Nothing has gone wrong so far.
     pub(crate) fn new(settings: RedialSettings) -> Self {
-        Self { settings, failures: 0 }
+        Self {
+            settings,
+            failures: 0,
+        }
     }
 
     /// After a dial that gave no session. `random` is any number.
@@ -92,12 +95,18 @@ impl Redial {
 
     fn after_refusal(&mut self) -> Next {
         self.failures = 0;
-        self.settings.after_refusal.map_or(Next::Stop, Next::DialNotBefore)
+        self.settings
+            .after_refusal
+            .map_or(Next::Stop, Next::DialNotBefore)
     }
 
     fn wait(&mut self, random: u64) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        let bound = self.settings.base.saturating_mul(factor).min(self.settings.cap);
+        let bound = self
+            .settings
+            .base
+            .saturating_mul(factor)
+            .min(self.settings.cap);
         self.failures = self.failures.saturating_add(1);
         fraction(bound, random)
     }
@@ -177,9 +186,10 @@ mod tests {
     #[test]
     fn what_a_person_has_to_mend_ends_it_or_waits_long() {
         let minutes = 5 * 60 * SECOND;
-        for (setting, expected) in
-            [(None, Next::Stop), (Some(minutes), Next::DialNotBefore(minutes))]
-        {
+        for (setting, expected) in [
+            (None, Next::Stop),
+            (Some(minutes), Next::DialNotBefore(minutes)),
+        ] {
             let mut redial = redial(setting);
             assert_eq!(redial.after_failure(true, None, 0), expected);
             for reason in [CloseReason::Superseded, CloseReason::Revoked] {

@@ -14,7 +14,9 @@ use super::outgoing::end_to_end;
 
 /// The head that is sent on.
 pub(super) fn check(head: Parts) -> Result<Response<()>, Problem> {
-    let Parts { status, headers, .. } = head;
+    let Parts {
+        status, headers, ..
+    } = head;
     check_status(status)?;
     check_framing(&headers)?;
     let mut headers = end_to_end(headers);
@@ -49,7 +51,9 @@ fn check_status(status: StatusCode) -> Result<(), Problem> {
 fn check_framing(headers: &HeaderMap) -> Result<(), Problem> {
     fields::content_length(headers).map_err(|error| invalid(error.to_string()))?;
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(coding) = codings.next() else { return Ok(()) };
+    let Some(coding) = codings.next() else {
+        return Ok(());
+    };
     if headers.contains_key(CONTENT_LENGTH) {
         return Err(invalid("both transfer-encoding and content-length"));
     }
@@ -67,7 +71,11 @@ fn has_space_around(value: &HeaderValue) -> bool {
 }
 
 fn invalid(what: impl std::fmt::Display) -> Problem {
-    Problem::new(Hop::Client, Reason::ResponseInvalid, format!("the upstream's answer has {what}"))
+    Problem::new(
+        Hop::Client,
+        Reason::ResponseInvalid,
+        format!("the upstream's answer has {what}"),
+    )
 }
 
 #[cfg(test)]
@@ -84,7 +92,11 @@ mod tests {
     }
 
     fn names(response: &Response<()>) -> Vec<&str> {
-        response.headers().keys().map(|name| name.as_str()).collect()
+        response
+            .headers()
+            .keys()
+            .map(|name| name.as_str())
+            .collect()
     }
 
     #[test]
@@ -93,7 +105,11 @@ mod tests {
             assert_eq!(checked(status, &[]).unwrap().status().as_u16(), status);
         }
         for status in [100, 103, 199, 600, 999] {
-            assert_eq!(checked(status, &[]).unwrap_err(), Reason::ResponseInvalid, "{status}");
+            assert_eq!(
+                checked(status, &[]).unwrap_err(),
+                Reason::ResponseInvalid,
+                "{status}"
+            );
         }
         assert_eq!(checked(101, &[]).unwrap_err(), Reason::UpgradeFailed);
     }
@@ -107,9 +123,16 @@ mod tests {
             &[("content-length", "+1")],
             &[("transfer-encoding", "gzip, chunked")],
             &[("transfer-encoding", "gzip")],
-            &[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
+            &[
+                ("transfer-encoding", "chunked"),
+                ("transfer-encoding", "chunked"),
+            ],
         ] {
-            assert_eq!(checked(200, fields).unwrap_err(), Reason::ResponseInvalid, "{fields:?}");
+            assert_eq!(
+                checked(200, fields).unwrap_err(),
+                Reason::ResponseInvalid,
+                "{fields:?}"
+            );
         }
         assert!(names(&checked(200, &[("transfer-encoding", "Chunked")]).unwrap()).is_empty());
     }
@@ -139,12 +162,18 @@ mod tests {
     #[test]
     fn nothing_has_no_length() {
         assert!(names(&checked(204, &[("content-length", "5")]).unwrap()).is_empty());
-        assert_eq!(names(&checked(304, &[("content-length", "5")]).unwrap()), ["content-length"]);
+        assert_eq!(
+            names(&checked(304, &[("content-length", "5")]).unwrap()),
+            ["content-length"]
+        );
     }
 
     #[test]
     fn what_the_wire_cannot_carry_is_refused() {
-        assert_eq!(checked(200, &[("a", " b")]).unwrap_err(), Reason::ResponseInvalid);
+        assert_eq!(
+            checked(200, &[("a", " b")]).unwrap_err(),
+            Reason::ResponseInvalid
+        );
         let many = vec![("a", "b"); limits::FIELDS + 1];
         assert_eq!(checked(200, &many).unwrap_err(), Reason::ResponseInvalid);
     }

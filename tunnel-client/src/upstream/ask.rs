@@ -46,8 +46,8 @@ struct Unanswered {
 
 /// What the upstream has seen of a request that it did not answer.
 enum Seen {
-    /// Nothing; here it is.
-    Nothing(Request<OutgoingBody>),
+    /// Nothing; here is the content.
+    Nothing(Box<OutgoingBody>),
     /// It has surely not acted on it.
     Refused,
     /// Nobody knows, but no byte came back.
@@ -59,8 +59,17 @@ enum Seen {
 impl Asked {
     /// A request with this head. `progress` is told how far its content has come.
     pub(crate) fn new(head: Parts, progress: Arc<Progress>) -> Self {
-        let informational = head.extensions.get::<Informational>().cloned().unwrap_or_default();
-        Self { head, informational, progress, waited: Duration::ZERO }
+        let informational = head
+            .extensions
+            .get::<Informational>()
+            .cloned()
+            .unwrap_or_default();
+        Self {
+            head,
+            informational,
+            progress,
+            waited: Duration::ZERO,
+        }
     }
 
     /// The request's head.
@@ -107,16 +116,17 @@ impl Upstream {
     ) -> Result<Response<UpstreamBody>, Problem> {
         let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
         let is_bare = content.is_end_stream();
-        let Link { is_used, connection } = Asked::wait(&mut asked.waited, self.link()).await?;
+        let Link {
+            is_used,
+            connection,
+        } = Asked::wait(&mut asked.waited, self.link()).await?;
         let unanswered = match self.ask_once(asked, content, connection).await {
             Ok(response) => return Ok(response),
             Err(unanswered) => unanswered,
         };
         let content = match unanswered.seen {
-            Seen::Nothing(request) if is_used => request.into_body(),
-            Seen::Refused if is_used && is_bare => {
-                OutgoingBody::empty(Arc::clone(&asked.progress))
-            }
+            Seen::Nothing(content) if is_used => *content,
+            Seen::Refused if is_used && is_bare => OutgoingBody::empty(Arc::clone(&asked.progress)),
             Seen::Perhaps if is_used && is_bare && asked.head.method.is_idempotent() => {
                 OutgoingBody::empty(Arc::clone(&asked.progress))
             }
@@ -143,7 +153,9 @@ impl Upstream {
                 if outgoing::expects_continue(&asked.head) {
                     // hyper shows no informational response of HTTP/2, so the one that a platform
                     // client may wait for is made here.
-                    let _ = asked.informational.push(StatusCode::CONTINUE, HeaderMap::new());
+                    let _ = asked
+                        .informational
+                        .push(StatusCode::CONTINUE, HeaderMap::new());
                 }
                 let request = outgoing::http2(&asked.head, &self.destination, content)?;
                 let response = self.over_http2(asked, request, &mut lease).await?;
@@ -207,12 +219,13 @@ impl Upstream {
         let mut deadline = pin!(sleep(self.head_timeout));
         let mut counts = progress.has_ended();
         poll_fn(|cx| {
-            if let Poll::Ready(head) = head.as_mut().poll(cx) {
-                return Poll::Ready(Ok(head));
-            }
+            let head = head.as_mut().poll(cx);
             if progress.is_flooded() {
                 let detail = "more informational responses than allowed";
                 return Poll::Ready(Err(problem(Reason::ResponseInvalid, detail)));
+            }
+            if let Poll::Ready(head) = head {
+                return Poll::Ready(Ok(head));
             }
             while deadline.as_mut().poll(cx).is_ready() {
                 if counts {
@@ -278,8 +291,7 @@ impl Upstream {
             return Err(upgrade::failed("HTTP went on after the 101"));
         };
         let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
-        let switched =
-            Switched::new(remains.io, remains.unread, content, &self.half_closed, None);
+        let switched = Switched::new(remains.io, remains.unread, content, &self.half_closed, None);
         Ok(head.map(|()| UpstreamBody::upgraded(switched)))
     }
 
@@ -300,7 +312,9 @@ impl Upstream {
             return Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)));
         }
         let head = answer::check(head)?;
-        let io = upgraded.await.map_err(|error| upgrade::failed(error.to_string()))?;
+        let io = upgraded
+            .await
+            .map_err(|error| upgrade::failed(error.to_string()))?;
         let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
         let (io, unread) = (TokioIo::new(io), bytes::Bytes::new());
         let switched = Switched::new(io, unread, content, &self.half_closed, Some(lease));
@@ -311,7 +325,10 @@ impl Upstream {
 /// Refuses an answer that the tunnel would take for an agreement.
 fn check_declined(status: StatusCode) -> Result<(), Problem> {
     if status.is_success() {
-        let detail = format!("the upstream did not upgrade, and answered {}", status.as_u16());
+        let detail = format!(
+            "the upstream did not upgrade, and answered {}",
+            status.as_u16()
+        );
         return Err(upgrade::failed(detail));
     }
     Ok(())
@@ -326,7 +343,7 @@ impl Unanswered {
     fn new(mut error: TrySendError<Request<OutgoingBody>>, is_silent: bool) -> Self {
         let problem = failure::no_response(error.error());
         let seen = match error.take_message() {
-            Some(request) => Seen::Nothing(request),
+            Some(request) => Seen::Nothing(Box::new(request.into_body())),
             None if failure::is_untouched(error.error()) => Seen::Refused,
             None if is_silent && problem.reason() == Reason::ConnectionTerminated => Seen::Perhaps,
             None => Seen::Something,
@@ -337,6 +354,9 @@ impl Unanswered {
 
 impl From<Problem> for Unanswered {
     fn from(problem: Problem) -> Self {
-        Self { problem, seen: Seen::Something }
+        Self {
+            problem,
+            seen: Seen::Something,
+        }
     }
 }

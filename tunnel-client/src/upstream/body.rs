@@ -20,20 +20,26 @@ use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use tunnel_ops::task::Owned;
 
+use super::Connection;
 use super::failure::UpstreamBodyError;
 use super::http2::Lease;
 use super::pool::Pool;
 use super::progress::Progress;
 use super::upgrade::Switched;
-use super::Connection;
 
 /// A response's content.
 pub(crate) struct UpstreamBody(Kind);
 
 enum Kind {
     Ended,
-    Http1 { incoming: Incoming, driving: Driving },
-    Http2 { incoming: Incoming, _lease: Lease },
+    Http1 {
+        incoming: Incoming,
+        driving: Driving,
+    },
+    Http2 {
+        incoming: Incoming,
+        _lease: Lease,
+    },
     Upgraded(Switched),
 }
 
@@ -70,7 +76,10 @@ impl UpstreamBody {
 
     /// The content that comes over a stream of HTTP/2.
     pub(super) fn http2(incoming: Incoming, lease: Lease) -> Self {
-        Self(Kind::Http2 { incoming, _lease: lease })
+        Self(Kind::Http2 {
+            incoming,
+            _lease: lease,
+        })
     }
 
     /// The bytes that come over an upgraded connection.
@@ -92,9 +101,7 @@ impl UpstreamBody {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
                 (frame.map(from_hyper), incoming.is_end_stream())
             }
-            Kind::Upgraded(switched) => {
-                (ready!(switched.poll_frame(cx)).map(from_io), false)
-            }
+            Kind::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(from_io), false),
         };
         match &frame {
             Some(Err(_)) => self.0 = Kind::Ended,
@@ -107,7 +114,10 @@ impl UpstreamBody {
     /// The content is whole.
     fn end(&mut self) {
         match std::mem::replace(&mut self.0, Kind::Ended) {
-            Kind::Http1 { driving: Driving::Here(connection, pool), .. } => pool.put(connection),
+            Kind::Http1 {
+                driving: Driving::Here(connection, pool),
+                ..
+            } => pool.put(connection),
             Kind::Upgraded(switched) => switched.end(),
             Kind::Http1 { .. } | Kind::Http2 { .. } | Kind::Ended => {}
         }
@@ -118,7 +128,11 @@ impl UpstreamBody {
 async fn drive(mut connection: Box<Connection>) {
     poll_fn(|cx| {
         connection.poll(cx);
-        if connection.has_ended() { Poll::Ready(()) } else { Poll::Pending }
+        if connection.has_ended() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     })
     .await;
 }

@@ -73,7 +73,8 @@ mod tests {
     use super::*;
 
     fn allows(url: &str, address: &str) -> bool {
-        Destination::new(url.parse().unwrap()).allows(&SocketAddr::new(address.parse().unwrap(), 80))
+        Destination::new(url.parse().unwrap())
+            .allows(&SocketAddr::new(address.parse().unwrap(), 80))
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::socket::Socket;
+use crate::config::UpstreamScheme;
 use crate::dial::{self, Step, StepError, tls};
 
 /// Dials one destination.
@@ -39,30 +40,43 @@ pub(super) enum Offer {
 }
 
 impl UpstreamDialler {
+    /// `roots` are needed for `https`, and used for nothing else.
     pub(super) fn new(
         destination: Destination,
         roots: Option<&Roots>,
         limit: Duration,
     ) -> Result<Self, TlsFilesError> {
+        let roots = match destination.scheme() {
+            UpstreamScheme::Https => Some(roots.ok_or(TlsFilesError::NoRoots)?),
+            UpstreamScheme::Http | UpstreamScheme::H2c => None,
+        };
         let offers = |roots| {
             let any = tls_files::client_config(roots, &[b"h2", b"http/1.1"])?;
             let http1 = tls_files::client_config(roots, &[b"http/1.1"])?;
             Ok::<_, TlsFilesError>(TlsOffers { any, http1 })
         };
         let tls = roots.map(offers).transpose()?;
-        Ok(Self { destination, tls, limit })
+        Ok(Self {
+            destination,
+            tls,
+            limit,
+        })
     }
 
     /// A new connection.
     pub(super) async fn dial(&self, offer: Offer) -> Result<Socket, Problem> {
-        self.take_steps(offer).await.map_err(|error| self.problem(&error))
+        self.take_steps(offer)
+            .await
+            .map_err(|error| self.problem(&error))
     }
 
     async fn take_steps(&self, offer: Offer) -> Result<Socket, StepError> {
         let to = &self.destination;
         let allowed = |address: &_| to.allows(address);
         let tcp = dial::reach(to.host(), to.port(), self.limit, allowed).await?;
-        let Some(tls) = &self.tls else { return Ok(Socket::Plain(tcp)) };
+        let Some(tls) = &self.tls else {
+            return Ok(Socket::Plain(tcp));
+        };
         let config = match offer {
             Offer::Any => &tls.any,
             Offer::Http1 => &tls.http1,
@@ -88,7 +102,11 @@ impl UpstreamDialler {
             }
             StepError::Failed(..) => Reason::ConnectionFailed,
         };
-        Problem::new(Hop::Client, reason, format!("{}: {error}", self.destination))
+        Problem::new(
+            Hop::Client,
+            reason,
+            format!("{}: {error}", self.destination),
+        )
     }
 }
 
@@ -122,7 +140,17 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
         assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
-        assert_eq!(reason("http://no-such-host.invalid", None).await, Reason::DnsError);
+        assert_eq!(
+            reason("http://no-such-host.invalid", None).await,
+            Reason::DnsError
+        );
+    }
+
+    #[test]
+    fn https_is_never_spoken_without_tls() {
+        let destination = Destination::new("https://127.0.0.1:1".parse().unwrap());
+        let made = UpstreamDialler::new(destination, None, LIMIT);
+        assert!(matches!(made.err(), Some(TlsFilesError::NoRoots)));
     }
 
     #[tokio::test]
@@ -135,14 +163,22 @@ mod tests {
         let url = format!("https://{}", listener.local_addr().unwrap());
         let _server = Owned::spawn("upstream", async move {
             let (stream, _) = listener.accept().await.unwrap();
-            let _ = tokio_rustls::TlsAcceptor::from(acceptor).accept(stream).await;
+            let _ = tokio_rustls::TlsAcceptor::from(acceptor)
+                .accept(stream)
+                .await;
             let (mut stream, _) = listener.accept().await.unwrap();
-            stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .await
+                .unwrap();
             let _silent = listener.accept().await.unwrap();
             std::future::pending::<()>().await;
         });
         let roots = some_roots();
-        assert_eq!(reason(&url, Some(&roots)).await, Reason::TlsCertificateError);
+        assert_eq!(
+            reason(&url, Some(&roots)).await,
+            Reason::TlsCertificateError
+        );
         assert_eq!(reason(&url, Some(&roots)).await, Reason::TlsProtocolError);
         assert_eq!(reason(&url, Some(&roots)).await, Reason::ConnectionTimeout);
     }

@@ -25,7 +25,11 @@ impl From<hyper::Error> for UpstreamBodyError {
         } else {
             Reason::ResponseIncomplete
         };
-        Self(upstream(reason, "the upstream's response broke off", &error))
+        Self(upstream(
+            reason,
+            "the upstream's response broke off",
+            &error,
+        ))
     }
 }
 
@@ -46,16 +50,22 @@ pub(super) fn no_response(error: &hyper::Error) -> Problem {
         };
     }
     if is_invalid(error) {
-        return upstream(Reason::ResponseInvalid, "the upstream's answer breaks HTTP", error);
+        return upstream(
+            Reason::ResponseInvalid,
+            "the upstream's answer breaks HTTP",
+            error,
+        );
     }
     let what = "the upstream ended the connection before it answered";
     upstream(Reason::ConnectionTerminated, what, error)
 }
 
-/// Whether the upstream has surely done nothing about a request (RFC 9113 section 8.7).
+/// Whether the upstream has surely done nothing about a request (RFC 9113 section 8.7): it refused
+/// the stream, or began to leave before the stream came.
 pub(super) fn is_untouched(error: &hyper::Error) -> bool {
     source::<h2::Error>(error).is_some_and(|error| {
-        error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM)
+        let has_left = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        error.is_remote() && (has_left || error.reason() == Some(h2::Reason::REFUSED_STREAM))
     })
 }
 

@@ -105,7 +105,12 @@ impl Shared {
             .await?;
         let (told, settings) = watch::channel(settings(&driver));
         tasks.lock().spawn(drive(driver, told));
-        Ok(Self { sender, settings, users: Arc::default(), tasks })
+        Ok(Self {
+            sender,
+            settings,
+            users: Arc::default(),
+            tasks,
+        })
     }
 
     fn lease(&self) -> Option<Lease> {

@@ -40,13 +40,19 @@ impl OutgoingBody {
         if body.is_end_stream() {
             return Self::empty(progress);
         }
-        Self { body: Some(body), progress }
+        Self {
+            body: Some(body),
+            progress,
+        }
     }
 
     /// No content at all.
     pub(super) fn empty(progress: Arc<Progress>) -> Self {
         progress.on_end();
-        Self { body: None, progress }
+        Self {
+            body: None,
+            progress,
+        }
     }
 }
 
@@ -59,7 +65,9 @@ impl Body for OutgoingBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
-        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
         let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
@@ -77,7 +85,10 @@ impl Body for OutgoingBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+        match &self.body {
+            Some(body) => body.size_hint(),
+            None => SizeHint::with_exact(0),
+        }
     }
 }
 
@@ -153,6 +164,10 @@ pub(super) fn pass_informational<B>(
     progress: Arc<Progress>,
 ) {
     hyper::ext::on_informational(request, move |response| {
+        // A flood costs nothing more; the exchange fails as soon as hyper lets go of it.
+        if progress.is_flooded() {
+            return;
+        }
         let headers = end_to_end(response.headers().clone());
         progress.on_informational(informational.push(response.status(), headers));
     });
@@ -189,16 +204,27 @@ fn copy_fields(asked: &Parts, headers: &mut HeaderMap) {
 }
 
 fn accepts_trailers(asked: &Parts) -> bool {
-    asked.headers.get_all(TE).iter().any(|value| value == TRAILERS)
+    asked
+        .headers
+        .get_all(TE)
+        .iter()
+        .any(|value| value == TRAILERS)
 }
 
 fn host(asked: &Parts, to: &Destination) -> Result<HeaderValue, Problem> {
-    let host = asked.uri.authority().map_or(to.authority(), Authority::as_str);
+    let host = asked
+        .uri
+        .authority()
+        .map_or_else(|| to.authority(), Authority::as_str);
     HeaderValue::from_str(host).map_err(|error| malformed(&error))
 }
 
 fn target(asked: &Parts) -> PathAndQuery {
-    asked.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
+    asked
+        .uri
+        .path_and_query()
+        .cloned()
+        .unwrap_or_else(|| PathAndQuery::from_static("/"))
 }
 
 fn malformed(error: &dyn std::error::Error) -> Problem {
@@ -225,7 +251,12 @@ mod tests {
     }
 
     fn over_http1(request: http::request::Builder) -> Request<OutgoingBody> {
-        http1(&asked(request), &destination("http://127.0.0.1:3000"), empty()).unwrap()
+        http1(
+            &asked(request),
+            &destination("http://127.0.0.1:3000"),
+            empty(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -244,7 +275,11 @@ mod tests {
                 .header("host", "other.test")
                 .header("accept", "text/html"),
         );
-        let fields: Vec<_> = request.headers().iter().map(|(name, _)| name.as_str()).collect();
+        let fields: Vec<_> = request
+            .headers()
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         assert_eq!(fields, ["host", "accept"]);
         assert_eq!(request.headers()[HOST], "a-b.tunnels.test");
     }
@@ -273,7 +308,11 @@ mod tests {
 
     #[test]
     fn no_content_is_said_only_when_it_was_said_before() {
-        let post = || Request::builder().method(Method::POST).uri("http://a.test/");
+        let post = || {
+            Request::builder()
+                .method(Method::POST)
+                .uri("http://a.test/")
+        };
         let request = over_http1(post().header(CONTENT_LENGTH, "0"));
         assert_eq!(request.headers()[CONTENT_LENGTH], "0");
         assert!(!over_http1(post()).headers().contains_key(CONTENT_LENGTH));
@@ -289,15 +328,27 @@ mod tests {
         assert!(expects_continue(&request));
         let request = http2(&request, &destination("h2c://127.0.0.1:3000"), empty()).unwrap();
         assert_eq!(request.uri().to_string(), "http://a-b.tunnels.test/x?y");
-        let fields: Vec<_> = request.headers().iter().map(|(name, _)| name.as_str()).collect();
+        let fields: Vec<_> = request
+            .headers()
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         assert_eq!(fields, ["te"]);
     }
 
     #[test]
     fn a_request_without_a_host_names_the_upstream() {
-        let request = http1(&asked(Request::get("/")), &destination("http://app:81"), empty());
+        let request = http1(
+            &asked(Request::get("/")),
+            &destination("http://app:81"),
+            empty(),
+        );
         assert_eq!(request.unwrap().headers()[HOST], "app:81");
-        let request = http2(&asked(Request::get("/")), &destination("h2c://app:81"), empty());
+        let request = http2(
+            &asked(Request::get("/")),
+            &destination("h2c://app:81"),
+            empty(),
+        );
         assert_eq!(request.unwrap().uri().to_string(), "http://app:81/");
     }
 }

@@ -30,7 +30,10 @@ struct Resting {
 
 impl Pool {
     pub(super) fn new(limit: usize) -> Self {
-        Self { resting: Mutex::default(), limit }
+        Self {
+            resting: Mutex::default(),
+            limit,
+        }
     }
 
     /// A connection that can be used at once.
@@ -50,7 +53,10 @@ impl Pool {
         }
         let mut resting = self.resting.lock();
         if resting.len() < self.limit {
-            resting.push(Resting { connection, since: Instant::now() });
+            resting.push(Resting {
+                connection,
+                since: Instant::now(),
+            });
         }
     }
 

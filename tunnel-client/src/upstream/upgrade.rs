@@ -75,7 +75,9 @@ pub(super) fn http1(
     headers.remove(TE);
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static(protocol.as_str()));
-    headers.entry(SEC_WEBSOCKET_VERSION).or_insert(HeaderValue::from_static("13"));
+    headers
+        .entry(SEC_WEBSOCKET_VERSION)
+        .or_insert(HeaderValue::from_static("13"));
     let key = if headers.contains_key(SEC_WEBSOCKET_KEY) {
         Key::PlatformClients
     } else {
@@ -98,7 +100,9 @@ pub(super) fn http2(
     *request.method_mut() = Method::CONNECT;
     // RFC 8441 section 5: the stream itself proves what the key would.
     request.headers_mut().remove(SEC_WEBSOCKET_KEY);
-    request.extensions_mut().insert(hyper::ext::Protocol::from_static(protocol.as_str()));
+    request
+        .extensions_mut()
+        .insert(hyper::ext::Protocol::from_static(protocol.as_str()));
     Ok(request)
 }
 
@@ -109,13 +113,17 @@ pub(super) fn check_switch(
     key: &Key,
 ) -> Result<Response<()>, Problem> {
     if !has_token(&headers, UPGRADE, protocol.as_str()) {
-        return Err(failed("the upstream changed to another protocol than the one asked for"));
+        return Err(failed(
+            "the upstream changed to another protocol than the one asked for",
+        ));
     }
     let mut headers = end_to_end(headers);
     if let Key::Own(key) = key {
         let accept = headers.remove(SEC_WEBSOCKET_ACCEPT);
         if accept.is_none_or(|accept| accept != accept_key(key.as_bytes()).as_str()) {
-            return Err(failed("the upstream's sec-websocket-accept does not fit the key"));
+            return Err(failed(
+                "the upstream's sec-websocket-accept does not fit the key",
+            ));
         }
     }
     Ok(agreed(headers))
@@ -197,7 +205,13 @@ mod tests {
     }
 
     fn over_http1(fields: &[(&str, &str)]) -> (Request<OutgoingBody>, Key) {
-        http1(&asked(fields), Protocol::WEBSOCKET, &destination(), &Progress::of_test()).unwrap()
+        http1(
+            &asked(fields),
+            Protocol::WEBSOCKET,
+            &destination(),
+            &Progress::of_test(),
+        )
+        .unwrap()
     }
 
     fn switch(fields: &[(&str, &str)], key: &Key) -> Result<Response<()>, Reason> {
@@ -224,13 +238,18 @@ mod tests {
         ] {
             assert_eq!(headers[name], value);
         }
-        let Key::Own(key) = key else { panic!("there was no other") };
+        let Key::Own(key) = key else {
+            panic!("there was no other")
+        };
         assert_eq!(headers["sec-websocket-key"], key.as_str());
     }
 
     #[test]
     fn the_platform_clients_key_and_version_go_on() {
-        let given = [("sec-websocket-key", "dGhlIHNhbXBsZQ=="), ("sec-websocket-version", "8")];
+        let given = [
+            ("sec-websocket-key", "dGhlIHNhbXBsZQ=="),
+            ("sec-websocket-version", "8"),
+        ];
         let (request, key) = over_http1(&given);
         assert!(matches!(key, Key::PlatformClients));
         for (name, value) in given {
@@ -239,7 +258,11 @@ mod tests {
         let accept = ("sec-websocket-accept", "for the platform client to judge");
         let response = switch(&[accept, ("connection", "upgrade")], &key).unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        let names: Vec<_> = response.headers().keys().map(|name| name.as_str()).collect();
+        let names: Vec<_> = response
+            .headers()
+            .keys()
+            .map(|name| name.as_str())
+            .collect();
         assert_eq!(names, ["sec-websocket-accept"]);
     }
 
@@ -264,8 +287,17 @@ mod tests {
 
     #[test]
     fn over_http2_there_is_no_key() {
-        let asked = asked(&[("sec-websocket-key", "x"), ("sec-websocket-protocol", "chat")]);
-        let request = http2(&asked, Protocol::WEBSOCKET, &destination(), &Progress::of_test()).unwrap();
+        let asked = asked(&[
+            ("sec-websocket-key", "x"),
+            ("sec-websocket-protocol", "chat"),
+        ]);
+        let request = http2(
+            &asked,
+            Protocol::WEBSOCKET,
+            &destination(),
+            &Progress::of_test(),
+        )
+        .unwrap();
         assert_eq!(request.method(), Method::CONNECT);
         assert_eq!(request.uri(), "http://a.test/socket?x=1");
         let names: Vec<_> = request.headers().keys().map(|name| name.as_str()).collect();

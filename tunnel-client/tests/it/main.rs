@@ -1,9 +1,20 @@
-//! The program as it is run: real processes, real files.
+//! The program as it is run (`config`), and a whole client in-process, between a tunnel server made
+//! of the wire's other end and upstreams that are scripted byte by byte (all others).
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test may"
+    reason = "a test that cannot go on is to say so"
 )]
 
+mod admin;
+mod broken;
 mod config;
+mod http1;
+mod http2;
+mod pool;
+mod scripted;
+mod server;
+mod setup;
+mod tunnel;
+mod upgrade;

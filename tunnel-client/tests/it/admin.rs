@@ -1,0 +1,58 @@
+//! What the operator sees of a client.
+
+use crate::scripted::Scripted;
+use crate::server::TunnelServer;
+use crate::setup::{Running, Setup, get, post};
+
+#[tokio::test]
+async fn a_client_is_ready_only_while_a_session_answers() {
+    let mut server = TunnelServer::start().await;
+    let client = Running::start(&server, "http://127.0.0.1:1", |_| {});
+    assert!(client.admin("/healthz").await.starts_with("HTTP/1.1 200"));
+    let session = server.accept().await;
+    assert!(
+        client
+            .admin("/readyz")
+            .await
+            .contains("no session with the server")
+    );
+    drop(session);
+    let session = server.welcome().await;
+    client.wait_ready(true).await;
+    client.wait_metric("sessions", 1.0).await;
+    drop(session);
+    client.wait_ready(false).await;
+    client.wait_metric("sessions", 0.0).await;
+}
+
+#[tokio::test]
+async fn exchanges_are_counted() {
+    let upstream = Scripted::start(|mut connection| async move {
+        while let Some(head) = connection.head().await {
+            let status = if head.starts_with("POST") {
+                connection.bytes(5).await;
+                "404 Not Found"
+            } else {
+                "200 OK"
+            };
+            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 3\r\n\r\nabc");
+            connection.send(answer).await;
+        }
+    })
+    .await;
+    let setup = Setup::new(&upstream.url()).await;
+    setup.session.fetch(get("/")).await;
+    setup.session.fetch(get("/")).await;
+    setup.session.fetch(post("hello")).await;
+    for (series, value) in [
+        ("exchanges_total{status=\"2xx\"}", 2.0),
+        ("exchanges_total{status=\"4xx\"}", 1.0),
+        ("exchanges_open", 0.0),
+        ("request_bytes_total", 5.0),
+        ("response_bytes_total", 9.0),
+        ("exchange_seconds_count", 3.0),
+        ("exchange_own_seconds_count", 3.0),
+    ] {
+        setup.client.wait_metric(series, value).await;
+    }
+}

@@ -1,0 +1,482 @@
+//! Upstreams that speak HTTP/2: `h2c` by prior knowledge, `https` by agreement.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http_body::Frame;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsAcceptor;
+use tunnel_ops::task::Owned;
+use tunnel_ops::tls_files::{Identity, Roots, server_config};
+use tunnel_proto::problem::Reason;
+
+use crate::server::SOON;
+use crate::setup::{Setup, get, piece, post, post_pieces};
+use crate::upgrade::{next, websocket};
+
+type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+/// An upstream made with hyper.
+struct Http2Upstream {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    _serving: Owned<()>,
+}
+
+impl Http2Upstream {
+    async fn start<F>(
+        tls: Option<Arc<ServerConfig>>,
+        streams: u32,
+        handler: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        let serving = Owned::spawn("upstream", async move {
+            let mut tasks = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+                let (handler, tls) = (handler.clone(), tls.clone());
+                tasks.spawn(async move {
+                    match tls {
+                        None => serve(stream, true, streams, handler).await,
+                        Some(tls) => {
+                            let Ok(stream) = TlsAcceptor::from(tls).accept(stream).await else {
+                                return;
+                            };
+                            let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                            serve(stream, is_http2, streams, handler).await;
+                        }
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            connections,
+            _serving: serving,
+        }
+    }
+
+    async fn h2c<F>(
+        handler: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
+        Self::start(None, 200, handler).await
+    }
+
+    fn url(&self, scheme: &str) -> String {
+        format!("{scheme}://{}", self.address)
+    }
+}
+
+async fn serve<IO, F>(
+    io: IO,
+    is_http2: bool,
+    streams: u32,
+    handler: impl Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+) where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let answer = handler(request);
+        async { Ok::<_, Infallible>(answer.await) }
+    });
+    let io = TokioIo::new(io);
+    if is_http2 {
+        let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .enable_connect_protocol()
+            .max_concurrent_streams(streams)
+            .serve_connection(io, service)
+            .await;
+    } else {
+        let builder = hyper::server::conn::http1::Builder::new();
+        let _ = builder.serve_connection(io, service).with_upgrades().await;
+    }
+}
+
+/// Lets the client take note of a new connection's settings. Nothing of that is seen from outside.
+async fn settings_are_known() {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+fn text(text: impl Into<Bytes>) -> Answer {
+    Response::new(Full::new(text.into()).boxed())
+}
+
+#[tokio::test]
+async fn requests_share_one_connection_and_say_where_they_go() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        assert_eq!(request.version(), Version::HTTP_2);
+        let fields = request
+            .headers()
+            .iter()
+            .map(|(name, value)| format!("{name}={value:?}"));
+        let fields: Vec<_> = fields.collect();
+        text(format!("{} {}", request.uri(), fields.join(" ")))
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let mut request = get("/a//b?x=%zz");
+    request
+        .headers_mut()
+        .insert("te", "trailers".parse().unwrap());
+    request.headers_mut().insert("x-own", "1".parse().unwrap());
+    let expected = "http://a-b.tunnels.test/a//b?x=%zz x-own=\"1\" te=\"trailers\"";
+    assert_eq!(setup.session.fetch(request).await.body(), expected);
+    tokio::join!(setup.session.fetch(get("/")), setup.session.fetch(get("/")));
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn content_and_trailers_go_both_ways() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        let sent = request.into_body().collect().await.unwrap();
+        let trailers = sent.trailers().cloned().unwrap();
+        let frames = [Frame::data(sent.to_bytes()), Frame::trailers(trailers)].map(Ok);
+        Response::new(BodyExt::boxed(StreamBody::new(tokio_stream::iter(frames))))
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let (pieces, request) = post_pieces();
+    let sending = async {
+        pieces.send(piece("hello")).await.unwrap();
+        let status = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+        pieces.send(Ok(Frame::trailers(status))).await.unwrap();
+        drop(pieces);
+    };
+    let answered = async {
+        let response = setup.session.ask(request).await.unwrap();
+        timeout(SOON, response.into_body().collect())
+            .await
+            .unwrap()
+            .unwrap()
+    };
+    let (answer, ()) = tokio::join!(answered, sending);
+    assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(answer.to_bytes(), "hello");
+}
+
+#[tokio::test]
+async fn both_directions_stream() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        Response::new(
+            request
+                .into_body()
+                .map_err(|error| panic!("{error}"))
+                .boxed(),
+        )
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let (pieces, request) = post_pieces();
+    let mut body = setup.session.ask(request).await.unwrap().into_body();
+    for message in ["one", "two", "three"] {
+        pieces.send(piece(message)).await.unwrap();
+        assert_eq!(next(&mut body).await.unwrap(), message);
+    }
+    drop(pieces);
+    assert_eq!(next(&mut body).await, None);
+}
+
+#[tokio::test]
+async fn a_cancelled_exchange_resets_its_stream_only() {
+    let (asked, mut answers) = mpsc::channel(1);
+    let upstream = Http2Upstream::h2c(move |request: Request<Incoming>| {
+        let asked = asked.clone();
+        async move {
+            if request.uri().path() == "/never" {
+                let (held, dropped) = oneshot::channel::<()>();
+                asked.send(dropped).await.unwrap();
+                std::future::pending::<()>().await;
+                drop(held);
+            }
+            text("hi")
+        }
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let session = setup.session.session.clone();
+    let mut never = Box::pin(tunnel_proto::exchange::exchange(
+        &session,
+        get("/never"),
+        |_, _| {},
+    ));
+    let dropped = tokio::select! {
+        _ = &mut never => panic!("never"),
+        dropped = answers.recv() => dropped.unwrap(),
+    };
+    drop(never);
+    assert!(
+        timeout(Duration::from_secs(1), dropped)
+            .await
+            .unwrap()
+            .is_err()
+    );
+    setup.client.wait_metric("exchanges_open", 0.0).await;
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn another_connection_is_made_when_all_streams_of_one_are_taken() {
+    let upstream = Http2Upstream::start(None, 2, async |request: Request<Incoming>| {
+        if request.uri().path() == "/never" {
+            std::future::pending::<()>().await;
+        }
+        text("hi")
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+    settings_are_known().await;
+    let mut never = JoinSet::new();
+    for _ in 0..5 {
+        let session = setup.session.session.clone();
+        never.spawn(async move {
+            tunnel_proto::exchange::exchange(&session, get("/never"), |_, _| {})
+                .await
+                .is_ok()
+        });
+    }
+    setup.client.wait_metric("exchanges_open", 5.0).await;
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+    assert!(upstream.connections.load(Ordering::SeqCst) >= 3);
+}
+
+#[tokio::test]
+async fn a_connection_that_ended_is_made_anew() {
+    let upstream = Http2Upstream::h2c(async |_: Request<Incoming>| text("hi")).await;
+    let address = upstream.address;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+    drop(upstream);
+    assert_eq!(
+        setup.session.failure(get("/")).await,
+        Reason::ConnectionRefused
+    );
+    let listener = TcpListener::bind(address).await.unwrap();
+    let _serving = Owned::spawn("upstream", async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        serve(stream, true, 200, async |_: Request<Incoming>| text("back")).await;
+    });
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "back");
+}
+
+#[tokio::test]
+async fn who_waits_for_continue_is_told_so() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        assert!(!request.headers().contains_key("expect"));
+        text(request.into_body().collect().await.unwrap().to_bytes())
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let mut request = post("hello");
+    request
+        .headers_mut()
+        .insert("expect", "100-continue".parse().unwrap());
+    let mut heard = Vec::new();
+    let response = setup
+        .session
+        .ask_hearing(request, |status, _| heard.push(status))
+        .await;
+    assert_eq!(response.unwrap().status(), StatusCode::OK);
+    assert_eq!(heard, [StatusCode::CONTINUE]);
+}
+
+/// Agrees to an upgrade of either version, and sends back what it gets.
+async fn echo(mut request: Request<Incoming>) -> Answer {
+    let is_http2 = request.version() == Version::HTTP_2;
+    let key = request.headers().get("sec-websocket-key").cloned();
+    let upgrade = hyper::upgrade::on(&mut request);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut io = TokioIo::new(upgrade.await.unwrap());
+        let mut buffer = [0; 64];
+        loop {
+            let read = io.read(&mut buffer).await.unwrap();
+            if read == 0 {
+                io.shutdown().await.unwrap();
+                return;
+            }
+            io.write_all(&buffer[..read]).await.unwrap();
+        }
+    });
+    tasks.detach_all();
+    let mut response = Response::builder().header("sec-websocket-protocol", "chat");
+    if !is_http2 {
+        let accept = tunnel_proto::handshake::accept_key(key.unwrap().as_bytes());
+        response = response
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header("connection", "upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-accept", accept);
+    }
+    response.body(Empty::new().boxed()).unwrap()
+}
+
+async fn check_echo(setup: &Setup) {
+    let (sender, request) = websocket();
+    let response = setup.session.ask(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
+    let mut body = response.into_body();
+    for message in ["one", "two"] {
+        sender.send(piece(message)).await.unwrap();
+        assert_eq!(next(&mut body).await.unwrap(), message);
+    }
+    drop(sender);
+    assert_eq!(next(&mut body).await, None);
+}
+
+#[tokio::test]
+async fn an_upgrade_over_http2_is_an_extended_connect() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        assert_eq!(
+            request
+                .extensions()
+                .get::<hyper::ext::Protocol>()
+                .unwrap()
+                .as_str(),
+            "websocket"
+        );
+        echo(request).await
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    check_echo(&setup).await;
+}
+
+#[tokio::test]
+async fn an_upstream_without_extended_connect_takes_no_upgrades() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let _serving = Owned::spawn("upstream", async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = service_fn(async |_| Ok::<_, Infallible>(text("hi")));
+        let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    });
+    let setup = Setup::new(&url).await;
+    let (_sender, request) = websocket();
+    assert_eq!(setup.session.failure(request).await, Reason::UpgradeFailed);
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+}
+
+/// A TLS set-up that offers these protocols, and who believes it.
+fn tls(alpn: &[&[u8]]) -> (Arc<ServerConfig>, Roots) {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let identity = Identity::from_pem(&cert, &key).unwrap();
+    (
+        server_config(&identity, alpn).unwrap(),
+        Roots::from_pem(&cert).unwrap(),
+    )
+}
+
+#[tokio::test]
+async fn https_speaks_what_both_ends_like_best() {
+    let version = async |request: Request<Incoming>| text(format!("{:?}", request.version()));
+    for (alpn, expected) in [
+        (&[&b"h2"[..], b"http/1.1"][..], "HTTP/2.0"),
+        (&[b"http/1.1"], "HTTP/1.1"),
+        (&[], "HTTP/1.1"),
+    ] {
+        let (server, roots) = tls(alpn);
+        let upstream = Http2Upstream::start(Some(server), 200, version).await;
+        let setup = Setup::with(&upstream.url("https"), |config| {
+            config.upstream_roots = Some(roots);
+        })
+        .await;
+        let (one, two) = tokio::join!(setup.session.fetch(get("/")), setup.session.fetch(get("/")));
+        assert_eq!([one.body(), two.body()], [expected; 2]);
+        let before = upstream.connections.load(Ordering::SeqCst);
+        assert_eq!(setup.session.fetch(get("/")).await.body(), expected);
+        assert_eq!(
+            upstream.connections.load(Ordering::SeqCst),
+            before,
+            "used again"
+        );
+    }
+}
+
+#[tokio::test]
+async fn https_upgrades_over_http1_until_http2_is_known_to_take_them() {
+    let (server, roots) = tls(&[b"h2", b"http/1.1"]);
+    let upstream = Http2Upstream::start(Some(server), 200, async |request: Request<Incoming>| {
+        if request.uri().path() == "/socket" {
+            return echo(request).await;
+        }
+        text("hi")
+    })
+    .await;
+    let setup = Setup::with(&upstream.url("https"), |config| {
+        config.upstream_roots = Some(roots)
+    })
+    .await;
+    check_echo(&setup).await;
+    assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+    settings_are_known().await;
+    let before = upstream.connections.load(Ordering::SeqCst);
+    check_echo(&setup).await;
+    assert_eq!(
+        upstream.connections.load(Ordering::SeqCst),
+        before,
+        "a stream of HTTP/2"
+    );
+}
+
+#[tokio::test]
+async fn a_dial_that_fails_fails_for_all_who_wait_for_it() {
+    // Takes connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", silent.local_addr().unwrap());
+    let (_, roots) = tls(&[]);
+    let limit = Duration::from_millis(200);
+    let setup = Setup::with(&url, |config| {
+        config.upstream_roots = Some(roots);
+        config.upstream_connect_timeout = limit;
+    })
+    .await;
+    let started = Instant::now();
+    let asking = JoinSet::from_iter((0..20).map(|_| {
+        let session = setup.session.session.clone();
+        async move {
+            let response = tunnel_proto::exchange::exchange(&session, get("/"), |_, _| {}).await;
+            response.map(drop).unwrap_err().to_string()
+        }
+    }));
+    for failure in asking.join_all().await {
+        assert!(
+            failure.contains(Reason::ConnectionTimeout.name()),
+            "{failure}"
+        );
+    }
+    assert!(started.elapsed() < limit * 5, "{:?}", started.elapsed());
+}

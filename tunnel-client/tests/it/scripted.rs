@@ -1,0 +1,108 @@
+//! An upstream that does what a test's script says, on raw bytes.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tunnel_ops::task::Owned;
+
+/// A listener whose connections follow a script.
+pub(crate) struct Scripted {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    _serving: Owned<()>,
+}
+
+/// One connection to it.
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    /// Which one it is, from 0.
+    pub(crate) number: usize,
+}
+
+impl Scripted {
+    /// Every connection follows the same script, and may look at its number.
+    pub(crate) async fn start<F>(script: impl Fn(Connection) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        let serving = Owned::spawn("upstream", async move {
+            let mut tasks = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let number = counted.fetch_add(1, Ordering::SeqCst);
+                tasks.spawn(script(Connection { stream, number }));
+            }
+        });
+        Self {
+            address,
+            connections,
+            _serving: serving,
+        }
+    }
+
+    /// Answers each request's head with these bytes, and keeps the connection.
+    pub(crate) async fn answering(answer: &'static [u8]) -> Self {
+        Self::start(move |mut connection| async move {
+            while connection.head().await.is_some() {
+                connection.send(answer).await;
+            }
+        })
+        .await
+    }
+
+    /// Answers one request's head with these bytes, and closes the connection.
+    pub(crate) async fn answering_once(answer: &'static [u8]) -> Self {
+        Self::start(move |mut connection| async move {
+            connection.head().await.unwrap();
+            connection.send(answer).await;
+        })
+        .await
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Connections so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Connection {
+    /// The next request's head; `None` when there is none.
+    pub(crate) async fn head(&mut self) -> Option<String> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(self.stream.read_u8().await.ok()?);
+        }
+        Some(String::from_utf8(head).unwrap())
+    }
+
+    /// So many bytes.
+    pub(crate) async fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    /// All bytes up to the end, or the reset.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let _ = self.stream.read_to_end(&mut rest).await;
+        rest
+    }
+
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+}

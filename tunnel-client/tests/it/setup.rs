@@ -1,0 +1,169 @@
+//! A client that runs between a tunnel server and an upstream, both in the hands of a test.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body::Frame;
+use http_body_util::{Empty, Full, StreamBody};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tunnel_client::client::{Client, ClientError};
+use tunnel_client::config::Config;
+use tunnel_ops::signals::{Shutdown, Trigger};
+use tunnel_ops::task::Owned;
+
+use crate::server::{SOON, ServerSession, TunnelServer};
+
+/// A running client.
+pub(crate) struct Running {
+    pub(crate) trigger: Trigger,
+    admin: SocketAddr,
+    ended: Owned<Result<(), ClientError>>,
+    _token: tempfile::TempDir,
+}
+
+/// A client with a session.
+pub(crate) struct Setup {
+    pub(crate) client: Running,
+    pub(crate) server: TunnelServer,
+    pub(crate) session: ServerSession,
+}
+
+/// A request's content that a test sends piece by piece.
+pub(crate) type Pieces = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
+
+impl Setup {
+    /// A client with this upstream, its session welcomed.
+    pub(crate) async fn new(upstream: &str) -> Self {
+        Self::with(upstream, |_| {}).await
+    }
+
+    /// The same with another configuration.
+    pub(crate) async fn with(upstream: &str, change: impl FnOnce(&mut Config)) -> Self {
+        let mut server = TunnelServer::start().await;
+        let client = Running::start(&server, upstream, change);
+        let session = server.welcome().await;
+        Self {
+            client,
+            server,
+            session,
+        }
+    }
+}
+
+impl Running {
+    pub(crate) fn start(
+        server: &TunnelServer,
+        upstream: &str,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let token = tempfile::tempdir().unwrap();
+        let token_file = token.path().join("token");
+        std::fs::write(&token_file, "tnlrt_1_secret\n").unwrap();
+        let (url, roots) = (server.url().parse().unwrap(), server.roots());
+        let mut config = Config::new(url, roots, token_file, upstream.parse().unwrap());
+        config.admin_listen = Some("127.0.0.1:0".parse().unwrap());
+        config.redial_base = Duration::from_millis(10);
+        config.redial_cap = Duration::from_millis(50);
+        change(&mut config);
+        let client = Client::new(config).unwrap();
+        let admin = client.addresses().admin.unwrap();
+        let (trigger, shutdown) = Shutdown::manual();
+        let ended = Owned::spawn("client", client.run(shutdown));
+        Self {
+            trigger,
+            admin,
+            ended,
+            _token: token,
+        }
+    }
+
+    /// How it ended.
+    pub(crate) async fn ended(self) -> Result<(), ClientError> {
+        timeout(SOON, self.ended).await.unwrap().unwrap()
+    }
+
+    /// What the admin listener says.
+    pub(crate) async fn admin(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.admin).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// The value of one series; what it counts may be a moment late.
+    pub(crate) async fn wait_metric(&self, series: &str, value: f64) {
+        let line = format!("tunnel_client_{series} {value}");
+        let seen = async {
+            while !self
+                .admin("/metrics")
+                .await
+                .lines()
+                .any(|found| found == line)
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(SOON, seen).await.is_err() {
+            panic!("{line} is missing in\n{}", self.admin("/metrics").await);
+        }
+    }
+
+    /// Waits until it is ready, or not any more.
+    pub(crate) async fn wait_ready(&self, ready: bool) {
+        let status = if ready {
+            "HTTP/1.1 200"
+        } else {
+            "HTTP/1.1 503"
+        };
+        let seen = async {
+            while !self.admin("/readyz").await.starts_with(status) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, seen).await.unwrap();
+    }
+}
+
+/// A `GET` for a path of the runtime's host.
+pub(crate) fn get(path: &str) -> Request<Empty<Bytes>> {
+    Request::get(format!("https://a-b.tunnels.test{path}"))
+        .body(Empty::new())
+        .unwrap()
+}
+
+/// A `POST` whose content's length is known.
+pub(crate) fn post(content: &'static str) -> Request<Full<Bytes>> {
+    Request::post("https://a-b.tunnels.test/")
+        .header("content-length", content.len())
+        .body(Full::new(content.into()))
+        .unwrap()
+}
+
+/// A `POST` whose content is what is sent into the channel.
+pub(crate) fn post_pieces() -> (
+    mpsc::Sender<Result<Frame<Bytes>, Infallible>>,
+    Request<Pieces>,
+) {
+    let (sender, receiver) = mpsc::channel(16);
+    let body = StreamBody::new(ReceiverStream::new(receiver));
+    (
+        sender,
+        Request::post("https://a-b.tunnels.test/")
+            .body(body)
+            .unwrap(),
+    )
+}
+
+/// One piece of it.
+pub(crate) fn piece(bytes: &'static str) -> Result<Frame<Bytes>, Infallible> {
+    Ok(Frame::data(bytes.into()))
+}

@@ -1,0 +1,258 @@
+//! How a client keeps its tunnel up, and when it gives up.
+
+use std::time::Duration;
+
+use http::Response;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tunnel_client::client::ClientError;
+use tunnel_client::config::OnRefusal;
+use tunnel_proto::close::CloseReason;
+use tunnel_proto::control::Control;
+
+use crate::scripted::{Connection, Scripted};
+use crate::server::{SOON, TunnelServer, refusal};
+use crate::setup::{Running, Setup, get};
+
+/// An upstream nobody asks anything.
+const NOBODY: &str = "http://127.0.0.1:1";
+
+#[tokio::test]
+async fn a_client_says_who_it_is_and_shows_its_token() {
+    let mut setup = Setup::new(NOBODY).await;
+    assert_eq!(setup.session.authorization, "Bearer tnlrt_1_secret");
+    assert_eq!(setup.session.greeting.session_number, 1);
+    assert_eq!(setup.session.greeting.version, env!("CARGO_PKG_VERSION"));
+    assert!(matches!(setup.session.hear().await, Control::Hello { .. }));
+}
+
+#[tokio::test]
+async fn a_lost_session_is_followed_by_another_of_the_same_instance() {
+    let mut setup = Setup::new(NOBODY).await;
+    let instance = setup.session.greeting.instance.clone();
+    for number in 2..5 {
+        setup.client.wait_ready(true).await;
+        drop(setup.session);
+        setup.client.wait_ready(false).await;
+        setup.session = setup.server.welcome().await;
+        assert_eq!(setup.session.greeting.instance, instance);
+        assert_eq!(setup.session.greeting.session_number, number);
+    }
+    setup
+        .client
+        .wait_metric("dials_total{result=\"accepted\"}", 4.0)
+        .await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_dialled_until_it_is() {
+    let mut server = TunnelServer::start().await;
+    let answers = [502, 503, 429].map(|status| {
+        Response::builder()
+            .status(status)
+            .body("<html>".to_owned())
+            .unwrap()
+    });
+    server.refuse(answers);
+    let client = Running::start(&server, NOBODY, |_| {});
+    let session = server.welcome().await;
+    assert_eq!(session.greeting.session_number, 4);
+    client.wait_ready(true).await;
+    client
+        .wait_metric("dials_total{result=\"refused\"}", 3.0)
+        .await;
+}
+
+#[tokio::test]
+async fn a_refusal_for_good_ends_the_client_with_one_plain_line() {
+    let server = TunnelServer::start().await;
+    server.refuse([refusal(401, "token_unknown", true)]);
+    let client = Running::start(&server, NOBODY, |_| {});
+    let Err(error) = client.ended().await else {
+        panic!("it should have failed")
+    };
+    assert!(matches!(error, ClientError::GivenUp(_)));
+    let text = error.to_string();
+    assert!(text.ends_with("refused: the test says token_unknown (token_unknown), status 401"));
+    assert!(!text.contains('\n') && !text.contains("tnlrt"), "{text}");
+}
+
+#[tokio::test]
+async fn a_refusal_for_good_is_waited_out_if_that_is_wanted() {
+    let mut server = TunnelServer::start().await;
+    server.refuse([refusal(401, "token_unknown", true)]);
+    let wait = Duration::from_millis(200);
+    let started = Instant::now();
+    let _client = Running::start(&server, NOBODY, |config| {
+        config.on_refusal = OnRefusal::Retry;
+        config.refusal_wait = wait;
+    });
+    server.welcome().await;
+    assert!(started.elapsed() >= wait);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_time_gets_it() {
+    let mut server = TunnelServer::start().await;
+    let mut answer = refusal(503, "overloaded", false);
+    answer
+        .headers_mut()
+        .insert("retry-after", "1".parse().unwrap());
+    server.refuse([answer]);
+    let started = Instant::now();
+    let _client = Running::start(&server, NOBODY, |_| {});
+    server.welcome().await;
+    assert!(started.elapsed() >= Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_session_without_a_welcome_is_no_session() {
+    let mut server = TunnelServer::start().await;
+    let limit = Duration::from_millis(200);
+    let client = Running::start(&server, NOBODY, |config| config.dial_timeout = limit);
+    let silent = server.accept().await;
+    client.wait_ready(false).await;
+    assert_eq!(silent.ended().await, CloseReason::ProtocolError);
+    let _session = server.welcome().await;
+    client.wait_ready(true).await;
+    client
+        .wait_metric("dials_total{result=\"unwelcome\"}", 1.0)
+        .await;
+}
+
+/// An upstream that answers when it is told to, and says when it was asked.
+async fn slow() -> (Scripted, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (asked_in, asked) = mpsc::channel(1);
+    let (answer, answers) = mpsc::channel::<()>(1);
+    let answers = std::sync::Arc::new(tokio::sync::Mutex::new(answers));
+    let upstream = Scripted::start(move |mut connection: Connection| {
+        let (asked_in, answers) = (asked_in.clone(), answers.clone());
+        async move {
+            connection.head().await.unwrap();
+            asked_in.send(()).await.unwrap();
+            answers.lock().await.recv().await;
+            connection
+                .send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate")
+                .await;
+        }
+    })
+    .await;
+    (upstream, asked, answer)
+}
+
+#[tokio::test]
+async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves() {
+    let (upstream, mut asked, answer) = slow().await;
+    let mut setup = Setup::new(&upstream.url()).await;
+    let old = setup.session;
+    let open = async {
+        let response = old.fetch(get("/")).await;
+        assert_eq!(response.body(), "late", "what was open ends well");
+    };
+    let replace = async {
+        asked.recv().await.unwrap();
+        old.say(Control::Drain {
+            spread_ms: Some(10),
+        });
+        let new = setup.server.welcome().await;
+        assert_eq!(new.greeting.session_number, 2);
+        assert!(!old.session.is_closed());
+        answer.send(()).await.unwrap();
+        new
+    };
+    let ((), new) = tokio::join!(open, replace);
+    assert_eq!(old.ended().await, CloseReason::Left);
+    setup.client.wait_metric("sessions", 1.0).await;
+    assert!(!new.session.is_closed());
+}
+
+#[tokio::test]
+async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
+    let (upstream, mut asked, answer) = slow().await;
+    let mut setup = Setup::new(&upstream.url()).await;
+    assert!(matches!(setup.session.hear().await, Control::Hello { .. }));
+    let session = setup.session.session.clone();
+    let mut open = Box::pin(tunnel_proto::exchange::exchange(
+        &session,
+        get("/"),
+        |_, _| {},
+    ));
+    tokio::select! {
+        _ = &mut open => panic!("nobody answers yet"),
+        _ = asked.recv() => {}
+    }
+    setup.client.trigger.ask();
+    assert!(matches!(setup.session.hear().await, Control::Drain { .. }));
+    answer.send(()).await.unwrap();
+    let response = timeout(SOON, open).await.unwrap().unwrap();
+    assert_eq!(crate::server::whole(response).await.body(), "late");
+    assert_eq!(setup.session.ended().await, CloseReason::Left);
+    setup.client.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_grace_period_is_the_longest_that_a_client_stays() {
+    let (upstream, mut asked, _answer) = slow().await;
+    let grace = Duration::from_millis(200);
+    let setup = Setup::with(&upstream.url(), |config| config.grace_period = grace).await;
+    let session = setup.session.session.clone();
+    let mut open = Box::pin(tunnel_proto::exchange::exchange(
+        &session,
+        get("/"),
+        |_, _| {},
+    ));
+    tokio::select! {
+        _ = &mut open => panic!("nobody answers"),
+        _ = asked.recv() => {}
+    }
+    setup.client.trigger.ask();
+    let (answer, ended) = tokio::join!(open, setup.client.ended());
+    assert!(answer.is_err(), "cut");
+    ended.unwrap();
+}
+
+#[tokio::test]
+async fn who_forces_does_not_wait() {
+    let (upstream, mut asked, _answer) = slow().await;
+    let setup = Setup::new(&upstream.url()).await;
+    let session = setup.session.session.clone();
+    let mut open = Box::pin(tunnel_proto::exchange::exchange(
+        &session,
+        get("/"),
+        |_, _| {},
+    ));
+    tokio::select! {
+        _ = &mut open => panic!("nobody answers"),
+        _ = asked.recv() => {}
+    }
+    setup.client.trigger.ask();
+    setup.client.trigger.force();
+    setup.client.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_superseded_client_gives_up() {
+    let mut setup = Setup::new(NOBODY).await;
+    setup.session.say(Control::Superseded {
+        instance: "0".repeat(32),
+    });
+    let Err(error) = setup.client.ended().await else {
+        panic!("it should have failed")
+    };
+    assert!(error.to_string().contains("has taken over"), "{error}");
+    assert_eq!(setup.session.ended().await, CloseReason::Left);
+    assert!(setup.server.is_left_alone(Duration::from_millis(100)).await);
+}
+
+#[tokio::test]
+async fn a_client_whose_token_was_revoked_gives_up() {
+    let setup = Setup::new(NOBODY).await;
+    setup.session.say(Control::Revoked {
+        detail: "it was lost".to_owned(),
+    });
+    setup.session.session.close(CloseReason::Revoked);
+    let Err(error) = setup.client.ended().await else {
+        panic!("it should have failed")
+    };
+    assert!(error.to_string().contains("no longer good"), "{error}");
+}
