@@ -165,26 +165,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_signal_asks_and_the_second_forces() {
-        let shutdown = Shutdown::on_signals().unwrap();
-        let send = |signal: &str| {
-            let own = std::process::id().to_string();
-            assert!(
-                std::process::Command::new("kill")
-                    .args([signal, &own])
-                    .status()
-                    .unwrap()
-                    .success()
-            );
-        };
-        send("-TERM");
-        shutdown.asked().await;
-        assert!(is_pending(shutdown.forced()));
-        send("-INT");
-        shutdown.forced().await;
-    }
-
-    #[tokio::test]
     async fn whoever_waits_is_woken() {
         let (trigger, shutdown) = Shutdown::manual();
         let waiting = Owned::spawn("test", async move { shutdown.asked().await });

@@ -3,15 +3,15 @@
 //! Fails closed: what is not known is refused. A credential names its runtime; nothing else that a
 //! tunnel client says of itself decides which runtime it is.
 
+pub mod static_token;
+
 use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode, header};
 use tunnel_proto::handshake::Refusal;
 
-use crate::{
-    runtimes::{RuntimeEntry, Runtimes},
-    token::{self, TokenRefusal},
-};
+use self::static_token::TokenRefusal;
+use crate::runtimes::{RuntimeEntry, Runtimes};
 
 /// Why nobody is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +70,7 @@ pub fn authenticate(
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, token)| token)
         .ok_or(AuthRefusal::Missing)?;
-    token::verify(runtimes, token)
+    static_token::verify(runtimes, token)
         .cloned()
         .map_err(AuthRefusal::Token)
 }

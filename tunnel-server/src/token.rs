@@ -11,13 +11,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
-
-use crate::runtimes::{RuntimeEntry, Runtimes};
 
 /// Says what kind of secret this is.
 const PREFIX: &str = "tnlrt_";
@@ -29,10 +25,6 @@ const ID_DIGITS: usize = 16;
 const SECRET_LETTERS: usize = 43;
 
 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-
-/// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong
-/// secret. Nobody knows a token with this hash, and a match would be refused all the same.
-const NOBODY: TokenHash = [0; 32];
 
 /// SHA-256 of a whole token's text.
 pub type TokenHash = [u8; 32];
@@ -63,18 +55,6 @@ pub struct ParsedToken {
     "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits, `_` and 43 letters and digits"
 )]
 pub struct NotAToken;
-
-/// Why a presented token lets nobody in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenRefusal {
-    /// It has not the form of a token.
-    #[error("the credential is not a runtime token: it begins with `tnlrt_`")]
-    NotAToken,
-    /// It has the form, and is not one of those listed. Whether the id is known is not told.
-    #[error("the token is not known or no longer good: ask for a new one")]
-    Unknown,
-}
 
 impl Token {
     /// Draws a new token.
@@ -169,22 +149,6 @@ impl fmt::Debug for TokenId {
     }
 }
 
-/// The runtime that the presented text lets in. An unknown id and a wrong secret cost the same and
-/// get the same refusal.
-pub fn verify<'a>(
-    runtimes: &'a Runtimes,
-    presented: &str,
-) -> Result<&'a Arc<RuntimeEntry>, TokenRefusal> {
-    let token = Token::parse(presented).map_err(|NotAToken| TokenRefusal::NotAToken)?;
-    let known = runtimes.token(token.id);
-    let stored = known.map_or(&NOBODY, |(_, hash)| hash);
-    let equal = bool::from(token.sha256.ct_eq(stored));
-    match known {
-        Some((runtime, _)) if equal => Ok(runtime),
-        _ => Err(TokenRefusal::Unknown),
-    }
-}
-
 fn sha256(text: &str) -> TokenHash {
     Sha256::digest(text.as_bytes()).into()
 }
@@ -219,78 +183,20 @@ fn hex_digits(mut number: u64) -> [u8; ID_DIGITS] {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use tunnel_ops::config_file::TomlFile;
-
     use super::*;
-    use crate::runtimes::edit::{Addition, add_token};
-
-    fn listed(token: &Token) -> Runtimes {
-        let (account, runtime) = ("acme".parse().unwrap(), "prod".parse().unwrap());
-        let addition = Addition {
-            account: &account,
-            runtime: &runtime,
-            hosts: &[],
-            token,
-            note: None,
-        };
-        let text = add_token("", &addition).unwrap();
-        Runtimes::parse(
-            &TomlFile::from_text("r.toml", text),
-            &"tunnels.localhost".parse().unwrap(),
-        )
-        .unwrap()
-    }
+    use proptest::prelude::*;
 
     #[test]
-    fn a_listed_token_lets_its_runtime_in() {
+    fn only_what_has_the_form_is_a_token() {
         let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
-        assert_eq!(
-            verify(&runtimes, token.expose()).unwrap().label.as_str(),
-            "acme-prod"
-        );
-    }
-
-    #[test]
-    fn an_unknown_id_and_a_wrong_secret_get_the_same_refusal() {
-        let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
-        let stranger = Token::generate().unwrap();
-        let last = if token.expose().ends_with('x') {
-            "y"
-        } else {
-            "x"
-        };
-        let wrong_secret = format!("{}{last}", &token.expose()[..token.expose().len() - 1]);
-        assert_eq!(
-            verify(&runtimes, stranger.expose()),
-            Err(TokenRefusal::Unknown)
-        );
-        assert_eq!(verify(&runtimes, &wrong_secret), Err(TokenRefusal::Unknown));
-    }
-
-    #[test]
-    fn what_has_not_the_form_is_refused_as_such() {
-        let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
         let good = token.expose();
-        for text in [
-            "",
-            "tnlrt_",
-            "secret",
-            &good[1..],
-            &good[..good.len() - 1],
-            &format!("{good}a"),
-            &format!("{good}\n"),
-        ] {
-            assert_eq!(
-                verify(&runtimes, text),
-                Err(TokenRefusal::NotAToken),
-                "{text}"
-            );
+        assert!(Token::parse(good).is_ok());
+        for text in ["", "tnlrt_", "secret", &good[1..], &good[..good.len() - 1]] {
+            assert_eq!(Token::parse(text), Err(NotAToken), "{text}");
         }
-        assert_eq!(Token::parse(&good.to_uppercase()), Err(NotAToken));
+        for text in [format!("{good}a"), format!("{good}\n"), good.to_uppercase()] {
+            assert_eq!(Token::parse(&text), Err(NotAToken), "{text}");
+        }
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
 
 use tunnel_ops::config_file::TomlFile;
+use tunnel_server::auth::static_token::{TokenRefusal, verify};
 use tunnel_server::runtimes::Runtimes;
-use tunnel_server::token::{TokenRefusal, verify};
 
 use crate::program::Folder;
 
