@@ -1,54 +1,39 @@
 //! What the admin listener says of this client: its metrics, and whether it can do its work.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tunnel_ops::admin::{AdminRoutes, Readiness};
 
 use crate::metrics::Metrics;
 
-/// Counts the sessions that answer. Clones count the same.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Live {
-    sessions: Arc<AtomicUsize>,
-}
-
 /// One session that answers, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct LiveSession {
-    live: Live,
-    metrics: Arc<Metrics>,
-}
+pub(crate) struct LiveSession(Arc<Metrics>);
 
-impl Live {
+impl LiveSession {
     /// A session was welcomed by the server.
-    pub(crate) fn enter(&self, metrics: &Arc<Metrics>) -> LiveSession {
-        self.sessions.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn begin(metrics: &Arc<Metrics>) -> Self {
         metrics.sessions.inc();
-        LiveSession {
-            live: self.clone(),
-            metrics: Arc::clone(metrics),
-        }
-    }
-
-    fn readiness(&self) -> Readiness {
-        match self.sessions.load(Ordering::Relaxed) {
-            0 => Readiness::NotReady("no session with the server".to_owned()),
-            _ => Readiness::Ready,
-        }
+        Self(Arc::clone(metrics))
     }
 }
 
 impl Drop for LiveSession {
     fn drop(&mut self) {
-        self.live.sessions.fetch_sub(1, Ordering::Relaxed);
-        self.metrics.sessions.dec();
+        self.0.sessions.dec();
     }
 }
 
 /// The answers of the admin listener: ready only while a session answers.
-pub(crate) fn routes(metrics: &Metrics, live: Live) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), move || live.readiness())
+pub(crate) fn routes(metrics: Arc<Metrics>) -> AdminRoutes {
+    AdminRoutes::new(metrics.registry(), move || readiness(&metrics))
+}
+
+fn readiness(metrics: &Metrics) -> Readiness {
+    match metrics.sessions.get() {
+        0 => Readiness::NotReady("no session with the server".to_owned()),
+        _ => Readiness::Ready,
+    }
 }
 
 #[cfg(test)]
@@ -57,14 +42,13 @@ mod tests {
 
     #[test]
     fn a_client_is_ready_while_any_session_answers() {
-        let (live, metrics) = (Live::default(), Arc::new(Metrics::new().unwrap()));
-        assert_ne!(live.readiness(), Readiness::Ready);
-        let one = live.enter(&metrics);
-        let two = live.enter(&metrics);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        assert_ne!(readiness(&metrics), Readiness::Ready);
+        let one = LiveSession::begin(&metrics);
+        let two = LiveSession::begin(&metrics);
         drop(one);
-        assert_eq!(live.readiness(), Readiness::Ready);
-        assert_eq!(metrics.sessions.get(), 1);
+        assert_eq!(readiness(&metrics), Readiness::Ready);
         drop(two);
-        assert_ne!(live.readiness(), Readiness::Ready);
+        assert_ne!(readiness(&metrics), Readiness::Ready);
     }
 }

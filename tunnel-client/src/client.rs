@@ -20,7 +20,7 @@ use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
 
-use crate::admin::{self, Live};
+use crate::admin;
 use crate::config::{Config, OnRefusal};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
@@ -34,7 +34,6 @@ use crate::upstream::{Upstream, UpstreamSettings};
 /// A client that has not dialled yet.
 pub struct Client {
     metrics: Arc<Metrics>,
-    live: Live,
     admin: Option<AdminListener>,
     upstream: Arc<Upstream>,
     tunnel: Tunnel,
@@ -79,7 +78,6 @@ impl Client {
     /// See [`ClientError`].
     pub fn new(config: Config) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
-        let live = Live::default();
         let admin = config.admin_listen.map(bind_admin).transpose()?;
         let upstream = Arc::new(Upstream::new(UpstreamSettings {
             url: config.upstream.clone(),
@@ -92,7 +90,6 @@ impl Client {
         let exchanges = Exchanges::new(routes, Arc::clone(&metrics), config.access_log);
         let sessions = SessionParts {
             exchanges,
-            live: live.clone(),
             metrics: Arc::clone(&metrics),
             settings: SessionSettings {
                 ping_interval: config.ping_interval,
@@ -103,7 +100,6 @@ impl Client {
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {
             metrics,
-            live,
             admin,
             upstream,
             tunnel,
@@ -124,7 +120,6 @@ impl Client {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
             metrics,
-            live,
             admin,
             upstream,
             tunnel,
@@ -132,7 +127,7 @@ impl Client {
         // First the admin listener, so that whoever starts the client is told "not ready" instead of
         // nothing. It never ends by itself.
         let admin = admin.map(|listener| {
-            let serving = listener.serve(admin::routes(&metrics, live), std::future::pending());
+            let serving = listener.serve(admin::routes(metrics), std::future::pending());
             Owned::spawn("admin", serving)
         });
         // Then what exchanges need.

@@ -24,6 +24,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use rustls::ClientConfig;
+#[cfg(target_os = "linux")]
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
@@ -34,6 +36,12 @@ use self::upgrade::Answer;
 pub(crate) use self::upgrade::Refused;
 use crate::config::ServerUrl;
 use crate::token_file::{self, TokenFileError};
+
+/// How long written bytes may stay with the kernel before it gives a session's connection up: as
+/// long as a silent session lives. Not for upstreams: it counts the time too in which a peer that
+/// is there takes nothing, which an upstream may.
+#[cfg(target_os = "linux")]
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One step of a dial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +168,8 @@ impl Dialler {
         let tcp = reach(self.server.host(), self.server.port(), self.limit, |_| true).await?;
         let handshake = async {
             let peer = tcp.peer_addr()?;
+            #[cfg(target_os = "linux")]
+            SockRef::from(&tcp).set_tcp_user_timeout(Some(USER_TIMEOUT))?;
             let name = tls::server_name(self.server.host())?;
             Ok((tls::handshake(tcp, &self.tls, name).await?, peer))
         };
@@ -261,11 +271,21 @@ impl fmt::Display for Step {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.refusal {
-            Some(refusal) => write!(f, "{} ({})", refusal.detail.escape_debug(), refusal.reason),
+            Some(refusal) => write!(
+                f,
+                "{} ({})",
+                on_one_line(&refusal.detail),
+                on_one_line(&refusal.reason)
+            ),
             None => f.write_str(self.meaning()),
         }?;
         write!(f, ", status {}", self.status.as_u16())
     }
+}
+
+/// A server's words, for a terminal or a log.
+fn on_one_line(text: &str) -> String {
+    text.replace(char::is_control, " ")
 }
 
 impl Refused {
@@ -316,16 +336,11 @@ mod tests {
             "wss://tunnel.example.com refused: this token is not known: make a new one \
              (token_unknown), status 401"
         );
-        assert!(
-            !refused(
-                503,
-                Some(Refusal {
-                    fatal: false,
-                    ..fatal
-                })
-            )
-            .is_fatal()
-        );
+        let transient = Refusal {
+            fatal: false,
+            ..fatal
+        };
+        assert!(!refused(503, Some(transient)).is_fatal());
         let proxy = refused(407, None);
         assert!(!proxy.is_fatal());
         assert!(
@@ -333,6 +348,20 @@ mod tests {
                 .to_string()
                 .contains("a proxy on the way wants a password"),
             "{proxy}"
+        );
+    }
+
+    #[test]
+    fn a_refusal_is_shown_as_it_stands_on_one_line() {
+        let refusal = Refusal {
+            reason: "no\u{1b}[2J".to_owned(),
+            detail: "the server isn't \"here\"\nerror: forged".to_owned(),
+            fatal: true,
+        };
+        assert_eq!(
+            refused(401, Some(refusal)).to_string(),
+            "wss://tunnel.example.com refused: the server isn't \"here\" error: forged \
+             (no [2J), status 401"
         );
     }
 

@@ -26,7 +26,7 @@ use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
-use crate::admin::Live;
+use crate::admin::LiveSession;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
@@ -46,8 +46,6 @@ pub(crate) struct SessionParts {
     /// Answers the exchanges.
     pub(crate) exchanges: Exchanges,
     /// Where a welcomed session counts.
-    pub(crate) live: Live,
-    /// Where it counts as well.
     pub(crate) metrics: Arc<Metrics>,
     /// Of the wire.
     pub(crate) settings: SessionSettings,
@@ -242,7 +240,7 @@ where
                 }
                 Some(SessionEvent::Control(control)) => {
                     if matches!(control, Control::Welcome { .. }) && live.is_none() {
-                        live = Some(parts.live.enter(&parts.metrics));
+                        live = Some(LiveSession::begin(&parts.metrics));
                     }
                     on_control(control, &notices);
                 }

@@ -115,27 +115,35 @@ impl Tunnel {
                 Err(given_up) => return given_up,
             };
             self.replace(Some(session));
-            let Some(current) = &mut self.current else {
-                continue;
+            if let Some(ended) = self.serve().await
+                && let Err(given_up) = self.after_end(&ended).await
+            {
+                return given_up;
+            }
+        }
+    }
+
+    /// Serves by the current session until another is to be dialled. How it ended, if it did: one
+    /// that only drains serves on until the next one is welcome.
+    async fn serve(&mut self) -> Option<Ended> {
+        let current = self.current.as_mut()?;
+        let mut event = current.next().await;
+        if let Event::Drain { spread } = event {
+            tracing::info!("the server drains this session, another one is dialled");
+            event = tokio::select! {
+                () = sleep(fraction(spread.min(SPREAD_MAX), random())) => return None,
+                event = current.next() => event,
             };
-            match current.next().await {
-                Event::Drain { spread } => {
-                    tracing::info!("the server drains this session, another one is dialled");
-                    // Meanwhile it serves on, and so it does until the next one is welcome.
-                    sleep(fraction(spread.min(SPREAD_MAX), random())).await;
-                }
-                Event::Superseded => {
-                    self.replace(None);
-                    if let Err(given_up) = self.after_end(&superseded()).await {
-                        return given_up;
-                    }
-                }
-                Event::Ended(ended) => {
-                    self.current = None;
-                    if let Err(given_up) = self.after_end(&ended).await {
-                        return given_up;
-                    }
-                }
+        }
+        match event {
+            Event::Drain { .. } => None,
+            Event::Superseded => {
+                self.replace(None);
+                Some(superseded())
+            }
+            Event::Ended(ended) => {
+                self.current = None;
+                Some(ended)
             }
         }
     }
@@ -156,9 +164,9 @@ impl Tunnel {
                     let welcome = session.welcome();
                     tracing::info!(
                         server = %self.parts.dialler.server(),
-                        runtime = ?welcome.runtime,
-                        session = ?welcome.session,
-                        server_version = ?welcome.version,
+                        runtime = welcome.runtime,
+                        session = welcome.session,
+                        server_version = welcome.version,
                         "the tunnel is up"
                     );
                     return Ok(session);

@@ -113,21 +113,19 @@ impl Upstream {
         })
     }
 
-    /// Closes connections that rest for too long, for as long as it is polled.
+    /// Closes connections that nobody needs, for as long as it is polled.
     pub(crate) async fn sweep(&self) {
         let mut ticks = interval(pool::REST / 2);
         loop {
             ticks.tick().await;
             self.pool.sweep();
+            self.http2.sweep();
         }
     }
 
-    /// A connection: one that is there, else a new one.
-    async fn link(&self) -> Result<Link, Problem> {
-        if let Some(link) = self.used_link() {
-            return Ok(link);
-        }
-        if self.speaks_http1.load(Ordering::Relaxed) {
+    /// A connection when none is there: a new one, perhaps made by and for others as well.
+    async fn dialled_link(&self) -> Result<Link, Problem> {
+        if self.speaks_http1() {
             return self.new_link().await;
         }
         // The first of many that find none dials for all of them, and fails for all of them: else
@@ -137,9 +135,15 @@ impl Upstream {
         if let Some(link) = self.used_link() {
             return Ok(link);
         }
-        match &*last_failure {
-            Some((at, problem)) if *at >= asked => return Err(problem.clone()),
-            _ => {}
+        if self.speaks_http1() {
+            // As the first has found out, each needs its own.
+            drop(last_failure);
+            return self.new_link().await;
+        }
+        if let Some((at, problem)) = &*last_failure
+            && *at >= asked
+        {
+            return Err(problem.clone());
         }
         let dialled = self.new_link().await;
         *last_failure = dialled
@@ -149,6 +153,11 @@ impl Upstream {
         dialled
     }
 
+    fn speaks_http1(&self) -> bool {
+        self.speaks_http1.load(Ordering::Relaxed)
+    }
+
+    /// A connection that is there.
     fn used_link(&self) -> Option<Link> {
         let http2 = || self.http2.take().map(LinkKind::Http2);
         let connection = match self.destination.scheme() {

@@ -140,6 +140,21 @@ impl Wire {
         Poll::Ready(Ok(()))
     }
 
+    /// Ready when the other end has given the exchange up, or broken the protocol. While it still
+    /// sends, whoever reads notices; this only looks.
+    fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(()) };
+        if stream.is_closed() {
+            return Poll::Ready(());
+        }
+        if !self.received || self.sent {
+            // With both messages whole, what comes belongs to the next exchange.
+            return Poll::Pending;
+        }
+        // Its message is in: any byte more is a breach, and the end of the stream a cancellation.
+        stream.poll_read(cx).map(drop)
+    }
+
     /// Resets the stream, should it still be open.
     fn reset(&mut self) {
         self.stream = None;
@@ -172,12 +187,13 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    /// A stream to use, the most recently used one.
+    /// A stream to use, the most recently used one. One that ended at rest, or on which something
+    /// came that nobody asked for, is dropped.
     fn take(&mut self) -> Option<MuxStream> {
         let taken = loop {
-            match self.streams.pop() {
-                Some(stream) if stream.is_closed() => {}
-                other => break other,
+            let Some(mut stream) = self.streams.pop() else { break None };
+            if stream.is_quiet() {
+                break Some(stream);
             }
         };
         self.untouched = self.untouched.min(self.streams.len());

@@ -22,7 +22,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -40,7 +39,8 @@ pub use self::{
     websocket::WebSocketError,
 };
 use self::{
-    mux::{Mux, MuxStream},
+    driver::Owner,
+    mux::{Mux, MuxStream, Opening},
     websocket::WebSocket,
 };
 use crate::{close::CloseReason, control::Control, exchange::Idle, limits};
@@ -120,7 +120,7 @@ pub(crate) struct Shared {
     idle: Mutex<Idle>,
     driver: AtomicWaker,
     outstanding: AtomicUsize,
-    /// Told when `outstanding` falls to zero.
+    /// Told when `outstanding` falls to zero, and when the session ends.
     at_rest: Notify,
     draining: AtomicBool,
     controls_out: Mutex<VecDeque<Control>>,
@@ -144,6 +144,7 @@ impl Session {
         let websocket = WebSocket::new(io, leftover, side).await;
         let (controls_in, controls) = mpsc::channel(limits::CONTROLS_WAITING);
         let (streams_in, streams) = mpsc::channel(limits::STREAMS);
+        let owner = Owner { controls: controls_in, streams: streams_in };
         let shared = Arc::new(Shared {
             side,
             settings,
@@ -159,7 +160,7 @@ impl Session {
             round_trip_micros: AtomicU64::new(0),
         });
         let session = Self { shared };
-        let driver = Driver::new(websocket, session.clone(), controls_in, streams_in);
+        let driver = Driver::new(websocket, session.clone(), owner);
         (session, SessionEvents { controls, streams }, driver)
     }
 
@@ -180,11 +181,13 @@ impl Session {
 
     /// Takes no new exchange from here on; those that are open go on.
     pub fn start_drain(&self) {
-        self.shared.draining.store(true, Ordering::Release);
+        self.shared.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the session: the other end is told why, and whatever is open is cut.
+    /// Ends the session: what was sent before still goes out, as far as the other end takes it
+    /// within a second; then it is told why, and whatever is open is cut.
     pub fn close(&self, reason: CloseReason) {
+        self.start_drain();
         self.shared.close.lock().get_or_insert(reason);
         self.shared.driver.wake();
     }
@@ -204,7 +207,7 @@ impl Session {
     /// Whether a new exchange may be opened now.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        !self.shared.draining.load(Ordering::Acquire) && !self.is_closed()
+        !self.shared.draining.load(Ordering::SeqCst) && !self.is_closed()
     }
 
     /// Resolves when the session has ended.
@@ -214,11 +217,11 @@ impl Session {
         let _ = closed.wait_for(|closed| *closed).await;
     }
 
-    /// Resolves when no exchange is open.
+    /// Resolves when no exchange is open, or the session has ended.
     pub async fn at_rest(&self) {
         loop {
             let notified = self.shared.at_rest.notified();
-            if self.outstanding() == 0 {
+            if self.outstanding() == 0 || self.is_closed() {
                 return;
             }
             notified.await;
@@ -228,7 +231,7 @@ impl Session {
     /// Exchanges that are open now.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.shared.outstanding.load(Ordering::Acquire)
+        self.shared.outstanding.load(Ordering::SeqCst)
     }
 
     /// The round-trip time that the last pong showed.
@@ -240,26 +243,27 @@ impl Session {
 
     /// Counts an exchange in, unless as many as allowed are open.
     pub(crate) fn enter(&self) -> Result<Outstanding, OpenError> {
+        // Counted first, so that nobody who drains sees a session at rest in between.
+        let entered = Outstanding::new(self.clone());
         if !self.is_open() {
             return Err(OpenError::Closed);
         }
-        let entered = Outstanding::new(self.clone());
-        if self.outstanding() > self.shared.settings.exchanges {
+        if self.outstanding() > self.shared.settings.exchanges.min(limits::EXCHANGES_MAX) {
             return Err(OpenError::TooMany);
         }
         Ok(entered)
     }
 
-    /// A stream for the next exchange: one at rest if there is any, else a new one.
-    pub(crate) fn poll_stream(&self, cx: &mut Context<'_>) -> Poll<Result<MuxStream, OpenError>> {
-        let mut mux = self.shared.mux.lock();
-        let opened = mux.as_mut().map_or(Poll::Ready(Err(OpenError::Closed)), |mux| {
-            mux.poll_open(cx).map_err(|_| OpenError::Closed)
-        });
-        drop(mux);
+    /// A new stream for an exchange, when it is its turn.
+    pub(crate) async fn open_stream(&self) -> Result<MuxStream, OpenError> {
+        let opening = self.shared.mux.lock().as_mut().map(Mux::open);
         // The multiplexer learns of a new stream's first bytes only when it is polled.
         self.shared.driver.wake();
-        opened
+        match opening {
+            Some(Ok(Opening::Open(stream))) => Ok(stream),
+            Some(Ok(Opening::Waiting(opening))) => opening.await.map_err(|_| OpenError::Closed),
+            Some(Err(_)) | None => Err(OpenError::Closed),
+        }
     }
 
     pub(crate) fn idle(&self) -> &Mutex<Idle> {
@@ -273,6 +277,7 @@ impl Session {
         drop(self.shared.mux.lock().take());
         self.shared.controls_out.lock().clear();
         self.shared.closed.send_replace(true);
+        self.shared.at_rest.notify_waiters();
     }
 }
 
@@ -298,7 +303,7 @@ pub(crate) struct Outstanding {
 
 impl Outstanding {
     pub(crate) fn new(session: Session) -> Self {
-        session.shared.outstanding.fetch_add(1, Ordering::AcqRel);
+        session.shared.outstanding.fetch_add(1, Ordering::SeqCst);
         Self { session }
     }
 
@@ -309,7 +314,7 @@ impl Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        if self.session.shared.outstanding.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.session.shared.outstanding.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.session.shared.at_rest.notify_waiters();
         }
     }

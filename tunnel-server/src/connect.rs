@@ -58,26 +58,35 @@ pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: TlsAc
 }
 
 async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
-    let gauge = node.metrics.connections.with_label_values(&["tunnel"]);
-    gauge.inc();
+    let _open = node.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
     }
-    let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
-    match handshake.await {
-        Ok(Ok(stream)) => {
-            if let Some((admitted, io, leftover)) = admit(&node, stream, peer).await {
-                session::run(&node, admitted, io, leftover, peer).await;
-            }
-        }
-        Ok(Err(_)) | Err(_) => {
-            node.metrics
-                .connections_refused
-                .with_label_values(&["tunnel", "tls"])
-                .inc();
-        }
+    let admitted = tokio::select! {
+        admitted = greet(&node, socket, peer, tls) => admitted,
+        () = node.patience_ended() => None,
+    };
+    if let Some((admitted, io, leftover)) = admitted {
+        session::run(&node, admitted, io, leftover, peer).await;
     }
-    gauge.dec();
+}
+
+/// From the first byte to the answer; the session's stream if the tunnel client was let in.
+async fn greet(
+    node: &Arc<Node>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
+    let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
+    if let Ok(Ok(stream)) = handshake.await {
+        return admit(node, stream, peer).await;
+    }
+    node.metrics
+        .connections_refused
+        .with_label_values(&["tunnel", "tls"])
+        .inc();
+    None
 }
 
 fn set_options(socket: &TcpStream) -> std::io::Result<()> {
@@ -192,6 +201,7 @@ fn refuse(node: &Node, status: StatusCode, refusal: &Refusal) -> Response<Full<B
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     headers.insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/json"),

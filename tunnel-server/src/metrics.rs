@@ -39,8 +39,7 @@ pub struct Metrics {
     pub handshakes: IntCounterVec,
     /// Ended sessions by close reason.
     pub sessions_ended: IntCounterVec,
-    /// Open connections by listener.
-    pub connections: IntGaugeVec,
+    connections: IntGaugeVec,
     /// Connections refused or ended before a request, by listener and cause.
     pub connections_refused: IntCounterVec,
     /// Answers made by the tunnel itself, by reason and hop.
@@ -68,6 +67,16 @@ pub struct RuntimeMetrics {
     /// Open exchanges, upgraded connections among them.
     pub open: IntGauge,
     round_trip: Histogram,
+}
+
+/// One open connection. Dropped when its task ends, however that comes about.
+#[derive(Debug)]
+pub struct OpenConnection(IntGauge);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 impl Metrics {
@@ -126,6 +135,14 @@ impl Metrics {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// Counts an open connection of a listener until what is returned is dropped.
+    #[must_use]
+    pub fn connection(&self, listener: &'static str) -> OpenConnection {
+        let gauge = self.connections.with_label_values(&[listener]);
+        gauge.inc();
+        OpenConnection(gauge)
     }
 
     /// Counts a failure that the tunnel answers itself.

@@ -1,7 +1,7 @@
 //! The public listener: where platform clients come in.
 //!
 //! It accepts, holds the caps on connections in all and per address, and gives each connection a task
-//! of its own ([`connection`]). What one platform client does never holds up another, and no error
+//! of its own (`connection`). What one platform client does never holds up another, and no error
 //! of accepting ends the listener.
 
 pub mod answer;
@@ -9,12 +9,14 @@ mod body;
 pub mod check;
 mod connection;
 pub mod detect;
+mod exchange;
 pub mod http1;
 mod observe;
 pub mod outgoing;
 mod prefixed;
 pub mod proxy_protocol;
 mod serve;
+mod upgraded;
 
 use std::{
     collections::HashMap,
@@ -43,7 +45,7 @@ pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAc
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
-        // A trusted proxy speaks for many: its connections count only in all.
+        // A trusted proxy speaks for many: its connections count only in all, until it says for whom.
         let counted = (!node.is_trusted(address)).then_some(address);
         match node.places.enter(counted) {
             Ok(place) => {
@@ -68,14 +70,11 @@ async fn one(
     tls: Option<TlsAcceptor>,
     place: Place,
 ) {
-    let gauge = node.metrics.connections.with_label_values(&["public"]);
-    gauge.inc();
+    let _open = node.metrics.connection("public");
     if let Err(error) = set_options(&socket, node.config.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
-    connection::run(node, socket, peer, tls).await;
-    gauge.dec();
-    drop(place);
+    connection::run(node, socket, peer, tls, place).await;
 }
 
 /// `idle` bounds how long a platform client may take no byte of its answer, gone or not: the kernel
@@ -145,17 +144,39 @@ impl Places {
             return Err(Full::InAll);
         }
         if let Some(address) = address {
-            let count = taken.by_address.entry(address).or_default();
-            if *count >= self.max_per_address {
-                return Err(Full::Address);
-            }
-            *count += 1;
+            taken.count(address, self.max_per_address)?;
         }
         taken.in_all += 1;
         Ok(Place {
             places: self.clone(),
             address,
         })
+    }
+}
+
+impl Place {
+    /// Counts the connection for the address that it turns out to come from.
+    ///
+    /// # Errors
+    /// When there is no place left for it.
+    pub fn count_for(&mut self, address: IpAddr) -> Result<(), Full> {
+        if self.address.is_none() {
+            let mut taken = self.places.taken.lock();
+            taken.count(address, self.places.max_per_address)?;
+            self.address = Some(address);
+        }
+        Ok(())
+    }
+}
+
+impl Taken {
+    fn count(&mut self, address: IpAddr, max: usize) -> Result<(), Full> {
+        let count = self.by_address.entry(address).or_default();
+        if *count >= max {
+            return Err(Full::Address);
+        }
+        *count += 1;
+        Ok(())
     }
 }
 
@@ -196,7 +217,9 @@ mod tests {
     #[test]
     fn an_address_without_connections_is_forgotten() {
         let places = Places::new(3, 2);
-        drop(places.enter(Some("::1".parse().unwrap())).unwrap());
+        let mut place = places.enter(None).unwrap();
+        place.count_for("::1".parse().unwrap()).unwrap();
+        drop(place);
         assert!(places.taken.lock().by_address.is_empty());
     }
 }

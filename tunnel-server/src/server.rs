@@ -44,6 +44,10 @@ const BACKLOG: i32 = 4_096;
 /// Rest after an accept error such as "too many open files": trying at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a stopping server waits for a request that may be on its way. Who connects just in case
+/// would hold it up for the whole grace period.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
+
 /// What all parts of a running server share.
 pub struct Node {
     /// The checked configuration.
@@ -79,6 +83,13 @@ impl Node {
     /// Resolves when the server accepts no more.
     pub async fn stopping(&self) {
         self.stopping.asked().await;
+    }
+
+    /// Resolves a moment after that: for so long a stopping server waits for those that have not
+    /// asked for anything yet.
+    pub async fn patience_ended(&self) {
+        self.stopping().await;
+        sleep(STOP_PATIENCE).await;
     }
 
     /// Whether the server accepts no more.
@@ -308,21 +319,23 @@ fn listen(listener: &'static str, address: SocketAddr, count: usize) -> Result<B
         source,
     };
     // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
-    // first, an address in use is found; the port that it got is then shared by the shards only.
-    let alone = bind(address, false).map_err(failed)?;
-    let bound = alone.local_addr().map_err(failed)?;
-    if count == 1 {
-        return Ok(Bound {
-            address: bound,
-            sockets: vec![alone],
-        });
+    // first, an address in use is found; a port that the system chose is nobody else's anyway.
+    if count == 1 || address.port() != 0 {
+        let alone = bind(address, false).map_err(failed)?;
+        if count == 1 {
+            let address = alone.local_addr().map_err(failed)?;
+            return Ok(Bound {
+                address,
+                sockets: vec![alone],
+            });
+        }
     }
-    drop(alone);
-    let sockets: io::Result<_> = (0..count).map(|_| bind(bound, true)).collect();
-    Ok(Bound {
-        address: bound,
-        sockets: sockets.map_err(failed)?,
-    })
+    let mut sockets = vec![bind(address, true).map_err(failed)?];
+    let address = sockets[0].local_addr().map_err(failed)?;
+    while sockets.len() < count {
+        sockets.push(bind(address, true).map_err(failed)?);
+    }
+    Ok(Bound { address, sockets })
 }
 
 fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListener> {

@@ -25,10 +25,12 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build();
-    runtime
-        .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?
-        .block_on(serving)
+        .build()
+        .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?;
+    let result = runtime.block_on(serving);
+    // The system may look up a name for as long as it likes: nobody waits for it at the end.
+    runtime.shutdown_background();
+    result
 }
 
 async fn serve(config: Config) -> Result<(), Failure> {
@@ -38,4 +40,32 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let client = Client::new(config).map_err(Failure::running)?;
     // It holds the whole client, too much to be moved about on the stack.
     Box::pin(client.run(shutdown)).await.map_err(Failure::running)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_look_up_that_hangs_does_not_hold_up_the_end() {
+        let (_held, never) = mpsc::channel::<()>();
+        let (begun, has_begun) = mpsc::channel();
+        let limit = Duration::from_secs(5);
+        let started = Instant::now();
+        let stopped = block_on(async move {
+            tokio::task::spawn_blocking(move || {
+                begun.send(()).unwrap();
+                never.recv_timeout(limit)
+            });
+            has_begun.recv().unwrap();
+            Ok(())
+        });
+        assert!(stopped.is_ok());
+        assert!(started.elapsed() < limit);
+    }
 }

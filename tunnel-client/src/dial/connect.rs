@@ -8,10 +8,10 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long written bytes may stay unacknowledged: as long as a silent session lives.
-const USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Silence after which the kernel asks whether the peer is still there, and then how often.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
+/// Questions without an answer after which the peer is gone: half a minute of silence in all.
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Tries the addresses one after another, each for its share of the limit.
 ///
@@ -38,10 +38,8 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let (idle, interval) = KEEPALIVE;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-    Ok(())
+    let keepalive = TcpKeepalive::new().with_time(idle).with_interval(interval);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))
 }
 
 #[cfg(test)]
@@ -66,7 +64,14 @@ mod tests {
         let stream = connect(&addresses, Duration::from_secs(5)).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap(), addresses[1]);
         assert!(stream.nodelay().unwrap());
-        assert!(SockRef::from(&stream).keepalive().unwrap());
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        #[cfg(target_os = "linux")]
+        assert_eq!(
+            socket.tcp_user_timeout().unwrap(),
+            None,
+            "an upstream may take nothing for a while"
+        );
     }
 
     #[tokio::test]

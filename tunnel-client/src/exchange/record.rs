@@ -130,7 +130,7 @@ impl Record {
             detail,
             request_bytes,
             response_bytes = self.response_bytes,
-            milliseconds = total.as_secs_f64() * 1_000.0,
+            duration_ms = total.as_secs_f64() * 1_000.0,
             request_id = line.request_id.as_ref().and_then(|id| id.to_str().ok()),
             trace_id = line.trace.as_ref().map(TraceParent::trace_id),
             "exchange"

@@ -98,13 +98,22 @@ impl Upstream {
         asked: &mut Asked,
         content: RecvBody,
     ) -> Result<Response<UpstreamBody>, Problem> {
+        // Whatever is rare is boxed here and below, so that not every exchange has room for it.
         match asked.head.extensions.get::<Protocol>().copied() {
-            Some(protocol) => self.ask_upgrade(asked, protocol, content).await,
+            Some(protocol) => Box::pin(self.ask_upgrade(asked, protocol, content)).await,
             None if asked.head.method == Method::CONNECT => {
                 let detail = "CONNECT to anywhere but a protocol of this host";
                 Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail))
             }
             None => self.ask_twice(asked, content).await,
+        }
+    }
+
+    /// A connection to ask over.
+    async fn link(&self, asked: &mut Asked) -> Result<Link, Problem> {
+        match self.used_link() {
+            Some(link) => Ok(link),
+            None => Asked::wait(&mut asked.waited, Box::pin(self.dialled_link())).await,
         }
     }
 
@@ -119,7 +128,7 @@ impl Upstream {
         let Link {
             is_used,
             connection,
-        } = Asked::wait(&mut asked.waited, self.link()).await?;
+        } = self.link(asked).await?;
         let unanswered = match self.ask_once(asked, content, connection).await {
             Ok(response) => return Ok(response),
             Err(unanswered) => unanswered,
@@ -132,9 +141,13 @@ impl Upstream {
             }
             _ => return Err(unanswered.problem),
         };
-        let link = Asked::wait(&mut asked.waited, self.new_link()).await?;
-        let again = self.ask_once(asked, content, link.connection).await;
-        again.map_err(|unanswered| unanswered.problem)
+        let again = async {
+            let link = Asked::wait(&mut asked.waited, self.new_link()).await?;
+            self.ask_once(asked, content, link.connection).await
+        };
+        Box::pin(again)
+            .await
+            .map_err(|unanswered| unanswered.problem)
     }
 
     async fn ask_once(
@@ -252,7 +265,7 @@ impl Upstream {
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
             UpstreamScheme::H2c => {
-                let link = Asked::wait(&mut asked.waited, self.link()).await?;
+                let link = self.link(asked).await?;
                 let LinkKind::Http2(mut lease) = link.connection else {
                     return Err(upgrade::failed("no connection of HTTP/2"));
                 };
@@ -311,7 +324,7 @@ impl Upstream {
             check_declined(head.status)?;
             return Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)));
         }
-        let head = answer::check(head)?;
+        let head = upgrade::http2_agreed(answer::check(head)?.into_parts().0.headers, &asked.head)?;
         let io = upgraded
             .await
             .map_err(|error| upgrade::failed(error.to_string()))?;

@@ -10,7 +10,6 @@
 //! connection is closed, or the stream reset, which tells the upstream that nobody listens.
 
 use std::future::poll_fn;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -95,13 +94,13 @@ impl UpstreamBody {
                     Driving::Here(connection, _) => connection.poll_frame(incoming, cx),
                     Driving::Apart(_) => Pin::new(&mut *incoming).poll_frame(cx),
                 };
-                (ready!(frame).map(from_hyper), incoming.is_end_stream())
+                (ready!(frame).map(with_problem), incoming.is_end_stream())
             }
             Kind::Http2 { incoming, .. } => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
-                (frame.map(from_hyper), incoming.is_end_stream())
+                (frame.map(with_problem), incoming.is_end_stream())
             }
-            Kind::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(from_io), false),
+            Kind::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(with_problem), false),
         };
         match &frame {
             Some(Err(_)) => self.0 = Kind::Ended,
@@ -137,12 +136,11 @@ async fn drive(mut connection: Box<Connection>) {
     .await;
 }
 
-fn from_hyper(frame: hyper::Result<Frame<Bytes>>) -> Result<Frame<Bytes>, UpstreamBodyError> {
-    frame.map_err(Into::into)
-}
-
-fn from_io(frame: io::Result<Frame<Bytes>>) -> Result<Frame<Bytes>, UpstreamBodyError> {
-    frame.map_err(Into::into)
+fn with_problem<E>(frame: Result<Frame<Bytes>, E>) -> Result<Frame<Bytes>, UpstreamBodyError>
+where
+    UpstreamBodyError: From<E>,
+{
+    frame.map_err(UpstreamBodyError::from)
 }
 
 impl Body for UpstreamBody {

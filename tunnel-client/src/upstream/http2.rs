@@ -1,7 +1,7 @@
 //! HTTP/2 connections to one upstream, shared by all of its exchanges.
 //!
-//! One is enough until an upstream allows no more streams on it; then another is made. Their tasks
-//! belong to them and end with them.
+//! One is enough until an upstream allows no more streams on it; then another is made, and closed
+//! when nobody needs it any more. Their tasks belong to them and end with them.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -44,9 +44,8 @@ pub(super) struct Http2 {
 struct Shared {
     sender: SendRequest<OutgoingBody>,
     settings: watch::Receiver<Settings>,
-    /// Held by all who use the connection, so that they can be counted.
-    users: Arc<()>,
-    /// The connection's tasks, which end with it.
+    /// The connection's tasks, which end with the last who holds them: the connection itself, and
+    /// all who use it.
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -63,8 +62,7 @@ struct Settings {
 pub(super) struct Lease {
     pub(super) sender: SendRequest<OutgoingBody>,
     settings: watch::Receiver<Settings>,
-    _user: Arc<()>,
-    /// An exchange that is under way keeps its connection's tasks alive.
+    /// An exchange that is under way keeps its connection's tasks alive, and is counted by that.
     _tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -85,6 +83,16 @@ impl Http2 {
         let lease = connection.leased();
         self.connections.lock().push(connection);
         Ok(lease)
+    }
+
+    /// Closes the connections that nobody uses, all but one.
+    pub(super) fn sweep(&self) {
+        let mut connections = self.connections.lock();
+        let mut has_spare = false;
+        connections.retain(|connection| {
+            !connection.sender.is_closed()
+                && (connection.users() > 0 || !std::mem::replace(&mut has_spare, true))
+        });
     }
 }
 
@@ -108,21 +116,23 @@ impl Shared {
         Ok(Self {
             sender,
             settings,
-            users: Arc::default(),
             tasks,
         })
     }
 
+    /// Exchanges on this connection.
+    fn users(&self) -> usize {
+        Arc::strong_count(&self.tasks) - 1
+    }
+
     fn lease(&self) -> Option<Lease> {
-        let used = Arc::strong_count(&self.users) - 1;
-        (used < self.settings.borrow().streams).then(|| self.leased())
+        (self.users() < self.settings.borrow().streams).then(|| self.leased())
     }
 
     fn leased(&self) -> Lease {
         Lease {
             sender: self.sender.clone(),
             settings: self.settings.clone(),
-            _user: Arc::clone(&self.users),
             _tasks: Arc::clone(&self.tasks),
         }
     }
@@ -183,5 +193,33 @@ where
             while tasks.try_join_next().is_some() {}
             tasks.spawn(task);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_sweep_keeps_what_is_used_and_one_to_spare() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let http2 = Http2::default();
+        let mut leases = Vec::new();
+        for _ in 0..4 {
+            let stream = TcpStream::connect(address).await.unwrap();
+            leases.push(http2.add(Socket::Plain(stream)).await.unwrap());
+        }
+        let count = || http2.connections.lock().len();
+        http2.sweep();
+        assert_eq!(count(), 4);
+        leases.truncate(1);
+        http2.sweep();
+        assert_eq!(count(), 2);
+        leases.clear();
+        http2.sweep();
+        assert_eq!(count(), 1);
     }
 }

@@ -74,9 +74,6 @@ impl Body for OutgoingBody {
         {
             this.progress.on_bytes(data.len());
         }
-        if !matches!(frame, Some(Err(_))) && body.is_end_stream() {
-            this.progress.on_end();
-        }
         Poll::Ready(frame)
     }
 
@@ -89,6 +86,14 @@ impl Body for OutgoingBody {
             Some(body) => body.size_hint(),
             None => SizeHint::with_exact(0),
         }
+    }
+}
+
+impl Drop for OutgoingBody {
+    /// Whoever sends the content lets it go when nothing more of it is needed. Its end is not always
+    /// taken: a length says it too.
+    fn drop(&mut self) {
+        self.progress.on_end();
     }
 }
 

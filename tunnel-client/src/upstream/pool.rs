@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::Connection;
 
-/// How long a connection may rest. Shorter than most upstreams', which is seldom under a minute;
-/// where it is longer, the look at the connection and the one safe retry do the rest.
+/// How long a connection may rest. Many upstreams wait longer; where one does not (Node.js waits for
+/// 5 s), the look at the connection when it is taken and the one safe retry do the rest.
 pub(super) const REST: Duration = Duration::from_secs(30);
 
 /// The connections of one upstream.

@@ -33,7 +33,7 @@ impl Progress {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether all of the request was handed to the upstream's connection.
+    /// Whether all of the request was handed to the upstream's connection, or no more of it will be.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
     }

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, TE, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, TE,
+    UPGRADE,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -51,7 +52,7 @@ pub(super) struct Switched {
     sending: Owned<()>,
     half_closed: Arc<HalfClosed>,
     /// The HTTP/2 connection on which this is a stream.
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
 }
 
 /// The key of an upgrade over HTTP/1.1, and whose it is.
@@ -82,8 +83,7 @@ pub(super) fn http1(
         Key::PlatformClients
     } else {
         let key = new_key();
-        let value = HeaderValue::from_str(&key).map_err(|error| failed(error.to_string()))?;
-        headers.insert(SEC_WEBSOCKET_KEY, value);
+        headers.insert(SEC_WEBSOCKET_KEY, value(&key)?);
         Key::Own(key)
     };
     Ok((request, key))
@@ -98,7 +98,7 @@ pub(super) fn http2(
 ) -> Result<Request<OutgoingBody>, Problem> {
     let mut request = outgoing::http2(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
     *request.method_mut() = Method::CONNECT;
-    // RFC 8441 section 5: the stream itself proves what the key would.
+    // RFC 8441 section 5: the stream itself proves what the key would. See `http2_agreed`.
     request.headers_mut().remove(SEC_WEBSOCKET_KEY);
     request
         .extensions_mut()
@@ -129,12 +129,31 @@ pub(super) fn check_switch(
     Ok(agreed(headers))
 }
 
+/// The answer to an upgrade over HTTP/2 that the upstream agreed to, with these fields.
+pub(super) fn http2_agreed(
+    mut headers: HeaderMap,
+    asked: &Parts,
+) -> Result<Response<()>, Problem> {
+    // A platform client that speaks HTTP/1.1 has a key, which the upstream has not seen.
+    match asked.headers.get(SEC_WEBSOCKET_KEY) {
+        Some(key) => headers.insert(SEC_WEBSOCKET_ACCEPT, value(&accept_key(key.as_bytes()))?),
+        None => headers.remove(SEC_WEBSOCKET_ACCEPT),
+    };
+    Ok(agreed(headers))
+}
+
 /// The answer that tells the tunnel server of an upgrade.
-fn agreed(headers: HeaderMap) -> Response<()> {
+fn agreed(mut headers: HeaderMap) -> Response<()> {
+    // Of no content, some say; here it would be the length of what the upstream will send.
+    headers.remove(CONTENT_LENGTH);
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::OK;
     *response.headers_mut() = headers;
     response
+}
+
+fn value(text: &str) -> Result<HeaderValue, Problem> {
+    HeaderValue::from_str(text).map_err(|error| failed(error.to_string()))
 }
 
 /// An upgrade that cannot be.
@@ -163,7 +182,7 @@ impl Switched {
             received: Box::pin(read_body(Cursor::new(unread).chain(read))),
             sending,
             half_closed: Arc::clone(half_closed),
-            _lease: lease,
+            lease,
         }
     }
 
@@ -181,9 +200,10 @@ impl Switched {
         }
         let mut tasks = self.half_closed.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        let sending = self.sending;
+        let (sending, lease) = (self.sending, self.lease);
         tasks.spawn(async move {
             let _ = timeout(LINGER, sending).await;
+            drop(lease);
         });
     }
 }

@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Empty};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tunnel_proto::exchange::exchange;
+use tunnel_proto::problem::Reason;
 
 use crate::scripted::{Connection, Scripted};
 use crate::server::{SOON, whole};
@@ -101,6 +102,32 @@ async fn trailers_that_were_announced_arrive() {
     tokio::join!(setup.session.fetch(request), sending);
     let (_, content) = requests.recv().await.unwrap();
     assert_eq!(content, expected, "{}", String::from_utf8_lossy(&content));
+}
+
+#[tokio::test]
+async fn trailers_behind_a_declared_length_do_not_hide_the_end() {
+    let upstream = Scripted::start(|mut connection| async move {
+        connection.head().await.unwrap();
+        connection.rest().await;
+    })
+    .await;
+    let limit = Duration::from_millis(100);
+    let setup = Setup::with(&upstream.url(), |config| {
+        config.upstream_head_timeout = limit;
+    })
+    .await;
+    let (pieces, mut request) = post_pieces();
+    request
+        .headers_mut()
+        .insert("content-length", "2".parse().unwrap());
+    let sending = async {
+        pieces.send(piece("hi")).await.unwrap();
+        let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "7".parse().unwrap())]);
+        pieces.send(Ok(Frame::trailers(trailers))).await.unwrap();
+        drop(pieces);
+    };
+    let (failure, ()) = tokio::join!(setup.session.failure(request), sending);
+    assert_eq!(failure, Reason::ResponseTimeout);
 }
 
 #[tokio::test]

@@ -17,18 +17,19 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Barrier, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{Identity, Roots, server_config};
+use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
 
 use crate::server::SOON;
 use crate::setup::{Setup, get, piece, post, post_pieces};
-use crate::upgrade::{next, websocket};
+use crate::upgrade::{KEY, next, websocket};
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
@@ -329,7 +330,7 @@ async fn echo(mut request: Request<Incoming>) -> Answer {
     tasks.detach_all();
     let mut response = Response::builder().header("sec-websocket-protocol", "chat");
     if !is_http2 {
-        let accept = tunnel_proto::handshake::accept_key(key.unwrap().as_bytes());
+        let accept = accept_key(key.unwrap().as_bytes());
         response = response
             .status(StatusCode::SWITCHING_PROTOCOLS)
             .header("connection", "upgrade")
@@ -369,6 +370,25 @@ async fn an_upgrade_over_http2_is_an_extended_connect() {
     .await;
     let setup = Setup::new(&upstream.url("h2c")).await;
     check_echo(&setup).await;
+}
+
+#[tokio::test]
+async fn a_platform_clients_key_is_answered_although_http2_has_none() {
+    let upstream = Http2Upstream::h2c(async |request: Request<Incoming>| {
+        assert!(!request.headers().contains_key("sec-websocket-key"));
+        echo(request).await
+    })
+    .await;
+    let setup = Setup::new(&upstream.url("h2c")).await;
+    let (_sender, mut request) = websocket();
+    request
+        .headers_mut()
+        .insert("sec-websocket-key", KEY.parse().unwrap());
+    let response = setup.session.ask(request).await.unwrap();
+    assert_eq!(
+        response.headers()["sec-websocket-accept"],
+        accept_key(KEY.as_bytes()).as_str()
+    );
 }
 
 #[tokio::test]
@@ -424,6 +444,45 @@ async fn https_speaks_what_both_ends_like_best() {
             "used again"
         );
     }
+}
+
+#[tokio::test]
+async fn those_who_waited_for_a_dial_that_cannot_be_shared_do_not_dial_in_turn() {
+    let (server, roots) = tls(&[b"http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let _serving = Owned::spawn("upstream", async move {
+        let all = Arc::new(Barrier::new(3));
+        let answer = |(stream, _): (TcpStream, SocketAddr)| {
+            let (server, all) = (server.clone(), all.clone());
+            async move {
+                let stream = TlsAcceptor::from(server).accept(stream).await.unwrap();
+                // No connection is free before all have come.
+                let held = move |_: Request<Incoming>| {
+                    let all = all.clone();
+                    async move {
+                        all.wait().await;
+                        text("hi")
+                    }
+                };
+                serve(stream, false, 0, held).await;
+            }
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(answer(listener.accept().await.unwrap()));
+        let second = listener.accept().await.unwrap();
+        let third = listener.accept().await.unwrap();
+        tasks.spawn(answer(second));
+        tasks.spawn(answer(third));
+        tasks.join_all().await;
+    });
+    let setup = Setup::with(&url, |config| {
+        config.upstream_roots = Some(roots);
+        config.upstream_connect_timeout = SOON / 5;
+    })
+    .await;
+    let fetch = || setup.session.fetch(get("/"));
+    tokio::join!(fetch(), fetch(), fetch());
 }
 
 #[tokio::test]

@@ -167,6 +167,29 @@ async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves
 }
 
 #[tokio::test]
+async fn a_session_that_ends_while_the_next_dial_is_put_off_is_followed_at_once() {
+    let mut setup = Setup::new(NOBODY).await;
+    setup.session.say(Control::Drain {
+        spread_ms: Some(u64::MAX),
+    });
+    setup.session.session.close(CloseReason::Drained);
+    let next = setup.server.welcome().await;
+    assert_eq!(next.greeting.session_number, 2);
+}
+
+#[tokio::test]
+async fn a_client_that_is_superseded_while_its_session_drains_gives_up() {
+    let setup = Setup::new(NOBODY).await;
+    setup.session.say(Control::Drain {
+        spread_ms: Some(u64::MAX),
+    });
+    setup.session.say(Control::Superseded {
+        instance: "0".repeat(32),
+    });
+    assert!(setup.client.ended().await.is_err());
+}
+
+#[tokio::test]
 async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
     let (upstream, mut asked, answer) = slow().await;
     let mut setup = Setup::new(&upstream.url()).await;

@@ -19,7 +19,7 @@ use crate::server::SOON;
 use crate::setup::{Pieces, Setup, get, piece};
 
 /// A key of RFC 6455 section 1.3.
-const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
+pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
 /// An upgrade, and what its direction to the upstream carries.
 pub(crate) fn websocket() -> (
@@ -109,6 +109,22 @@ async fn the_platform_clients_own_key_is_answered_to_it() {
         response.headers()["sec-websocket-accept"],
         accept_key(KEY.as_bytes()).as_str()
     );
+}
+
+#[tokio::test]
+async fn an_agreement_that_names_a_length_does_not_limit_what_follows() {
+    let upstream = Scripted::start(|mut connection| async move {
+        let head = connection.head().await.unwrap();
+        let head = switching(&head).replace("\r\n\r\n", "\r\ncontent-length: 0\r\n\r\n");
+        connection.send(head + "first").await;
+        connection.rest().await;
+    })
+    .await;
+    let setup = Setup::new(&upstream.url()).await;
+    let (_sender, request) = websocket();
+    let response = setup.session.ask(request).await.unwrap();
+    assert!(!response.headers().contains_key("content-length"));
+    assert_eq!(next(&mut response.into_body()).await.unwrap(), "first");
 }
 
 #[tokio::test]

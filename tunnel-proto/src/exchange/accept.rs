@@ -43,6 +43,7 @@ const HEAD_BYTES: usize = 1024;
 /// A request's URI is absolute; an upgrade is a `CONNECT` with [`Protocol`] in its extensions.
 /// [`Informational`] is in the extensions of every request. The service's future, the body of the
 /// request and that of the response are dropped as soon as the tunnel server cancels the exchange.
+/// When the response has ended first, the exchange goes on for as long as the request's body lives.
 pub async fn serve<S, B>(accepted: AcceptedStream, mut service: S)
 where
     S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
@@ -87,16 +88,17 @@ where
     let mut cancellation = Cancellation { wire, check: None };
     let answer = match request(wire, head, &informational) {
         Ok(request) => {
-            let mut call = pin!(service.call(request));
-            poll_fn(|cx| {
-                if cancellation.poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                let answer = call.as_mut().poll(cx).map(Some);
-                informational.send(wire, cx);
-                answer
-            })
-            .await?
+            let mut call = pin!(async {
+                poll_fn(|cx| service.poll_ready(cx)).await?;
+                service.call(request).await
+            });
+            cancellation
+                .or(|cx| {
+                    let answer = call.as_mut().poll(cx).map(Some);
+                    informational.send(wire, cx);
+                    answer
+                })
+                .await?
         }
         Err(problem) => Err(problem),
     };
@@ -105,13 +107,9 @@ where
         Ok(response) => {
             let (head, body) = encode_response(head, response);
             let mut sender = Sender::new(wire.clone(), head, body);
-            poll_fn(|cx| {
-                if cancellation.poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                poll_send(&mut sender, cx)
-            })
-            .await
+            cancellation.or(|cx| poll_send(&mut sender, cx)).await?;
+            drop(sender);
+            cancellation.or(|_| poll_request_over(wire)).await
         }
         Err(problem) => {
             let head = encode_failure(head, &problem);
@@ -137,6 +135,12 @@ where
     }
 }
 
+/// Ready when the request has been read to its end, or nobody will: no one else holds the wire.
+fn poll_request_over(wire: &SharedWire) -> Poll<Option<()>> {
+    let is_over = wire.lock().received || Arc::strong_count(wire) == 1;
+    if is_over { Poll::Ready(Some(())) } else { Poll::Pending }
+}
+
 /// Watches for the tunnel server to cancel the exchange, or to break its protocol.
 struct Cancellation<'a> {
     wire: &'a SharedWire,
@@ -145,6 +149,18 @@ struct Cancellation<'a> {
 }
 
 impl Cancellation<'_> {
+    /// What the function comes to; `None` when the exchange was cancelled before.
+    async fn or<T>(
+        &mut self,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<Option<T>>,
+    ) -> Option<T> {
+        poll_fn(|cx| match self.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => poll(cx),
+        })
+        .await
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut wire = self.wire.lock();
         if wire.poll_cancelled(cx).is_ready() {
@@ -159,26 +175,15 @@ impl Cancellation<'_> {
 }
 
 impl Wire {
-    fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(stream) = &mut self.stream else { return Poll::Ready(()) };
-        if stream.is_closed() {
-            return Poll::Ready(());
-        }
-        if !self.received {
-            // Whoever reads the body notices; this end only looks from time to time.
-            return Poll::Pending;
-        }
-        // The request is in: any byte more is a breach, and the end of the stream a cancellation.
-        stream.poll_read(cx).map(drop)
-    }
-
     /// Makes ready for the next exchange, if this one ended whole.
     fn begin_next(&mut self) -> bool {
-        let whole = self.is_whole();
-        self.decoder.reset();
-        self.sent = false;
-        self.received = false;
-        whole
+        let is_whole = self.is_whole();
+        if is_whole {
+            self.decoder.reset();
+            self.sent = false;
+            self.received = false;
+        }
+        is_whole
     }
 }
 

@@ -4,15 +4,19 @@
 //! is one whose length is not the declared one: neither ever looks like an end.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
+    sync::Weak,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use futures_util::task::noop_waker_ref;
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::{DETAIL, PROBLEM, SharedWire, WireError};
+use super::{DETAIL, PROBLEM, SharedWire, Wire, WireError};
 use crate::{
     bhttp::{DecodeError, Event, Fields},
     fields,
@@ -71,7 +75,12 @@ pub struct RecvBody {
     /// Content still to come, when the length was declared.
     remaining: Option<u64>,
     /// Sends the rest of the request while this response is read; ended with it.
-    sending: Option<JoinSet<()>>,
+    sending: Option<Sending>,
+}
+
+struct Sending {
+    task: JoinSet<()>,
+    wire: Weak<Mutex<Wire>>,
 }
 
 impl RecvBody {
@@ -89,22 +98,38 @@ impl RecvBody {
     }
 
     /// Has the rest of our own message sent while this body is read.
-    pub(super) fn sending(mut self, task: JoinSet<()>) -> Self {
-        self.sending = Some(task);
+    pub(super) fn sending(mut self, task: JoinSet<()>, wire: Weak<Mutex<Wire>>) -> Self {
+        self.sending = Some(Sending { task, wire });
         self
+    }
+
+    /// Resolves when our own message is out to its end, or can no longer be.
+    ///
+    /// An upgraded connection whose other direction ended first is to be held open like this: it is
+    /// cancelled when this body is dropped. Call it when the body has been read to its end.
+    pub async fn sent(&mut self) {
+        let Some(Sending { task, wire }) = &mut self.sending else { return };
+        poll_fn(|cx| {
+            if task.poll_join_next(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            wire.upgrade().map_or(Poll::Ready(()), |wire| wire.lock().poll_cancelled(cx))
+        })
+        .await;
     }
 
     /// Looks whether the message's next part is there, so that an end is known with the last data.
     fn peek(&mut self) -> Result<(), BodyError> {
         let Some(wire) = &self.wire else { return Ok(()) };
-        let next = wire.lock().buffered_event()?;
+        let mut cx = Context::from_waker(noop_waker_ref());
+        let next = wire.lock().poll_event(&mut cx);
         match next {
-            Some(Event::End(fields)) if fields.is_empty() => self.finish(),
-            other => {
-                self.peeked = other;
-                Ok(())
-            }
+            Poll::Ready(Ok(Event::End(fields))) if fields.is_empty() => return self.finish(),
+            Poll::Ready(Ok(other)) => self.peeked = Some(other),
+            // An error comes again, after what is here already.
+            Poll::Ready(Err(_)) | Poll::Pending => {}
         }
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<(), BodyError> {

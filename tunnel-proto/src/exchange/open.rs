@@ -84,13 +84,14 @@ where
         return Ok(response);
     }
     // Sending must go on even while nobody takes the response's bytes.
+    let weak = Arc::downgrade(&wire);
     let mut task = JoinSet::new();
     task.spawn(async move {
         if let Err(SendError::Body(_)) = poll_fn(|cx| sender.poll(cx)).await {
             wire.lock().reset();
         }
     });
-    Ok(response.map(|body| body.sending(task)))
+    Ok(response.map(|body| body.sending(task, weak)))
 }
 
 /// A stream at rest, or a new one; and whether the tunnel client has accepted it before.
@@ -98,7 +99,7 @@ async fn next_stream(session: &Session) -> Result<(MuxStream, bool), OpenError> 
     let resting = session.idle().lock().take();
     match resting {
         Some(stream) => Ok((stream, true)),
-        None => Ok((poll_fn(|cx| session.poll_stream(cx)).await?, false)),
+        None => Ok((session.open_stream().await?, false)),
     }
 }
 
@@ -183,6 +184,8 @@ fn response(
     is_head: bool,
 ) -> Result<Response<RecvBody>, Problem> {
     if let Some(reason) = head.fields.pseudo(PROBLEM) {
+        // It takes the message's end, so that the stream can be used again.
+        drop(RecvBody::new(wire, None));
         return Err(Problem::from_wire(reason, head.fields.pseudo(DETAIL).map(AsRef::as_ref)));
     }
     let declared = fields::content_length(&head.fields.map)

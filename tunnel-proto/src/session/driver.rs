@@ -76,17 +76,32 @@ impl SessionEnd {
 pub struct Driver<IO> {
     websocket: WebSocket<IO>,
     session: Session,
-    controls_in: mpsc::Sender<Control>,
-    streams_in: mpsc::Sender<MuxStream>,
+    /// `None` once the session ends.
+    owner: Option<Owner>,
     liveness: Liveness,
     timer: Pin<Box<Sleep>>,
+    /// Until when a close waits for what is on its way out.
+    patience: Option<Pin<Box<Sleep>>>,
     unknown_controls: usize,
     state: State,
 }
 
+/// Where events go.
+pub(super) struct Owner {
+    pub(super) controls: mpsc::Sender<Control>,
+    pub(super) streams: mpsc::Sender<MuxStream>,
+}
+
+/// What came of sending.
+struct Sent {
+    any: bool,
+    /// Nothing is left for the socket to take.
+    all: bool,
+}
+
 enum State {
     Running,
-    /// A close frame is on its way; this is why, and until when it is waited for.
+    /// A close frame is on its way; this is why, and until when the other end may answer it.
     Closing(SessionEnd, Pin<Box<Sleep>>),
     Ended,
 }
@@ -95,17 +110,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     pub(super) fn new(
         websocket: WebSocket<IO>,
         session: Session,
-        controls_in: mpsc::Sender<Control>,
-        streams_in: mpsc::Sender<MuxStream>,
+        owner: Owner,
     ) -> Self {
         let now = Instant::now();
         Self {
             websocket,
             liveness: Liveness::new(session.shared.settings.ping_interval, now),
             session,
-            controls_in,
-            streams_in,
+            owner: Some(owner),
             timer: Box::pin(sleep_until(now)),
+            patience: None,
             unknown_controls: 0,
             state: State::Running,
         }
@@ -115,21 +129,31 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
         for _ in 0..ROUNDS {
             self.tick(cx)?;
-            let received = self.receive(cx)?;
-            self.multiplex(cx)?;
-            if let Some(reason) = *self.session.shared.close.lock() {
-                return Err(SessionEnd::Closed(reason));
-            }
+            let received = self.receive(cx);
+            // Whatever came before the end still counts.
+            let multiplexed = self.multiplex(cx);
+            let received = received?;
+            multiplexed?;
             let sent = self.send(cx)?;
-            if !received && !sent {
-                return Ok(());
+            if sent.any || received {
+                continue;
             }
+            let close = *self.session.shared.close.lock();
+            return close.filter(|_| sent.all).map_or(Ok(()), |reason| Err(SessionEnd::Closed(reason)));
         }
         cx.waker().wake_by_ref();
         Ok(())
     }
 
+    /// Does what the time calls for. Before anything else, because a peer that sends without end
+    /// uses up what the runtime allows one poll to do, timers included.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
+        if let Some(reason) = *self.session.shared.close.lock() {
+            let until = || Box::pin(sleep_until(Instant::now() + FAREWELL));
+            if self.patience.get_or_insert_with(until).as_mut().poll(cx).is_ready() {
+                return Err(SessionEnd::Closed(reason));
+            }
+        }
         while self.timer.as_mut().poll(cx).is_ready() {
             match self.liveness.on_time(Instant::now()) {
                 Due::Nothing => {}
@@ -189,7 +213,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 Ok(())
             };
         }
-        self.controls_in
+        let Some(owner) = &self.owner else { return Ok(()) };
+        owner
+            .controls
             .try_send(control)
             .map_err(|_| SessionEnd::Protocol("more control messages than are handled"))
     }
@@ -214,22 +240,24 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if self.session.shared.side == Side::Server {
                 return Err(SessionEnd::Protocol("the tunnel client opened a stream"));
             }
-            // Full only when its owner no longer serves: the stream is reset by being dropped.
-            let _ = self.streams_in.try_send(stream);
+            if let Some(owner) = &self.owner {
+                // Full only when the owner no longer serves: the stream is reset by being dropped.
+                let _ = owner.streams.try_send(stream);
+            }
         }
         Ok(())
     }
 
     /// Sends what is queued, as long as the socket takes it.
-    fn send(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
+    fn send(&mut self, cx: &mut Context<'_>) -> Result<Sent, SessionEnd> {
         let mut any = false;
         loop {
             match self.websocket.poll_flush(cx) {
                 Poll::Ready(flushed) => flushed.map_err(SessionEnd::WebSocket)?,
-                Poll::Pending => return Ok(any),
+                Poll::Pending => return Ok(Sent { any, all: false }),
             }
             if !self.queue_next()? {
-                return Ok(any);
+                return Ok(Sent { any, all: true });
             }
             any = true;
         }
@@ -256,6 +284,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// From a cause to the farewell that it calls for.
     fn begin_close(&mut self, end: SessionEnd) -> State {
         self.session.end();
+        self.owner = None;
         let lost = matches!(end, SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_)));
         if lost {
             // Told all the same, should the way be open in this direction; but nobody waits.
@@ -268,19 +297,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         State::Closing(end, Box::pin(sleep_until(Instant::now() + FAREWELL)))
     }
 
-    /// Until the close frame is out and answered, or its time is over.
+    /// Until the close frame is out and the other end has closed too, or its time is over.
     fn poll_farewell(&mut self, cx: &mut Context<'_>, until: &mut Pin<Box<Sleep>>) -> Poll<()> {
-        let flushed = self.websocket.poll_flush(cx);
-        if matches!(flushed, Poll::Ready(Err(_))) || until.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        loop {
-            match self.websocket.poll_receive(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+        // The time first, for the reason given at `tick`; but one attempt is always made.
+        let is_over = until.as_mut().poll(cx).is_ready();
+        let farewell = self.websocket.poll_farewell(cx);
+        if is_over { Poll::Ready(()) } else { farewell }
     }
 }
 

@@ -50,8 +50,12 @@ impl Liveness {
     pub(super) fn on_pong(&mut self, payload: &[u8], now: Instant) -> Option<Duration> {
         self.last_heard = now;
         let number = u64::from_be_bytes(payload.try_into().ok()?);
-        let (_, sent_at) = self.sent.take_if(|(sent, _)| *sent == number)?;
+        if number == 0 || number > self.number {
+            return None;
+        }
+        // On a slow path it may answer an earlier ping than the last: proof enough.
         self.last_pong = now;
+        let (_, sent_at) = self.sent.take_if(|(sent, _)| *sent == number)?;
         Some(now - sent_at)
     }
 
@@ -123,6 +127,16 @@ mod tests {
         }
         liveness.on_heard(now + INTERVAL * 4);
         assert_eq!(liveness.on_time(now + INTERVAL * 4), Due::Dead);
+    }
+
+    #[test]
+    fn pongs_that_are_slower_than_pings_keep_a_session_alive() {
+        let (mut liveness, now) = start();
+        for interval in 0..10 {
+            let at = now + INTERVAL * interval;
+            assert_eq!(liveness.on_time(at), Due::Ping(u64::from(interval) + 1));
+            assert_eq!(liveness.on_pong(&u64::from(interval).to_be_bytes(), at), None);
+        }
     }
 
     #[test]

@@ -2,16 +2,18 @@
 //!
 //! Wraps its connection and its streams so that nothing of its interface shows: streams of whole
 //! chunks of bytes, that end cleanly or are cut. Its traps are handled here: it ends the session
-//! when its own stream limit is passed, it wakes only one of those who wait to open a stream, and
-//! it learns of a first write only when somebody polls it.
+//! when its own stream limit is passed, it wakes only one of those who wait to open a stream and
+//! none when a stream is given up, and it learns of a first write only when somebody polls it.
 
 use std::{
+    collections::VecDeque,
     pin::Pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use futures_util::{AsyncWrite, Stream, task::noop_waker_ref};
+use tokio::sync::oneshot;
 
 use super::{
     Side,
@@ -35,7 +37,15 @@ pub(super) struct Mux {
     connection: yamux::Connection<MuxEnd>,
     pipe: DriverEnd,
     /// Exchanges that wait until the other end has accepted enough of the new streams.
-    waiting: Vec<Waker>,
+    waiting: VecDeque<oneshot::Sender<MuxStream>>,
+}
+
+/// A stream that was asked for.
+pub(super) enum Opening {
+    /// Here it is.
+    Open(MuxStream),
+    /// It comes when others were accepted or given up; never, if the session ends before.
+    Waiting(oneshot::Receiver<MuxStream>),
 }
 
 impl Mux {
@@ -53,7 +63,7 @@ impl Mux {
         };
         let (mux_end, pipe) = pipe::pipe();
         let connection = yamux::Connection::new(mux_end, config, mode);
-        Self { connection, pipe, waiting: Vec::new() }
+        Self { connection, pipe, waiting: VecDeque::new() }
     }
 
     /// The driver's end of the pipe.
@@ -61,20 +71,48 @@ impl Mux {
         &self.pipe
     }
 
-    /// Opens a stream. Pending while 256 new ones wait to be accepted by the other end.
-    pub(super) fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<MuxStream, MuxError>> {
-        // The crate would keep one waker only; the driver wakes all of ours instead.
+    /// Opens a stream, in turn: 256 new ones at most wait to be accepted by the other end.
+    pub(super) fn open(&mut self) -> Result<Opening, MuxError> {
+        if self.waiting.is_empty()
+            && let Some(stream) = self.try_open()?
+        {
+            return Ok(Opening::Open(stream));
+        }
+        if self.waiting.len() >= limits::EXCHANGES_MAX {
+            // No more than that are open, so that the others were given up.
+            self.waiting.retain(|waiting| !waiting.is_closed());
+        }
+        let (hand_over, opening) = oneshot::channel();
+        self.waiting.push_back(hand_over);
+        Ok(Opening::Waiting(opening))
+    }
+
+    /// A new stream; `None` while too many wait to be accepted.
+    fn try_open(&mut self) -> Result<Option<MuxStream>, MuxError> {
         let mut ignore = Context::from_waker(noop_waker_ref());
         match self.connection.poll_new_outbound(&mut ignore) {
-            Poll::Ready(Ok(stream)) => Poll::Ready(Ok(MuxStream(stream))),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
-            Poll::Pending => {
-                if !self.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    self.waiting.push(cx.waker().clone());
+            Poll::Ready(Ok(stream)) => Ok(Some(MuxStream(stream))),
+            Poll::Ready(Err(error)) => Err(error.into()),
+            Poll::Pending => Ok(None),
+        }
+    }
+
+    /// Hands new streams to those that wait; whether there was any.
+    fn open_waiting(&mut self) -> Result<bool, MuxError> {
+        let mut any = false;
+        while let Some(first) = self.waiting.front() {
+            if !first.is_closed() {
+                let Some(stream) = self.try_open()? else { break };
+                any = true;
+                if let Some(first) = self.waiting.pop_front() {
+                    // Given up in this very moment, it is dropped.
+                    let _ = first.send(stream);
                 }
-                Poll::Pending
+            } else {
+                self.waiting.pop_front();
             }
         }
+        Ok(any)
     }
 
     /// Moves frames between the pipe and the streams; ready with a stream of the other end.
@@ -82,27 +120,21 @@ impl Mux {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<MuxStream, MuxError>> {
-        let accepted = match self.connection.poll_next_inbound(cx) {
-            Poll::Ready(Some(Ok(stream))) => Poll::Ready(Ok(MuxStream(stream))),
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(error.into())),
-            Poll::Ready(None) => Poll::Ready(Err(MuxError::Ended)),
-            Poll::Pending if self.pipe.is_refused() => {
-                Poll::Ready(Err(MuxError::Protocol("a frame that is not allowed".into())))
+        loop {
+            match self.connection.poll_next_inbound(cx) {
+                Poll::Ready(Some(Ok(stream))) => return Poll::Ready(Ok(MuxStream(stream))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
+                Poll::Ready(None) => return Poll::Ready(Err(MuxError::Ended)),
+                Poll::Pending if self.pipe.is_refused() => {
+                    let what = "a frame that is not allowed".into();
+                    return Poll::Ready(Err(MuxError::Protocol(what)));
+                }
+                Poll::Pending => {}
             }
-            Poll::Pending => Poll::Pending,
-        };
-        for waker in self.waiting.drain(..) {
-            waker.wake();
-        }
-        accepted
-    }
-}
-
-/// Whoever waits to open a stream learns that there will be none.
-impl Drop for Mux {
-    fn drop(&mut self) {
-        for waker in self.waiting.drain(..) {
-            waker.wake();
+            // What the new streams write is noticed only after another poll.
+            if !self.open_waiting()? {
+                return Poll::Pending;
+            }
         }
     }
 }
@@ -150,6 +182,12 @@ impl MuxStream {
     /// Whether the stream is over in both directions.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// Whether the stream is open and nothing has come on it that was not read.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let mut cx = Context::from_waker(noop_waker_ref());
+        self.poll_read(&mut cx).is_pending()
     }
 
     /// Ends the stream in order, so that dropping it is no reset. Only for a stream at rest.

@@ -4,6 +4,9 @@
 //! socket that would be a system call and a TLS record for every frame; over this pipe both cost a
 //! copy, and the session's driver carries on whatever one poll produced as one message. No wakers:
 //! the driver alone fills and empties the pipe, and polls the multiplexer after either.
+//!
+//! Pings of the other end's multiplexer are answered here. The crate stops reading until its pong is
+//! written, so that two ends with much to send could each wait for the other to read, for ever.
 
 use std::{
     collections::VecDeque,
@@ -23,17 +26,26 @@ use crate::limits;
 const HEADER_BYTES: usize = 12;
 /// Frame types that matter here.
 const TYPE_DATA: u8 = 0;
+const TYPE_PING: u8 = 2;
 const TYPE_GO_AWAY: u8 = 3;
+/// The flag of an answer, in the low byte of a header's flags.
+const FLAG_ACK: u8 = 2;
+
+type Header = [u8; HEADER_BYTES];
 
 #[derive(Default)]
 struct State {
     /// From the WebSocket to the multiplexer.
     inbound: VecDeque<Bytes>,
     inbound_bytes: usize,
-    /// From the multiplexer to the WebSocket.
+    /// Bytes still to come of the incoming frame's body.
+    inbound_body_left: usize,
+    /// The start of an incoming header that lies across two messages; not in `inbound` yet.
+    cut_header: BytesMut,
+    /// From the multiplexer to the WebSocket. Ends with a whole frame whenever the driver sees it.
     outbound: BytesMut,
     /// Bytes still to come of the outgoing frame's body.
-    body_left: usize,
+    outbound_body_left: usize,
     /// The multiplexer has refused what the other end sent, and goes away.
     refused: bool,
 }
@@ -52,12 +64,18 @@ pub(super) fn pipe() -> (MuxEnd, DriverEnd) {
 
 impl DriverEnd {
     /// Hands received bytes to the multiplexer.
-    pub(super) fn fill(&self, bytes: Bytes) {
+    pub(super) fn fill(&self, mut bytes: Bytes) {
         let mut state = self.0.lock();
-        state.inbound_bytes += bytes.len();
-        if !bytes.is_empty() {
-            state.inbound.push_back(bytes);
+        if !state.cut_header.is_empty() {
+            let missing = (HEADER_BYTES - state.cut_header.len()).min(bytes.len());
+            state.cut_header.extend_from_slice(&bytes.split_to(missing));
+            if state.cut_header.len() < HEADER_BYTES {
+                return;
+            }
+            let header = state.cut_header.split().freeze();
+            state.take_in(header);
         }
+        state.take_in(bytes);
     }
 
     /// Whether the multiplexer should read before more is received.
@@ -79,21 +97,63 @@ impl DriverEnd {
 }
 
 impl State {
-    /// Follows the frames that go out, to see a go-away: the crate tells it to nobody else.
-    fn follow(&mut self, written: &[u8]) {
-        if self.body_left > 0 {
-            self.body_left = self.body_left.saturating_sub(written.len());
-        } else if let Ok(header) = <[u8; HEADER_BYTES]>::try_from(written) {
-            match header[1] {
-                TYPE_DATA => {
-                    let length = [header[8], header[9], header[10], header[11]];
-                    self.body_left = u32::from_be_bytes(length) as usize;
-                }
-                TYPE_GO_AWAY => self.refused = true,
-                _ => {}
+    /// Takes received bytes in, from a frame's border or inside a body on, without the pings.
+    fn take_in(&mut self, mut bytes: Bytes) {
+        let mut at = 0;
+        loop {
+            let body = self.inbound_body_left.min(bytes.len() - at);
+            self.inbound_body_left -= body;
+            at += body;
+            let Some(header) = bytes[at..].first_chunk::<HEADER_BYTES>() else { break };
+            if is_ping(header) {
+                self.answer(*header);
+                self.push(bytes.split_to(at));
+                bytes.advance(HEADER_BYTES);
+                at = 0;
+            } else {
+                self.inbound_body_left = body_length(header);
+                at += HEADER_BYTES;
             }
         }
+        self.cut_header.extend_from_slice(&bytes[at..]);
+        bytes.truncate(at);
+        self.push(bytes);
     }
+
+    fn push(&mut self, bytes: Bytes) {
+        self.inbound_bytes += bytes.len();
+        if !bytes.is_empty() {
+            self.inbound.push_back(bytes);
+        }
+    }
+
+    /// Answers a ping, unless the other end takes nothing: then it can wait for no answer.
+    fn answer(&mut self, mut header: Header) {
+        if self.outbound.len() < 2 * limits::PIPE_BYTES {
+            header[2..4].copy_from_slice(&[0, FLAG_ACK]);
+            self.outbound.extend_from_slice(&header);
+        }
+    }
+
+    /// Follows the frames that go out, to see a go-away: the crate tells it to nobody else.
+    fn follow(&mut self, written: &[u8]) {
+        if self.outbound_body_left > 0 {
+            self.outbound_body_left = self.outbound_body_left.saturating_sub(written.len());
+        } else if let Ok(header) = Header::try_from(written) {
+            self.outbound_body_left = body_length(&header);
+            self.refused |= header[1] == TYPE_GO_AWAY;
+        }
+    }
+}
+
+fn is_ping(header: &Header) -> bool {
+    let [version, kind, _, flags, stream @ .., _, _, _, _] = header;
+    *version == 0 && *kind == TYPE_PING && flags & FLAG_ACK == 0 && *stream == [0; 4]
+}
+
+fn body_length(header: &Header) -> usize {
+    let [_, kind, _, _, _, _, _, _, length @ ..] = header;
+    if *kind == TYPE_DATA { u32::from_be_bytes(*length) as usize } else { 0 }
 }
 
 impl AsyncRead for MuxEnd {
@@ -127,7 +187,7 @@ impl AsyncWrite for MuxEnd {
     ) -> Poll<io::Result<usize>> {
         let mut state = self.0.lock();
         // Never splits a frame: the bound is passed by one frame at most.
-        if state.outbound.len() >= limits::PIPE_BYTES {
+        if state.outbound_body_left == 0 && state.outbound.len() >= limits::PIPE_BYTES {
             return Poll::Pending;
         }
         state.follow(bytes);
@@ -159,6 +219,11 @@ mod tests {
         }
     }
 
+    /// The header of a data frame.
+    fn data(length: u8) -> Header {
+        [0, TYPE_DATA, 0, 0, 0, 0, 0, 2, 0, 0, 0, length]
+    }
+
     fn write(end: &mut MuxEnd, bytes: &[u8]) -> bool {
         let mut cx = Context::from_waker(noop_waker_ref());
         Pin::new(end).poll_write(&mut cx, bytes).is_ready()
@@ -168,11 +233,37 @@ mod tests {
     fn reads_cross_the_borders_of_messages() {
         let (mut mux, driver) = pipe();
         assert_eq!(read(&mut mux, 4), None);
-        driver.fill(Bytes::from_static(b"abc"));
-        driver.fill(Bytes::from_static(b"de"));
-        assert_eq!(read(&mut mux, 4).unwrap(), b"abcd");
+        let frame = [&data(5)[..], b"abcde"].concat();
+        driver.fill(Bytes::copy_from_slice(&frame[..15]));
+        driver.fill(Bytes::copy_from_slice(&frame[15..]));
+        assert_eq!(read(&mut mux, 16).unwrap(), frame[..16]);
         assert_eq!(read(&mut mux, 4).unwrap(), b"e");
         assert_eq!(read(&mut mux, 4), None);
+    }
+
+    #[test]
+    fn pings_are_answered_wherever_they_are_cut_and_nothing_else_is_touched() {
+        let ping = [0, TYPE_PING, 0, 1, 0, 0, 0, 0, 1, 2, 3, 4];
+        let pong = [0, TYPE_PING, 0, FLAG_ACK, 0, 0, 0, 0, 1, 2, 3, 4];
+        let frames = [&data(12)[..], &ping, &pong, &data(0), &data(1), b"x"].concat();
+        let received = [&ping[..], &ping, &frames, &ping].concat();
+        for piece in 1..received.len() {
+            let (mut mux, driver) = pipe();
+            received.chunks(piece).for_each(|piece| driver.fill(Bytes::copy_from_slice(piece)));
+            assert_eq!(read(&mut mux, 100).unwrap(), frames, "cut into {piece}");
+            assert_eq!(driver.take(), [pong; 3].concat());
+        }
+    }
+
+    #[test]
+    fn a_flood_of_pings_that_takes_no_answers_is_not_kept() {
+        let (mux, driver) = pipe();
+        let pings = [0, TYPE_PING, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7].repeat(1_000);
+        for _ in 0..1_000 {
+            driver.fill(Bytes::copy_from_slice(&pings));
+        }
+        assert!(mux.0.lock().outbound.len() <= 2 * limits::PIPE_BYTES + HEADER_BYTES);
+        assert!(!driver.is_full());
     }
 
     #[test]
@@ -189,9 +280,8 @@ mod tests {
     #[test]
     fn a_go_away_is_seen_but_not_inside_a_body() {
         let (mut mux, driver) = pipe();
-        let data = [0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 12];
         let go_away = [0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-        write(&mut mux, &data);
+        write(&mut mux, &data(12));
         write(&mut mux, &go_away);
         assert!(!driver.is_refused(), "those bytes were the body");
         write(&mut mux, &go_away);

@@ -6,12 +6,12 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use futures_util::{Sink, Stream};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
@@ -173,5 +173,28 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         let flushed = Pin::new(&mut self.inner).poll_flush(cx)?;
         self.unflushed = flushed.is_pending();
         flushed.map(Ok)
+    }
+
+    /// Sends what is queued, the close frame above all, and reads on until the other end has closed:
+    /// closing a socket with unread bytes resets it, and the close frame would be lost.
+    pub(super) fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let flushed = self.poll_flush(cx);
+        while ready!(self.poll_receive(cx)).is_some_and(|received| received.is_ok()) {}
+        // No message can come any more. After a breach of the protocol other bytes may.
+        if ready!(flushed).is_err() {
+            return Poll::Ready(());
+        }
+        let io = self.inner.get_mut();
+        if ready!(Pin::new(&mut *io).poll_shutdown(cx)).is_err() {
+            return Poll::Ready(());
+        }
+        let mut space = [0; READ_BUFFER_BYTES];
+        loop {
+            let mut buffer = ReadBuf::new(&mut space);
+            let read = ready!(Pin::new(&mut *io).poll_read(cx, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
     }
 }

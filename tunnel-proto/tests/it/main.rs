@@ -9,5 +9,9 @@
 mod codec;
 mod content;
 mod exchange;
+mod hostile;
 mod pair;
+mod peer;
 mod session;
+mod threads;
+mod upgrade;

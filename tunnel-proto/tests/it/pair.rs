@@ -132,12 +132,15 @@ impl Drivers {
 }
 
 /// A session over one end of a connection, its driver running.
-pub(crate) async fn session(
+pub(crate) async fn session<IO>(
     drivers: &mut Drivers,
-    io: DuplexStream,
+    io: IO,
     side: Side,
     settings: SessionSettings,
-) -> (Session, SessionEvents) {
+) -> (Session, SessionEvents)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (session, events, driver) = Session::new(io, Bytes::new(), side, settings).await;
     drivers.spawn(side, driver);
     (session, events)

@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -22,6 +22,8 @@ const PROXY_STATUS: http::HeaderName = http::HeaderName::from_static("proxy-stat
 /// The body of an answer.
 pub(super) struct AnswerBody {
     kind: Kind,
+    /// Why the body ends early, kept until what came before it has been sent.
+    failure: Option<BodyError>,
     /// Records the exchange when its answer has ended.
     observation: Option<Observation>,
     /// Tells the connection's guard that the exchange is over.
@@ -35,6 +37,9 @@ pub(super) struct AnswerBody {
 enum Kind {
     Exchange(RecvBody),
     Own(Option<Bytes>),
+    /// No content, but a field that tells its length: of an answer to HTTP/1 hyper keeps such a
+    /// field only if the body does not say that it is at its end.
+    LengthOnly,
 }
 
 impl AnswerBody {
@@ -42,10 +47,48 @@ impl AnswerBody {
     pub(super) fn own(content: impl Into<Bytes>) -> Self {
         let content = content.into();
         let content = (!content.is_empty()).then_some(content);
+        Self::new(Kind::Own(content))
+    }
+
+    fn new(kind: Kind) -> Self {
         Self {
-            kind: Kind::Own(content),
+            kind,
+            failure: None,
             observation: None,
             _in_flight: None,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match &self.kind {
+            Kind::Exchange(body) => body.is_end_stream() && self.failure.is_none(),
+            Kind::Own(content) => content.is_none(),
+            Kind::LengthOnly => true,
+        }
+    }
+
+    fn poll_content(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(failure) = self.failure.take() {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        match &mut self.kind {
+            Kind::Exchange(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(Some(Err(failure))) => {
+                    // hyper drops what it has not sent yet when a body fails, and it sends when a
+                    // body is not ready.
+                    self.failure = Some(failure);
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                other => other,
+            },
+            Kind::Own(content) => {
+                Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
+            }
+            Kind::LengthOnly => Poll::Ready(None),
         }
     }
 
@@ -57,7 +100,7 @@ impl AnswerBody {
     ) -> Self {
         self.observation = observation;
         self._in_flight = in_flight;
-        if self.is_end_stream() {
+        if self.is_over() {
             self.observation.iter_mut().for_each(Observation::on_end);
         }
         self
@@ -73,14 +116,8 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
-        let frame = match &mut this.kind {
-            Kind::Exchange(body) => match Pin::new(body).poll_frame(cx) {
-                Poll::Ready(frame) => frame,
-                Poll::Pending => return Poll::Pending,
-            },
-            Kind::Own(content) => content.take().map(|content| Ok(Frame::data(content))),
-        };
-        let is_over = this.is_end_stream();
+        let frame = ready!(this.poll_content(cx));
+        let is_over = this.is_over();
         if let Some(observation) = &mut this.observation {
             match &frame {
                 Some(Ok(frame)) => observation.on_frame(frame),
@@ -96,10 +133,7 @@ impl Body for AnswerBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Exchange(body) => body.is_end_stream(),
-            Kind::Own(content) => content.is_none(),
-        }
+        self.is_over() && !matches!(self.kind, Kind::LengthOnly)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -108,6 +142,7 @@ impl Body for AnswerBody {
             Kind::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
             }
+            Kind::LengthOnly => SizeHint::default(),
         }
     }
 }
@@ -119,27 +154,31 @@ impl Body for AnswerBody {
 pub(super) fn response(
     received: Response<RecvBody>,
     method: &Method,
+    is_http1: bool,
 ) -> Result<Response<AnswerBody>, Problem> {
     let (parts, body) = received.into_parts();
+    let status = parts.status;
     let malformed = |what| Problem::new(Hop::Server, Reason::WireMalformed, what);
-    if !(200..=599).contains(&parts.status.as_u16()) {
+    if !(200..=599).contains(&status.as_u16()) {
         return Err(malformed("a status that no response has"));
     }
+    // RFC 9110 section 8.6: no length on 204.
     let length = fields::content_length(&parts.headers)
-        .map_err(|_| malformed("a content-length that is no length"))?;
-    let mut answer = Response::new(AnswerBody {
-        kind: Kind::Exchange(body),
-        observation: None,
-        _in_flight: None,
-    });
-    *answer.status_mut() = parts.status;
+        .map_err(|_| malformed("a content-length that is no length"))?
+        .filter(|_| status != StatusCode::NO_CONTENT);
+    let kind = match status {
+        // RFC 9110 section 6.4.1: no content, whatever the fields say.
+        StatusCode::NOT_MODIFIED if is_http1 && length.is_some() => Kind::LengthOnly,
+        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Kind::Own(None),
+        _ if *method == Method::HEAD => Kind::Own(None),
+        _ => Kind::Exchange(body),
+    };
+    let mut answer = Response::new(AnswerBody::new(kind));
+    *answer.status_mut() = status;
     *answer.headers_mut() = end_to_end(parts.headers);
-    // RFC 9110 section 8.6: no length on 204, nor on a 2xx to CONNECT.
-    let has_length = parts.status != StatusCode::NO_CONTENT && *method != Method::CONNECT;
-    if let Some(length) = length.filter(|_| has_length) {
-        answer
-            .headers_mut()
-            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    if let Some(length) = length {
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
     Ok(answer)
 }
@@ -190,9 +229,12 @@ pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody>
 
 /// Whether a request is gRPC, whose clients look for a status of their own.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    let Some(kind) = headers.get(header::CONTENT_TYPE) else {
+        return false;
+    };
+    let rest = kind.as_bytes().strip_prefix(b"application/grpc");
+    // Not `application/grpc-web`, which is for pages and has rules of its own.
+    matches!(rest, Some([] | [b'+' | b';' | b' ', ..]))
 }
 
 /// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
@@ -207,11 +249,18 @@ pub(super) fn grpc_problem(problem: &Problem) -> Response<AnswerBody> {
     };
     let mut answer = Response::new(AnswerBody::own(Bytes::new()));
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/grpc"),
+    );
     headers.insert("grpc-status", HeaderValue::from_static(code));
     headers.insert(PROXY_STATUS, problem.proxy_status());
     // Percent signs have a meaning there; details have none.
-    let message = format!("{}: {}", problem.reason().name(), problem.detail().replace('%', ""));
+    let message = format!(
+        "{}: {}",
+        problem.reason().name(),
+        problem.detail().replace('%', "")
+    );
     if let Ok(message) = HeaderValue::from_str(&message) {
         headers.insert("grpc-message", message);
     }

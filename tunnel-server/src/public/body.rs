@@ -1,8 +1,11 @@
 //! The body of a request on its way to the session.
 
 use std::{
+    error::Error,
     future::Future,
+    io,
     pin::Pin,
+    sync::{Arc, Weak},
     task::{Context, Poll},
     time::Duration,
 };
@@ -27,7 +30,7 @@ pub(super) enum RequestBodyError {
     Idle,
     /// An upgraded connection failed.
     #[error("the upgraded connection failed: {0}")]
-    Upgraded(#[source] std::io::Error),
+    Upgraded(#[source] io::Error),
 }
 
 /// The bytes that a platform client sends to the runtime.
@@ -38,7 +41,7 @@ pub(super) struct RequestBody {
 }
 
 /// Bytes of an upgraded connection.
-type UpgradedBytes = Pin<Box<dyn Body<Data = Bytes, Error = std::io::Error> + Send>>;
+type UpgradedBytes = Pin<Box<dyn Body<Data = Bytes, Error = io::Error> + Send>>;
 
 enum Kind {
     /// Content of a request.
@@ -50,8 +53,8 @@ enum Kind {
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
     Upgraded(UpgradedBytes),
-    /// There will be no upgraded connection.
-    Refused,
+    /// No content; or there will be no upgraded connection.
+    Empty,
 }
 
 /// Lets the body through when the upstream asks for it, or did not answer for a while.
@@ -60,42 +63,73 @@ struct ContinueGate {
     patience: Pin<Box<Sleep>>,
 }
 
-/// Opens the gate of a request that expects 100.
-pub(super) type Continue = oneshot::Sender<()>;
+/// Kept until the final answer to a request has come.
+#[derive(Default)]
+pub(super) struct Unanswered {
+    /// Opens the gate of a request that expects 100.
+    gate: Option<oneshot::Sender<()>>,
+    /// Tells the body's timer that this is still held.
+    mark: Option<Arc<()>>,
+}
 
 /// Hands an upgraded connection's bytes to the request that asked for it.
 pub(super) type UpgradeSender = oneshot::Sender<UpgradedBytes>;
 
+/// Bounds the silence of a platform client that was not answered. After that it may be silent: what
+/// it sends and what it gets are two streams then, as with gRPC, and either may rest.
 struct IdleTimer {
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,
+    unanswered: Weak<()>,
+}
+
+impl Unanswered {
+    /// The upstream asks for the body.
+    pub(super) fn proceed(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            let _ = gate.send(());
+        }
+    }
 }
 
 impl RequestBody {
     /// The content of a request. `idle` bounds the wait for each piece of it, if nothing else does.
-    pub(super) fn received(incoming: Incoming, idle: Option<Duration>, bytes: IntCounter) -> Self {
-        let idle = idle.map(|limit| IdleTimer { limit, timer: None });
-        Self {
-            kind: Kind::Received {
-                incoming,
-                gate: None,
-                idle,
-            },
-            bytes,
-        }
+    pub(super) fn received(
+        incoming: Incoming,
+        idle: Option<Duration>,
+        bytes: IntCounter,
+    ) -> (Self, Unanswered) {
+        let mut unanswered = Unanswered::default();
+        let idle = idle.map(|limit| IdleTimer {
+            limit,
+            timer: None,
+            unanswered: Arc::downgrade(unanswered.mark.insert(Arc::default())),
+        });
+        let kind = Kind::Received {
+            incoming,
+            gate: None,
+            idle,
+        };
+        (Self { kind, bytes }, unanswered)
     }
 
-    /// The same for a request that expects 100: nothing is read, and so the platform client not asked
-    /// to go on, before the gate opens or `patience` has passed.
-    pub(super) fn expecting(mut self, patience: Duration) -> (Self, Continue) {
+    /// For a request that expects 100: nothing is read, and so the platform client not asked to go
+    /// on, before the upstream asks or `patience` has passed.
+    pub(super) fn expect(&mut self, unanswered: &mut Unanswered, patience: Duration) {
         let (sender, asked) = oneshot::channel();
         if let Kind::Received { gate, .. } = &mut self.kind {
+            unanswered.gate = Some(sender);
             *gate = Some(ContinueGate {
                 asked,
                 patience: Box::pin(sleep(patience)),
             });
         }
-        (self, sender)
+    }
+
+    /// No content.
+    pub(super) fn empty(bytes: IntCounter) -> Self {
+        let kind = Kind::Empty;
+        Self { kind, bytes }
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
@@ -129,7 +163,7 @@ impl RequestBody {
                 }
                 Kind::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
                     Poll::Ready(Ok(bytes)) => self.kind = Kind::Upgraded(bytes),
-                    Poll::Ready(Err(_)) => self.kind = Kind::Refused,
+                    Poll::Ready(Err(_)) => self.kind = Kind::Empty,
                     Poll::Pending => return Poll::Pending,
                 },
                 Kind::Upgraded(bytes) => {
@@ -138,7 +172,7 @@ impl RequestBody {
                         .poll_frame(cx)
                         .map(|frame| frame.map(|frame| frame.map_err(RequestBodyError::Upgraded)));
                 }
-                Kind::Refused => return Poll::Ready(None),
+                Kind::Empty => return Poll::Ready(None),
             }
         }
     }
@@ -154,7 +188,7 @@ fn poll_received(
             if let Some(idle) = idle {
                 idle.timer = None;
             }
-            Poll::Ready(frame.map(|frame| frame.map_err(RequestBodyError::Received)))
+            Poll::Ready(frame.map(|frame| frame.map_err(failed)))
         }
         Poll::Pending => {
             let Some(idle) = idle else {
@@ -162,6 +196,16 @@ fn poll_received(
             };
             idle.poll(cx).map(|()| Some(Err(RequestBodyError::Idle)))
         }
+    }
+}
+
+/// Over HTTP/1 the connection's guard keeps the time, and says so by the kind of its error.
+fn failed(error: hyper::Error) -> RequestBodyError {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    if cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut) {
+        RequestBodyError::Idle
+    } else {
+        RequestBodyError::Received(error)
     }
 }
 
@@ -179,6 +223,9 @@ impl ContinueGate {
 
 impl IdleTimer {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.unanswered.strong_count() == 0 {
+            return Poll::Pending;
+        }
         let limit = self.limit;
         self.timer
             .get_or_insert_with(|| Box::pin(sleep(limit)))
@@ -207,7 +254,8 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Received { incoming, .. } => incoming.is_end_stream(),
-            _ => false,
+            Kind::Empty => true,
+            Kind::Awaited(_) | Kind::Upgraded(_) => false,
         }
     }
 

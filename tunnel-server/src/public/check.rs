@@ -5,17 +5,21 @@
 //! can disagree about where a request goes or where it ends.
 
 use http::{
-    HeaderMap, HeaderName, Method, Uri, Version, header,
-    uri::{Authority, PathAndQuery},
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header,
+    uri::{Authority, PathAndQuery, Scheme},
 };
 use tunnel_proto::{
     exchange::Protocol,
     fields,
     handshake::has_token,
+    limits,
     problem::{Hop, Problem, Reason},
 };
 
 use super::http1::is_host_and_port;
+
+/// Field lines in one head: with those that are added, fewer than the other end of the wire takes.
+const MAX_FIELDS: usize = limits::FIELDS / 2;
 
 /// A request that is well-formed, unambiguous, and for one host.
 #[derive(Debug)]
@@ -78,6 +82,14 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
         .any(|name| name.as_str().contains(['_', '"']))
     {
         return Err(malformed("a field name with an underscore or a quote"));
+    }
+    // HTTP/1 was bounded more narrowly before this.
+    if headers.len() > MAX_FIELDS {
+        return Err(Problem::new(
+            Hop::Server,
+            Reason::HeadTooLarge,
+            "too many field lines",
+        ));
     }
     let upgrade = upgrade(&method, version, &headers, &extensions)?;
     if upgrade.is_none() && matches!(method, Method::CONNECT | Method::TRACE) {
@@ -142,6 +154,12 @@ fn path(method: &Method, version: Version, uri: &Uri) -> Result<PathAndQuery, Pr
     let Some(path) = uri.path_and_query() else {
         return Err(malformed(NO_PATH));
     };
+    let scheme = uri.scheme();
+    if scheme.is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
+        return Err(malformed(
+            "a target with a scheme other than http and https",
+        ));
+    }
     // Not `path.path()`, which says `/` where there is none.
     match path.as_str().as_bytes() {
         text if !text.iter().all(u8::is_ascii_graphic) => {
@@ -249,6 +267,15 @@ fn check_http2(headers: &HeaderMap) -> Result<(), Problem> {
                 "a connection-specific field in an http/2 request",
             ));
         }
+    }
+    // The library lets white space around values through.
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    let is_padded = |value: &HeaderValue| {
+        let bytes = value.as_bytes();
+        is_space(bytes.first()) || is_space(bytes.last())
+    };
+    if headers.values().any(is_padded) {
+        return Err(malformed("white space around a value in an http/2 request"));
     }
     if headers
         .get_all(header::TE)

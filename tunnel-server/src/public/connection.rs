@@ -30,25 +30,23 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, split},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tunnel_proto::{
-    exchange::{copy_body, read_body},
-    problem::{Hop, Problem, Reason},
-};
+use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::{
-    answer,
+    Full, Place, answer,
     detect::{self, Protocol},
     http1::{Guard, GuardConfig, GuardHandle, Refusal, Violation, framing::HeadLimits},
     outgoing::Origin,
     prefixed::Prefixed,
     proxy_protocol,
-    serve::{Granted, GrantedSlot, http1_head, serve},
+    serve::{http1_head, serve},
+    upgraded::{Granted, GrantedSlot, join},
 };
 use crate::server::Node;
 
@@ -88,8 +86,9 @@ pub(super) async fn run(
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
+    mut place: Place,
 ) {
-    if let Err(cause) = begin(&node, socket, peer.ip(), tls).await {
+    if let Err(cause) = begin(&node, socket, peer.ip(), tls, &mut place).await {
         node.metrics
             .connections_refused
             .with_label_values(&["public", cause.name()])
@@ -103,6 +102,8 @@ enum NoRequest {
     Proxy,
     Tls,
     FirstByte,
+    Full(Full),
+    Stopping,
 }
 
 impl NoRequest {
@@ -111,6 +112,8 @@ impl NoRequest {
             Self::Proxy => "proxy_protocol",
             Self::Tls => "tls",
             Self::FirstByte => "first_byte",
+            Self::Full(full) => full.name(),
+            Self::Stopping => "stopping",
         }
     }
 }
@@ -120,18 +123,23 @@ async fn begin(
     mut socket: TcpStream,
     mut peer: IpAddr,
     tls: Option<TlsAcceptor>,
+    place: &mut Place,
 ) -> Result<(), NoRequest> {
     let mut is_trusted = node.is_trusted(peer);
     let mut front = Bytes::new();
     if node.config.proxy_protocol && is_trusted {
         let deadline = Instant::now() + node.config.first_byte_timeout;
-        let (header, rest) = proxy_protocol::read(&mut socket, deadline)
-            .await
+        let (header, rest) = patiently(node, proxy_protocol::read(&mut socket, deadline))
+            .await?
             .map_err(|_| NoRequest::Proxy)?;
         if let proxy_protocol::Header::Proxied { source, .. } = header {
             peer = source.ip();
             // What the proxy has told counts, what its client tells does not.
             is_trusted = node.is_trusted(peer);
+            if !is_trusted {
+                let counted = place.count_for(peer.to_canonical());
+                counted.map_err(NoRequest::Full)?;
+            }
         }
         front = rest;
     }
@@ -140,9 +148,9 @@ async fn begin(
     let Some(tls) = tls else {
         return plain(node, origin, socket).await;
     };
-    let handshake = tls.accept(socket);
-    let stream = timeout(node.config.tls_handshake_timeout, handshake)
-        .await
+    let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
+    let stream = patiently(node, handshake)
+        .await?
         .map_err(|_| NoRequest::Tls)?
         .map_err(|_| NoRequest::Tls)?;
     if is_http2(&stream) {
@@ -151,6 +159,14 @@ async fn begin(
         http1(node, origin, Bytes::new(), stream).await;
     }
     Ok(())
+}
+
+/// Awaits something that a connection has to do before its first request.
+async fn patiently<T>(node: &Node, step: impl Future<Output = T>) -> Result<T, NoRequest> {
+    tokio::select! {
+        done = step => Ok(done),
+        () = node.patience_ended() => Err(NoRequest::Stopping),
+    }
 }
 
 fn is_http2(stream: &TlsStream<Prefixed<TcpStream>>) -> bool {
@@ -162,8 +178,9 @@ async fn plain(
     origin: Origin,
     mut socket: Prefixed<TcpStream>,
 ) -> Result<(), NoRequest> {
-    let (protocol, first) = detect::detect(&mut socket, node.config.first_byte_timeout)
-        .await
+    let detecting = detect::detect(&mut socket, node.config.first_byte_timeout);
+    let (protocol, first) = patiently(node, detecting)
+        .await?
         .map_err(|_| NoRequest::FirstByte)?;
     match protocol {
         Protocol::Http1 => http1(node, origin, first, socket).await,
@@ -174,7 +191,7 @@ async fn plain(
 
 async fn http1<IO>(node: &Arc<Node>, origin: Origin, first: Bytes, io: IO)
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
     let config = GuardConfig {
         limits: HeadLimits {
@@ -203,26 +220,27 @@ where
         .serve_connection(TokioIo::new(guarded), service);
     let mut stopping = Some(Box::pin(node.stopping()));
     let served = poll_fn(|cx| {
-        if stopping.as_mut().is_some_and(|stopping| stopping.as_mut().poll(cx).is_ready()) {
+        if stopping
+            .as_mut()
+            .is_some_and(|stopping| stopping.as_mut().poll(cx).is_ready())
+        {
             stopping = None;
             // The request in progress is answered, and the connection ends with it.
             Pin::new(&mut serving).graceful_shutdown();
         }
         serving.poll_without_shutdown(cx)
     });
-    if served.await.is_err() {
-        return;
-    }
+    let served = served.await;
     let parts = serving.into_parts();
     let (io, unread) = parts.io.into_inner().into_inner();
     let granted = connection.granted.lock().take();
-    if let Some(granted) = granted {
-        let front = if parts.read_buf.is_empty() {
-            unread
-        } else {
-            parts.read_buf
-        };
-        join(Prefixed::new(front, io), granted).await;
+    if served.is_err_and(|error| error.is_user()) {
+        // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
+        io.reset();
+    } else if let Some(granted) = granted {
+        // hyper has read on a little after the request.
+        let io = Prefixed::new(parts.read_buf, Prefixed::new(unread, io));
+        join(io, granted, node.config.body_idle_timeout).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
         refuse(&connection, refusal, io).await;
     } else {
@@ -271,28 +289,6 @@ where
     connection.tasks.finish().await;
 }
 
-/// Moves the bytes of an upgraded connection until both directions have ended.
-async fn join<IO>(io: IO, granted: Granted)
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let Granted {
-        upload,
-        download,
-        mut observation,
-    } = granted;
-    let (reader, writer) = split(io);
-    let upload_body: Pin<Box<_>> = Box::pin(read_body(reader));
-    if upload.send(upload_body).is_err() {
-        return;
-    }
-    // The other direction is sent by the exchange itself, for as long as `download` lives.
-    match copy_body(download, writer).await {
-        Ok(()) => observation.on_end(),
-        Err(error) => tracing::debug!(%error, "an upgraded connection was cut"),
-    }
-}
-
 /// Writes the answer to a request that nobody but the guard has seen.
 async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     connection: &Connection,
@@ -323,6 +319,24 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
 async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
     let mut sink = tokio::io::sink();
     let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
+}
+
+/// A socket that can be closed so that nobody takes it for an orderly end.
+trait Reset {
+    /// Has the socket reset when it is dropped.
+    fn reset(&self);
+}
+
+impl Reset for Prefixed<TcpStream> {
+    fn reset(&self) {
+        let _ = self.get_ref().set_zero_linger();
+    }
+}
+
+impl Reset for TlsStream<Prefixed<TcpStream>> {
+    fn reset(&self) {
+        self.get_ref().0.reset();
+    }
 }
 
 async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
@@ -386,11 +400,14 @@ impl Connection {
                 *self.granted.lock() = Some(granted);
                 guard.upgraded();
             }
-            (None, Some(on_upgrade)) => self.tasks.spawn(async move {
-                if let Ok(upgraded) = on_upgrade.await {
-                    join(TokioIo::new(upgraded), granted).await;
-                }
-            }),
+            (None, Some(on_upgrade)) => {
+                let linger = self.node.config.body_idle_timeout;
+                self.tasks.spawn(async move {
+                    if let Ok(upgraded) = on_upgrade.await {
+                        join(TokioIo::new(upgraded), granted, linger).await;
+                    }
+                });
+            }
             (None, None) => {}
         }
     }

@@ -34,7 +34,8 @@ pub(super) struct Observation {
     subject: Option<Box<Subject>>,
     request_id: Option<HeaderValue>,
     began: Instant,
-    status: StatusCode,
+    /// `None` until there is an answer.
+    status: Option<StatusCode>,
     bytes_out: u64,
     end: End,
 }
@@ -55,7 +56,7 @@ impl Observation {
             subject: None,
             request_id: None,
             began: Instant::now(),
-            status: StatusCode::OK,
+            status: None,
             bytes_out: 0,
             end: End::Abandoned,
         }
@@ -78,21 +79,25 @@ impl Observation {
 
     /// The exchange is about to be sent through this tunnel.
     pub(super) fn on_routed(&mut self, tunnel: &Arc<Tunnel>) {
+        tunnel.metrics.open.inc();
+        if let Some(before) = self.tunnel.replace(tunnel.clone()) {
+            // Sent once more.
+            before.metrics.open.dec();
+            return;
+        }
         self.metrics
             .own_duration
             .observe(self.began.elapsed().as_secs_f64());
-        tunnel.metrics.open.inc();
-        self.tunnel = Some(tunnel.clone());
     }
 
     /// The answer's status is known.
     pub(super) fn on_status(&mut self, status: StatusCode) {
-        self.status = status;
+        self.status = Some(status);
     }
 
     /// The tunnel answers by itself.
     pub(super) fn on_problem(&mut self, problem: &Problem) {
-        self.status = problem.status();
+        self.status = Some(problem.status());
         self.end = End::Problem(problem.clone());
     }
 
@@ -138,7 +143,7 @@ impl Observation {
             method = subject.method.as_str(),
             host = &*subject.host,
             path = &*subject.path,
-            status = self.status.as_u16(),
+            status = self.status.map(|status| status.as_u16()),
             bytes = self.bytes_out,
             duration_ms = self.began.elapsed().as_millis() as u64,
             peer = %subject.peer,
@@ -162,7 +167,9 @@ impl Drop for Observation {
         }
         if let Some(tunnel) = &self.tunnel {
             tunnel.metrics.open.dec();
-            tunnel.metrics.count_answer(self.status);
+            if let Some(status) = self.status {
+                tunnel.metrics.count_answer(status);
+            }
         }
         if let Some(subject) = &self.subject {
             self.write_log(subject);

@@ -19,6 +19,10 @@ impl<IO> Prefixed<IO> {
     pub(super) fn new(front: Bytes, io: IO) -> Self {
         Self { front, io }
     }
+
+    pub(super) fn get_ref(&self) -> &IO {
+        &self.io
+    }
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for Prefixed<IO> {

@@ -8,35 +8,20 @@ use std::{convert::Infallible, sync::Arc};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
-use parking_lot::Mutex;
 use tunnel_ops::telemetry::TraceParent;
-use tunnel_proto::{
-    exchange::{ExchangeError, RecvBody, exchange},
-    problem::{Hop, Problem, Reason},
-    session::{OpenError, Session},
-};
+use tunnel_proto::{exchange::RecvBody, problem::Problem};
 
 use super::{
     answer::{self, AnswerBody},
-    body::{Continue, RequestBody, RequestBodyError, UpgradeSender},
+    body::UpgradeSender,
     check::{CheckedRequest, check},
     connection::Connection,
+    exchange,
     http1::InFlight,
     observe::{Observation, Subject},
     outgoing::{X_REQUEST_ID, outgoing},
+    upgraded::Granted,
 };
-use crate::tunnel::Tunnel;
-
-/// An upgrade that was granted: what joins the platform client's bytes to the exchange's.
-pub(super) struct Granted {
-    /// Takes what the platform client sends.
-    pub(super) upload: UpgradeSender,
-    /// What the runtime sends.
-    pub(super) download: RecvBody,
-    /// Ends with the upgraded connection.
-    pub(super) observation: Observation,
-}
-
 /// Serves one request of a connection.
 pub(super) async fn serve(
     connection: Arc<Connection>,
@@ -54,7 +39,8 @@ pub(super) async fn serve(
         .headers
         .contains_key(header::ORIGIN)
         .then(|| parts.headers.clone());
-    let is_grpc = answer::is_grpc(&parts.headers);
+    // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
+    let is_grpc = connection.is_http2() && answer::is_grpc(&parts.headers);
     let answered = match check(parts) {
         Ok(checked) => carry(&connection, checked, incoming, &mut observation).await,
         Err(problem) => Err(problem),
@@ -62,6 +48,7 @@ pub(super) async fn serve(
     let mut answer = match answered {
         Ok(Answered::Response(response)) => response,
         Ok(Answered::Upgrade(response, upload, download)) => {
+            observation.on_status(response.status());
             let granted = Granted {
                 upload,
                 download,
@@ -113,103 +100,17 @@ async fn carry(
     let (request, id) = outgoing(&checked, &connection.origin, &node.via, ())?;
     observation.identify(id.clone());
     if node.access_log {
-        observation.log(subject(connection, &checked, id));
+        observation.log(subject(connection, &checked, id.clone()));
     }
-    let (tunnel, session) = node.router.session(checked.host()).await?;
-    observation.on_routed(&tunnel);
-    let (body, upload, proceed) = request_body(connection, &checked, incoming, &tunnel);
-    let received = send(
-        connection,
-        &checked,
-        &session,
-        request.map(|()| body),
-        proceed,
-    )
-    .await?;
+    let (received, upload) =
+        exchange::carry(connection, &checked, (request, id), incoming, observation).await?;
     match upload {
         Some(upload) if received.status().is_success() => Ok(upgraded(&checked, received, upload)),
         _ => {
             connection.not_upgraded();
-            answer::response(received, &checked.method).map(Answered::Response)
+            answer::response(received, &checked.method, !connection.is_http2())
+                .map(Answered::Response)
         }
-    }
-}
-
-/// The body to send, and what opens it when it has to wait.
-fn request_body(
-    connection: &Connection,
-    checked: &CheckedRequest,
-    incoming: Incoming,
-    tunnel: &Tunnel,
-) -> (RequestBody, Option<UpgradeSender>, Option<Continue>) {
-    let bytes = tunnel.metrics.bytes_in.clone();
-    if checked.upgrade.is_some() {
-        let (body, upload) = RequestBody::upgrade(bytes);
-        return (body, Some(upload), None);
-    }
-    // Over HTTP/1 the connection's guard keeps the time.
-    let idle = connection
-        .is_http2()
-        .then_some(connection.node.config.body_idle_timeout);
-    let body = RequestBody::received(incoming, idle, bytes);
-    if checked.expects_continue {
-        let (body, proceed) = body.expecting(connection.node.config.expect_wait);
-        return (body, None, Some(proceed));
-    }
-    (body, None, None)
-}
-
-async fn send(
-    connection: &Connection,
-    checked: &CheckedRequest,
-    session: &Session,
-    request: Request<RequestBody>,
-    proceed: Option<Continue>,
-) -> Result<Response<RecvBody>, Problem> {
-    let takes_informational = checked.version == Version::HTTP_11;
-    let mut proceed = proceed;
-    let on_informational = |status: StatusCode, headers: HeaderMap| {
-        if status == StatusCode::CONTINUE {
-            // hyper says 100 by itself as soon as the body is read.
-            if let Some(proceed) = proceed.take() {
-                let _ = proceed.send(());
-            }
-        } else if takes_informational {
-            connection.informational(status, &headers);
-        }
-    };
-    exchange(session, request, on_informational)
-        .await
-        .map_err(|error| match error {
-            ExchangeError::NotOpened(OpenError::TooMany) => {
-                Problem::new(Hop::Server, Reason::ExchangeLimit, "max-exchanges are open")
-                    .retry_after(std::time::Duration::from_secs(1))
-            }
-            ExchangeError::NotOpened(OpenError::Closed) => Problem::new(
-                Hop::Server,
-                Reason::SessionLost,
-                "the session ended before the exchange",
-            ),
-            ExchangeError::RequestBody(error) => request_body_problem(connection, &error),
-            ExchangeError::Failed { problem, .. } => problem,
-        })
-}
-
-fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {
-    if let Some(violation) = connection.body_violation() {
-        return Problem::new(Hop::Server, Reason::RequestMalformed, violation.reason());
-    }
-    match error {
-        RequestBodyError::Idle => Problem::new(
-            Hop::Server,
-            Reason::RequestTimeout,
-            "the body stopped arriving",
-        ),
-        RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => Problem::new(
-            Hop::Server,
-            Reason::RequestIncomplete,
-            "the body did not arrive whole",
-        ),
     }
 }
 
@@ -276,6 +177,3 @@ pub(super) fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     }
     head
 }
-
-/// The upgrade that a connection has granted, until it is taken over.
-pub(super) type GrantedSlot = Mutex<Option<Granted>>;

@@ -23,7 +23,8 @@ pub(super) struct Listeners {
 pub(super) struct Shard {
     /// Dropped to end the shard at once.
     end: Option<oneshot::Sender<()>>,
-    ended: oneshot::Receiver<()>,
+    /// `None` once it has ended.
+    ended: Option<oneshot::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,19 +50,17 @@ impl Shard {
             })?;
         Ok(Self {
             end: Some(end),
-            ended,
+            ended: Some(ended),
             thread: Some(thread),
         })
     }
 
     /// Resolves when the shard has ended, by itself or by a panic.
     pub(super) async fn ended(&mut self) {
-        if self
-            .thread
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished())
-        {
-            let _ = (&mut self.ended).await;
+        if let Some(ended) = &mut self.ended {
+            // Whether it was sent or dropped: the thread is at its end.
+            let _ = ended.await;
+            self.ended = None;
         }
     }
 }

@@ -29,7 +29,10 @@ use tunnel_proto::{
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
-use crate::{deadline::soon, rig::Rig};
+use crate::{
+    deadline::{eventually, soon},
+    rig::Rig,
+};
 
 /// Why a scripted body fails.
 #[derive(Debug)]
@@ -96,7 +99,10 @@ impl FakeClient {
         Self::new(rig, runtime, move |request| async move {
             let path = request.uri().path_and_query().unwrap().clone();
             let body = format!("{runtime} {} {path}\n", request.method());
-            collect(request.into_body()).await.1.map_err(|_| internal())?;
+            collect(request.into_body())
+                .await
+                .1
+                .map_err(|_| internal())?;
             Ok(Response::new(full(body)))
         })
         .await
@@ -135,10 +141,19 @@ impl FakeClient {
             handle: Arc::new(move |request| Box::pin(handler(request))),
             seen: seen.clone(),
         };
-        let serving = Owned::spawn("serving", serve_all(session.clone(), events, handler, heard));
+        let serving = Owned::spawn(
+            "serving",
+            serve_all(session.clone(), events, handler, heard),
+        );
         let welcome = |controls: &Vec<Control>| !controls.is_empty();
         soon("a welcome", controls.wait_for(welcome)).await.unwrap();
-        Self { session, seen, controls, driver, _serving: serving }
+        Self {
+            session,
+            seen,
+            controls,
+            driver,
+            _serving: serving,
+        }
     }
 
     /// Every request so far.
@@ -148,13 +163,18 @@ impl FakeClient {
 
     /// The paths of every request so far.
     pub(crate) fn paths(&self) -> Vec<String> {
-        self.seen().iter().map(|seen| seen.path().to_owned()).collect()
+        self.seen()
+            .iter()
+            .map(|seen| seen.path().to_owned())
+            .collect()
     }
 
     /// Waits for the request number `count`, counted from 1.
     pub(crate) async fn request(&self, count: usize) -> Seen {
         let mut seen = self.seen.subscribe();
-        let seen = soon("a request", seen.wait_for(|seen| seen.len() >= count)).await.unwrap();
+        let seen = soon("a request", seen.wait_for(|seen| seen.len() >= count))
+            .await
+            .unwrap();
         seen[count - 1].clone()
     }
 
@@ -166,7 +186,19 @@ impl FakeClient {
             controls.wait_for(|controls| controls.iter().any(&wanted)),
         );
         let controls = controls.await.unwrap();
-        controls.iter().find(|control| wanted(control)).unwrap().clone()
+        controls
+            .iter()
+            .find(|control| wanted(control))
+            .unwrap()
+            .clone()
+    }
+
+    /// Waits until no exchange is open.
+    pub(crate) async fn rests(&self) {
+        eventually("the exchanges' end", async || {
+            (self.session.outstanding() == 0).then_some(())
+        })
+        .await;
     }
 
     /// Waits for the end of the session.
@@ -182,7 +214,11 @@ impl FakeClient {
 
 /// The request for a session, as the real client sends it.
 pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> {
-    let greeting = Greeting { instance, version: "1.2.3".into(), session_number: 1 };
+    let greeting = Greeting {
+        instance,
+        version: "1.2.3".into(),
+        session_number: 1,
+    };
     let request = handshake::request(&greeting, &handshake::new_key())
         .uri(handshake::CONNECT_PATH)
         .header("host", "localhost")
@@ -198,7 +234,9 @@ pub(crate) async fn dial(rig: &Rig, request: &Request<()>) -> Connected {
         text += &format!("{name}: {}\r\n", value.to_str().unwrap());
     }
     text += "\r\n";
-    soon("writing", io.write_all(text.as_bytes())).await.unwrap();
+    soon("writing", io.write_all(text.as_bytes()))
+        .await
+        .unwrap();
     let mut read = Vec::new();
     let end = loop {
         if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -231,7 +269,9 @@ pub(crate) fn random_instance() -> InstanceId {
 
 /// A body of one piece.
 pub(crate) fn full(content: impl Into<Bytes>) -> AnyBody {
-    Full::new(content.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(content.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 /// No body.
@@ -360,7 +400,10 @@ pub(crate) fn endings() -> (Endings, mpsc::Receiver<BodyEnd>) {
 impl Endings {
     /// For the next exchange.
     pub(crate) fn next(&self) -> Ending {
-        Ending { told: self.0.clone(), end: BodyEnd::Cut }
+        Ending {
+            told: self.0.clone(),
+            end: BodyEnd::Cut,
+        }
     }
 }
 

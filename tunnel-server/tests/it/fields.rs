@@ -79,7 +79,9 @@ async fn order_number_and_bytes_of_fields_are_kept_both_ways() {
             ("location", b"http://elsewhere.test/%zz"),
         ] {
             let value = HeaderValue::from_bytes(value).unwrap();
-            response.headers_mut().append(HeaderName::from_static(name), value);
+            response
+                .headers_mut()
+                .append(HeaderName::from_static(name), value);
         }
         Ok(response)
     })
@@ -98,7 +100,10 @@ async fn order_number_and_bytes_of_fields_are_kept_both_ways() {
     assert_eq!(seen.values("cookie"), ["a=1; b=2"]);
     assert_eq!(seen.headers["x-bytes"], &b"\xe4\xff\ttab"[..]);
 
-    assert_eq!(head.values("set-cookie"), ["a=1; Path=/; HttpOnly", "b=2, c=3", "a=4"]);
+    assert_eq!(
+        head.values("set-cookie"),
+        ["a=1; Path=/; HttpOnly", "b=2, c=3", "a=4"]
+    );
     assert_eq!(head.values("x-list"), ["1", "2, 3"]);
     assert_eq!(head.values("x-bytes"), ["\u{e4}\u{f6}\u{ff}\ttab"]);
     assert_eq!(head.value("x-empty"), Some(""));
@@ -115,14 +120,24 @@ async fn the_response_has_nothing_of_the_upstreams_connection() {
     let rig = Rig::start().await;
     let _client = FakeClient::new(&rig, PROD, |_| async {
         let mut response = Response::new(empty());
-        for name in ["proxy-authenticate", "proxy-authorization", "te", "http2-settings"] {
-            response.headers_mut().append(name, HeaderValue::from_static("trailers"));
+        for name in [
+            "proxy-authenticate",
+            "proxy-authorization",
+            "te",
+            "http2-settings",
+        ] {
+            response
+                .headers_mut()
+                .append(name, HeaderValue::from_static("trailers"));
         }
         Ok(response)
     })
     .await;
     let mut raw = rig.raw().await;
-    let head = raw.ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await.head;
+    let head = raw
+        .ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await
+        .head;
     let names: Vec<_> = head.fields.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["x-request-id", "content-length", "date"]);
 }
@@ -133,7 +148,12 @@ async fn request_ids_are_taken_over_or_made_and_told_to_both_sides() {
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
     let long = "x".repeat(200);
-    for (given, is_kept) in [("my-id-1", true), ("a b", false), (long.as_str(), false), ("", false)] {
+    for (given, is_kept) in [
+        ("my-id-1", true),
+        ("a b", false),
+        (long.as_str(), false),
+        ("", false),
+    ] {
         let request =
             format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nx-request-id: {given}\r\n\r\n");
         let head = raw.ask(request).await.head;
@@ -149,7 +169,10 @@ async fn a_request_that_was_here_before_is_a_loop() {
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
-    raw.ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: 1.1 other\r\n\r\n")).await;
+    raw.ask(format!(
+        "GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: 1.1 other\r\n\r\n"
+    ))
+    .await;
     let seen = client.request(1).await;
     let via = seen.values("via").join(", ");
     assert!(via.starts_with("1.1 other, 1.1 tunnel-"), "{via}");

@@ -7,7 +7,7 @@ use crate::{
     deadline::soon,
     fake::{BodyEnd, FakeClient, collect, endings, full, status},
     raw::End,
-    rig::{PROD, PROD_HOST, Rig},
+    rig::{PROD, PROD_HOST, Rig, identity},
 };
 
 /// What follows a request that is refused: it must never be served.
@@ -52,12 +52,14 @@ async fn all_refused(cases: impl IntoIterator<Item = (String, u16)>) {
         "version_unsupported",
         "expectation_failed",
     ] {
-        let series = format!(
-            "tunnel_server_problems_total{{hop=\"tunnel-server\",reason=\"{reason}\"}}"
-        );
+        let series =
+            format!("tunnel_server_problems_total{{hop=\"tunnel-server\",reason=\"{reason}\"}}");
         counted += rig.metric(&series).await;
     }
-    assert!(counted >= count, "{counted} of {count} refusals were counted");
+    assert!(
+        counted >= count,
+        "{counted} of {count} refusals were counted"
+    );
 }
 
 #[tokio::test]
@@ -66,8 +68,14 @@ async fn hosts_that_are_missing_repeated_or_none_are_refused() {
     let host = |host: &str| (get(&format!("host: {host}\r\n")), 400);
     all_refused([
         (get(""), 400),
-        (get(&format!("host: {PROD_HOST}\r\nhost: {PROD_HOST}\r\n")), 400),
-        (get(&format!("host: {PROD_HOST}\r\nx: y\r\nHost: evil.test\r\n")), 400),
+        (
+            get(&format!("host: {PROD_HOST}\r\nhost: {PROD_HOST}\r\n")),
+            400,
+        ),
+        (
+            get(&format!("host: {PROD_HOST}\r\nx: y\r\nHost: evil.test\r\n")),
+            400,
+        ),
         host(""),
         host("a b"),
         host("acme-prod.tunnels.test,evil.test"),
@@ -90,7 +98,7 @@ async fn hosts_that_are_missing_repeated_or_none_are_refused() {
 async fn targets_and_versions_that_no_gateway_serves_are_refused() {
     let bad = |text: &str, status| (line(text), status);
     all_refused([
-        bad(&format!("GET http://evil.test/x HTTP/1.1"), 400),
+        bad("GET http://evil.test/x HTTP/1.1", 400),
         bad(&format!("GET http://u@{PROD_HOST}/x HTTP/1.1"), 400),
         bad(&format!("GET {PROD_HOST}:443 HTTP/1.1"), 400),
         bad(&format!("GET ftp://{PROD_HOST}/ HTTP/1.1"), 400),
@@ -123,10 +131,19 @@ async fn two_lengths_or_none_that_is_one_are_refused() {
     let te = |value: &str, status| (post(&format!("transfer-encoding: {value}\r\n")), status);
     let length = |value: &str| (post(&format!("content-length: {value}\r\n")), 400);
     all_refused([
-        (post(&format!("content-length: 5\r\n{chunked}")) + "0\r\n\r\n", 400),
-        (post(&format!("{chunked}content-length: 5\r\n")) + "0\r\n\r\n", 400),
+        (
+            post(&format!("content-length: 5\r\n{chunked}")) + "0\r\n\r\n",
+            400,
+        ),
+        (
+            post(&format!("{chunked}content-length: 5\r\n")) + "0\r\n\r\n",
+            400,
+        ),
         (post(&format!("{chunked}{chunked}")) + "0\r\n\r\n", 400),
-        (post(&format!("{chunked}transfer-encoding: identity\r\n")), 400),
+        (
+            post(&format!("{chunked}transfer-encoding: identity\r\n")),
+            400,
+        ),
         te("xchunked", 501),
         te(",chunked", 400),
         te("chunked, chunked", 400),
@@ -136,7 +153,10 @@ async fn two_lengths_or_none_that_is_one_are_refused() {
         te("gzip, chunked", 501),
         te("gzip", 501),
         te("chunked;q=1", 400),
-        (format!("POST / HTTP/1.0\r\nhost: {PROD_HOST}\r\n{chunked}\r\n"), 400),
+        (
+            format!("POST / HTTP/1.0\r\nhost: {PROD_HOST}\r\n{chunked}\r\n"),
+            400,
+        ),
         (post("content-length: 1\r\ncontent-length: 2\r\n"), 400),
         (post("content-length: 1\r\ncontent-length: 1\r\n"), 400),
         length("1, 1"),
@@ -157,7 +177,10 @@ async fn lines_that_two_readers_could_read_in_two_ways_are_refused() {
         bad("x : y\r\n"),
         bad("content-length : 0\r\n"),
         bad("transfer-encoding\t: chunked\r\n"),
-        (format!("GET / HTTP/1.1\r\n x: y\r\nhost: {PROD_HOST}\r\n\r\n"), 400),
+        (
+            format!("GET / HTTP/1.1\r\n x: y\r\nhost: {PROD_HOST}\r\n\r\n"),
+            400,
+        ),
         bad("x\r\n"),
         bad(": y\r\n"),
         bad("x: y\r\n z\r\n"),
@@ -175,6 +198,10 @@ async fn lines_that_two_readers_could_read_in_two_ways_are_refused() {
         (format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\n\r\n"), 400),
         (format!("GET / HTTP/1.1\rhost: {PROD_HOST}\r\r"), 400),
         (post("expect: banana\r\n"), 417),
+        (
+            post("content-type: application/grpc\r\nexpect: banana\r\n"),
+            417,
+        ),
         (post("expect: 100-continue, 100-continue\r\n"), 417),
         (post(&format!("x: {}\r\n", "a".repeat(140_000))), 431),
         (post(&"x: y\r\n".repeat(101)), 431),
@@ -312,7 +339,11 @@ async fn good_forms_of_a_target_are_served() {
         assert_eq!(answer.head.status, 200, "{request}");
         assert_eq!(client.paths().last().unwrap(), path, "{request}");
     }
-    let methods: Vec<_> = client.seen().iter().map(|seen| seen.method.to_string()).collect();
+    let methods: Vec<_> = client
+        .seen()
+        .iter()
+        .map(|seen| seen.method.to_string())
+        .collect();
     assert_eq!(methods[4..], ["get", "PROPFIND", "M-SEARCH"]);
 }
 
@@ -348,7 +379,12 @@ async fn bodies_of_both_kinds_pass_and_the_connection_is_used_again() {
         assert_eq!(answer.text(), seen);
     }
     assert_eq!(client.seen().len(), 6);
-    assert!(client.seen().iter().all(|seen| !seen.headers.contains_key("transfer-encoding")));
+    assert!(
+        client
+            .seen()
+            .iter()
+            .all(|seen| !seen.headers.contains_key("transfer-encoding"))
+    );
 }
 
 #[tokio::test]
@@ -381,4 +417,70 @@ async fn a_refused_request_behind_a_good_one_does_not_cost_the_good_one_its_answ
     raw.finish().await;
     assert_eq!(raw.closes().await, End::Whole);
     assert_eq!(client.paths(), ["/good"]);
+}
+
+#[tokio::test]
+async fn requests_in_whatever_pieces_are_the_same_requests() {
+    let rig = Rig::start().await;
+    let client = FakeClient::new(&rig, PROD, |request| async move {
+        let (content, trailers) = collect(request.into_body()).await;
+        trailers.map_err(|_| crate::fake::internal())?;
+        Ok(status(200, full(content)))
+    })
+    .await;
+    let chunked = post("transfer-encoding: chunked\r\n") + "3;x\r\nabc\r\n0\r\nx-sum: 1\r\n\r\n";
+    let sized = post("content-length: 5\r\n") + "hello";
+    let bytes = format!("{chunked}{sized}{}", line("GET /3 HTTP/1.1"));
+    let mut raw = rig.raw().await;
+    for split in 0..bytes.len() {
+        let (start, end) = bytes.split_at(split);
+        raw.send(start).await;
+        tokio::task::yield_now().await;
+        raw.send(end).await;
+        for content in ["abc", "hello", ""] {
+            assert_eq!(raw.answer().await.text(), content, "split at {split}");
+        }
+    }
+    assert_eq!(client.seen().len(), 3 * bytes.len());
+}
+
+#[tokio::test]
+async fn a_client_that_wants_to_close_is_closed_on() {
+    let rig = Rig::start().await;
+    let client = FakeClient::describing(&rig, PROD).await;
+    for (version, lines) in [
+        ("1.1", "connection: close\r\n"),
+        ("1.1", "connection: x-y, Close\r\n"),
+        ("1.0", ""),
+        // Nobody keeps a connection with HTTP/1.0 through a proxy (RFC 9112 section 9.3).
+        ("1.0", "connection: keep-alive\r\n"),
+    ] {
+        let mut raw = rig.raw().await;
+        let request = format!("GET /1 HTTP/{version}\r\nhost: {PROD_HOST}\r\n{lines}\r\n");
+        let answer = raw.ask(format!("{request}{SMUGGLED}")).await;
+        assert_eq!(answer.text(), "acme-prod GET /1\n");
+        raw.finish().await;
+        assert_eq!(raw.closes().await, End::Whole);
+    }
+    assert!(client.paths().iter().all(|path| path == "/1"));
+}
+
+#[tokio::test]
+async fn requests_over_tls_are_served_too() {
+    let rig = Rig::with(|config| config.public_tls = Some(identity())).await;
+    let client = FakeClient::describing(&rig, PROD).await;
+    for alpn in [&[&b"http/1.1"[..]][..], &[]] {
+        let mut raw = rig.raw_tls(alpn).await;
+        for _ in 0..3 {
+            let answer = raw.ask(line("GET /x HTTP/1.1")).await;
+            assert_eq!(answer.text(), "acme-prod GET /x\n");
+        }
+        raw.ask(line("GET /#x HTTP/1.1"))
+            .await
+            .is_refusal(400, "over TLS");
+    }
+    assert_eq!(
+        client.request(1).await.values("x-forwarded-proto"),
+        ["https"]
+    );
 }

@@ -68,13 +68,18 @@ impl Head {
     /// The value of a field that stands there at most once.
     pub(crate) fn value(&self, name: &str) -> Option<&str> {
         let values = self.values(name);
-        assert!(values.len() <= 1, "{name} stands there more than once: {self:?}");
+        assert!(
+            values.len() <= 1,
+            "{name} stands there more than once: {self:?}"
+        );
         values.first().copied()
     }
 
     fn framing(&self, is_to_head: bool) -> Framing {
         let is_chunked = self.value("transfer-encoding") == Some("chunked");
-        let length = self.value("content-length").map(|length| length.parse().unwrap());
+        let length = self
+            .value("content-length")
+            .map(|length| length.parse().unwrap());
         if is_to_head || matches!(self.status, 100..200 | 204 | 304) {
             Framing::Nothing
         } else if is_chunked {
@@ -104,10 +109,21 @@ impl Answer {
     #[track_caller]
     pub(crate) fn is_refusal(&self, status: u16, what: &str) {
         assert_eq!(self.head.status, status, "{what}: {self:?}");
-        assert_eq!(self.head.value("connection"), Some("close"), "{what}: {self:?}");
-        assert_eq!(self.head.value("content-type"), Some("application/json"), "{what}");
+        assert_eq!(
+            self.head.value("connection"),
+            Some("close"),
+            "{what}: {self:?}"
+        );
+        assert_eq!(
+            self.head.value("content-type"),
+            Some("application/json"),
+            "{what}"
+        );
         let proxy_status = self.head.value("proxy-status").unwrap_or_default();
-        assert!(proxy_status.starts_with("tunnel-server; error="), "{what}: {self:?}");
+        assert!(
+            proxy_status.starts_with("tunnel-server; error="),
+            "{what}: {self:?}"
+        );
         assert!(self.head.value("date").is_some(), "{what}: no date");
         assert_eq!(self.end, End::Whole, "{what}");
         assert!(!self.reason().is_empty(), "{what}");
@@ -116,7 +132,10 @@ impl Answer {
 
 impl Raw {
     pub(crate) fn new(io: impl Duplex + 'static) -> Self {
-        Self { io: Box::new(io), held: BytesMut::new() }
+        Self {
+            io: Box::new(io),
+            held: BytesMut::new(),
+        }
     }
 
     /// Writes the bytes. That the other side has gone is not a failure here: what a test wants to
@@ -195,7 +214,9 @@ impl Raw {
             }
             Framing::Close => loop {
                 let length = self.held.len();
-                answer.content.extend_from_slice(&self.held.split_to(length));
+                answer
+                    .content
+                    .extend_from_slice(&self.held.split_to(length));
                 self.more("content up to the end").await?;
             },
             Framing::Chunked => {
@@ -205,7 +226,11 @@ impl Raw {
                         break;
                     }
                     self.take(size, &mut answer.content).await?;
-                    assert_eq!(self.line().await?, "", "a chunk that is longer than it said");
+                    assert_eq!(
+                        self.line().await?,
+                        "",
+                        "a chunk that is longer than it said"
+                    );
                 }
                 loop {
                     let line = self.line().await?;
@@ -251,6 +276,13 @@ impl Raw {
         bytes
     }
 
+    /// The same; `None` when the connection ends first.
+    pub(crate) async fn try_bytes(&mut self, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.take(length, &mut bytes).await.ok()?;
+        Some(bytes)
+    }
+
     /// Everything up to the end of the connection, and how that came.
     pub(crate) async fn rest(&mut self) -> (Vec<u8>, End) {
         loop {
@@ -267,9 +299,35 @@ impl Raw {
         async move {
             let (rest, end) = self.rest().await;
             let rest = rest.escape_ascii();
-            assert!(rest.clone().next().is_none(), "{caller}: before the end came {rest}");
+            assert!(
+                rest.clone().next().is_none(),
+                "{caller}: before the end came {rest}"
+            );
             end
         }
+    }
+
+    /// Waits for the end of the connection, before which these bytes come.
+    pub(crate) async fn closes_behind(&mut self, bytes: &[u8]) -> End {
+        let (rest, end) = self.rest().await;
+        assert_eq!(
+            rest.escape_ascii().to_string(),
+            bytes.escape_ascii().to_string()
+        );
+        end
+    }
+
+    /// Two handles, of which one only reads and the other only writes.
+    pub(crate) fn split(self) -> (Self, Self) {
+        let (reading, writing) = tokio::io::split(self.io);
+        let reading = Self {
+            io: Box::new(tokio::io::join(reading, tokio::io::sink())),
+            held: self.held,
+        };
+        (
+            reading,
+            Self::new(tokio::io::join(tokio::io::empty(), writing)),
+        )
     }
 
     /// Reads more; `Err` at the end of the connection.

@@ -6,19 +6,24 @@ use http_body::Frame;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::{
-    fake::{BodyEnd, Failure, Feed, FakeClient, collect, data, empty, endings, fed, full, status},
-    raw::{End, Framing, Raw},
     deadline::soon,
+    fake::{BodyEnd, Failure, FakeClient, Feed, data, empty, endings, fed, full, status},
+    raw::{End, Framing, Raw},
     rig::{PROD, PROD_HOST, Rig},
 };
 
 async fn ask(raw: &mut Raw, method: &str, path: &str) -> crate::raw::Answer {
-    raw.send(format!("{method} {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    raw.send(format!(
+        "{method} {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"
+    ))
+    .await;
     raw.answer_to(method).await
 }
 
 fn with_length<B>(mut response: Response<B>, length: u64) -> Response<B> {
-    response.headers_mut().insert("content-length", length.into());
+    response
+        .headers_mut()
+        .insert("content-length", length.into());
     response
 }
 
@@ -49,8 +54,16 @@ async fn responses_without_a_body_have_none_and_keep_their_length() {
     ] {
         let answer = ask(&mut raw, method, path).await;
         assert_eq!(answer.head.status, code, "{method} {path}");
-        assert_eq!(answer.head.value("content-length"), length, "{method} {path}");
-        assert_eq!(answer.head.value("transfer-encoding"), None, "{method} {path}");
+        assert_eq!(
+            answer.head.value("content-length"),
+            length,
+            "{method} {path}"
+        );
+        assert_eq!(
+            answer.head.value("transfer-encoding"),
+            None,
+            "{method} {path}"
+        );
         assert_eq!(answer.content, b"", "{method} {path}");
     }
     assert_eq!(ask(&mut raw, "GET", "/").await.head.status, 200);
@@ -72,16 +85,22 @@ async fn responses_without_a_body_whose_end_is_late_are_answered_too() {
     })
     .await;
     let mut raw = rig.raw().await;
-    for (method, code, length) in
-        [("HEAD", 200, Some("5")), ("GET", 304, Some("5")), ("GET", 204, None)]
-    {
-        raw.send(format!("{method} /{code} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    for (method, code, length) in [
+        ("HEAD", 200, Some("5")),
+        ("GET", 304, Some("5")),
+        ("GET", 204, None),
+    ] {
+        raw.send(format!(
+            "{method} /{code} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"
+        ))
+        .await;
         let feed = soon("the request", feeds.recv()).await.unwrap();
         let head = raw.head().await.unwrap();
         assert_eq!((head.status, head.value("content-length")), (code, length));
         drop(feed);
     }
-    raw.send(format!("GET /200 HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    raw.send(format!("GET /200 HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
     feed.send(data("12345")).await.unwrap();
     drop(feed);
@@ -108,9 +127,16 @@ async fn the_framing_fits_the_body_and_the_version() {
         ("1.0", "/length", Framing::Length(10)),
     ] {
         let mut raw = rig.raw().await;
-        let answer =
-            raw.ask(format!("GET {path} HTTP/{version}\r\nhost: {PROD_HOST}\r\n\r\n")).await;
-        assert_eq!((answer.text().as_str(), answer.end), ("1234567890", End::Whole), "{version}");
+        let answer = raw
+            .ask(format!(
+                "GET {path} HTTP/{version}\r\nhost: {PROD_HOST}\r\n\r\n"
+            ))
+            .await;
+        assert_eq!(
+            (answer.text().as_str(), answer.end),
+            ("1234567890", End::Whole),
+            "{version}"
+        );
         assert_eq!(answer.framing, framing, "{version} {path}");
         if version == "1.0" {
             assert_eq!(raw.closes().await, End::Whole);
@@ -135,15 +161,22 @@ async fn pieces_are_sent_on_as_they_come() {
     })
     .await;
     let mut raw = rig.raw().await;
-    raw.send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    raw.send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
     // The head comes although there is no content yet.
-    assert_eq!(raw.head().await.unwrap().value("content-type"), Some("text/event-stream"));
+    assert_eq!(
+        raw.head().await.unwrap().value("content-type"),
+        Some("text/event-stream")
+    );
     for number in 0..3 {
         let event = format!("data: {number}\n\n");
         feed.send(data(event.clone())).await.unwrap();
         assert_eq!(raw.line().await.unwrap(), format!("{:X}", event.len()));
-        assert_eq!(raw.bytes(event.len() + 2).await, format!("{event}\r\n").as_bytes());
+        assert_eq!(
+            raw.bytes(event.len() + 2).await,
+            format!("{event}\r\n").as_bytes()
+        );
     }
 }
 
@@ -163,7 +196,11 @@ async fn a_response_that_breaks_never_looks_whole() {
             feed.send(Err(Failure(why))).await.unwrap();
         }
         let response = Response::new(body);
-        Ok(if path.ends_with("-length") { with_length(response, 10) } else { response })
+        Ok(if path.ends_with("-length") {
+            with_length(response, 10)
+        } else {
+            response
+        })
     })
     .await;
     for (version, path, end) in [
@@ -176,8 +213,11 @@ async fn a_response_that_breaks_never_looks_whole() {
         ("1.0", "/cut", End::Reset),
     ] {
         let mut raw = rig.raw().await;
-        let answer =
-            raw.ask(format!("GET {path} HTTP/{version}\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+        let answer = raw
+            .ask(format!(
+                "GET {path} HTTP/{version}\r\nhost: {PROD_HOST}\r\n\r\n"
+            ))
+            .await;
         assert_eq!(answer.head.status, 200);
         if end == End::Cut {
             // A reset says the same, and may overtake the content.
@@ -208,13 +248,20 @@ async fn a_session_that_dies_cuts_its_responses() {
     })
     .await;
     let (mut begun, mut silent) = (rig.raw().await, rig.raw().await);
-    begun.send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    begun
+        .send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     assert_eq!(begun.head().await.unwrap().status, 200);
-    silent.send(format!("GET /silent HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    silent
+        .send(format!("GET /silent HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     client.request(2).await;
     client.die();
     let answer = silent.answer().await;
-    assert_eq!((answer.head.status, answer.reason().as_str()), (502, "session_lost"));
+    assert_eq!(
+        (answer.head.status, answer.reason().as_str()),
+        (502, "session_lost")
+    );
     assert_eq!(answer.head.value("connection"), None);
     let (rest, _) = begun.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{}", rest.escape_ascii());
@@ -227,7 +274,12 @@ async fn trailers_reach_a_client_that_takes_them() {
         let (feed, body) = fed();
         feed.send(data("x")).await.unwrap();
         let mut trailers = HeaderMap::new();
-        for name in ["x-checksum", "content-length", "set-cookie", "x-unannounced"] {
+        for name in [
+            "x-checksum",
+            "content-length",
+            "set-cookie",
+            "x-unannounced",
+        ] {
             trailers.insert(name, HeaderValue::from_static("7"));
         }
         feed.send(Ok(Frame::trailers(trailers))).await.unwrap();
@@ -265,17 +317,27 @@ async fn a_problem_of_the_tunnel_client_is_answered_as_it_names_it() {
         ("response_timeout", 504),
     ] {
         let answer = ask(&mut raw, "GET", &format!("/{reason}")).await;
-        assert_eq!((answer.head.status, answer.reason().as_str()), (code, reason));
-        let proxy_status = answer.head.value("proxy-status").unwrap();
-        assert!(proxy_status.starts_with("tunnel-client; error="), "{proxy_status}");
-        assert!(proxy_status.ends_with("details=\"as \\\"asked\\\"\""), "{proxy_status}");
-        let series = format!(
-            "tunnel_server_problems_total{{hop=\"tunnel-client\",reason=\"{reason}\"}}"
+        assert_eq!(
+            (answer.head.status, answer.reason().as_str()),
+            (code, reason)
         );
+        let proxy_status = answer.head.value("proxy-status").unwrap();
+        assert!(
+            proxy_status.starts_with("tunnel-client; error="),
+            "{proxy_status}"
+        );
+        assert!(
+            proxy_status.ends_with("details=\"as \\\"asked\\\"\""),
+            "{proxy_status}"
+        );
+        let series =
+            format!("tunnel_server_problems_total{{hop=\"tunnel-client\",reason=\"{reason}\"}}");
         rig.metric_becomes(&series, 1.0).await;
     }
     // An upstream cannot make one: `:` is in no field name, and this is just a body.
-    let head = raw.ask(format!("HEAD /connection_refused HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"));
+    let head = raw.ask(format!(
+        "HEAD /connection_refused HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"
+    ));
     drop(head);
 }
 
@@ -298,11 +360,16 @@ async fn an_early_answer_ends_a_request_whose_body_still_comes() {
     ))
     .await;
     let answer = raw.answer().await;
-    assert_eq!((answer.head.status, answer.text().as_str()), (413, "too much"));
-    assert_eq!(soon("the exchange's end", end.recv()).await, Some(BodyEnd::Cut));
+    assert_eq!(
+        (answer.head.status, answer.text().as_str()),
+        (413, "too much")
+    );
+    assert_eq!(
+        soon("the exchange's end", end.recv()).await,
+        Some(BodyEnd::Cut)
+    );
     // Whatever follows is the body's rest and no request.
     raw.send("GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n").await;
     raw.finish().await;
     raw.closes().await;
 }
-

@@ -1,11 +1,6 @@
 //! A server under test: bound in this process on ports of its own, with runtimes to dial in as.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::LazyLock,
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, sync::LazyLock, time::Duration};
 
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -23,7 +18,7 @@ use tunnel_server::{
         HostName, Runtimes,
         edit::{Addition, add_token},
     },
-    server::{Addresses, RunError, Server},
+    server::{Addresses, BindError, RunError, Server},
     token::Token,
 };
 
@@ -61,17 +56,7 @@ impl Rig {
 
     /// The same with another configuration.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let domain: HostName = "tunnels.test".parse().unwrap();
-        let (runtimes, tokens) = runtimes(&domain);
-        let mut config = Config::new(identity(), runtimes, domain);
-        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        config.tunnel_listen = any;
-        config.public_listen = any;
-        config.admin_listen = any;
-        config.shards = 2;
-        config.offline_wait = Duration::from_millis(50);
-        config.grace_period = Duration::from_secs(5);
-        change(&mut config);
+        let (config, tokens) = configuration(change);
         let server = Server::bind(config).await.unwrap();
         let addresses = server.addresses();
         let (trigger, shutdown) = Shutdown::manual();
@@ -81,6 +66,14 @@ impl Rig {
             tokens,
             running: Owned::spawn("server", server.run(shutdown)),
         }
+    }
+
+    /// Why a second server cannot be started with this configuration.
+    pub(crate) async fn second(&self, change: impl FnOnce(&mut Config)) -> BindError {
+        Server::bind(configuration(change).0)
+            .await
+            .err()
+            .expect("it could")
     }
 
     /// The token of a runtime.
@@ -106,7 +99,8 @@ impl Rig {
     /// What the admin listener says at a path: status and body.
     pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
         let mut admin = Raw::new(connect(self.addresses.admin).await);
-        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         admin.send(request).await;
         let answer = admin.answer().await;
         (answer.head.status, answer.text())
@@ -139,8 +133,26 @@ impl Rig {
 
     /// Waits until the server has stopped.
     pub(crate) async fn stopped(self) {
-        soon("the server's end", self.running).await.unwrap().unwrap();
+        soon("the server's end", self.running)
+            .await
+            .unwrap()
+            .unwrap();
     }
+}
+
+fn configuration(change: impl FnOnce(&mut Config)) -> (Config, HashMap<&'static str, Token>) {
+    let domain: HostName = "tunnels.test".parse().unwrap();
+    let (runtimes, tokens) = runtimes(&domain);
+    let mut config = Config::new(identity(), runtimes, domain);
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    config.tunnel_listen = any;
+    config.public_listen = any;
+    config.admin_listen = any;
+    config.shards = 2;
+    config.offline_wait = Duration::from_millis(50);
+    config.grace_period = Duration::from_secs(5);
+    change(&mut config);
+    (config, tokens)
 }
 
 /// Certificate and key for every listener.
@@ -150,7 +162,9 @@ pub(crate) fn identity() -> Identity {
 
 /// A TCP connection.
 pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
-    let socket = soon("a connection", TcpStream::connect(address)).await.unwrap();
+    let socket = soon("a connection", TcpStream::connect(address))
+        .await
+        .unwrap();
     socket.set_nodelay(true).unwrap();
     socket
 }
@@ -196,4 +210,3 @@ fn runtimes(domain: &HostName) -> (Runtimes, HashMap<&'static str, Token>) {
     let file = TomlFile::from_text("runtimes.toml", text);
     (Runtimes::parse(&file, domain).unwrap(), tokens)
 }
-

@@ -16,7 +16,13 @@ fn spellings(host: &str) -> Vec<String> {
     let mixed = format!("{}{}", &capitals[..5], &host[5..]);
     [host, &capitals, &mixed]
         .iter()
-        .flat_map(|host| [(*host).to_owned(), format!("{host}."), format!("{host}:8080")])
+        .flat_map(|host| {
+            [
+                (*host).to_owned(),
+                format!("{host}."),
+                format!("{host}:8080"),
+            ]
+        })
         .chain([format!("{host}.:443"), format!("{host}:0080")])
         .collect()
 }
@@ -66,15 +72,26 @@ async fn no_field_but_the_host_decides_which_runtime_answers() {
                         continue;
                     }
                     assert_eq!(answer.text(), format!("{runtime} GET /p\n"), "{request}");
-                    *if runtime == PROD { &mut counts.0 } else { &mut counts.1 } += 1;
+                    *if runtime == PROD {
+                        &mut counts.0
+                    } else {
+                        &mut counts.1
+                    } += 1;
                 }
             }
         }
     }
     assert_eq!((prod.seen().len(), dev.seen().len()), counts);
-    let authorities: Vec<_> = prod.seen().iter().map(|seen| seen.uri.host().map(str::to_owned)).collect();
+    let authorities: Vec<_> = prod
+        .seen()
+        .iter()
+        .map(|seen| seen.uri.host().map(str::to_owned))
+        .collect();
     assert!(authorities.iter().all(|host| {
-        host.as_deref().unwrap().trim_end_matches('.').eq_ignore_ascii_case(PROD_HOST)
+        host.as_deref()
+            .unwrap()
+            .trim_end_matches('.')
+            .eq_ignore_ascii_case(PROD_HOST)
     }));
 }
 
@@ -116,19 +133,29 @@ async fn a_host_that_is_nobodys_goes_to_nobody() {
         "[::1]:8080",
         &below,
     ] {
-        let answer = raw.ask(format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n")).await;
+        let answer = raw
+            .ask(format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n"))
+            .await;
         is_problem(&answer, 404, "runtime_unknown");
     }
     // The connection was good all the time.
-    let answer = raw.ask(format!("GET /x HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    let answer = raw
+        .ask(format!("GET /x HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     assert_eq!(answer.head.status, 200);
     assert_eq!(prod.paths(), ["/x"]);
 }
 
 fn is_problem(answer: &Answer, status: u16, reason: &str) {
-    assert_eq!((answer.head.status, answer.reason().as_str()), (status, reason));
+    assert_eq!(
+        (answer.head.status, answer.reason().as_str()),
+        (status, reason)
+    );
     let proxy_status = answer.head.value("proxy-status").unwrap();
-    assert!(proxy_status.starts_with("tunnel-server; error="), "{proxy_status}");
+    assert!(
+        proxy_status.starts_with("tunnel-server; error="),
+        "{proxy_status}"
+    );
     assert_eq!(answer.head.value("connection"), None, "{answer:?}");
     assert_eq!(answer.head.value("cache-control"), Some("no-store"));
 }
@@ -140,7 +167,9 @@ async fn a_runtime_without_a_session_is_offline_after_a_wait() {
     let _other = FakeClient::describing(&rig, DEV).await;
     let mut raw = rig.raw().await;
     let began = Instant::now();
-    let answer = raw.ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    let answer = raw
+        .ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
     is_problem(&answer, 503, "runtime_offline");
     assert!(began.elapsed() >= wait, "{:?}", began.elapsed());
     let retry: u64 = answer.head.value("retry-after").unwrap().parse().unwrap();
@@ -158,7 +187,10 @@ async fn a_request_waits_for_a_runtime_that_comes_back() {
     FakeClient::describing(&rig, PROD).await.die();
     rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     let mut raw = rig.raw().await;
-    raw.send(format!("GET /waiting HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")).await;
+    raw.send(format!(
+        "GET /waiting HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"
+    ))
+    .await;
     let client = FakeClient::describing(&rig, PROD).await;
     assert_eq!(raw.answer().await.text(), "acme-prod GET /waiting\n");
     assert_eq!(client.paths(), ["/waiting"]);
@@ -183,17 +215,33 @@ async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
         assert_eq!(head.value("access-control-allow-credentials"), Some("true"));
         assert_eq!(head.value("vary"), Some("origin"));
         let exposed = head.value("access-control-expose-headers").unwrap();
-        assert!(exposed.contains("proxy-status") && exposed.contains("retry-after"), "{exposed}");
+        assert!(
+            exposed.contains("proxy-status") && exposed.contains("retry-after"),
+            "{exposed}"
+        );
 
         let lines = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
         let preflight = ask("OPTIONS", host, allowed, lines).await;
         assert_eq!(preflight.head.status, 204);
-        assert_eq!(preflight.head.value("access-control-allow-methods"), Some("PUT"));
-        assert_eq!(preflight.head.value("access-control-allow-headers"), Some("x-a"));
-        assert_eq!(preflight.head.value("access-control-allow-origin"), Some(allowed));
+        assert_eq!(
+            preflight.head.value("access-control-allow-methods"),
+            Some("PUT")
+        );
+        assert_eq!(
+            preflight.head.value("access-control-allow-headers"),
+            Some("x-a")
+        );
+        assert_eq!(
+            preflight.head.value("access-control-allow-origin"),
+            Some(allowed)
+        );
         assert_eq!(preflight.head.value("content-length"), None);
 
-        for origin in ["https://evil.example.com", "null", "https://app.example.com.evil.com"] {
+        for origin in [
+            "https://evil.example.com",
+            "null",
+            "https://app.example.com.evil.com",
+        ] {
             for (method, lines) in [("GET", ""), ("OPTIONS", lines)] {
                 let answer = ask(method, host, origin, lines).await;
                 assert_eq!(answer.head.status, status, "{origin} {method}");
@@ -212,12 +260,14 @@ async fn an_upstreams_answer_gets_no_cors_fields_of_ours() {
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
     for lines in ["", "access-control-request-method: PUT\r\n"] {
-        let request = format!(
-            "OPTIONS / HTTP/1.1\r\nhost: {PROD_HOST}\r\norigin: {allowed}\r\n{lines}\r\n"
-        );
+        let request =
+            format!("OPTIONS / HTTP/1.1\r\nhost: {PROD_HOST}\r\norigin: {allowed}\r\n{lines}\r\n");
         let answer = raw.ask(request).await;
         assert_eq!(answer.head.status, 200);
         assert_eq!(answer.head.value("access-control-allow-origin"), None);
     }
-    assert_eq!(client.seen()[1].values("access-control-request-method"), ["PUT"]);
+    assert_eq!(
+        client.seen()[1].values("access-control-request-method"),
+        ["PUT"]
+    );
 }

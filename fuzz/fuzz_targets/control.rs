@@ -1,0 +1,19 @@
+//! Any text as a control message: no panic, and what is read from it, written again, reads the same.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tunnel_proto::{control::Control, limits};
+
+fuzz_target!(|text: &str| {
+    let Ok(control) = Control::decode(text) else {
+        return;
+    };
+    assert!(text.len() <= limits::CONTROL_BYTES);
+    let written = control.encode();
+    // Escapes may make it longer than what was read.
+    if written.len() <= limits::CONTROL_BYTES {
+        assert_eq!(Control::decode(&written).ok(), Some(control.clone()));
+    }
+    let _ = (format!("{control:?}"), control.name());
+});

@@ -1,0 +1,571 @@
+//! A hostile tunnel client against a session of the server.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::Response;
+use tokio::{
+    io::{AsyncWriteExt, duplex},
+    task::JoinSet,
+    time::Instant,
+};
+use tokio_tungstenite::tungstenite::Message;
+use tunnel_proto::{
+    bhttp::encode,
+    close::CloseReason,
+    exchange::{BodyError, ExchangeError, exchange},
+    limits,
+    problem::{Problem, Reason},
+    session::{MuxError, Session, SessionEnd, Side, WebSocketError},
+};
+
+use super::random;
+use crate::{
+    content::{Arrived, get, pattern, read, request, frames, full},
+    pair::{Drivers, settle, within},
+    peer::{ACK, DATA, FIN, Frame, GO_AWAY, PING, Peer, RST, SYN, WINDOW},
+};
+
+/// The code of a broken protocol.
+const BROKEN: Option<u16> = Some(4004);
+
+/// A server session and its hostile client.
+struct Attack {
+    drivers: Drivers,
+    server: Session,
+    peer: Peer,
+    exchanges: JoinSet<Result<(Response<()>, Arrived), Problem>>,
+}
+
+impl Attack {
+    async fn start() -> Self {
+        let mut drivers = Drivers::default();
+        let (server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+        Self { drivers, server, peer, exchanges: JoinSet::new() }
+    }
+
+    /// Starts an exchange; the stream that it uses.
+    async fn ask(&mut self) -> u32 {
+        let server = self.server.clone();
+        self.exchanges.spawn(async move {
+            match exchange(&server, get("/"), |_, _| {}).await {
+                Ok(response) => {
+                    let (head, body) = response.into_parts();
+                    Ok((Response::from_parts(head, ()), read(body).await))
+                }
+                Err(ExchangeError::Failed { problem, .. }) => Err(problem),
+                Err(other) => panic!("{other}"),
+            }
+        });
+        self.peer.next_data().await.stream
+    }
+
+    async fn answer(&mut self) -> Result<(Response<()>, Arrived), Problem> {
+        within(self.exchanges.join_next()).await.unwrap().unwrap()
+    }
+
+    /// Whether the session still does its work.
+    async fn is_fine(&mut self) {
+        let stream = self.ask().await;
+        self.peer.answer(stream, &response(200, &[], b"fine")).await;
+        let (_, arrived) = self.answer().await.unwrap();
+        assert_eq!(arrived.content, "fine");
+        assert!(arrived.error.is_none());
+    }
+
+    async fn end(&mut self) -> SessionEnd {
+        let (_, end) = self.drivers.next_end().await;
+        assert!(self.server.is_closed());
+        end
+    }
+}
+
+fn head(status: u16, fields: &[(&str, &str)]) -> BytesMut {
+    let mut out = BytesMut::new();
+    encode::response_start(&mut out);
+    // Not by way of the encoder's check of the status.
+    out.extend_from_slice(&(0x4000 | status).to_be_bytes());
+    for (name, value) in fields {
+        encode::field(&mut out, name.as_bytes(), value.as_bytes());
+    }
+    encode::end_fields(&mut out);
+    out
+}
+
+fn response(status: u16, fields: &[(&str, &str)], content: &[u8]) -> BytesMut {
+    let mut out = head(status, fields);
+    encode::chunk(&mut out, content);
+    encode::end_content(&mut out);
+    encode::end_fields(&mut out);
+    out
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_break_the_protocol_end_the_session() {
+    let large = Bytes::from(vec![b' '; limits::MESSAGE_BYTES + 1]);
+    let text = |text: &str| Message::Text(text.into());
+    let attacks = [
+        Message::Binary(Bytes::from_static(&[0xff; 100])),
+        Message::Binary(pattern(100_000)),
+        text("garbage"),
+        text("{}"),
+        text("[1]"),
+        text(r#"{"type":"refresh-token"}"#),
+        text(&format!(r#"{{"type":"x","y":"{}"}}"#, "y".repeat(limits::CONTROL_BYTES))),
+        Message::Binary(large.clone()),
+        text(std::str::from_utf8(&large).unwrap()),
+    ];
+    for (number, message) in attacks.into_iter().enumerate() {
+        let mut attack = Attack::start().await;
+        let asked = attack.ask().await;
+        attack.peer.send(message).await;
+        assert_eq!(attack.peer.close_code().await, BROKEN, "attack {number} on {asked}");
+        let end = attack.end().await;
+        assert_eq!(end.reason(), CloseReason::ProtocolError, "attack {number}: {end}");
+        assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::SessionLost);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn frames_that_break_the_protocol_end_the_session() {
+    let attacks = [
+        // Streams of its own, of either numbering, and one that exists.
+        Frame::data(SYN, 2, b"hello"),
+        Frame::bare(WINDOW, SYN, 2, 0),
+        Frame::data(SYN, 3, b"hello"),
+        Frame::data(SYN, 0, b"hello"),
+        Frame::bare(WINDOW, SYN, 1, 0),
+        // More than the window allows, at once and as a promise; a window beyond any number.
+        Frame::data(ACK, 1, &vec![1; limits::STREAM_WINDOW_BYTES + 1]),
+        Frame::bare(DATA, ACK, 1, 16 * 1024 * 1024),
+        Frame::bare(WINDOW, ACK, 1, u32::MAX),
+        // Answers to pings that nobody sent; the end; a type and a version that do not exist.
+        Frame::bare(PING, ACK, 0, 77),
+        Frame::bare(GO_AWAY, 0, 0, 0),
+        Frame::bare(GO_AWAY, 0, 0, 2),
+        Frame::bare(9, 0, 1, 0),
+    ];
+    for (number, frame) in attacks.into_iter().enumerate() {
+        let mut attack = Attack::start().await;
+        assert_eq!(attack.ask().await, 1);
+        let mut bytes = BytesMut::new();
+        frame.write(&mut bytes);
+        for piece in bytes.chunks(200_000) {
+            attack.peer.bytes(Bytes::copy_from_slice(piece)).await;
+        }
+        assert_eq!(attack.peer.close_code().await, BROKEN, "attack {number}");
+        let end = attack.end().await;
+        let is_named = matches!(
+            end,
+            SessionEnd::Mux(MuxError::Protocol(_) | MuxError::Ended) | SessionEnd::Protocol(_)
+        );
+        assert!(is_named, "attack {number}: {end}");
+        assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::SessionLost);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_are_no_websocket_end_the_session() {
+    // Unmasked; reserved bits; an unknown opcode; a control frame in pieces, and one too long; a
+    // continuation of nothing; lengths beyond the limit; text that is not UTF-8.
+    let attacks: [&[u8]; 9] = [
+        &[0x82, 0x01, 0x00],
+        &[0xc2, 0x80, 0, 0, 0, 0],
+        &[0x83, 0x80, 0, 0, 0, 0],
+        &[0x09, 0x80, 0, 0, 0, 0],
+        &[0x89, 0xfe, 0x01, 0x00, 0, 0, 0, 0],
+        &[0x80, 0x80, 0, 0, 0, 0],
+        &[0x82, 0xff, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0],
+        &[0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0],
+        &[0x81, 0x81, 0, 0, 0, 0, 0xff],
+    ];
+    for (number, bytes) in attacks.into_iter().enumerate() {
+        let mut drivers = Drivers::default();
+        let (server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+        let mut connection = peer.into_connection();
+        let start = Instant::now();
+        connection.write_all(bytes).await.unwrap();
+        // What follows is never looked at.
+        let _ = connection.write_all(&[0; 1_000]).await;
+        let (_, end) = drivers.next_end().await;
+        let is_named = matches!(end, SessionEnd::WebSocket(WebSocketError::Protocol(_)));
+        assert!(is_named, "attack {number}: {end}");
+        assert!(start.elapsed() <= Duration::from_secs(1), "attack {number}");
+        assert!(server.is_closed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_in_pieces_counts_as_a_whole() {
+    let mut drivers = Drivers::default();
+    let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+    let mut connection = peer.into_connection();
+    let mut first = vec![0x02];
+    for _ in 0..1_000 {
+        // 1,000 masked bytes, never the last piece.
+        let mut piece = std::mem::replace(&mut first, vec![0x00]);
+        piece.extend_from_slice(&[0x80 | 126, 0x03, 0xe8, 0, 0, 0, 0]);
+        piece.resize(piece.len() + 1_000, 0);
+        if within(connection.write_all(&piece)).await.is_err() {
+            break;
+        }
+    }
+    let (_, end) = drivers.next_end().await;
+    assert!(matches!(end, SessionEnd::WebSocket(WebSocketError::Protocol(_))), "{end}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_in_the_midst_is_a_lost_connection() {
+    for bytes in [&[][..], &[0x82], &[0x82, 0x85, 0, 0, 0, 0, 1, 2]] {
+        let mut drivers = Drivers::default();
+        let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+        let mut connection = peer.into_connection();
+        connection.write_all(bytes).await.unwrap();
+        drop(connection);
+        let (_, end) = drivers.next_end().await;
+        assert!(matches!(end, SessionEnd::WebSocket(WebSocketError::Io(_))), "{end}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn floods_of_what_is_allowed_do_no_harm() {
+    let mut attack = Attack::start().await;
+    let pings = (0..50_000).map(|number| Frame::bare(PING, SYN, 0, number));
+    let resets = (0..50_000).map(|number| Frame::bare(DATA, RST, number, 0));
+    let windows = (0..50_000).map(|number| Frame::bare(WINDOW, ACK, number, 1));
+    let unknown = (0..500).map(|number| Frame::data(0, 100 + number, &[7; 10_000]));
+    let empty = (0..50_000).map(|_| Frame::data(0, 1, b""));
+    let stream = attack.ask().await;
+    for frames in [
+        Box::new(pings) as Box<dyn Iterator<Item = Frame> + Send>,
+        Box::new(resets.filter(|frame| frame.stream != 1)),
+        Box::new(windows),
+        Box::new(unknown),
+        Box::new(empty),
+    ] {
+        assert!(attack.peer.frames(frames).await);
+    }
+    for _ in 0..10_000 {
+        assert!(attack.peer.send(Message::Ping(Bytes::from_static(&[1; 125]))).await);
+        assert!(attack.peer.send(Message::Pong(Bytes::from_static(b"12345678"))).await);
+        assert!(attack.peer.send(Message::Binary(Bytes::new())).await);
+    }
+    attack.peer.answer(stream, &response(200, &[], b"fine")).await;
+    assert_eq!(attack.answer().await.unwrap().1.content, "fine");
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_cannot_send_still_reads_past_pings() {
+    let mut attack = Attack::start().await;
+    let server = attack.server.clone();
+    attack.exchanges.spawn(async move {
+        let mut given = JoinSet::new();
+        // More uploads than the way out takes.
+        for _ in 0..10 {
+            let (server, body) = (server.clone(), full(pattern(250_000)));
+            let asked = request(http::Method::POST, "/", body);
+            given.spawn(async move {
+                let response = exchange(&server, asked, |_, _| {}).await.unwrap();
+                read(response.into_body()).await.content.len()
+            });
+        }
+        let lengths = given.join_all().await;
+        assert_eq!(lengths, [200_000; 10]);
+        Ok((Response::new(()), Arrived::default()))
+    });
+    settle().await;
+    // The peer does not read, and yet everything that it says is taken.
+    let content = pattern(200_000);
+    for number in 0..10 {
+        assert!(attack.peer.frame(Frame::bare(PING, SYN, 0, number)).await);
+        let answer = response(200, &[], &content);
+        assert!(attack.peer.answer(1 + 2 * number, &answer).await);
+    }
+    attack.answer().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_that_cannot_be_read_fail_their_exchange_alone() {
+    let hop = |name| response(200, &[(name, "x")], b"a");
+    let attacks: [(&str, BytesMut); 14] = [
+        ("101", response(101, &[], b"a")),
+        ("status 99", response(99, &[], b"a")),
+        ("status 600", response(600, &[], b"a")),
+        ("a request", b"\x02\x03GET\x04http\x01a\x01/\0\0\0"[..].into()),
+        ("known length", b"\x01\0\0"[..].into()),
+        ("unknown framing", b"\x07\0\0"[..].into()),
+        ("connection", hop("connection")),
+        ("transfer-encoding", hop("transfer-encoding")),
+        ("upper case", hop("X-Upper")),
+        ("no token", hop("a b")),
+        ("line end", response(200, &[("a", "b\r\nc: d")], b"a")),
+        ("two lengths", response(200, &[("content-length", "1"), ("content-length", "1")], b"a")),
+        ("a list", response(200, &[("content-length", "1,1")], b"a")),
+        ("huge name", b"\x03\x40\xc8\xff\xff\xff\xff\xff\xff\xff\xff"[..].into()),
+    ];
+    let mut attack = Attack::start().await;
+    for (what, bytes) in attacks {
+        let stream = attack.ask().await;
+        attack.peer.answer(stream, &bytes).await;
+        let problem = attack.answer().await.expect_err(what);
+        assert_eq!(problem.reason(), Reason::WireMalformed, "{what}: {problem}");
+        let reset = attack.peer.next_of(stream).await;
+        assert_eq!((reset.kind, reset.flags), (DATA, RST), "{what}");
+    }
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_not_accepted_fails_its_exchange_alone() {
+    let mut attack = Attack::start().await;
+    for byte in [0, 2, 3, 0xff] {
+        let stream = attack.ask().await;
+        attack.peer.frame(Frame::data(ACK, stream, &[byte, 1, 1])).await;
+        assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::WireMalformed);
+    }
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
+    let mut attack = Attack::start().await;
+    // One byte at a time, in a field of the largest length that could still fit.
+    let stream = attack.ask().await;
+    attack.peer.answer(stream, b"\x03\x40\xc8").await;
+    let endless = std::iter::repeat_n(Frame::data(0, stream, b"\x01a\x01b"), 50_000);
+    attack.peer.frames(endless).await;
+    assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::WireMalformed);
+    let stream = attack.ask().await;
+    attack.peer.answer(stream, b"\x03\x40\xc8\x01a\x80\x02\x70\x00").await;
+    let endless = std::iter::repeat_n(Frame::data(0, stream, b"b"), limits::HEAD_BYTES + 1_000);
+    attack.peer.frames(endless).await;
+    settle().await;
+    assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::WireMalformed);
+    // 100,000 informational responses of three bytes; and as many as there may be, but no final.
+    let stream = attack.ask().await;
+    attack.peer.answer(stream, b"\x03").await;
+    let early = std::iter::repeat_n(Frame::data(0, stream, b"\x40\x67\0"), 100_000);
+    attack.peer.frames(early).await;
+    assert_eq!(attack.answer().await.unwrap_err().reason(), Reason::WireMalformed);
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_after_a_response_never_reach_the_next_exchange() {
+    let mut attack = Attack::start().await;
+    let surplus = response(200, &[("x-smuggled", "1")], b"smuggled");
+    // Together with the end; behind it, when the stream rests; and a head alone.
+    for late in [false, true] {
+        let stream = attack.ask().await;
+        let mut bytes = response(200, &[], b"right");
+        if !late {
+            bytes.extend_from_slice(&surplus);
+        }
+        attack.peer.answer(stream, &bytes).await;
+        let (_, arrived) = attack.answer().await.unwrap();
+        assert_eq!(arrived.content, "right");
+        if late {
+            attack.peer.frame(Frame::data(0, stream, &surplus)).await;
+            settle().await;
+        }
+        let next = attack.ask().await;
+        assert_ne!(next, stream, "late: {late}");
+        attack.peer.answer(next, &response(200, &[], b"own")).await;
+        let (head, arrived) = attack.answer().await.unwrap();
+        assert!(head.headers().is_empty());
+        assert_eq!(arrived.content, "own");
+        // So that the next round starts on a new stream.
+        attack.peer.reset(next).await;
+        settle().await;
+    }
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_in_any_state_is_an_error_and_never_an_end() {
+    let whole = [&b"\x01"[..], &response(200, &[("content-length", "4")], b"1234")].concat();
+    let chunked = [&b"\x01"[..], &response(200, &[], b"1234")].concat();
+    for flag in [RST, FIN] {
+        let mut attack = Attack::start().await;
+        for bytes in [&whole, &chunked] {
+            let head_bytes = bytes.len() - b"\x041234\0\0".len();
+            for cut in 0..bytes.len() {
+                let stream = attack.ask().await;
+                attack.peer.frame(Frame::data(ACK, stream, &bytes[..cut])).await;
+                settle().await;
+                attack.peer.frame(Frame::bare(DATA, flag, stream, 0)).await;
+                match attack.answer().await {
+                    Err(problem) => {
+                        assert_eq!(problem.reason(), Reason::SessionLost, "cut at {cut}");
+                        assert!(cut < head_bytes, "cut at {cut}");
+                    }
+                    Ok((_, arrived)) => {
+                        assert!(matches!(arrived.error, Some(BodyError::Cut)), "cut at {cut}");
+                        assert!(cut >= head_bytes, "cut at {cut}");
+                    }
+                }
+            }
+        }
+        attack.is_fine().await;
+        assert_eq!(attack.server.outstanding(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_came_before_the_reset_is_whole() {
+    let mut attack = Attack::start().await;
+    let stream = attack.ask().await;
+    let answer = [&b"\x01"[..], &response(413, &[], &pattern(50_000))].concat();
+    let frames = [Frame::data(ACK, stream, &answer), Frame::bare(DATA, RST, stream, 0)];
+    attack.peer.frames(frames).await;
+    let (head, arrived) = attack.answer().await.unwrap();
+    assert_eq!(head.status(), 413);
+    assert!(arrived.error.is_none(), "{:?}", arrived.error);
+    assert_eq!(arrived.content, pattern(50_000));
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_comes_in_frames_of_any_kind_nothing_panics_or_hangs() {
+    let mut state = 3;
+    for round in 0..300 {
+        let mut attack = Attack::start().await;
+        let stream = attack.ask().await;
+        attack.peer.answer(stream, &head(200, &[])).await;
+        for _ in 0..40 {
+            let body = vec![random(&mut state) as u8; random(&mut state) as usize % 50];
+            let mut frame = Frame::data(random(&mut state) as u8 & 14, stream, &body);
+            if random(&mut state) % 4 == 0 {
+                frame.stream = random(&mut state) as u32 % 6;
+                frame.kind = random(&mut state) as u8 % 5;
+            }
+            if !attack.peer.frame(frame).await {
+                break;
+            }
+        }
+        attack.peer.send(Message::Close(None)).await;
+        attack.end().await;
+        if let Err(problem) = attack.answer().await {
+            let named = [Reason::SessionLost, Reason::WireMalformed];
+            assert!(named.contains(&problem.reason()), "round {round}: {problem}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_code_of_any_kind_is_passed_on_or_named() {
+    use tokio_tungstenite::tungstenite::protocol::{CloseFrame, frame::coding::CloseCode};
+    for code in [1000, 1001, 1011, 3000, 4000, 4002, 4006, 4999] {
+        let mut attack = Attack::start().await;
+        let frame = CloseFrame { code: CloseCode::from(code), reason: "x".into() };
+        attack.peer.send(Message::Close(Some(frame))).await;
+        let end = attack.end().await;
+        assert!(matches!(end, SessionEnd::ClosedByPeer(_)), "{end}");
+        assert_eq!(end.reason().code(), code);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_among_the_new_streams_is_taken_as_soon_as_it_is_free() {
+    const PLACES: u32 = 256;
+    let mut attack = Attack::start().await;
+    let mut opened = Vec::new();
+    for _ in 0..PLACES {
+        opened.push(attack.ask().await);
+    }
+    let mut waiting = JoinSet::new();
+    for _ in 0..3 {
+        let server = attack.server.clone();
+        waiting.spawn(async move { exchange(&server, get("/"), |_, _| {}).await.map(drop) });
+    }
+    let last = waiting.spawn({
+        let server = attack.server.clone();
+        async move { exchange(&server, get("/"), |_, _| {}).await.map(drop) }
+    });
+    assert!(attack.peer.is_silent().await);
+    // One of those that wait is given up before its turn.
+    last.abort();
+    settle().await;
+    // By an accepted stream, by one that the client resets, by one that the server gives up.
+    attack.peer.answer(opened[0], b"").await;
+    assert_eq!(within(attack.peer.opened()).await.stream, 2 * PLACES + 1);
+    attack.peer.reset(opened[1]).await;
+    assert_eq!(within(attack.peer.opened()).await.stream, 2 * PLACES + 3);
+    attack.exchanges.abort_all();
+    assert_eq!(within(attack.peer.opened()).await.stream, 2 * PLACES + 5);
+    assert!(!attack.server.is_closed());
+}
+
+/// In real time: paused time stands still for as long as anybody has something to do.
+#[tokio::test]
+async fn nobody_can_talk_on_to_stay() {
+    for is_broken in [false, true] {
+        let mut drivers = Drivers::default();
+        // As much as one poll is allowed to read, and more.
+        let (ours, theirs) = duplex(4 << 20);
+        let (server, _events, mut peer) =
+            Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+        let mut talking = JoinSet::new();
+        talking.spawn(async move {
+            if is_broken {
+                peer.send(Message::Text("garbage".into())).await;
+            }
+            let frame = Frame::data(0, 100, &[7; 10_000]);
+            while peer.frame(frame.clone()).await {
+                peer.send(Message::Ping(Bytes::from_static(&[1; 125]))).await;
+            }
+        });
+        settle().await;
+        server.close(CloseReason::Revoked);
+        let end = tokio::time::timeout(Duration::from_secs(5), drivers.next_end()).await;
+        end.expect("it stays");
+    }
+}
+
+/// Over real sockets: one that is closed with unread bytes is reset, and what was said last is lost.
+#[tokio::test]
+async fn whoever_is_refused_is_told_why_though_he_was_not_heard_to_the_end() {
+    for attack in [Message::Binary(pattern(300_000)), Message::Text("garbage".into())] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let theirs = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (ours, _) = listener.accept().await.unwrap();
+        let mut drivers = Drivers::default();
+        let (_server, _events, mut peer) =
+            Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+        peer.send(attack).await;
+        for _ in 0..10 {
+            peer.bytes(pattern(100_000)).await;
+        }
+        assert_eq!(peer.close_code().await, BROKEN);
+        drivers.next_end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_larger_than_the_window_waits_for_the_client() {
+    let mut attack = Attack::start().await;
+    let server = attack.server.clone();
+    attack.exchanges.spawn(async move {
+        let body = frames(vec![Ok(http_body::Frame::data(pattern(300_000)))]);
+        let asked = request(http::Method::POST, "/", body);
+        let response = exchange(&server, asked, |_, _| {}).await.unwrap();
+        let (head, body) = response.into_parts();
+        Ok((Response::from_parts(head, ()), read(body).await))
+    });
+    let mut received = 0;
+    let stream = loop {
+        let frame = attack.peer.next_data().await;
+        received += frame.body.len();
+        if received == limits::STREAM_WINDOW_BYTES {
+            break frame.stream;
+        }
+    };
+    assert!(attack.peer.is_silent().await, "the window is full");
+    attack.peer.frame(Frame::bare(WINDOW, ACK, stream, 1_000_000)).await;
+    while received < 300_000 {
+        received += attack.peer.next_data().await.body.len();
+    }
+    attack.peer.answer(stream, &response(200, &[], b"fine")).await;
+    assert_eq!(attack.answer().await.unwrap().1.content, "fine");
+}

@@ -1,0 +1,222 @@
+//! The other end of a session, by hand: it says whatever a test wants, frame by frame.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite, duplex};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, protocol::Role},
+};
+use tunnel_proto::session::{Session, SessionEvents, SessionSettings, Side};
+
+use crate::pair::{Drivers, session, within};
+
+// Frame types and flags of yamux.
+pub(crate) const DATA: u8 = 0;
+pub(crate) const WINDOW: u8 = 1;
+pub(crate) const PING: u8 = 2;
+pub(crate) const GO_AWAY: u8 = 3;
+pub(crate) const SYN: u8 = 1;
+pub(crate) const ACK: u8 = 2;
+pub(crate) const FIN: u8 = 4;
+pub(crate) const RST: u8 = 8;
+
+/// Bytes that the connection takes before it blocks.
+const CONNECTION_BYTES: usize = 64 * 1024;
+
+/// One frame of yamux.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    /// Length of the body, or whatever else the type has here.
+    pub(crate) length: u32,
+    pub(crate) body: Bytes,
+}
+
+impl Frame {
+    pub(crate) fn data(flags: u8, stream: u32, body: &[u8]) -> Self {
+        let length = u32::try_from(body.len()).unwrap();
+        Self { kind: DATA, flags, stream, length, body: Bytes::copy_from_slice(body) }
+    }
+
+    /// A frame without a body.
+    pub(crate) fn bare(kind: u8, flags: u8, stream: u32, length: u32) -> Self {
+        Self { kind, flags, stream, length, body: Bytes::new() }
+    }
+
+    pub(crate) fn write(&self, out: &mut BytesMut) {
+        out.extend_from_slice(&[0, self.kind, 0, self.flags]);
+        out.extend_from_slice(&self.stream.to_be_bytes());
+        out.extend_from_slice(&self.length.to_be_bytes());
+        out.extend_from_slice(&self.body);
+    }
+
+    fn read(from: &mut BytesMut) -> Option<Self> {
+        let mut header = from.get(..12)?;
+        header.advance(1);
+        let (kind, _, flags) = (header.get_u8(), header.get_u8(), header.get_u8());
+        let (stream, length) = (header.get_u32(), header.get_u32());
+        let body_length = if kind == DATA { length as usize } else { 0 };
+        if from.len() < 12 + body_length {
+            return None;
+        }
+        from.advance(12);
+        let body = from.split_to(body_length).freeze();
+        Some(Self { kind, flags, stream, length, body })
+    }
+}
+
+/// Any connection.
+pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin + Send> Io for IO {}
+
+/// The other end of a session of ours.
+pub(crate) struct Peer {
+    socket: WebSocketStream<Box<dyn Io>>,
+    buffer: BytesMut,
+    /// Streams on which something was said.
+    accepted: BTreeSet<u32>,
+}
+
+impl Peer {
+    /// A session of ours on this side, and who is at its other end.
+    pub(crate) async fn of(side: Side, drivers: &mut Drivers) -> (Session, SessionEvents, Self) {
+        let (ours, theirs) = duplex(CONNECTION_BYTES);
+        Self::over(ours, Box::new(theirs), side, drivers).await
+    }
+
+    /// The same over these two ends of a connection.
+    pub(crate) async fn over<IO: Io + 'static>(
+        ours: IO,
+        theirs: Box<dyn Io>,
+        side: Side,
+        drivers: &mut Drivers,
+    ) -> (Session, SessionEvents, Self) {
+        let (session, events) = session(drivers, ours, side, SessionSettings::default()).await;
+        let role = if side == Side::Server { Role::Client } else { Role::Server };
+        let socket = WebSocketStream::from_raw_socket(theirs, role, None).await;
+        (session, events, Self { socket, buffer: BytesMut::new(), accepted: BTreeSet::new() })
+    }
+
+    /// The bare connection, for what no WebSocket library would write.
+    pub(crate) fn into_connection(self) -> Box<dyn Io> {
+        self.socket.into_inner()
+    }
+
+    /// Sends a message; false when the session takes none any more.
+    pub(crate) async fn send(&mut self, message: Message) -> bool {
+        within(self.socket.send(message)).await.is_ok()
+    }
+
+    /// Sends bytes of the multiplexer.
+    pub(crate) async fn bytes(&mut self, bytes: impl Into<Bytes>) -> bool {
+        self.send(Message::Binary(bytes.into())).await
+    }
+
+    pub(crate) async fn frame(&mut self, frame: Frame) -> bool {
+        let mut out = BytesMut::new();
+        frame.write(&mut out);
+        self.bytes(out).await
+    }
+
+    /// Sends many frames, as many as possible in each message.
+    pub(crate) async fn frames(&mut self, frames: impl IntoIterator<Item = Frame>) -> bool {
+        let mut out = BytesMut::new();
+        for frame in frames {
+            frame.write(&mut out);
+            if out.len() > 60_000 && !self.bytes(out.split()).await {
+                return false;
+            }
+        }
+        out.is_empty() || self.bytes(out).await
+    }
+
+    /// Says something on a stream, the first time behind the byte that accepts it.
+    pub(crate) async fn answer(&mut self, stream: u32, bytes: &[u8]) -> bool {
+        let first: &[u8] = if self.accepted.insert(stream) { &[1] } else { &[] };
+        self.frame(Frame::data(ACK, stream, &[first, bytes].concat())).await
+    }
+
+    pub(crate) async fn reset(&mut self, stream: u32) -> bool {
+        self.frame(Frame::bare(DATA, RST, stream, 0)).await
+    }
+
+    /// The next frame but for pings; `None` when the session has ended.
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
+        loop {
+            match Frame::read(&mut self.buffer) {
+                Some(frame) if frame.kind == PING && frame.flags & ACK == 0 => {}
+                Some(frame) => return Some(frame),
+                None => match within(self.socket.next()).await {
+                    Some(Ok(Message::Binary(bytes))) => self.buffer.extend_from_slice(&bytes),
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
+                    Some(Ok(_)) => {}
+                },
+            }
+        }
+    }
+
+    /// The next data frame with content.
+    pub(crate) async fn next_data(&mut self) -> Frame {
+        loop {
+            let frame = self.next().await.expect("the session has ended");
+            if frame.kind == DATA && !frame.body.is_empty() {
+                return frame;
+            }
+        }
+    }
+
+    /// The next frame that opens a stream, if one comes soon.
+    pub(crate) async fn opened(&mut self) -> Frame {
+        let opened = async {
+            loop {
+                let frame = self.next().await.expect("the session has ended");
+                if frame.flags & SYN != 0 {
+                    return frame;
+                }
+            }
+        };
+        // Sooner than any ping: what comes only with the next ping was not sent in time.
+        tokio::time::timeout(Duration::from_secs(1), opened).await.expect("no stream is opened")
+    }
+
+    /// The next frame of this stream.
+    pub(crate) async fn next_of(&mut self, stream: u32) -> Frame {
+        loop {
+            let frame = self.next().await.expect("the session has ended");
+            if frame.stream == stream {
+                return frame;
+            }
+        }
+    }
+
+    /// Whether a frame comes within a moment; none is lost.
+    pub(crate) async fn is_silent(&mut self) -> bool {
+        match tokio::time::timeout(Duration::from_secs(1), self.next()).await {
+            Err(_) => true,
+            Ok(frame) => {
+                let mut out = BytesMut::new();
+                frame.expect("the session has ended").write(&mut out);
+                out.unsplit(std::mem::take(&mut self.buffer));
+                self.buffer = out;
+                false
+            }
+        }
+    }
+
+    /// The code with which the session is closed.
+    pub(crate) async fn close_code(&mut self) -> Option<u16> {
+        loop {
+            match within(self.socket.next()).await? {
+                Ok(Message::Close(frame)) => return frame.map(|frame| frame.code.into()),
+                Ok(_) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A checked request through a session: routed, sent, and the head of its response received.
+//!
+//! What a session has lost before the tunnel client took it is sent once more: nobody has seen it
+//! (RFC 9110 section 9.2.2), and a runtime that changes its session loses nothing. A body that was
+//! begun cannot be sent twice, and is not.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+use hyper::body::{Body, Incoming};
+use tunnel_proto::{
+    exchange::{ExchangeError, RecvBody, exchange},
+    problem::{Hop, Problem, Reason},
+    session::OpenError,
+};
+
+use super::{
+    body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
+    check::CheckedRequest,
+    connection::Connection,
+    observe::Observation,
+    outgoing::{X_REQUEST_ID, outgoing},
+};
+use crate::tunnel::Tunnel;
+
+/// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
+const LIMIT_RETRY: Duration = Duration::from_secs(1);
+
+/// A response's head, and what takes the platform client's bytes if an upgrade was asked for.
+pub(super) type Carried = (Response<RecvBody>, Option<UpgradeSender>);
+
+/// Why there is none.
+struct Failure {
+    problem: Problem,
+    /// The session ended before the tunnel client had anything of the exchange.
+    is_unseen: bool,
+}
+
+/// Carries a request, whose outgoing form is given too, to its runtime.
+///
+/// # Errors
+/// With the answer to a request that could not be carried.
+pub(super) async fn carry(
+    connection: &Connection,
+    checked: &CheckedRequest,
+    (request, id): (Request<()>, HeaderValue),
+    incoming: Incoming,
+    observation: &mut Observation,
+) -> Result<Carried, Problem> {
+    let is_repeatable = checked.upgrade.is_some() || incoming.is_end_stream();
+    let first = attempt(connection, checked, request, Some(incoming), observation).await;
+    let carried = match first {
+        Err(failure) if failure.is_unseen && is_repeatable => {
+            let (mut request, _) = outgoing(checked, &connection.origin, &connection.node.via, ())?;
+            request.headers_mut().insert(X_REQUEST_ID, id);
+            attempt(connection, checked, request, None, observation).await
+        }
+        first => first,
+    };
+    carried.map_err(|failure| failure.problem)
+}
+
+async fn attempt(
+    connection: &Connection,
+    checked: &CheckedRequest,
+    request: Request<()>,
+    incoming: Option<Incoming>,
+    observation: &mut Observation,
+) -> Result<Carried, Failure> {
+    let routed = connection.node.router.session(checked.host()).await;
+    let (tunnel, session) = routed.map_err(|problem| Failure {
+        problem,
+        is_unseen: false,
+    })?;
+    observation.on_routed(&tunnel);
+    let (body, upload, mut unanswered) = request_body(connection, checked, incoming, &tunnel);
+    let takes_informational = checked.version == Version::HTTP_11;
+    let on_informational = move |status: StatusCode, headers: HeaderMap| {
+        if status == StatusCode::CONTINUE {
+            // hyper says 100 by itself as soon as the body is read.
+            unanswered.proceed();
+        } else if takes_informational {
+            connection.informational(status, &headers);
+        }
+    };
+    let received = exchange(&session, request.map(|()| body), on_informational).await;
+    let response = received.map_err(|error| failure(connection, error))?;
+    Ok((response, upload))
+}
+
+/// The body to send, and what is to be kept until it is answered.
+fn request_body(
+    connection: &Connection,
+    checked: &CheckedRequest,
+    incoming: Option<Incoming>,
+    tunnel: &Arc<Tunnel>,
+) -> (RequestBody, Option<UpgradeSender>, Unanswered) {
+    let bytes = tunnel.metrics.bytes_in.clone();
+    if checked.upgrade.is_some() {
+        let (body, upload) = RequestBody::upgrade(bytes);
+        return (body, Some(upload), Unanswered::default());
+    }
+    let Some(incoming) = incoming else {
+        return (RequestBody::empty(bytes), None, Unanswered::default());
+    };
+    // Over HTTP/1 the connection's guard keeps the time.
+    let idle = connection
+        .is_http2()
+        .then_some(connection.node.config.body_idle_timeout);
+    let (mut body, mut unanswered) = RequestBody::received(incoming, idle, bytes);
+    if checked.expects_continue {
+        body.expect(&mut unanswered, connection.node.config.expect_wait);
+    }
+    (body, None, unanswered)
+}
+
+fn failure(connection: &Connection, error: ExchangeError<RequestBodyError>) -> Failure {
+    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
+    let (problem, is_unseen) = match error {
+        ExchangeError::NotOpened(OpenError::TooMany) => {
+            let full = problem(Reason::ExchangeLimit, "max-exchanges are open");
+            (full.retry_after(LIMIT_RETRY), false)
+        }
+        ExchangeError::NotOpened(OpenError::Closed) => {
+            let detail = "the session ended before the exchange";
+            (problem(Reason::SessionLost, detail), true)
+        }
+        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), false),
+        ExchangeError::Failed { problem, accepted } => {
+            let is_unseen = !accepted && problem.reason() == Reason::SessionLost;
+            (problem, is_unseen)
+        }
+    };
+    Failure { problem, is_unseen }
+}
+
+fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {
+    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
+    if let Some(violation) = connection.body_violation() {
+        return problem(Reason::RequestMalformed, violation.reason());
+    }
+    match error {
+        RequestBodyError::Idle => problem(Reason::RequestTimeout, "the body stopped arriving"),
+        RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => {
+            problem(Reason::RequestIncomplete, "the body did not arrive whole")
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! HTTP/2: what a connection and a stream may take, and how long, and how both end.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use tunnel_ops::task::Owned;
+use tunnel_proto::control::Control;
+
+use crate::{
+    deadline::soon,
+    fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
+    http2_client::{Http2, get, read},
+    rig::{PROD, Rig},
+};
+
+/// A limit that a test waits for.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Answers `/flow` with more than anybody takes, and hands everything else to the test.
+async fn handing(rig: &Rig) -> (FakeClient, mpsc::Receiver<Feed>) {
+    let (handed, feeds) = mpsc::channel(8);
+    let client = FakeClient::new(rig, PROD, move |request| {
+        let handed = handed.clone();
+        async move {
+            let (feed, body) = fed();
+            if request.uri().path() == "/flow" {
+                let flow = Owned::spawn("flow", async move {
+                    while feed.send(data(vec![b'x'; 16_384])).await.is_ok() {}
+                });
+                std::mem::forget(flow);
+            } else {
+                handed.send(feed).await.unwrap();
+            }
+            Ok(status(200, body))
+        }
+    })
+    .await;
+    (client, feeds)
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_stops_no_other() {
+    let rig = Rig::start().await;
+    let (_client, mut feeds) = handing(&rig).await;
+    let mut http2 = Http2::new(&rig).await;
+    let mut unread = Vec::new();
+    // Fewer than would fill the connection's own window, which is the client's to give.
+    let response = http2.ask(get("/flow")).await.unwrap();
+    unread.push(response);
+    let mut other = Http2::new(&rig).await;
+    for _ in 0..10 {
+        let response = other.ask(get("/")).await.unwrap();
+        let feed = soon("the request", feeds.recv()).await.unwrap();
+        feed.send(data("event")).await.unwrap();
+        drop(feed);
+        assert_eq!(read(response.into_body()).await.unwrap().0, b"event");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_is_given_up() {
+    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let (endings, mut ends) = endings();
+    let _client = FakeClient::new(&rig, PROD, move |request| {
+        let mut ending = endings.next();
+        async move {
+            ending.on_read(&collect(request.into_body()).await.1);
+            Ok(status(200, empty()))
+        }
+    })
+    .await;
+    let mut http2 = Http2::new(&rig).await;
+    let mut request = get("/");
+    *request.method_mut() = http::Method::POST;
+    let began = Instant::now();
+    let (response, mut body) = http2.send.send_request(request, false).unwrap();
+    body.send_data(Bytes::from_static(b"begin"), false).unwrap();
+    let response = soon("a response", response).await.unwrap();
+    assert!(began.elapsed() >= SHORT);
+    assert_eq!(response.status(), 408);
+    assert_eq!(
+        soon("the exchange's end", ends.recv()).await,
+        Some(BodyEnd::Cut)
+    );
+}
+
+/// As with gRPC streams: whoever has been answered may be silent for as long as it likes.
+#[tokio::test]
+async fn a_stream_that_was_answered_may_be_silent() {
+    let rig = Rig::with(|config| {
+        config.body_idle_timeout = SHORT;
+        config.keep_alive_timeout = SHORT;
+    })
+    .await;
+    let (_client, mut feeds) = handing(&rig).await;
+    let mut http2 = Http2::new(&rig).await;
+    let mut request = get("/");
+    *request.method_mut() = http::Method::POST;
+    let (response, mut body) = http2.send.send_request(request, false).unwrap();
+    body.send_data(Bytes::from_static(b"begin"), false).unwrap();
+    let response = soon("a response", response).await.unwrap();
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    // That nothing happens in this time is what the test is about.
+    sleep(SHORT * 4).await;
+    feed.send(data("still here")).await.unwrap();
+    drop(feed);
+    body.send_data(Bytes::new(), true).unwrap();
+    assert_eq!(read(response.into_body()).await.unwrap().0, b"still here");
+}
+
+#[tokio::test]
+async fn a_connection_without_requests_is_closed_after_a_while() {
+    let rig = Rig::with(|config| config.keep_alive_timeout = SHORT).await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    let mut http2 = Http2::new(&rig).await;
+    assert_eq!(http2.ask(get("/")).await.unwrap().status(), 200);
+    soon("the connection's end", &mut http2.connection)
+        .await
+        .unwrap()
+        .unwrap();
+    // One that never asks for anything, too.
+    let silent = Http2::new(&rig).await;
+    soon("the connection's end", silent.connection)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn stopping_finishes_streams_and_takes_no_more() {
+    let rig = Rig::start().await;
+    let (client, mut feeds) = handing(&rig).await;
+    let mut http2 = Http2::new(&rig).await;
+    let response = http2.ask(get("/")).await.unwrap();
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    let idle = Http2::new(&rig).await;
+    rig.trigger.ask();
+    soon("the idle one's end", idle.connection)
+        .await
+        .unwrap()
+        .unwrap();
+    client
+        .control(|control| matches!(control, Control::Drain { .. }))
+        .await;
+    feed.send(data("done")).await.unwrap();
+    drop(feed);
+    assert_eq!(read(response.into_body()).await.unwrap().0, b"done");
+    soon("the connection's end", http2.connection)
+        .await
+        .unwrap()
+        .unwrap();
+    rig.stopped().await;
+}
+
+#[tokio::test]
+async fn large_heads_pass_up_to_the_limit() {
+    let rig = Rig::start().await;
+    let client = FakeClient::new(&rig, PROD, |_| async {
+        let mut response = Response::new(full("large"));
+        for number in 0..12 {
+            let name: http::HeaderName = format!("x-{number}").parse().unwrap();
+            response
+                .headers_mut()
+                .insert(name, "r".repeat(8_000).parse().unwrap());
+        }
+        Ok(response)
+    })
+    .await;
+    let mut http2 = Http2::new(&rig).await;
+    let with = |count: usize, length: usize| {
+        let mut request = get("/");
+        for number in 0..count {
+            let name: http::HeaderName = format!("x-{number}").parse().unwrap();
+            request
+                .headers_mut()
+                .insert(name, "q".repeat(length).parse().unwrap());
+        }
+        request
+    };
+    let response = http2.ask(with(14, 8_000)).await.unwrap();
+    assert_eq!(response.headers()["x-11"].len(), 8_000);
+    assert_eq!(client.request(1).await.headers["x-13"].len(), 8_000);
+    // Too large, and too many for what comes behind us.
+    let response = http2.ask(with(20, 8_000)).await.unwrap();
+    assert_eq!(response.status(), 431);
+    let response = http2.ask(with(1_500, 1)).await.unwrap();
+    assert_eq!(response.status(), 431);
+    assert_eq!(http2.ask(with(400, 1)).await.unwrap().status(), 200);
+    assert_eq!(client.seen().len(), 2);
+}

@@ -1,0 +1,414 @@
+//! Limits of time and number: who does nothing, or too much at once, costs nobody else anything.
+
+use std::{future::Future, net::SocketAddr, process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    net::TcpSocket,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    deadline::{eventually, soon},
+    fake::{BodyEnd, FakeClient, collect, endings, full, status},
+    program::Folder,
+    raw::{End, Raw},
+    rig::{PROD, PROD_HOST, Rig, connect, identity},
+};
+
+/// A limit that a test waits for.
+const SHORT: Duration = Duration::from_millis(500);
+/// What a limit may be late by on a busy machine.
+const SLACK: Duration = Duration::from_secs(5);
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")
+}
+
+/// Awaits something that a limit, which cannot count from before `began`, has to bring about:
+/// neither before it nor long after it.
+async fn takes<T>(
+    began: Instant,
+    limit: Duration,
+    what: &str,
+    future: impl Future<Output = T>,
+) -> T {
+    let value = soon(what, future).await;
+    let took = began.elapsed();
+    assert!(
+        took >= limit && took < limit + SLACK,
+        "{what} took {took:?}"
+    );
+    value
+}
+
+#[tokio::test]
+async fn a_connection_without_a_first_byte_is_closed() {
+    let rig = Rig::with(|config| config.first_byte_timeout = SHORT).await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    let began = Instant::now();
+    let mut silent = rig.raw().await;
+    let mut begun = rig.raw().await;
+    begun.send("P").await;
+    let mut good = rig.raw().await;
+    assert_eq!(good.ask(get("/")).await.head.status, 200);
+    takes(began, SHORT, "the silent one's end", silent.closes()).await;
+    begun.closes().await;
+    let ended = "tunnel_server_connections_refused_total{cause=\"first_byte\",listener=\"public\"}";
+    rig.metric_becomes(ended, 2.0).await;
+    assert_eq!(good.ask(get("/")).await.head.status, 200);
+}
+
+#[tokio::test]
+async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
+    let rig = Rig::with(|config| {
+        config.tls_handshake_timeout = SHORT;
+        config.public_tls = Some(identity());
+    })
+    .await;
+    let mut stalled = Vec::new();
+    for address in [rig.addresses.public, rig.addresses.tunnel] {
+        for first in [&b""[..], b"\x16\x03\x01\x02\x00\x01"] {
+            let mut raw = Raw::new(connect(address).await);
+            raw.send(first).await;
+            stalled.push(raw);
+        }
+    }
+    let _client = FakeClient::describing(&rig, PROD).await;
+    let mut good = rig.raw_tls(&[b"http/1.1"]).await;
+    assert_eq!(good.ask(get("/")).await.head.status, 200);
+    for mut raw in stalled {
+        raw.closes().await;
+    }
+    for listener in ["public", "tunnel"] {
+        let ended = format!(
+            "tunnel_server_connections_refused_total{{cause=\"tls\",listener=\"{listener}\"}}"
+        );
+        rig.metric_becomes(&ended, 2.0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_trickles_is_refused_in_time() {
+    let rig = Rig::with(|config| config.request_head_timeout = SHORT).await;
+    let client = FakeClient::describing(&rig, PROD).await;
+    let head = get(&"x".repeat(1000)).into_bytes();
+    for is_second in [false, true] {
+        let mut raw = rig.raw().await;
+        if is_second {
+            assert_eq!(raw.ask(get("/first")).await.head.status, 200);
+        }
+        let began = Instant::now();
+        let (mut reading, mut writing) = raw.split();
+        let trickle = async {
+            for byte in &head {
+                writing.send([*byte]).await;
+                sleep(SHORT / 20).await;
+            }
+        };
+        let answer = async {
+            let answer = takes(began, SHORT, "a refusal", reading.answer()).await;
+            reading.closes().await;
+            answer
+        };
+        let answer = tokio::select! {
+            answer = answer => answer,
+            () = trickle => panic!("nobody minded"),
+        };
+        answer.is_refusal(408, "a trickled head");
+        assert_eq!(answer.reason(), "request_timeout");
+    }
+    assert_eq!(client.paths(), ["/first"]);
+
+    let began = Instant::now();
+    let mut tunnel = Raw::new(rig.tunnel().await);
+    tunnel.send("GET /connect HTTP/1.1\r\n").await;
+    let end = tunnel.rest();
+    takes(began, SHORT, "the tunnel connection's end", end).await;
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_is_given_up() {
+    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let (endings, mut ends) = endings();
+    let client = FakeClient::new(&rig, PROD, move |request| {
+        let mut ending = endings.next();
+        async move {
+            ending.on_read(&collect(request.into_body()).await.1);
+            Ok(status(200, full("whole")))
+        }
+    })
+    .await;
+    for (lines, body) in [
+        ("content-length: 10\r\n", "12345"),
+        ("transfer-encoding: chunked\r\n", "5\r\n12345\r\n"),
+        ("transfer-encoding: chunked\r\n", "5\r\n12"),
+    ] {
+        let began = Instant::now();
+        let mut raw = rig.raw().await;
+        raw.send(format!(
+            "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\n{lines}\r\n{body}"
+        ))
+        .await;
+        let answer = takes(began, SHORT, "a refusal", raw.answer()).await;
+        answer.is_refusal(408, lines);
+        raw.finish().await;
+        raw.closes().await;
+        assert_eq!(
+            soon("the exchange's end", ends.recv()).await,
+            Some(BodyEnd::Cut)
+        );
+    }
+    assert_eq!(client.seen().len(), 3);
+
+    // One that is slow, but never still, takes as long as it needs.
+    let mut raw = rig.raw().await;
+    raw.send(format!(
+        "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 10\r\n\r\n"
+    ))
+    .await;
+    for _ in 0..10 {
+        sleep(SHORT / 5).await;
+        raw.send("x").await;
+    }
+    assert_eq!(raw.answer().await.text(), "whole");
+    assert_eq!(
+        soon("the exchange's end", ends.recv()).await,
+        Some(BodyEnd::Whole)
+    );
+}
+
+#[tokio::test]
+async fn a_connection_between_two_requests_is_closed_after_a_while() {
+    let rig = Rig::with(|config| config.keep_alive_timeout = SHORT).await;
+    let client = FakeClient::new(&rig, PROD, |request| async move {
+        if request.uri().path() == "/slow" {
+            sleep(SHORT * 3).await;
+        }
+        Ok(status(200, full("here")))
+    })
+    .await;
+    let mut raw = rig.raw().await;
+    assert_eq!(raw.ask(get("/")).await.text(), "here");
+    let began = Instant::now();
+    assert_eq!(raw.ask(get("/")).await.text(), "here");
+    let end = takes(began, SHORT, "the end", raw.closes()).await;
+    assert_eq!(end, End::Whole);
+    // No limit but the client's patience counts while it waits for an answer.
+    let mut raw = rig.raw().await;
+    assert_eq!(raw.ask(get("/slow")).await.text(), "here");
+    assert_eq!(client.seen().len(), 3);
+}
+
+#[tokio::test]
+async fn connections_are_bounded_in_all() {
+    let rig = Rig::with(|config| config.max_connections = 3).await;
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut raw = rig.raw().await;
+        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        open.push(raw);
+    }
+    for _ in 0..3 {
+        rig.raw().await.closes().await;
+    }
+    let full =
+        "tunnel_server_connections_refused_total{cause=\"max_connections\",listener=\"public\"}";
+    rig.metric_becomes(full, 3.0).await;
+    rig.metric_becomes("tunnel_server_connections{listener=\"public\"}", 3.0)
+        .await;
+    drop(open.pop());
+    eventually("a place", async || {
+        let mut raw = rig.raw().await;
+        raw.send(get("/")).await;
+        raw.head().await.filter(|head| head.status == 503).map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_are_bounded_per_address() {
+    let rig = Rig::with(|config| config.max_connections_per_address = 2).await;
+    let from = async |address: &str| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket
+            .bind(SocketAddr::new(address.parse().unwrap(), 0))
+            .unwrap();
+        Raw::new(
+            soon("a connection", socket.connect(rig.addresses.public))
+                .await
+                .unwrap(),
+        )
+    };
+    let mut open = Vec::new();
+    for address in ["127.0.0.1", "127.0.0.1", "127.0.0.2"] {
+        let mut raw = from(address).await;
+        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        open.push(raw);
+    }
+    from("127.0.0.1").await.closes().await;
+    assert_eq!(from("127.0.0.2").await.ask(get("/")).await.head.status, 503);
+    assert_eq!(from("127.0.0.3").await.ask(get("/")).await.head.status, 503);
+}
+
+#[tokio::test]
+async fn connections_of_a_trusted_proxy_count_only_in_all() {
+    let rig = Rig::with(|config| {
+        config.max_connections_per_address = 1;
+        config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+    })
+    .await;
+    let mut open = Vec::new();
+    for _ in 0..5 {
+        let mut raw = rig.raw().await;
+        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        open.push(raw);
+    }
+}
+
+#[tokio::test]
+async fn whom_a_proxy_speaks_for_is_counted() {
+    let rig = Rig::with(|config| {
+        config.max_connections_per_address = 1;
+        config.proxy_protocol = true;
+        config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+    })
+    .await;
+    let mut open = Vec::new();
+    for (address, is_first) in [(1, true), (2, true), (1, false), (3, true), (2, false)] {
+        let mut raw = rig.raw().await;
+        raw.send(format!("PROXY TCP4 203.0.113.{address} 192.0.2.1 5 6\r\n"))
+            .await;
+        if is_first {
+            assert_eq!(raw.ask(get("/")).await.head.status, 503);
+            open.push(raw);
+        } else {
+            raw.closes().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn exchanges_of_a_session_are_bounded() {
+    let rig = Rig::with(|config| config.max_exchanges = 2).await;
+    let client = FakeClient::new(&rig, PROD, |request| async move {
+        if request.uri().path() == "/hold" {
+            std::future::pending::<()>().await;
+        }
+        Ok(status(200, full("here")))
+    })
+    .await;
+    let mut held = Vec::new();
+    for count in 1..=2 {
+        let mut raw = rig.raw().await;
+        raw.send(get("/hold")).await;
+        client.request(count).await;
+        held.push(raw);
+    }
+    let mut raw = rig.raw().await;
+    let answer = raw.ask(get("/")).await;
+    assert_eq!(
+        (answer.head.status, answer.reason().as_str()),
+        (503, "exchange_limit")
+    );
+    assert!(answer.head.value("retry-after").is_some());
+    assert!(
+        answer
+            .head
+            .value("proxy-status")
+            .unwrap()
+            .contains("connection_limit_reached")
+    );
+    drop(held.pop());
+    eventually("room for one more", async || {
+        (raw.ask(get("/")).await.head.status == 200).then_some(())
+    })
+    .await;
+    assert!(!client.session.is_closed());
+}
+
+#[tokio::test]
+async fn requests_that_never_end_leave_room_for_others() {
+    let rig = Rig::start().await;
+    let client = FakeClient::new(&rig, PROD, |request| async move {
+        if request.uri().path() == "/hold" {
+            std::future::pending::<()>().await;
+        }
+        Ok(status(200, full("here")))
+    })
+    .await;
+    let mut held = Vec::new();
+    for _ in 0..300 {
+        let mut raw = rig.raw().await;
+        raw.send(get("/hold")).await;
+        held.push(raw);
+    }
+    client.request(300).await;
+    let mut raw = rig.raw().await;
+    assert_eq!(raw.ask(get("/")).await.text(), "here");
+}
+
+/// The real program, which may open so few files that accepting fails.
+#[tokio::test]
+async fn too_many_open_files_do_not_end_the_listener() {
+    let folder = Folder::with_all_files();
+    let mut program = tokio::process::Command::new("sh")
+        .arg("-c")
+        .arg("ulimit -n 40; exec \"$0\" run \"$@\"")
+        .arg(env!("CARGO_BIN_EXE_tunnel-server"))
+        .args([
+            "--tls-cert=server.pem",
+            "--tls-key=server.key",
+            "--runtimes=runtimes.toml",
+        ])
+        .args(["--tunnel-listen=127.0.0.1:0", "--public-listen=127.0.0.1:0"])
+        .args([
+            "--admin-listen=127.0.0.1:0",
+            "--domain=tunnels.test",
+            "--log-format=json",
+        ])
+        .args(["--offline-wait=1ms", "--shards=1"])
+        .current_dir(folder.path(""))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(program.stderr.take().unwrap()).lines();
+    let address: SocketAddr = soon("the public address", async {
+        loop {
+            let line = log
+                .next_line()
+                .await
+                .unwrap()
+                .expect("the program has ended");
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let text = line.to_string();
+            if text.contains("\"public\"") && text.contains("listening") {
+                let from = text.find("127.0.0.1:").unwrap();
+                break text[from..].split('"').next().unwrap().parse().unwrap();
+            }
+        }
+    })
+    .await;
+    let mut open = Vec::new();
+    for _ in 0..100 {
+        open.push(connect(address).await);
+    }
+    soon("an accept error", async {
+        loop {
+            let line = log
+                .next_line()
+                .await
+                .unwrap()
+                .expect("the program has ended");
+            if line.contains("cannot accept") {
+                break;
+            }
+        }
+    })
+    .await;
+    drop(open);
+    let mut raw = Raw::new(connect(address).await);
+    assert_eq!(raw.ask(get("/")).await.reason(), "runtime_offline");
+}
