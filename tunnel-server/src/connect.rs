@@ -23,11 +23,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
-use crate::{
-    auth::authenticate,
-    runtimes::RuntimeEntry,
-    server::{Node, accept},
-};
+use crate::{auth::authenticate, listener::accept, node::Node, runtimes::RuntimeEntry};
 
 /// Largest head of a request for a session, in bytes.
 const HEAD_BYTES: usize = 16 * 1024;

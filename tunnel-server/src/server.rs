@@ -6,19 +6,10 @@
 
 mod shard;
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use http::HeaderValue;
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, AdminRoutes, Readiness},
@@ -31,73 +22,14 @@ use tunnel_ops::{
 use self::shard::{Listeners, Shard};
 use crate::{
     config::Config,
+    listener::{self, Bound},
     metrics::Metrics,
-    public::{Places, answer::Cors, outgoing::ViaName},
+    node::Node,
+    public::{answer::Cors, outgoing::ViaName, places::Places},
     registry::Registry,
     router::Router,
     runtimes::NameError,
 };
-
-/// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 4_096;
-
-/// Rest after an accept error such as "too many open files": trying at once would only spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long a stopping server waits for a request that may be on its way. Who connects just in case
-/// would hold it up for the whole grace period.
-const STOP_PATIENCE: Duration = Duration::from_secs(1);
-
-/// What all parts of a running server share.
-pub struct Node {
-    /// The checked configuration.
-    pub config: Config,
-    /// From host to session.
-    pub router: Router,
-    /// Which tunnel each runtime has.
-    pub registry: Arc<Registry>,
-    /// Every metric.
-    pub metrics: Arc<Metrics>,
-    /// Places for public connections.
-    pub places: Arc<Places>,
-    /// Pages that may read our own answers.
-    pub cors: Cors,
-    /// Our name in `Via`.
-    pub via: ViaName,
-    /// Whether each exchange is logged.
-    pub access_log: bool,
-    stopping: Shutdown,
-}
-
-impl Node {
-    /// Whether what an address says of who asked before it is believed.
-    #[must_use]
-    pub fn is_trusted(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        self.config
-            .trusted_proxies
-            .iter()
-            .any(|network| network.contains(&address))
-    }
-
-    /// Resolves when the server accepts no more.
-    pub async fn stopping(&self) {
-        self.stopping.asked().await;
-    }
-
-    /// Resolves a moment after that: for so long a stopping server waits for those that have not
-    /// asked for anything yet.
-    pub async fn patience_ended(&self) {
-        self.stopping().await;
-        sleep(STOP_PATIENCE).await;
-    }
-
-    /// Whether the server accepts no more.
-    #[must_use]
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.is_asked()
-    }
-}
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -299,77 +231,17 @@ async fn finish(running: &mut [Shard]) {
     }
 }
 
+fn listen(name: &'static str, address: SocketAddr, count: usize) -> Result<Bound, BindError> {
+    listener::listen(address, count).map_err(|source| BindError::Listen {
+        listener: name,
+        address,
+        source,
+    })
+}
+
 fn shard_count(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         count => count,
     }
-}
-
-/// One address, bound as often as there are shards.
-struct Bound {
-    address: SocketAddr,
-    sockets: Vec<std::net::TcpListener>,
-}
-
-fn listen(listener: &'static str, address: SocketAddr, count: usize) -> Result<Bound, BindError> {
-    let failed = |source| BindError::Listen {
-        listener,
-        address,
-        source,
-    };
-    // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
-    // first, an address in use is found; a port that the system chose is nobody else's anyway.
-    if count == 1 || address.port() != 0 {
-        let alone = bind(address, false).map_err(failed)?;
-        if count == 1 {
-            let address = alone.local_addr().map_err(failed)?;
-            return Ok(Bound {
-                address,
-                sockets: vec![alone],
-            });
-        }
-    }
-    let mut sockets = vec![bind(address, true).map_err(failed)?];
-    let address = sockets[0].local_addr().map_err(failed)?;
-    while sockets.len() < count {
-        sockets.push(bind(address, true).map_err(failed)?);
-    }
-    Ok(Bound { address, sockets })
-}
-
-fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
-    socket.set_reuse_port(is_shared)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// The next connection. Errors of single connections, and of having too many open, never end it.
-pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) if is_of_one_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection, trying again");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(
-        error.kind(),
-        ConnectionAborted | ConnectionRefused | ConnectionReset
-    )
 }

@@ -14,7 +14,7 @@ use tunnel_proto::{
 };
 
 use super::Admitted;
-use crate::{auth::authenticate, registry::Membership, runtimes::RuntimeEntry, server::Node};
+use crate::{auth::authenticate, node::Node, registry::Membership, runtimes::RuntimeEntry};
 
 /// Carries a session until it ends. Whatever the cause, its place in the registry goes with it.
 pub(super) async fn run(

@@ -39,16 +39,17 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::{
-    Full, Place, answer,
+    answer,
     detect::{self, Protocol},
     http1::{Guard, GuardConfig, GuardHandle, Refusal, Violation, framing::HeadLimits},
     outgoing::Origin,
+    places::{Full, Place},
     prefixed::Prefixed,
     proxy_protocol,
     serve::{http1_head, serve},
     upgraded::{Granted, GrantedSlot, join},
 };
-use crate::server::Node;
+use crate::node::Node;
 
 /// How long an exchange outlives the end of its platform client's input, so that one who has sent
 /// all its requests still gets the quick answers. Less than the second within which an upstream is to

@@ -8,8 +8,7 @@ use std::{io, sync::Arc, thread::JoinHandle};
 use tokio::{net::TcpListener, runtime, sync::oneshot};
 use tokio_rustls::TlsAcceptor;
 
-use super::Node;
-use crate::{connect, public};
+use crate::{connect, node::Node, public};
 
 /// What a shard listens on.
 pub(super) struct Listeners {

@@ -293,7 +293,8 @@ async fn bytes_behind_a_response_are_nobodys_answer() {
     wire.answer(stream, &good(b"third")).await;
     assert_eq!(raw.answer().await.text(), "third");
     wire.data(stream, &good(b"poison")).await;
-    // The server has read it before it is asked for something else.
+    // The server has read it before it is asked for something else. Read after that, it would be the
+    // answer, which is the tunnel client's to give: of its own runtime alone.
     wire.round_trip().await;
     raw.send(get(PROD_HOST)).await;
     let next = wire.request().await;

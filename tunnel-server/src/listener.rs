@@ -1,0 +1,79 @@
+//! Listening sockets: bound once for each shard, and accepted from without ever giving up.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 4_096;
+
+/// Rest after an accept error such as "too many open files": trying at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// One address, bound as often as there are shards.
+pub(crate) struct Bound {
+    pub(crate) address: SocketAddr,
+    pub(crate) sockets: Vec<std::net::TcpListener>,
+}
+
+/// Binds an address for so many shards; port 0 takes a free one.
+pub(crate) fn listen(address: SocketAddr, count: usize) -> io::Result<Bound> {
+    // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
+    // first, an address in use is found; a port that the system chose is nobody else's anyway.
+    if count == 1 || address.port() != 0 {
+        let alone = bind(address, false)?;
+        if count == 1 {
+            let address = alone.local_addr()?;
+            return Ok(Bound {
+                address,
+                sockets: vec![alone],
+            });
+        }
+    }
+    let mut sockets = vec![bind(address, true)?];
+    let address = sockets[0].local_addr()?;
+    while sockets.len() < count {
+        sockets.push(bind(address, true)?);
+    }
+    Ok(Bound { address, sockets })
+}
+
+fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(is_shared)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The next connection. Errors of single connections, and of having too many open, never end it.
+pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection, trying again");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
+}
