@@ -72,7 +72,7 @@ async fn answer(
     request: Request<RecvBody>,
 ) -> Result<Response<RecordedBody>, Problem> {
     let (head, content) = request.into_parts();
-    let progress = Arc::new(Progress::new(shared.metrics.request_bytes.clone()));
+    let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));
     let metrics = Arc::clone(&shared.metrics);
     let mut record = Record::begin(metrics, &head, Arc::clone(&progress), shared.has_access_log);
     let mut asked = Asked::new(head, progress);

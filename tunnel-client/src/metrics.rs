@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use prometheus::core::Collector;
-use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
@@ -26,13 +24,15 @@ const DIAL_RESULTS: [&str; 8] = [
 /// Ends of an exchange: the class of its status, or none since nobody waited for it.
 const STATUSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
 
-/// Bounds of the time that exchanges take, in seconds: from a quick local answer to a long stream.
-const TOTAL_SECONDS: [f64; 12] = [
+/// Bounds of the times of exchanges and round trips, in seconds: from a quick local answer to a long
+/// stream.
+const DURATIONS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0,
 ];
 
-/// Bounds of the client's own part of that, in seconds: a few tens of microseconds when all is well.
-const OWN_SECONDS: [f64; 9] = [
+/// Bounds of the client's own part of an exchange, in seconds: a few tens of microseconds when all is
+/// well.
+const OWN_DURATIONS: [f64; 9] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.005, 0.025, 0.1,
 ];
 
@@ -44,13 +44,13 @@ pub(crate) struct Metrics {
     pub(crate) sessions: IntGauge,
     /// Exchanges that are open.
     pub(crate) open: IntGauge,
-    /// Bytes of content received for upstreams.
-    pub(crate) request_bytes: IntCounter,
-    /// Bytes of content sent from upstreams.
-    pub(crate) response_bytes: IntCounter,
-    round_trip: Gauge,
-    seconds: Histogram,
-    own_seconds: Histogram,
+    /// Bytes of requests' content, sent to upstreams.
+    pub(crate) bytes_in: IntCounter,
+    /// Bytes of responses' content, received from them.
+    pub(crate) bytes_out: IntCounter,
+    round_trip: Histogram,
+    duration: Histogram,
+    own_duration: Histogram,
     dials: Vec<IntCounter>,
     exchanges: Vec<IntCounter>,
     /// In the order of [`Reason::ALL`].
@@ -65,37 +65,33 @@ impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let all = Registry::new();
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+        let bytes = opts(
+            "bytes_total",
+            "bytes of content; in is towards the upstream",
+        );
+        let bytes = registered(&all, IntCounterVec::new(bytes, &["direction"])?)?;
         Ok(Self {
             sessions: gauge(&all, "sessions", "sessions that the server has welcomed")?,
-            open: gauge(&all, "exchanges_open", "exchanges that are open")?,
-            request_bytes: counter(
+            open: gauge(&all, "open_exchanges", "exchanges that are open")?,
+            bytes_in: bytes.get_metric_with_label_values(&["in"])?,
+            bytes_out: bytes.get_metric_with_label_values(&["out"])?,
+            round_trip: histogram(
                 &all,
-                "request_bytes_total",
-                "bytes of content received for upstreams",
+                "round_trip_seconds",
+                "round-trip time that pings through a session showed",
+                &DURATIONS,
             )?,
-            response_bytes: counter(
+            duration: histogram(
                 &all,
-                "response_bytes_total",
-                "bytes of content sent from upstreams",
-            )?,
-            round_trip: registered(
-                &all,
-                Gauge::with_opts(opts(
-                    "round_trip_seconds",
-                    "time of a ping to the server and back, as last measured",
-                ))?,
-            )?,
-            seconds: histogram(
-                &all,
-                "exchange_seconds",
+                "exchange_duration_seconds",
                 "time from an exchange's request to the end of its response",
-                &TOTAL_SECONDS,
+                &DURATIONS,
             )?,
-            own_seconds: histogram(
+            own_duration: histogram(
                 &all,
-                "exchange_own_seconds",
+                "own_duration_seconds",
                 "time up to a response's head that was not spent waiting for the upstream",
-                &OWN_SECONDS,
+                &OWN_DURATIONS,
             )?,
             dials: counters(
                 &all,
@@ -137,12 +133,12 @@ impl Metrics {
 
     /// A session measured its round trip.
     pub(crate) fn on_round_trip(&self, time: Duration) {
-        self.round_trip.set(time.as_secs_f64());
+        self.round_trip.observe(time.as_secs_f64());
     }
 
     /// A response's head is there, after this much time of our own.
     pub(crate) fn on_head(&self, own: Duration) {
-        self.own_seconds.observe(own.as_secs_f64());
+        self.own_duration.observe(own.as_secs_f64());
     }
 
     /// Something failed.
@@ -156,7 +152,7 @@ impl Metrics {
 
     /// An exchange has ended; `None` when it was cancelled before there was a status.
     pub(crate) fn on_end(&self, status: Option<StatusCode>, total: Duration) {
-        self.seconds.observe(total.as_secs_f64());
+        self.duration.observe(total.as_secs_f64());
         let index = match status {
             Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
             None => STATUSES.len() - 1,
@@ -181,10 +177,6 @@ fn registered<C: Collector + Clone + 'static>(
 
 fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
     registered(registry, IntGauge::with_opts(opts(name, help))?)
-}
-
-fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-    registered(registry, IntCounter::with_opts(opts(name, help))?)
 }
 
 fn histogram(
@@ -240,9 +232,9 @@ mod tests {
             "tunnel_client_problems_total{reason=\"dns_error\"} 1",
             "tunnel_client_exchanges_total{status=\"4xx\"} 1",
             "tunnel_client_exchanges_total{status=\"cancelled\"} 1",
-            "tunnel_client_exchange_seconds_bucket{le=\"0.005\"} 2",
-            "tunnel_client_exchange_own_seconds_bucket{le=\"0.000025\"} 1",
-            "tunnel_client_round_trip_seconds 0.04",
+            "tunnel_client_exchange_duration_seconds_bucket{le=\"0.005\"} 2",
+            "tunnel_client_own_duration_seconds_bucket{le=\"0.000025\"} 1",
+            "tunnel_client_round_trip_seconds_bucket{le=\"0.05\"} 1",
         ] {
             assert!(
                 text.lines().any(|found| found == line),

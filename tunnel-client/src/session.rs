@@ -32,8 +32,6 @@ use crate::metrics::Metrics;
 
 /// Things the server said that wait for the tunnel. It says each once in a session's life.
 const NOTICES: usize = 8;
-/// How often the round-trip time is taken over into the metrics.
-const ROUND_TRIP_LOOK: Duration = Duration::from_secs(5);
 /// Longest time for a session's end to be told and answered.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bounds of the time for which a session that leaves has to be at rest: the server's last exchange
@@ -230,7 +228,8 @@ where
     driving.spawn(driver);
     let mut streams = JoinSet::new();
     let mut live = None;
-    let mut look = interval(ROUND_TRIP_LOOK);
+    // There is a new round-trip time as often as there is a ping.
+    let mut look = interval(parts.settings.ping_interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -129,7 +129,9 @@ mod tests {
 
     #[test]
     fn the_token_is_not_printed() {
-        let control = Control::RefreshToken { token: "secret".into() };
+        let control = Control::RefreshToken {
+            token: "secret".into(),
+        };
         assert!(!format!("{control:?}").contains("secret"));
     }
 

@@ -143,7 +143,9 @@ impl Wire {
     /// Ready when the other end has given the exchange up, or broken the protocol. While it still
     /// sends, whoever reads notices; this only looks.
     fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(stream) = &mut self.stream else { return Poll::Ready(()) };
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(());
+        };
         if stream.is_closed() {
             return Poll::Ready(());
         }
@@ -191,7 +193,9 @@ impl Idle {
     /// came that nobody asked for, is dropped.
     fn take(&mut self) -> Option<MuxStream> {
         let taken = loop {
-            let Some(mut stream) = self.streams.pop() else { break None };
+            let Some(mut stream) = self.streams.pop() else {
+                break None;
+            };
             if stream.is_quiet() {
                 break Some(stream);
             }

@@ -121,7 +121,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(header::CONNECTION, HeaderValue::from_static("close, X-One"));
         headers.append(header::CONNECTION, HeaderValue::from_static(" x-two ,,"));
-        let names: Vec<_> = nominated(&headers).iter().map(ToString::to_string).collect();
+        let names: Vec<_> = nominated(&headers)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(names, ["close", "x-one", "x-two"]);
     }
 
@@ -130,7 +133,10 @@ mod tests {
         let length = |values: &[&str]| {
             let mut headers = HeaderMap::new();
             for value in values {
-                headers.append(header::CONTENT_LENGTH, HeaderValue::from_str(value).unwrap());
+                headers.append(
+                    header::CONTENT_LENGTH,
+                    HeaderValue::from_str(value).unwrap(),
+                );
             }
             content_length(&headers)
         };
@@ -145,7 +151,13 @@ mod tests {
     #[test]
     fn trailers_keep_only_what_may_travel() {
         let mut trailers = HeaderMap::new();
-        for name in ["grpc-status", "host", "content-length", "set-cookie", "x-checksum"] {
+        for name in [
+            "grpc-status",
+            "host",
+            "content-length",
+            "set-cookie",
+            "x-checksum",
+        ] {
             trailers.append(HeaderName::from_static(name), HeaderValue::from_static("0"));
         }
         let clean = clean_trailers(trailers);

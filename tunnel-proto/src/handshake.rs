@@ -141,7 +141,11 @@ impl NotASession {
         };
         // A proxy that removes the upgrade may be mended while the client waits.
         let fatal = !matches!(self, Self::NotWebSocket);
-        Refusal { reason: reason.into(), detail: self.to_string(), fatal }
+        Refusal {
+            reason: reason.into(),
+            detail: self.to_string(),
+            fatal,
+        }
     }
 }
 
@@ -177,8 +181,12 @@ pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
     }
     if !has_token(headers, header::CONNECTION, "upgrade")
         || !has_token(headers, header::UPGRADE, "websocket")
-        || headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13")
-        || headers.get(header::SEC_WEBSOCKET_KEY).is_none_or(|key| key.len() != 24)
+        || headers
+            .get(header::SEC_WEBSOCKET_VERSION)
+            .is_none_or(|version| version != "13")
+        || headers
+            .get(header::SEC_WEBSOCKET_KEY)
+            .is_none_or(|key| key.len() != 24)
     {
         return Err(NotASession::NotWebSocket);
     }
@@ -189,12 +197,19 @@ pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
 }
 
 fn greeting(headers: &HeaderMap) -> Option<Greeting> {
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
     let version = text(CLIENT_VERSION)?;
     if version.is_empty() || version.len() > 64 {
         return None;
     }
-    let session_number = text(SESSION_NUMBER)?.parse().ok().filter(|number| *number > 0)?;
+    let session_number = text(SESSION_NUMBER)?
+        .parse()
+        .ok()
+        .filter(|number| *number > 0)?;
     Some(Greeting {
         instance: InstanceId::parse(text(INSTANCE)?).ok()?,
         version: version.to_owned(),
@@ -238,7 +253,10 @@ mod tests {
     }
 
     fn session_request() -> Request<()> {
-        request(&greeting(), &new_key()).uri(CONNECT_PATH).body(()).unwrap()
+        request(&greeting(), &new_key())
+            .uri(CONNECT_PATH)
+            .body(())
+            .unwrap()
     }
 
     #[test]
@@ -254,10 +272,19 @@ mod tests {
             check_request(&request).unwrap_err()
         };
         let without = |name: HeaderName| broken(&move |r| drop(r.headers_mut().remove(&name)));
-        assert_eq!(broken(&|r| *r.uri_mut() = "/".parse().unwrap()), NotASession::Path);
-        assert_eq!(broken(&|r| *r.method_mut() = Method::POST), NotASession::Method);
+        assert_eq!(
+            broken(&|r| *r.uri_mut() = "/".parse().unwrap()),
+            NotASession::Path
+        );
+        assert_eq!(
+            broken(&|r| *r.method_mut() = Method::POST),
+            NotASession::Method
+        );
         assert_eq!(without(header::UPGRADE), NotASession::NotWebSocket);
-        assert_eq!(without(header::SEC_WEBSOCKET_PROTOCOL), NotASession::Subprotocol);
+        assert_eq!(
+            without(header::SEC_WEBSOCKET_PROTOCOL),
+            NotASession::Subprotocol
+        );
         assert_eq!(without(INSTANCE), NotASession::Greeting);
         assert_eq!(without(SESSION_NUMBER), NotASession::Greeting);
         let origin = HeaderValue::from_static("https://evil.example");
@@ -273,7 +300,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("WebSocket"));
-        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        headers.insert(
+            header::SEC_WEBSOCKET_PROTOCOL,
+            HeaderValue::from_static(SUBPROTOCOL),
+        );
         headers.insert(
             header::SEC_WEBSOCKET_ACCEPT,
             HeaderValue::from_str(&accept_key(key.as_bytes())).unwrap(),

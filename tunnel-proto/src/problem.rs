@@ -158,7 +158,10 @@ impl Reason {
     /// The reason with this name.
     #[must_use]
     pub fn from_name(name: &[u8]) -> Option<Self> {
-        Self::ALL.iter().copied().find(|reason| reason.name().as_bytes() == name)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.name().as_bytes() == name)
     }
 }
 
@@ -177,7 +180,12 @@ const DETAIL_BYTES: usize = 512;
 impl Problem {
     /// A problem met by `hop`; `detail` says in one clause what happened, for a person.
     pub fn new(hop: Hop, reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, hop, detail: detail.into(), retry_after: None }
+        Self {
+            reason,
+            hop,
+            detail: detail.into(),
+            retry_after: None,
+        }
     }
 
     /// Says after how long it makes sense to try again, rounded up to seconds in the answer.
@@ -246,7 +254,11 @@ impl Problem {
             hop: Hop,
             detail: &'a str,
         }
-        let body = Body { reason: self.reason.name(), hop: self.hop, detail: &self.detail };
+        let body = Body {
+            reason: self.reason.name(),
+            hop: self.hop,
+            detail: &self.detail,
+        };
         // Serialising strings into memory has no way to fail.
         let mut text = serde_json::to_string(&body).unwrap_or_default();
         text.push('\n');
@@ -264,8 +276,19 @@ impl Problem {
 
     /// The detail as a field value: printable ASCII, bounded.
     pub(crate) fn wire_detail(&self) -> String {
-        let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
-        let detail: String = self.detail.chars().take(DETAIL_BYTES).map(printable).collect();
+        let printable = |letter: char| {
+            if (' '..='~').contains(&letter) {
+                letter
+            } else {
+                '?'
+            }
+        };
+        let detail: String = self
+            .detail
+            .chars()
+            .take(DETAIL_BYTES)
+            .map(printable)
+            .collect();
         detail.trim().to_owned()
     }
 }
@@ -273,7 +296,11 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at the {}", self.reason.name(), self.hop.name())?;
-        if self.detail.is_empty() { Ok(()) } else { write!(f, ": {}", self.detail) }
+        if self.detail.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ": {}", self.detail)
+        }
     }
 }
 
@@ -292,8 +319,11 @@ mod tests {
 
     #[test]
     fn proxy_status_is_one_structured_field() {
-        let problem =
-            Problem::new(Hop::Client, Reason::DnsError, "no \"such\" host: b\u{fc}ro\nx");
+        let problem = Problem::new(
+            Hop::Client,
+            Reason::DnsError,
+            "no \"such\" host: b\u{fc}ro\nx",
+        );
         assert_eq!(
             problem.proxy_status(),
             r#"tunnel-client; error=dns_error; details="no \"such\" host: b?ro?x""#

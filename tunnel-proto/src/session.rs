@@ -33,15 +33,15 @@ use tokio::{
     sync::{Notify, mpsc, watch},
 };
 
-pub use self::{
-    driver::{Driver, SessionEnd},
-    mux::MuxError,
-    websocket::WebSocketError,
-};
 use self::{
     driver::Owner,
     mux::{Mux, MuxStream, Opening},
     websocket::WebSocket,
+};
+pub use self::{
+    driver::{Driver, SessionEnd},
+    mux::MuxError,
+    websocket::WebSocketError,
 };
 use crate::{close::CloseReason, control::Control, exchange::Idle, limits};
 
@@ -65,7 +65,10 @@ pub struct SessionSettings {
 
 impl Default for SessionSettings {
     fn default() -> Self {
-        Self { ping_interval: Duration::from_secs(15), exchanges: limits::EXCHANGES }
+        Self {
+            ping_interval: Duration::from_secs(15),
+            exchanges: limits::EXCHANGES,
+        }
     }
 }
 
@@ -144,7 +147,10 @@ impl Session {
         let websocket = WebSocket::new(io, leftover, side).await;
         let (controls_in, controls) = mpsc::channel(limits::CONTROLS_WAITING);
         let (streams_in, streams) = mpsc::channel(limits::STREAMS);
-        let owner = Owner { controls: controls_in, streams: streams_in };
+        let owner = Owner {
+            controls: controls_in,
+            streams: streams_in,
+        };
         let shared = Arc::new(Shared {
             side,
             settings,
@@ -314,7 +320,13 @@ impl Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        if self.session.shared.outstanding.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self
+            .session
+            .shared
+            .outstanding
+            .fetch_sub(1, Ordering::SeqCst)
+            == 1
+        {
             self.session.shared.at_rest.notify_waiters();
         }
     }

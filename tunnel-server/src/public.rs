@@ -1,7 +1,7 @@
 //! The public listener: where platform clients come in.
 //!
 //! It accepts, holds the caps on connections in all and per address, and gives each connection a task
-//! of its own (`connection`). What one platform client does never holds up another, and no error
+//! of its own (`protocol`). What one platform client does never holds up another, and no error
 //! of accepting ends the listener.
 
 pub mod answer;
@@ -15,6 +15,7 @@ mod observe;
 pub mod outgoing;
 pub mod places;
 mod prefixed;
+mod protocol;
 pub mod proxy_protocol;
 mod serve;
 mod upgraded;
@@ -70,7 +71,7 @@ async fn one(
     if let Err(error) = set_options(&socket, node.config.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
-    connection::run(node, socket, peer, tls, place).await;
+    protocol::run(node, socket, peer, tls, place).await;
 }
 
 /// `idle` bounds how long a platform client may take no byte of its answer, gone or not: the kernel

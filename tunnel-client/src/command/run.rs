@@ -39,7 +39,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
     let client = Client::new(config).map_err(Failure::running)?;
     // It holds the whole client, too much to be moved about on the stack.
-    Box::pin(client.run(shutdown)).await.map_err(Failure::running)
+    Box::pin(client.run(shutdown))
+        .await
+        .map_err(Failure::running)
 }
 
 #[cfg(test)]

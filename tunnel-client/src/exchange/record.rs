@@ -82,7 +82,7 @@ impl Record {
     /// A part of the response's content goes on.
     pub(super) fn on_bytes(&mut self, bytes: usize) {
         self.response_bytes += bytes as u64;
-        self.metrics.response_bytes.inc_by(bytes as u64);
+        self.metrics.bytes_out.inc_by(bytes as u64);
     }
 
     /// The exchange fails.
@@ -125,7 +125,7 @@ impl Record {
             host = line.uri.authority().map_or("", |authority| authority.as_str()),
             path = line.uri.path(),
             upgrade = line.is_upgrade,
-            status = self.status.map_or(0, |status| status.as_u16()),
+            status = self.status.map(|status| status.as_u16()),
             end,
             detail,
             request_bytes,
@@ -183,9 +183,9 @@ mod tests {
         failed.on_problem(&Problem::new(Hop::Client, Reason::DnsTimeout, ""));
         failed.on_whole();
         let cancelled = begin(&metrics);
-        assert_eq!(value(&metrics, "tunnel_client_exchanges_open"), 3.0);
+        assert_eq!(value(&metrics, "tunnel_client_open_exchanges"), 3.0);
         drop((whole, failed, cancelled));
-        assert_eq!(value(&metrics, "tunnel_client_exchanges_open"), 0.0);
+        assert_eq!(value(&metrics, "tunnel_client_open_exchanges"), 0.0);
         for status in ["2xx", "5xx", "cancelled"] {
             let series = format!("tunnel_client_exchanges_total{{status=\"{status}\"}}");
             assert_eq!(value(&metrics, &series), 1.0, "{status}");

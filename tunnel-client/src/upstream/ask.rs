@@ -5,7 +5,7 @@
 //! section 9.2.2, RFC 9112 section 9.3.1, RFC 9113 section 8.7).
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tunnel_proto::exchange::{Informational, Protocol, RecvBody};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -186,8 +186,10 @@ impl Upstream {
     ) -> Result<(Response<Incoming>, Box<Connection>), Unanswered> {
         let informational = asked.informational.clone();
         outgoing::pass_informational(&mut request, informational, Arc::clone(&asked.progress));
-        let head = self.head_in_time(&asked.progress, connection.ask(request));
-        match Asked::wait(&mut asked.waited, head).await? {
+        let answered = self
+            .head_in_time(asked, pin!(connection.ask(request)))
+            .await;
+        match answered? {
             Ok(response) => Ok((response, connection)),
             Err(error) => {
                 let unread = connection.into_remains().map(|remains| remains.unread);
@@ -204,9 +206,9 @@ impl Upstream {
         request: Request<OutgoingBody>,
         lease: &mut Lease,
     ) -> Result<Response<Incoming>, Unanswered> {
-        let head = self.head_in_time(&asked.progress, lease.sender.try_send_request(request));
-        let head = Asked::wait(&mut asked.waited, head).await?;
-        head.map_err(|error| Unanswered::new(error, false))
+        let head = pin!(lease.sender.try_send_request(request));
+        let answered = self.head_in_time(asked, head).await?;
+        answered.map_err(|error| Unanswered::new(error, false))
     }
 
     fn answer_http1(
@@ -225,13 +227,14 @@ impl Upstream {
     /// takes is up to the platform client.
     async fn head_in_time<T>(
         &self,
-        progress: &Progress,
-        head: impl Future<Output = T>,
+        asked: &mut Asked,
+        mut head: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Problem> {
-        let mut head = pin!(head);
-        let mut deadline = pin!(sleep(self.head_timeout));
+        let started = Instant::now();
+        let mut deadline = pin!(sleep_until(started + self.head_timeout));
+        let progress = &asked.progress;
         let mut counts = progress.has_ended();
-        poll_fn(|cx| {
+        let answered = poll_fn(|cx| {
             let head = head.as_mut().poll(cx);
             if progress.is_flooded() {
                 let detail = "more informational responses than allowed";
@@ -250,7 +253,9 @@ impl Upstream {
             }
             Poll::Pending
         })
-        .await
+        .await;
+        asked.waited += started.elapsed();
+        answered
     }
 
     /// Asks for an upgrade. Nothing of the content is touched before the upstream has agreed.

@@ -130,10 +130,7 @@ pub(super) fn check_switch(
 }
 
 /// The answer to an upgrade over HTTP/2 that the upstream agreed to, with these fields.
-pub(super) fn http2_agreed(
-    mut headers: HeaderMap,
-    asked: &Parts,
-) -> Result<Response<()>, Problem> {
+pub(super) fn http2_agreed(mut headers: HeaderMap, asked: &Parts) -> Result<Response<()>, Problem> {
     // A platform client that speaks HTTP/1.1 has a key, which the upstream has not seen.
     match asked.headers.get(SEC_WEBSOCKET_KEY) {
         Some(key) => headers.insert(SEC_WEBSOCKET_ACCEPT, value(&accept_key(key.as_bytes()))?),

@@ -47,11 +47,11 @@ async fn exchanges_are_counted() {
     for (series, value) in [
         ("exchanges_total{status=\"2xx\"}", 2.0),
         ("exchanges_total{status=\"4xx\"}", 1.0),
-        ("exchanges_open", 0.0),
-        ("request_bytes_total", 5.0),
-        ("response_bytes_total", 9.0),
-        ("exchange_seconds_count", 3.0),
-        ("exchange_own_seconds_count", 3.0),
+        ("open_exchanges", 0.0),
+        ("bytes_total{direction=\"in\"}", 5.0),
+        ("bytes_total{direction=\"out\"}", 9.0),
+        ("exchange_duration_seconds_count", 3.0),
+        ("own_duration_seconds_count", 3.0),
     ] {
         setup.client.wait_metric(series, value).await;
     }

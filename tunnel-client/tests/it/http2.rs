@@ -238,7 +238,7 @@ async fn a_cancelled_exchange_resets_its_stream_only() {
             .unwrap()
             .is_err()
     );
-    setup.client.wait_metric("exchanges_open", 0.0).await;
+    setup.client.wait_metric("open_exchanges", 0.0).await;
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
     assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
 }
@@ -264,7 +264,7 @@ async fn another_connection_is_made_when_all_streams_of_one_are_taken() {
                 .is_ok()
         });
     }
-    setup.client.wait_metric("exchanges_open", 5.0).await;
+    setup.client.wait_metric("open_exchanges", 5.0).await;
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
     assert!(upstream.connections.load(Ordering::SeqCst) >= 3);
 }

@@ -195,9 +195,9 @@ async fn three_hundred_that_never_answer_do_not_keep_the_next_from_its_answer() 
                 .is_ok()
         });
     }
-    setup.client.wait_metric("exchanges_open", 300.0).await;
+    setup.client.wait_metric("open_exchanges", 300.0).await;
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hello");
     never.abort_all();
-    setup.client.wait_metric("exchanges_open", 0.0).await;
+    setup.client.wait_metric("open_exchanges", 0.0).await;
     assert!(timeout(SOON, setup.session.session.at_rest()).await.is_ok());
 }

@@ -247,5 +247,5 @@ async fn ordinary_exchanges_go_on_beside_an_upgraded_connection() {
     let (_sender, request) = websocket();
     let _socket = setup.session.ask(request).await.unwrap();
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
-    setup.client.wait_metric("exchanges_open", 1.0).await;
+    setup.client.wait_metric("open_exchanges", 1.0).await;
 }

@@ -51,9 +51,13 @@ where
     B::Error: AsProblem,
 {
     let AcceptedStream { stream, session } = accepted;
-    let Some(wire) = accept(stream).await else { return };
+    let Some(wire) = accept(stream).await else {
+        return;
+    };
     loop {
-        let Ok(event) = poll_fn(|cx| wire.lock().poll_event(cx)).await else { return };
+        let Ok(event) = poll_fn(|cx| wire.lock().poll_event(cx)).await else {
+            return;
+        };
         let Event::Request(head) = event else { return };
         let outstanding = Outstanding::new(session.clone());
         match serve_one(&wire, head, &mut service).await {
@@ -66,7 +70,9 @@ where
 
 /// Tells the tunnel server that its stream has arrived.
 async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
-    poll_fn(|cx| stream.poll_write(cx, &[ACCEPTED])).await.ok()?;
+    poll_fn(|cx| stream.poll_write(cx, &[ACCEPTED]))
+        .await
+        .ok()?;
     Some(Arc::new(Mutex::new(Wire {
         stream: Some(stream),
         decoder: Decoder::request(Limits::default()),
@@ -138,7 +144,11 @@ where
 /// Ready when the request has been read to its end, or nobody will: no one else holds the wire.
 fn poll_request_over(wire: &SharedWire) -> Poll<Option<()>> {
     let is_over = wire.lock().received || Arc::strong_count(wire) == 1;
-    if is_over { Poll::Ready(Some(())) } else { Poll::Pending }
+    if is_over {
+        Poll::Ready(Some(()))
+    } else {
+        Poll::Pending
+    }
 }
 
 /// Watches for the tunnel server to cancel the exchange, or to break its protocol.
@@ -193,10 +203,12 @@ fn request(
     informational: &Informational,
 ) -> Result<Request<RecvBody>, Problem> {
     let malformed = |what: String| Problem::new(Hop::Client, Reason::WireMalformed, what);
-    let declared = fields::content_length(&head.fields.map)
-        .map_err(|error| malformed(error.to_string()))?;
+    let declared =
+        fields::content_length(&head.fields.map).map_err(|error| malformed(error.to_string()))?;
     let protocol = match head.fields.pseudo(PROTOCOL) {
-        Some(name) => Some(Protocol::from_wire(name).map_err(|error| malformed(error.to_string()))?),
+        Some(name) => {
+            Some(Protocol::from_wire(name).map_err(|error| malformed(error.to_string()))?)
+        }
         None => None,
     };
     let body =

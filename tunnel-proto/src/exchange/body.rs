@@ -108,19 +108,24 @@ impl RecvBody {
     /// An upgraded connection whose other direction ended first is to be held open like this: it is
     /// cancelled when this body is dropped. Call it when the body has been read to its end.
     pub async fn sent(&mut self) {
-        let Some(Sending { task, wire }) = &mut self.sending else { return };
+        let Some(Sending { task, wire }) = &mut self.sending else {
+            return;
+        };
         poll_fn(|cx| {
             if task.poll_join_next(cx).is_ready() {
                 return Poll::Ready(());
             }
-            wire.upgrade().map_or(Poll::Ready(()), |wire| wire.lock().poll_cancelled(cx))
+            wire.upgrade()
+                .map_or(Poll::Ready(()), |wire| wire.lock().poll_cancelled(cx))
         })
         .await;
     }
 
     /// Looks whether the message's next part is there, so that an end is known with the last data.
     fn peek(&mut self) -> Result<(), BodyError> {
-        let Some(wire) = &self.wire else { return Ok(()) };
+        let Some(wire) = &self.wire else {
+            return Ok(());
+        };
         let mut cx = Context::from_waker(noop_waker_ref());
         let next = wire.lock().poll_event(&mut cx);
         match next {
@@ -143,7 +148,9 @@ impl RecvBody {
     /// Counts content; `None` when it waits for the end.
     fn on_content(&mut self, content: Bytes) -> Result<Option<Bytes>, BodyError> {
         if let Some(remaining) = &mut self.remaining {
-            *remaining = remaining.checked_sub(content.len() as u64).ok_or(BodyError::Length)?;
+            *remaining = remaining
+                .checked_sub(content.len() as u64)
+                .ok_or(BodyError::Length)?;
         }
         self.peek()?;
         let is_last = self.remaining == Some(0) && self.wire.is_some() && self.peeked.is_none();
@@ -167,7 +174,9 @@ impl RecvBody {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, BodyError>> {
         loop {
-            let Some(wire) = &self.wire else { return Poll::Ready(Ok(None)) };
+            let Some(wire) = &self.wire else {
+                return Poll::Ready(Ok(None));
+            };
             let event = match self.peeked.take() {
                 Some(event) => event,
                 None => ready!(wire.lock().poll_event(cx))?,
@@ -224,6 +233,8 @@ impl Body for RecvBody {
 
 impl std::fmt::Debug for RecvBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecvBody").field("remaining", &self.remaining).finish_non_exhaustive()
+        f.debug_struct("RecvBody")
+            .field("remaining", &self.remaining)
+            .finish_non_exhaustive()
     }
 }

@@ -78,8 +78,10 @@ where
     }));
     let mut sender = Sender::new(wire.clone(), head, body);
     let head = receive_head(&wire, &mut sender, on_informational).await?;
-    let response = response(&wire, head, is_head)
-        .map_err(|problem| ExchangeError::Failed { problem, accepted: true })?;
+    let response = response(&wire, head, is_head).map_err(|problem| ExchangeError::Failed {
+        problem,
+        accepted: true,
+    })?;
     if sender.is_done() {
         return Ok(response);
     }
@@ -110,8 +112,16 @@ fn encode_head<B>(request: Request<B>) -> (BytesMut, B) {
         &mut head,
         parts.method.as_str(),
         parts.uri.scheme_str().unwrap_or("http"),
-        parts.uri.authority().map_or("", |authority| authority.as_str()).as_bytes(),
-        parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes(),
+        parts
+            .uri
+            .authority()
+            .map_or("", |authority| authority.as_str())
+            .as_bytes(),
+        parts
+            .uri
+            .path_and_query()
+            .map_or("/", |path| path.as_str())
+            .as_bytes(),
     );
     if let Some(protocol) = parts.extensions.get::<Protocol>() {
         encode::field(&mut head, PROTOCOL.as_bytes(), protocol.as_str().as_bytes());
@@ -163,9 +173,11 @@ where
 
 fn failed<E>(error: &WireError, accepted: bool) -> ExchangeError<E> {
     let problem = match error {
-        WireError::Cut => {
-            Problem::new(Hop::Server, Reason::SessionLost, "the session ended before the response")
-        }
+        WireError::Cut => Problem::new(
+            Hop::Server,
+            Reason::SessionLost,
+            "the session ended before the response",
+        ),
         WireError::Malformed(error) => {
             Problem::new(Hop::Server, Reason::WireMalformed, error.to_string())
         }
@@ -186,14 +198,16 @@ fn response(
     if let Some(reason) = head.fields.pseudo(PROBLEM) {
         // It takes the message's end, so that the stream can be used again.
         drop(RecvBody::new(wire, None));
-        return Err(Problem::from_wire(reason, head.fields.pseudo(DETAIL).map(AsRef::as_ref)));
+        return Err(Problem::from_wire(
+            reason,
+            head.fields.pseudo(DETAIL).map(AsRef::as_ref),
+        ));
     }
     let declared = fields::content_length(&head.fields.map)
         .map_err(|error| Problem::new(Hop::Server, Reason::WireMalformed, error.to_string()))?;
     // RFC 9110 section 6.4.1: these have no content, whatever their fields say.
-    let is_empty = is_head
-        || head.status == StatusCode::NO_CONTENT
-        || head.status == StatusCode::NOT_MODIFIED;
+    let is_empty =
+        is_head || head.status == StatusCode::NO_CONTENT || head.status == StatusCode::NOT_MODIFIED;
     let body = RecvBody::new(wire, if is_empty { Some(0) } else { declared })
         .map_err(|error: BodyError| error.problem(Hop::Server))?;
     let mut response = Response::new(body);

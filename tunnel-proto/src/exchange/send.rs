@@ -49,7 +49,13 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         } else {
             Some(Box::pin(body))
         };
-        Self { wire, body, out: head, content: Bytes::new(), tail: BytesMut::new() }
+        Self {
+            wire,
+            body,
+            out: head,
+            content: Bytes::new(),
+            tail: BytesMut::new(),
+        }
     }
 
     /// Moves the message on; ready when its end is written.
@@ -104,7 +110,11 @@ impl<B: Body<Data = Bytes>> Sender<B> {
 
     /// The content is over; `trailers` adds the fields of the last section.
     fn end(&mut self, trailers: impl FnOnce(&mut BytesMut)) {
-        let out = if self.content.is_empty() { &mut self.out } else { &mut self.tail };
+        let out = if self.content.is_empty() {
+            &mut self.out
+        } else {
+            &mut self.tail
+        };
         encode::end_content(out);
         trailers(out);
         encode::end_fields(out);

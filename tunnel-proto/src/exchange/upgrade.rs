@@ -42,13 +42,22 @@ impl Protocol {
     /// # Errors
     /// For every other protocol; `h2c` above all, which would carry requests past every check.
     pub fn from_wire(name: &[u8]) -> Result<Self, UnknownProtocol> {
-        if name.eq_ignore_ascii_case(b"websocket") { Ok(Self(())) } else { Err(UnknownProtocol) }
+        if name.eq_ignore_ascii_case(b"websocket") {
+            Ok(Self(()))
+        } else {
+            Err(UnknownProtocol)
+        }
     }
 }
 
 /// The bytes that come from a connection, as a body.
-pub fn read_body<R: AsyncRead + Unpin>(connection: R) -> impl Body<Data = Bytes, Error = io::Error> {
-    ReadBody { connection, ended: false }
+pub fn read_body<R: AsyncRead + Unpin>(
+    connection: R,
+) -> impl Body<Data = Bytes, Error = io::Error> {
+    ReadBody {
+        connection,
+        ended: false,
+    }
 }
 
 struct ReadBody<R> {
@@ -75,7 +84,9 @@ impl<R: AsyncRead + Unpin> Body for ReadBody<R> {
             self.ended = true;
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(buffer.filled())))))
+        Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(
+            buffer.filled(),
+        )))))
     }
 }
 

@@ -107,11 +107,7 @@ enum State {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
-    pub(super) fn new(
-        websocket: WebSocket<IO>,
-        session: Session,
-        owner: Owner,
-    ) -> Self {
+    pub(super) fn new(websocket: WebSocket<IO>, session: Session, owner: Owner) -> Self {
         let now = Instant::now();
         Self {
             websocket,
@@ -139,7 +135,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 continue;
             }
             let close = *self.session.shared.close.lock();
-            return close.filter(|_| sent.all).map_or(Ok(()), |reason| Err(SessionEnd::Closed(reason)));
+            return close
+                .filter(|_| sent.all)
+                .map_or(Ok(()), |reason| Err(SessionEnd::Closed(reason)));
         }
         cx.waker().wake_by_ref();
         Ok(())
@@ -150,7 +148,13 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
         if let Some(reason) = *self.session.shared.close.lock() {
             let until = || Box::pin(sleep_until(Instant::now() + FAREWELL));
-            if self.patience.get_or_insert_with(until).as_mut().poll(cx).is_ready() {
+            if self
+                .patience
+                .get_or_insert_with(until)
+                .as_mut()
+                .poll(cx)
+                .is_ready()
+            {
                 return Err(SessionEnd::Closed(reason));
             }
         }
@@ -159,7 +163,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 Due::Nothing => {}
                 Due::Ping(number) => {
                     let payload = Bytes::copy_from_slice(&number.to_be_bytes());
-                    self.websocket.send_ping(payload).map_err(SessionEnd::WebSocket)?;
+                    self.websocket
+                        .send_ping(payload)
+                        .map_err(SessionEnd::WebSocket)?;
                     self.session.shared.idle.lock().trim();
                 }
                 Due::Dead => return Err(SessionEnd::Dead),
@@ -174,7 +180,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let mut any = false;
         while !self.is_pipe_full() {
-            let Poll::Ready(message) = self.websocket.poll_receive(cx) else { break };
+            let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
+                break;
+            };
             if !any {
                 self.liveness.on_heard(Instant::now());
             }
@@ -198,7 +206,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn on_pong(&mut self, payload: &[u8]) {
         if let Some(time) = self.liveness.on_pong(payload, Instant::now()) {
             let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
-            self.session.shared.round_trip_micros.store(micros, Ordering::Relaxed);
+            self.session
+                .shared
+                .round_trip_micros
+                .store(micros, Ordering::Relaxed);
         }
     }
 
@@ -208,12 +219,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         if control == Control::Unknown {
             self.unknown_controls += 1;
             return if self.unknown_controls > limits::CONTROLS_UNKNOWN {
-                Err(SessionEnd::Protocol("too many control messages of unknown kind"))
+                Err(SessionEnd::Protocol(
+                    "too many control messages of unknown kind",
+                ))
             } else {
                 Ok(())
             };
         }
-        let Some(owner) = &self.owner else { return Ok(()) };
+        let Some(owner) = &self.owner else {
+            return Ok(());
+        };
         owner
             .controls
             .try_send(control)
@@ -221,7 +236,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     }
 
     fn is_pipe_full(&self) -> bool {
-        self.session.shared.mux.lock().as_ref().is_none_or(|mux| mux.pipe().is_full())
+        self.session
+            .shared
+            .mux
+            .lock()
+            .as_ref()
+            .is_none_or(|mux| mux.pipe().is_full())
     }
 
     fn fill_pipe(&self, bytes: Bytes) {
@@ -268,14 +288,24 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let mut any = false;
         let mut controls = self.session.shared.controls_out.lock();
         for control in controls.drain(..) {
-            self.websocket.send_control(control.encode()).map_err(SessionEnd::WebSocket)?;
+            self.websocket
+                .send_control(control.encode())
+                .map_err(SessionEnd::WebSocket)?;
             any = true;
         }
         drop(controls);
-        let batch =
-            self.session.shared.mux.lock().as_ref().map(|mux| mux.pipe().take()).unwrap_or_default();
+        let batch = self
+            .session
+            .shared
+            .mux
+            .lock()
+            .as_ref()
+            .map(|mux| mux.pipe().take())
+            .unwrap_or_default();
         if !batch.is_empty() {
-            self.websocket.send_data(batch).map_err(SessionEnd::WebSocket)?;
+            self.websocket
+                .send_data(batch)
+                .map_err(SessionEnd::WebSocket)?;
             any = true;
         }
         Ok(any)
@@ -285,7 +315,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn begin_close(&mut self, end: SessionEnd) -> State {
         self.session.end();
         self.owner = None;
-        let lost = matches!(end, SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_)));
+        let lost = matches!(
+            end,
+            SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_))
+        );
         if lost {
             // Told all the same, should the way be open in this direction; but nobody waits.
             let _ = self.websocket.send_close(end.reason());

@@ -38,7 +38,14 @@ pub(super) struct Liveness {
 impl Liveness {
     pub(super) fn new(interval: Duration, now: Instant) -> Self {
         // The first ping at once: it measures the round trip and proves the path.
-        Self { interval, last_heard: now, last_pong: now, next_ping: now, sent: None, number: 0 }
+        Self {
+            interval,
+            last_heard: now,
+            last_pong: now,
+            next_ping: now,
+            sent: None,
+            number: 0,
+        }
     }
 
     /// Something was received.
@@ -104,7 +111,11 @@ mod tests {
             liveness.on_pong(&1_u64.to_be_bytes(), later),
             Some(Duration::from_millis(40))
         );
-        assert_eq!(liveness.on_pong(&1_u64.to_be_bytes(), later), None, "answered already");
+        assert_eq!(
+            liveness.on_pong(&1_u64.to_be_bytes(), later),
+            None,
+            "answered already"
+        );
     }
 
     #[test]
@@ -123,7 +134,10 @@ mod tests {
         for interval in 0..4 {
             let at = now + INTERVAL * interval;
             liveness.on_heard(at);
-            assert!(matches!(liveness.on_time(at), Due::Ping(_)), "interval {interval}");
+            assert!(
+                matches!(liveness.on_time(at), Due::Ping(_)),
+                "interval {interval}"
+            );
         }
         liveness.on_heard(now + INTERVAL * 4);
         assert_eq!(liveness.on_time(now + INTERVAL * 4), Due::Dead);
@@ -135,7 +149,10 @@ mod tests {
         for interval in 0..10 {
             let at = now + INTERVAL * interval;
             assert_eq!(liveness.on_time(at), Due::Ping(u64::from(interval) + 1));
-            assert_eq!(liveness.on_pong(&u64::from(interval).to_be_bytes(), at), None);
+            assert_eq!(
+                liveness.on_pong(&u64::from(interval).to_be_bytes(), at),
+                None
+            );
         }
     }
 

@@ -63,7 +63,11 @@ impl Mux {
         };
         let (mux_end, pipe) = pipe::pipe();
         let connection = yamux::Connection::new(mux_end, config, mode);
-        Self { connection, pipe, waiting: VecDeque::new() }
+        Self {
+            connection,
+            pipe,
+            waiting: VecDeque::new(),
+        }
     }
 
     /// The driver's end of the pipe.
@@ -102,7 +106,9 @@ impl Mux {
         let mut any = false;
         while let Some(first) = self.waiting.front() {
             if !first.is_closed() {
-                let Some(stream) = self.try_open()? else { break };
+                let Some(stream) = self.try_open()? else {
+                    break;
+                };
                 any = true;
                 if let Some(first) = self.waiting.pop_front() {
                     // Given up in this very moment, it is dropped.

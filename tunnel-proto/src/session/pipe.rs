@@ -104,7 +104,9 @@ impl State {
             let body = self.inbound_body_left.min(bytes.len() - at);
             self.inbound_body_left -= body;
             at += body;
-            let Some(header) = bytes[at..].first_chunk::<HEADER_BYTES>() else { break };
+            let Some(header) = bytes[at..].first_chunk::<HEADER_BYTES>() else {
+                break;
+            };
             if is_ping(header) {
                 self.answer(*header);
                 self.push(bytes.split_to(at));
@@ -153,7 +155,11 @@ fn is_ping(header: &Header) -> bool {
 
 fn body_length(header: &Header) -> usize {
     let [_, kind, _, _, _, _, _, _, length @ ..] = header;
-    if *kind == TYPE_DATA { u32::from_be_bytes(*length) as usize } else { 0 }
+    if *kind == TYPE_DATA {
+        u32::from_be_bytes(*length) as usize
+    } else {
+        0
+    }
 }
 
 impl AsyncRead for MuxEnd {
@@ -165,7 +171,9 @@ impl AsyncRead for MuxEnd {
         let mut state = self.0.lock();
         let mut read = 0;
         while read < buffer.len() {
-            let Some(front) = state.inbound.front_mut() else { break };
+            let Some(front) = state.inbound.front_mut() else {
+                break;
+            };
             let length = front.len().min(buffer.len() - read);
             buffer[read..read + length].copy_from_slice(&front[..length]);
             front.advance(length);
@@ -175,7 +183,11 @@ impl AsyncRead for MuxEnd {
             }
         }
         state.inbound_bytes -= read;
-        if read == 0 { Poll::Pending } else { Poll::Ready(Ok(read)) }
+        if read == 0 {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(read))
+        }
     }
 }
 
@@ -249,7 +261,9 @@ mod tests {
         let received = [&ping[..], &ping, &frames, &ping].concat();
         for piece in 1..received.len() {
             let (mut mux, driver) = pipe();
-            received.chunks(piece).for_each(|piece| driver.fill(Bytes::copy_from_slice(piece)));
+            received
+                .chunks(piece)
+                .for_each(|piece| driver.fill(Bytes::copy_from_slice(piece)));
             assert_eq!(read(&mut mux, 100).unwrap(), frames, "cut into {piece}");
             assert_eq!(driver.take(), [pong; 3].concat());
         }

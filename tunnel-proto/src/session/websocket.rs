@@ -102,9 +102,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
             Side::Client => Role::Client,
         };
         let leftover = leftover.to_vec();
-        let inner =
-            WebSocketStream::from_partially_read(io, leftover, role, Some(config)).await;
-        Self { inner, unflushed: false }
+        let inner = WebSocketStream::from_partially_read(io, leftover, role, Some(config)).await;
+        Self {
+            inner,
+            unflushed: false,
+        }
     }
 
     /// The next message; `None` when the connection has ended in order.
@@ -156,7 +158,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
 
     /// Queues the close frame.
     pub(super) fn send_close(&mut self, reason: CloseReason) -> Result<(), WebSocketError> {
-        let frame = CloseFrame { code: reason.code().into(), reason: reason.name().into() };
+        let frame = CloseFrame {
+            code: reason.code().into(),
+            reason: reason.name().into(),
+        };
         self.send(Message::Close(Some(frame)))
     }
 

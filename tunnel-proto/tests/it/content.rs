@@ -1,4 +1,4 @@
-//! Requests, responses and bodies that tests make, and ways to read what arrives.
+//! Requests, responses, bodies and services that tests make, and ways to read what arrives.
 
 use std::{future::poll_fn, pin::Pin, task::Poll};
 
@@ -6,10 +6,11 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 use tunnel_proto::{
-    exchange::{AsProblem, BodyError, RecvBody},
+    exchange::{AsProblem, BodyError, ExchangeError, RecvBody, exchange},
     problem::{Hop, Problem, Reason},
+    session::{OpenError, Session},
 };
 
 /// The body of a message that a test makes.
@@ -27,7 +28,9 @@ impl AsProblem for TestError {
 
 /// All of it at once; its end is known from the start when it is empty.
 pub(crate) fn full(content: impl Into<Bytes>) -> TestBody {
-    Full::new(content.into()).map_err(|never| match never {}).boxed()
+    Full::new(content.into())
+        .map_err(|never| match never {})
+        .boxed()
 }
 
 /// These frames, with the end only after them.
@@ -45,7 +48,9 @@ pub(crate) fn fed() -> (Feed, TestBody) {
 }
 
 pub(crate) async fn feed(feed: &Feed, data: impl Into<Bytes>) {
-    feed.send(Ok(Frame::data(data.into()))).await.expect("nobody reads what is fed");
+    feed.send(Ok(Frame::data(data.into())))
+        .await
+        .expect("nobody reads what is fed");
 }
 
 /// Bytes of which none looks like its neighbour.
@@ -55,12 +60,18 @@ pub(crate) fn pattern(length: usize) -> Bytes {
 }
 
 pub(crate) fn get(path: &str) -> Request<Empty<Bytes>> {
-    Request::get(format!("http://a-b.tunnels.test{path}")).body(Empty::new()).unwrap()
+    Request::get(format!("http://a-b.tunnels.test{path}"))
+        .body(Empty::new())
+        .unwrap()
 }
 
 pub(crate) fn request<B>(method: Method, path: &str, body: B) -> Request<B> {
     let uri = format!("http://a-b.tunnels.test{path}");
-    Request::builder().method(method).uri(uri).body(body).unwrap()
+    Request::builder()
+        .method(method)
+        .uri(uri)
+        .body(body)
+        .unwrap()
 }
 
 /// What arrived in a body: all content, the trailers, and the error if it broke.
@@ -91,7 +102,9 @@ pub(crate) async fn read_by_length(response: Response<RecvBody>) -> BytesMut {
     let mut content = BytesMut::new();
     let declared = body.size_hint().exact();
     while !body.is_end_stream() && declared.is_none_or(|length| length > content.len() as u64) {
-        let Some(frame) = body.frame().await else { break };
+        let Some(frame) = body.frame().await else {
+            break;
+        };
         if let Ok(data) = frame.unwrap().into_data() {
             content.extend_from_slice(&data);
         }
@@ -106,6 +119,55 @@ pub(crate) async fn is_pending(body: &mut RecvBody) -> bool {
 
 /// The next data of a body.
 pub(crate) async fn next_data(body: &mut RecvBody) -> Bytes {
-    let frame = body.frame().await.expect("the body has ended").expect("the body broke");
+    let frame = body
+        .frame()
+        .await
+        .expect("the body has ended")
+        .expect("the body broke");
     frame.into_data().expect("trailers instead of data")
+}
+
+pub(crate) async fn empty(_: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
+    Ok(Response::new(full("")))
+}
+
+pub(crate) async fn never(_: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
+    std::future::pending().await
+}
+
+/// Answers at once, except under `/never`.
+pub(crate) async fn never_there(request: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
+    if request.uri().path() == "/never" {
+        std::future::pending::<()>().await;
+    }
+    Ok(Response::new(full("answered")))
+}
+
+/// Starts an exchange that goes on in a task of its own.
+pub(crate) fn start(
+    exchanges: &mut JoinSet<Result<Bytes, OpenError>>,
+    session: &Session,
+    path: &'static str,
+) {
+    let session = session.clone();
+    exchanges.spawn(async move {
+        match exchange(&session, get(path), |_, _| {}).await {
+            Ok(response) => Ok(read(response.into_body()).await.content.freeze()),
+            Err(ExchangeError::NotOpened(error)) => Err(error),
+            Err(_) => Ok(Bytes::from_static(b"failed")),
+        }
+    });
+}
+
+/// A frame of a body.
+pub(crate) fn data(text: &'static str) -> Result<Frame<Bytes>, TestError> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+/// A small generator, so that a failure can be repeated.
+pub(crate) fn random(state: &mut u64) -> u64 {
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
 }

@@ -8,10 +8,12 @@
 
 mod codec;
 mod content;
+mod cuts;
 mod exchange;
 mod hostile;
 mod pair;
 mod peer;
 mod session;
+mod streams;
 mod threads;
 mod upgrade;

@@ -53,7 +53,10 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { settings: SessionSettings::default(), connection_bytes: CONNECTION_BYTES }
+        Self {
+            settings: SessionSettings::default(),
+            connection_bytes: CONNECTION_BYTES,
+        }
     }
 }
 
@@ -115,14 +118,21 @@ impl Drivers {
 
     /// How the next of them ends.
     pub(crate) async fn next_end(&mut self) -> (Side, SessionEnd) {
-        within(self.tasks.join_next()).await.expect("no driver is left").unwrap()
+        within(self.tasks.join_next())
+            .await
+            .expect("no driver is left")
+            .unwrap()
     }
 
     /// How the first and the second session end, in this order of sides.
     pub(crate) async fn ends(&mut self) -> (SessionEnd, SessionEnd) {
         let (first, one) = self.next_end().await;
         let (_, other) = self.next_end().await;
-        if first == Side::Server { (one, other) } else { (other, one) }
+        if first == Side::Server {
+            (one, other)
+        } else {
+            (other, one)
+        }
     }
 
     /// Ends them without a word.
@@ -225,8 +235,22 @@ impl Pair {
         let streams = Streams::default();
         let service = Handler(Arc::new(handler));
         let mut serving = JoinSet::new();
-        serving.spawn(serve_all(client.clone(), events, tell, streams.clone(), service));
-        Self { server, server_events, client, controls, drivers, serving, streams }
+        serving.spawn(serve_all(
+            client.clone(),
+            events,
+            tell,
+            streams.clone(),
+            service,
+        ));
+        Self {
+            server,
+            server_events,
+            client,
+            controls,
+            drivers,
+            serving,
+            streams,
+        }
     }
 }
 

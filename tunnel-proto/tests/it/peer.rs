@@ -40,12 +40,24 @@ pub(crate) struct Frame {
 impl Frame {
     pub(crate) fn data(flags: u8, stream: u32, body: &[u8]) -> Self {
         let length = u32::try_from(body.len()).unwrap();
-        Self { kind: DATA, flags, stream, length, body: Bytes::copy_from_slice(body) }
+        Self {
+            kind: DATA,
+            flags,
+            stream,
+            length,
+            body: Bytes::copy_from_slice(body),
+        }
     }
 
     /// A frame without a body.
     pub(crate) fn bare(kind: u8, flags: u8, stream: u32, length: u32) -> Self {
-        Self { kind, flags, stream, length, body: Bytes::new() }
+        Self {
+            kind,
+            flags,
+            stream,
+            length,
+            body: Bytes::new(),
+        }
     }
 
     pub(crate) fn write(&self, out: &mut BytesMut) {
@@ -66,7 +78,13 @@ impl Frame {
         }
         from.advance(12);
         let body = from.split_to(body_length).freeze();
-        Some(Self { kind, flags, stream, length, body })
+        Some(Self {
+            kind,
+            flags,
+            stream,
+            length,
+            body,
+        })
     }
 }
 
@@ -98,9 +116,21 @@ impl Peer {
         drivers: &mut Drivers,
     ) -> (Session, SessionEvents, Self) {
         let (session, events) = session(drivers, ours, side, SessionSettings::default()).await;
-        let role = if side == Side::Server { Role::Client } else { Role::Server };
+        let role = if side == Side::Server {
+            Role::Client
+        } else {
+            Role::Server
+        };
         let socket = WebSocketStream::from_raw_socket(theirs, role, None).await;
-        (session, events, Self { socket, buffer: BytesMut::new(), accepted: BTreeSet::new() })
+        (
+            session,
+            events,
+            Self {
+                socket,
+                buffer: BytesMut::new(),
+                accepted: BTreeSet::new(),
+            },
+        )
     }
 
     /// The bare connection, for what no WebSocket library would write.
@@ -138,8 +168,13 @@ impl Peer {
 
     /// Says something on a stream, the first time behind the byte that accepts it.
     pub(crate) async fn answer(&mut self, stream: u32, bytes: &[u8]) -> bool {
-        let first: &[u8] = if self.accepted.insert(stream) { &[1] } else { &[] };
-        self.frame(Frame::data(ACK, stream, &[first, bytes].concat())).await
+        let first: &[u8] = if self.accepted.insert(stream) {
+            &[1]
+        } else {
+            &[]
+        };
+        self.frame(Frame::data(ACK, stream, &[first, bytes].concat()))
+            .await
     }
 
     pub(crate) async fn reset(&mut self, stream: u32) -> bool {
@@ -182,7 +217,9 @@ impl Peer {
             }
         };
         // Sooner than any ping: what comes only with the next ping was not sent in time.
-        tokio::time::timeout(Duration::from_secs(1), opened).await.expect("no stream is opened")
+        tokio::time::timeout(Duration::from_secs(1), opened)
+            .await
+            .expect("no stream is opened")
     }
 
     /// The next frame of this stream.

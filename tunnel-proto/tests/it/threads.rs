@@ -16,9 +16,14 @@ use crate::{
 
 /// A pair whose client sends back what it gets.
 async fn echoing(connection_bytes: usize) -> Pair {
-    let setup = Setup { connection_bytes, ..Setup::default() };
+    let setup = Setup {
+        connection_bytes,
+        ..Setup::default()
+    };
     Pair::start_with(setup, async |request: Request<RecvBody>| {
-        Ok(Response::new(request.into_body().map_err(|_| TestError).boxed()))
+        Ok(Response::new(
+            request.into_body().map_err(|_| TestError).boxed(),
+        ))
     })
     .await
 }
@@ -33,7 +38,11 @@ async fn no_wake_up_is_lost() {
             users.spawn(async move {
                 for round in 0..150 {
                     // Most are small; some wait for the window.
-                    let length = if round % 50 == 0 { 600_000 } else { user * round % 2_000 };
+                    let length = if round % 50 == 0 {
+                        600_000
+                    } else {
+                        user * round % 2_000
+                    };
                     let asked = request(Method::POST, "/", full(pattern(length)));
                     let response = within(exchange(&server, asked, |_, _| {})).await.unwrap();
                     let arrived = within(read(response.into_body())).await;
@@ -60,7 +69,9 @@ async fn a_session_may_end_at_any_moment() {
             users.spawn(async move {
                 for _ in 0..1_000 {
                     let asked = request(Method::POST, "/", full(pattern(user * 1_000)));
-                    let Ok(response) = exchange(&server, asked, |_, _| {}).await else { return };
+                    let Ok(response) = exchange(&server, asked, |_, _| {}).await else {
+                        return;
+                    };
                     let arrived = read(response.into_body()).await;
                     let content: Bytes = arrived.content.freeze();
                     assert!(arrived.error.is_some() || content.len() == user * 1_000);
@@ -80,6 +91,9 @@ async fn a_session_may_end_at_any_moment() {
         }
         within(pair.serving.join_next()).await.unwrap().unwrap();
         within(pair.server.at_rest()).await;
-        assert_eq!((pair.server.outstanding(), pair.client.outstanding()), (0, 0));
+        assert_eq!(
+            (pair.server.outstanding(), pair.client.outstanding()),
+            (0, 0)
+        );
     }
 }

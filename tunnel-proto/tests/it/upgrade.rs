@@ -46,7 +46,13 @@ impl Upgraded {
         let mut ends = Ends::new();
         upgrade(&pair.server, server_side, &mut ends).await;
         let upstream = within(upstreams.recv()).await.unwrap();
-        Self { pair, platform, upstream, ends, uploads }
+        Self {
+            pair,
+            platform,
+            upstream,
+            ends,
+            uploads,
+        }
     }
 }
 
@@ -91,17 +97,18 @@ async fn upgrade(session: &Session, connection: DuplexStream, ends: &mut Ends) {
 
 async fn says(from: &mut DuplexStream, to: &mut DuplexStream, bytes: &[u8]) {
     let mut read = vec![0; bytes.len()];
-    let (written, arrived) = within(async {
-        tokio::join!(from.write_all(bytes), to.read_exact(&mut read))
-    })
-    .await;
+    let (written, arrived) =
+        within(async { tokio::join!(from.write_all(bytes), to.read_exact(&mut read)) }).await;
     written.unwrap();
     arrived.unwrap();
     assert!(read == bytes, "{} bytes", bytes.len());
 }
 
 async fn has_ended(connection: &mut DuplexStream) {
-    assert_eq!(within(connection.read_u8()).await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    assert_eq!(
+        within(connection.read_u8()).await.unwrap_err().kind(),
+        std::io::ErrorKind::UnexpectedEof
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,7 +122,10 @@ async fn bytes_go_both_ways_for_as_long_as_it_lasts() {
         says(&mut it.upstream, &mut it.platform, &large).await;
         tokio::time::sleep(std::time::Duration::from_secs(3_600)).await;
     }
-    assert_eq!((it.pair.server.outstanding(), it.pair.client.outstanding()), (1, 1));
+    assert_eq!(
+        (it.pair.server.outstanding(), it.pair.client.outstanding()),
+        (1, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,8 +142,16 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
         has_ended(second).await;
         for _ in 0..3 {
             tokio::time::sleep(std::time::Duration::from_secs(60)).await;
-            assert_eq!(it.pair.server.outstanding(), 1, "platform first: {is_platform_first}");
-            assert_eq!(it.pair.client.outstanding(), 1, "platform first: {is_platform_first}");
+            assert_eq!(
+                it.pair.server.outstanding(),
+                1,
+                "platform first: {is_platform_first}"
+            );
+            assert_eq!(
+                it.pair.client.outstanding(),
+                1,
+                "platform first: {is_platform_first}"
+            );
             says(second, first, &crate::content::pattern(600_000)).await;
         }
         second.shutdown().await.unwrap();
@@ -143,7 +161,9 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
         end.unwrap();
         within(it.pair.server.at_rest()).await;
         within(it.pair.client.at_rest()).await;
-        within(exchange(&it.pair.server, get("/"), |_, _| {})).await.unwrap();
+        within(exchange(&it.pair.server, get("/"), |_, _| {}))
+            .await
+            .unwrap();
         assert_eq!(it.pair.streams.all(), 1, "both messages were whole");
     }
 }
@@ -151,7 +171,10 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_upstream_is_an_error_on_the_other_side() {
     let pair = Pair::start(async |_: Request<RecvBody>| {
-        let frames = vec![Ok(http_body::Frame::data(Bytes::from_static(b"a"))), Err(TestError)];
+        let frames = vec![
+            Ok(http_body::Frame::data(Bytes::from_static(b"a"))),
+            Err(TestError),
+        ];
         Ok(Response::new(crate::content::frames(frames)))
     })
     .await;
@@ -182,7 +205,10 @@ async fn a_lost_session_is_an_error_at_both_ends_in_either_state() {
         // Half closed, its own direction had ended whole; but it does not wait for ever.
         assert_eq!(end.is_ok(), is_half_closed);
         within(it.pair.serving.join_next()).await.unwrap().unwrap();
-        assert_eq!((it.pair.server.outstanding(), it.pair.client.outstanding()), (0, 0));
+        assert_eq!(
+            (it.pair.server.outstanding(), it.pair.client.outstanding()),
+            (0, 0)
+        );
     }
 }
 
@@ -203,8 +229,13 @@ async fn an_upgrade_to_anything_else_is_refused_by_the_client_itself() {
     for name in ["h2c", "", "websocket2"] {
         assert!(Protocol::from_wire(name.as_bytes()).is_err());
     }
-    assert_eq!(Protocol::from_wire(b"WebSocket").unwrap(), Protocol::WEBSOCKET);
-    let response = within(exchange(&pair.server, get("/"), |_, _| {})).await.unwrap();
+    assert_eq!(
+        Protocol::from_wire(b"WebSocket").unwrap(),
+        Protocol::WEBSOCKET
+    );
+    let response = within(exchange(&pair.server, get("/"), |_, _| {}))
+        .await
+        .unwrap();
     assert_eq!(within(read(response.into_body())).await.content, "plain");
     assert_eq!(seen.load(std::sync::atomic::Ordering::Relaxed), 0);
 }

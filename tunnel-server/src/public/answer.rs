@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use tunnel_proto::{
@@ -265,6 +265,26 @@ pub(super) fn grpc_problem(problem: &Problem) -> Response<AnswerBody> {
         headers.insert("grpc-message", message);
     }
     answer
+}
+
+/// A head as bytes of HTTP/1.1, up to where the empty line belongs. For the few heads that hyper
+/// does not write: informational ones, and refusals of what it has never seen.
+pub(super) fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
+    let mut head = BytesMut::with_capacity(256);
+    head.put_slice(b"HTTP/1.1 ");
+    head.put_slice(status.as_str().as_bytes());
+    head.put_u8(b' ');
+    head.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    head.put_slice(b"\r\n");
+    for (name, value) in headers {
+        if !fields::is_connection_specific(name) && *name != header::CONTENT_LENGTH {
+            head.put_slice(name.as_str().as_bytes());
+            head.put_slice(b": ");
+            head.put_slice(value.as_bytes());
+            head.put_slice(b"\r\n");
+        }
+    }
+    head
 }
 
 /// The origins whose pages may read why something failed.

@@ -1,12 +1,12 @@
 //! One request: checked, routed, carried, answered.
 //!
 //! Everything that happens between hyper's call of the service and the answer that it gets stands
-//! here in order. How the bytes of the connection come and go is [`super::connection`]'s business.
+//! here in order. How the bytes of the connection come and go is [`super::protocol`]'s business.
 
 use std::{convert::Infallible, sync::Arc};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tunnel_ops::telemetry::TraceParent;
 use tunnel_proto::{exchange::RecvBody, problem::Problem};
@@ -156,24 +156,4 @@ fn subject(connection: &Connection, checked: &CheckedRequest, request_id: Header
         trace: trace.and_then(|value| TraceParent::parse(value.as_bytes())),
         peer: connection.origin.address,
     }
-}
-
-/// A head as bytes of HTTP/1.1, up to where the empty line belongs. For the few heads that hyper
-/// does not write: informational ones, and refusals of what it has never seen.
-pub(super) fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
-    let mut head = BytesMut::with_capacity(256);
-    head.put_slice(b"HTTP/1.1 ");
-    head.put_slice(status.as_str().as_bytes());
-    head.put_u8(b' ');
-    head.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
-    head.put_slice(b"\r\n");
-    for (name, value) in headers {
-        if !tunnel_proto::fields::is_connection_specific(name) && *name != header::CONTENT_LENGTH {
-            head.put_slice(name.as_str().as_bytes());
-            head.put_slice(b": ");
-            head.put_slice(value.as_bytes());
-            head.put_slice(b"\r\n");
-        }
-    }
-    head
 }

@@ -21,9 +21,8 @@ use tunnel_proto::{
     session::{Session, SessionEnd, SessionEvent, Side},
 };
 
-use super::random;
 use crate::{
-    content::{TestBody, fed, full, pattern, read},
+    content::{TestBody, fed, full, pattern, random, read},
     pair::{Drivers, Handler, settle, within},
     peer::{ACK, DATA, FIN, Frame, GO_AWAY, PING, Peer, RST, SYN, WINDOW},
 };
@@ -71,7 +70,14 @@ impl Attack {
             }
             while streams.join_next().await.is_some() {}
         });
-        Self { drivers, client, peer, serving, handlers, uploads }
+        Self {
+            drivers,
+            client,
+            peer,
+            serving,
+            handlers,
+            uploads,
+        }
     }
 
     fn handlers(&self) -> usize {
@@ -90,7 +96,11 @@ impl Attack {
         let mut events = Vec::new();
         loop {
             let frame = self.peer.next_of(stream).await;
-            assert_eq!((frame.kind, frame.flags & (RST | FIN)), (DATA, 0), "it was cut");
+            assert_eq!(
+                (frame.kind, frame.flags & (RST | FIN)),
+                (DATA, 0),
+                "it was cut"
+            );
             let is_first = frame.flags & ACK != 0;
             decoder.push(frame.body.slice(usize::from(is_first)..));
             while let Some(event) = decoder.next().unwrap() {
@@ -105,7 +115,10 @@ impl Attack {
     /// Whether the session still does its work, on this new stream.
     async fn is_fine(&mut self, stream: u32) {
         let events = self.ask(stream, &request("/", &[])).await;
-        assert!(matches!(&events[..], [Event::Response(_), Event::Content(_), Event::End(_)]));
+        assert!(matches!(
+            &events[..],
+            [Event::Response(_), Event::Content(_), Event::End(_)]
+        ));
         self.peer.reset(stream).await;
         within(self.client.at_rest()).await;
         assert_eq!(self.handlers(), 0);
@@ -133,7 +146,11 @@ async fn answer(
             let (feed, body) = fed();
             let mut feeding = JoinSet::new();
             feeding.spawn(async move {
-                while feed.send(Ok(http_body::Frame::data(pattern(10_000)))).await.is_ok() {}
+                while feed
+                    .send(Ok(http_body::Frame::data(pattern(10_000))))
+                    .await
+                    .is_ok()
+                {}
                 let _ = tell.try_send("the response is dropped".into());
             });
             feeding.detach_all();
@@ -151,7 +168,9 @@ async fn answer(
         }
         "/read" => {
             let arrived = read(request.into_body()).await;
-            let end = arrived.error.map_or("whole".into(), |error| error.to_string());
+            let end = arrived
+                .error
+                .map_or_else(|| "whole".into(), |error| error.to_string());
             let _ = tell.try_send(end.clone());
             Ok(Response::new(full(end)))
         }
@@ -180,21 +199,31 @@ fn request(path: &str, fields: &[(&str, &str)]) -> BytesMut {
 #[tokio::test(start_paused = true)]
 async fn requests_that_cannot_be_read_cost_their_stream_alone() {
     let attacks: [(&str, BytesMut); 8] = [
-        ("garbage", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"[..].into()),
+        (
+            "garbage",
+            b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"[..].into(),
+        ),
         ("a response", b"\x03\x40\xc8\0\0\0"[..].into()),
         ("known length", b"\x00\x00\x00"[..].into()),
         ("a path that is none", request("path", &[])),
         ("an address", request("http://169.254.169.254/", &[])),
         ("hop by hop", request("/", &[("connection", "close")])),
         ("line end", request("/", &[("a", "b\r\nc: d")])),
-        ("too large", request("/", &[("a", &"b".repeat(limits::HEAD_BYTES))])),
+        (
+            "too large",
+            request("/", &[("a", &"b".repeat(limits::HEAD_BYTES))]),
+        ),
     ];
     let mut attack = Attack::start().await;
     let mut stream = 1;
     for (what, bytes) in attacks {
         attack.peer.frame(Frame::data(SYN, stream, &bytes)).await;
         let accepted = attack.peer.next_of(stream).await;
-        assert_eq!((accepted.kind, &accepted.body[..]), (DATA, &[1][..]), "{what}");
+        assert_eq!(
+            (accepted.kind, &accepted.body[..]),
+            (DATA, &[1][..]),
+            "{what}"
+        );
         let reset = attack.peer.next_of(stream).await;
         assert_eq!((reset.kind, reset.flags), (DATA, RST), "{what}");
         stream += 2;
@@ -212,7 +241,9 @@ async fn requests_that_mean_nothing_are_answered_with_a_problem() {
     ];
     for (number, bytes) in (0..).zip(attacks) {
         let events = attack.ask(1 + 2 * number, &bytes).await;
-        let [Event::Response(head), Event::End(_)] = &events[..] else { panic!("{events:?}") };
+        let [Event::Response(head), Event::End(_)] = &events[..] else {
+            panic!("{events:?}")
+        };
         assert_eq!(head.status.as_u16(), 502);
         let problem = head.fields.pseudo(":problem").map(|name| &name[..]);
         assert_eq!(problem, Some(&b"wire_malformed"[..]), "request {number}");
@@ -229,7 +260,12 @@ async fn content_of_a_wrong_length_is_an_error_to_the_service() {
         encode::end_content(&mut bytes);
         encode::end_fields(&mut bytes);
         attack.ask(1 + 2 * number, &bytes).await;
-        assert!(within(attack.uploads.recv()).await.unwrap().contains("not as long"));
+        assert!(
+            within(attack.uploads.recv())
+                .await
+                .unwrap()
+                .contains("not as long")
+        );
     }
 }
 
@@ -239,7 +275,11 @@ async fn a_request_before_the_last_one_has_ended_costs_the_stream() {
     let never = request("/never", &[]);
     // Behind the first one; and later, while the service is at it.
     for (stream, is_late) in [(1, true), (3, false)] {
-        let first = if is_late { never.clone() } else { [&never[..], &never].concat()[..].into() };
+        let first = if is_late {
+            never.clone()
+        } else {
+            [&never[..], &never].concat()[..].into()
+        };
         attack.peer.frame(Frame::data(SYN, stream, &first)).await;
         settle().await;
         assert_eq!(attack.handlers(), 1);
@@ -278,7 +318,11 @@ async fn a_cut_in_any_state_drops_the_handler_within_a_second() {
             let start = Instant::now();
             attack.peer.frame(Frame::bare(DATA, flag, stream, 0)).await;
             within(attack.client.at_rest()).await;
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+            assert!(
+                start.elapsed() < Duration::from_secs(1),
+                "{:?}",
+                start.elapsed()
+            );
             assert_eq!(attack.handlers(), 0);
             stream += 2;
         }
@@ -294,16 +338,26 @@ async fn a_cut_in_any_state_drops_the_handler_within_a_second() {
 async fn a_response_that_is_not_taken_is_held_back_and_can_be_cancelled() {
     let mut attack = Attack::start().await;
     for stream in [1, 3, 5] {
-        attack.peer.frame(Frame::data(SYN, stream, &request("/flood", &[]))).await;
+        attack
+            .peer
+            .frame(Frame::data(SYN, stream, &request("/flood", &[])))
+            .await;
     }
     let mut received = 0;
     while !attack.peer.is_silent().await {
         received += attack.peer.next_data().await.body.len();
     }
-    assert_eq!(received, 3 * limits::STREAM_WINDOW_BYTES, "no more than its window each");
+    assert_eq!(
+        received,
+        3 * limits::STREAM_WINDOW_BYTES,
+        "no more than its window each"
+    );
     let start = Instant::now();
     attack.peer.reset(3).await;
-    assert_eq!(within(attack.uploads.recv()).await.unwrap(), "the response is dropped");
+    assert_eq!(
+        within(attack.uploads.recv()).await.unwrap(),
+        "the response is dropped"
+    );
     assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(attack.client.outstanding(), 2);
     attack.peer.reset(1).await;
@@ -314,17 +368,28 @@ async fn a_response_that_is_not_taken_is_held_back_and_can_be_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn informational_responses_that_the_window_holds_back_are_not_lost() {
     let mut attack = Attack::start().await;
-    attack.peer.frame(Frame::data(SYN, 1, &request("/early", &[]))).await;
+    attack
+        .peer
+        .frame(Frame::data(SYN, 1, &request("/early", &[])))
+        .await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     // The service has answered by now; the rest fits no window.
     assert_eq!(attack.handlers(), 0);
-    attack.peer.frame(Frame::bare(WINDOW, 0, 1, 1_000_000)).await;
+    attack
+        .peer
+        .frame(Frame::bare(WINDOW, 0, 1, 1_000_000))
+        .await;
     let events = attack.answer(1).await;
     for (event, number) in events.iter().zip(b'0'..b'4') {
-        let Event::Informational(head) = event else { panic!("{event:?}") };
+        let Event::Informational(head) = event else {
+            panic!("{event:?}")
+        };
         assert_eq!(head.fields.map["x"].as_bytes(), [number; 100_000]);
     }
-    assert!(matches!(&events[4..], [Event::Response(_), Event::Content(_), Event::End(_)]));
+    assert!(matches!(
+        &events[4..],
+        [Event::Response(_), Event::Content(_), Event::End(_)]
+    ));
 }
 
 #[tokio::test(start_paused = true)]
@@ -343,7 +408,10 @@ async fn frames_that_break_the_protocol_end_the_session() {
     ];
     for (number, frame) in attacks.into_iter().enumerate() {
         let mut attack = Attack::start().await;
-        attack.peer.frame(Frame::data(SYN, 1, &head("/never", &[]))).await;
+        attack
+            .peer
+            .frame(Frame::data(SYN, 1, &head("/never", &[])))
+            .await;
         settle().await;
         assert_eq!(attack.handlers(), 1);
         let mut bytes = BytesMut::new();
@@ -351,7 +419,11 @@ async fn frames_that_break_the_protocol_end_the_session() {
         for piece in bytes.chunks(200_000) {
             attack.peer.bytes(Bytes::copy_from_slice(piece)).await;
         }
-        assert_eq!(attack.peer.close_code().await, Some(4004), "attack {number}");
+        assert_eq!(
+            attack.peer.close_code().await,
+            Some(4004),
+            "attack {number}"
+        );
         let end = attack.end().await;
         assert!(matches!(end, SessionEnd::Mux(_)), "attack {number}: {end}");
     }
@@ -375,7 +447,10 @@ async fn streams_opened_and_reset_without_end_leave_nothing_behind() {
     for round in 0..100 {
         let streams = (0..1_000).map(|number| 1 + 2 * (round * 1_000 + number));
         let frames = streams.flat_map(|stream| {
-            [Frame::data(SYN, stream, &never), Frame::bare(DATA, RST, stream, 0)]
+            [
+                Frame::data(SYN, stream, &never),
+                Frame::bare(DATA, RST, stream, 0),
+            ]
         });
         assert!(attack.peer.frames(frames).await);
         settle().await;
@@ -395,16 +470,32 @@ async fn whatever_comes_in_frames_of_any_kind_nothing_panics_or_hangs() {
     for _ in 0..300 {
         let mut attack = Attack::start().await;
         for _ in 0..60 {
-            let (choice, stream) = (random(&mut state) % 8, random(&mut state) as u32 % 4 * 2 + 1);
+            let (choice, stream) = (
+                random(&mut state) % 8,
+                random(&mut state) as u32 % 4 * 2 + 1,
+            );
             let path = paths[random(&mut state) as usize % 4];
             let frame = match choice {
-                0 | 1 => Frame::data(SYN, stream + 8 * (random(&mut state) as u32 % 4), &request(path, &[])),
+                0 | 1 => Frame::data(
+                    SYN,
+                    stream + 8 * (random(&mut state) as u32 % 4),
+                    &request(path, &[]),
+                ),
                 2 => Frame::data(SYN, stream, &head(path, &[])),
-                3 => Frame::data(0, stream, &vec![random(&mut state) as u8; random(&mut state) as usize % 50]),
+                3 => Frame::data(
+                    0,
+                    stream,
+                    &vec![random(&mut state) as u8; random(&mut state) as usize % 50],
+                ),
                 4 => Frame::data(random(&mut state) as u8 & 14, stream, b""),
                 5 => Frame::bare(WINDOW, 0, stream, random(&mut state) as u32 % 1_000_000),
                 6 => Frame::data(0, stream, &request(path, &[])),
-                _ => Frame::bare(random(&mut state) as u8 % 5, 0, random(&mut state) as u32 % 3, 0),
+                _ => Frame::bare(
+                    random(&mut state) as u8 % 5,
+                    0,
+                    random(&mut state) as u32 % 3,
+                    0,
+                ),
             };
             if !attack.peer.frame(frame).await {
                 break;

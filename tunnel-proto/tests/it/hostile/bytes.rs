@@ -1,0 +1,143 @@
+//! What is no session at all: bytes that are no WebSocket, ends in the midst, talk without end.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncWriteExt, duplex},
+    task::JoinSet,
+    time::Instant,
+};
+use tokio_tungstenite::tungstenite::Message;
+use tunnel_proto::{
+    close::CloseReason,
+    session::{SessionEnd, Side, WebSocketError},
+};
+
+use crate::{
+    content::pattern,
+    pair::{Drivers, settle, within},
+    peer::{Frame, Peer},
+};
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_are_no_websocket_end_the_session() {
+    // Unmasked; reserved bits; an unknown opcode; a control frame in pieces, and one too long; a
+    // continuation of nothing; lengths beyond the limit; text that is not UTF-8.
+    let attacks: [&[u8]; 9] = [
+        &[0x82, 0x01, 0x00],
+        &[0xc2, 0x80, 0, 0, 0, 0],
+        &[0x83, 0x80, 0, 0, 0, 0],
+        &[0x09, 0x80, 0, 0, 0, 0],
+        &[0x89, 0xfe, 0x01, 0x00, 0, 0, 0, 0],
+        &[0x80, 0x80, 0, 0, 0, 0],
+        &[0x82, 0xff, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0],
+        &[
+            0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
+        ],
+        &[0x81, 0x81, 0, 0, 0, 0, 0xff],
+    ];
+    for (number, bytes) in attacks.into_iter().enumerate() {
+        let mut drivers = Drivers::default();
+        let (server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+        let mut connection = peer.into_connection();
+        let start = Instant::now();
+        connection.write_all(bytes).await.unwrap();
+        // What follows is never looked at.
+        let _ = connection.write_all(&[0; 1_000]).await;
+        let (_, end) = drivers.next_end().await;
+        let is_named = matches!(end, SessionEnd::WebSocket(WebSocketError::Protocol(_)));
+        assert!(is_named, "attack {number}: {end}");
+        assert!(start.elapsed() <= Duration::from_secs(1), "attack {number}");
+        assert!(server.is_closed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_in_pieces_counts_as_a_whole() {
+    let mut drivers = Drivers::default();
+    let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+    let mut connection = peer.into_connection();
+    let mut first = vec![0x02];
+    for _ in 0..1_000 {
+        // 1,000 masked bytes, never the last piece.
+        let mut piece = std::mem::replace(&mut first, vec![0x00]);
+        piece.extend_from_slice(&[0x80 | 126, 0x03, 0xe8, 0, 0, 0, 0]);
+        piece.resize(piece.len() + 1_000, 0);
+        if within(connection.write_all(&piece)).await.is_err() {
+            break;
+        }
+    }
+    let (_, end) = drivers.next_end().await;
+    assert!(
+        matches!(end, SessionEnd::WebSocket(WebSocketError::Protocol(_))),
+        "{end}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_in_the_midst_is_a_lost_connection() {
+    for bytes in [&[][..], &[0x82], &[0x82, 0x85, 0, 0, 0, 0, 1, 2]] {
+        let mut drivers = Drivers::default();
+        let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
+        let mut connection = peer.into_connection();
+        connection.write_all(bytes).await.unwrap();
+        drop(connection);
+        let (_, end) = drivers.next_end().await;
+        assert!(
+            matches!(end, SessionEnd::WebSocket(WebSocketError::Io(_))),
+            "{end}"
+        );
+    }
+}
+
+/// In real time: paused time stands still for as long as anybody has something to do.
+#[tokio::test]
+async fn nobody_can_talk_on_to_stay() {
+    for is_broken in [false, true] {
+        let mut drivers = Drivers::default();
+        // As much as one poll is allowed to read, and more.
+        let (ours, theirs) = duplex(4 << 20);
+        let (server, _events, mut peer) =
+            Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+        let mut talking = JoinSet::new();
+        talking.spawn(async move {
+            if is_broken {
+                peer.send(Message::Text("garbage".into())).await;
+            }
+            let frame = Frame::data(0, 100, &[7; 10_000]);
+            while peer.frame(frame.clone()).await {
+                peer.send(Message::Ping(Bytes::from_static(&[1; 125])))
+                    .await;
+            }
+        });
+        settle().await;
+        server.close(CloseReason::Revoked);
+        let end = tokio::time::timeout(Duration::from_secs(5), drivers.next_end()).await;
+        end.expect("it stays");
+    }
+}
+
+/// Over real sockets: one that is closed with unread bytes is reset, and what was said last is lost.
+#[tokio::test]
+async fn whoever_is_refused_is_told_why_though_he_was_not_heard_to_the_end() {
+    for attack in [
+        Message::Binary(pattern(300_000)),
+        Message::Text("garbage".into()),
+    ] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let theirs = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (ours, _) = listener.accept().await.unwrap();
+        let mut drivers = Drivers::default();
+        let (_server, _events, mut peer) =
+            Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+        peer.send(attack).await;
+        for _ in 0..10 {
+            peer.bytes(pattern(100_000)).await;
+        }
+        assert_eq!(peer.close_code().await, Some(4004));
+        drivers.next_end().await;
+    }
+}
