@@ -1,7 +1,7 @@
 //! Long contents that need no memory: bytes that follow from their position, and their digest.
 //!
 //! Both ends of a transfer can make or check a gibibyte of it piece by piece. The pattern repeats
-//! only after [`PERIOD`] bytes, a prime, so that a lost, doubled or misplaced frame of any usual
+//! only after `PERIOD` bytes, a prime, so that a lost, doubled or misplaced frame of any usual
 //! size changes the digest.
 
 use std::sync::LazyLock;

@@ -87,7 +87,7 @@ pub struct TokenCreateArgs {
     #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_RUNTIMES")]
     pub runtimes: PathBuf,
 
-    /// Host that the runtime is reached at, beside <account>-<runtime>.<domain>
+    /// Host that the runtime is reached at, beside the one under the domain
     #[arg(long = "host", value_name = "HOST", value_delimiter = ',')]
     pub hosts: Vec<HostName>,
 

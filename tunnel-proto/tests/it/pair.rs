@@ -31,8 +31,12 @@ use tunnel_proto::{
 /// Bytes that the connection between the two takes before it blocks.
 const CONNECTION_BYTES: usize = 64 * 1024;
 
-/// Longer than anything that a test waits for. Under paused time a hang is over at once.
-const LONG: Duration = Duration::from_secs(100);
+/// Longer than anything takes that is not meant to wait, and shorter than the time to the next ping,
+/// which would make good for a wake-up that was lost. Under paused time it is over at once.
+const LONG: Duration = Duration::from_secs(10);
+
+/// Longer than a session lives whose other end is gone.
+const LONGER: Duration = Duration::from_secs(100);
 
 /// The result of a future that must not hang.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
@@ -118,8 +122,9 @@ impl Drivers {
 
     /// How the next of them ends.
     pub(crate) async fn next_end(&mut self) -> (Side, SessionEnd) {
-        within(self.tasks.join_next())
+        timeout(LONGER, self.tasks.join_next())
             .await
+            .expect("this hangs")
             .expect("no driver is left")
             .unwrap()
     }

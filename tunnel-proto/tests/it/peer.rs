@@ -183,53 +183,49 @@ impl Peer {
 
     /// The next frame but for pings; `None` when the session has ended.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
-        loop {
-            match Frame::read(&mut self.buffer) {
-                Some(frame) if frame.kind == PING && frame.flags & ACK == 0 => {}
-                Some(frame) => return Some(frame),
-                None => match within(self.socket.next()).await {
-                    Some(Ok(Message::Binary(bytes))) => self.buffer.extend_from_slice(&bytes),
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
-                    Some(Ok(_)) => {}
-                },
+        within(async {
+            loop {
+                match Frame::read(&mut self.buffer) {
+                    Some(frame) if frame.kind == PING && frame.flags & ACK == 0 => {}
+                    Some(frame) => return Some(frame),
+                    None => match self.socket.next().await {
+                        Some(Ok(Message::Binary(bytes))) => self.buffer.extend_from_slice(&bytes),
+                        Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
+                        Some(Ok(_)) => {}
+                    },
+                }
             }
-        }
+        })
+        .await
+    }
+
+    /// The next frame that is wanted.
+    async fn next_that(&mut self, is_wanted: impl Fn(&Frame) -> bool) -> Frame {
+        within(async {
+            loop {
+                let frame = self.next().await.expect("the session has ended");
+                if is_wanted(&frame) {
+                    return frame;
+                }
+            }
+        })
+        .await
     }
 
     /// The next data frame with content.
     pub(crate) async fn next_data(&mut self) -> Frame {
-        loop {
-            let frame = self.next().await.expect("the session has ended");
-            if frame.kind == DATA && !frame.body.is_empty() {
-                return frame;
-            }
-        }
+        self.next_that(|frame| frame.kind == DATA && !frame.body.is_empty())
+            .await
     }
 
-    /// The next frame that opens a stream, if one comes soon.
+    /// The next frame that opens a stream.
     pub(crate) async fn opened(&mut self) -> Frame {
-        let opened = async {
-            loop {
-                let frame = self.next().await.expect("the session has ended");
-                if frame.flags & SYN != 0 {
-                    return frame;
-                }
-            }
-        };
-        // Sooner than any ping: what comes only with the next ping was not sent in time.
-        tokio::time::timeout(Duration::from_secs(1), opened)
-            .await
-            .expect("no stream is opened")
+        self.next_that(|frame| frame.flags & SYN != 0).await
     }
 
     /// The next frame of this stream.
     pub(crate) async fn next_of(&mut self, stream: u32) -> Frame {
-        loop {
-            let frame = self.next().await.expect("the session has ended");
-            if frame.stream == stream {
-                return frame;
-            }
-        }
+        self.next_that(|frame| frame.stream == stream).await
     }
 
     /// Whether a frame comes within a moment; none is lost.
@@ -248,12 +244,15 @@ impl Peer {
 
     /// The code with which the session is closed.
     pub(crate) async fn close_code(&mut self) -> Option<u16> {
-        loop {
-            match within(self.socket.next()).await? {
-                Ok(Message::Close(frame)) => return frame.map(|frame| frame.code.into()),
-                Ok(_) => {}
-                Err(_) => return None,
+        within(async {
+            loop {
+                match self.socket.next().await? {
+                    Ok(Message::Close(frame)) => return frame.map(|frame| frame.code.into()),
+                    Ok(_) => {}
+                    Err(_) => return None,
+                }
             }
-        }
+        })
+        .await
     }
 }

@@ -69,7 +69,7 @@ pub struct Source {
     #[arg(long, value_name = "ADDRESS", env = "TUNNEL_SERVER_ADMIN_LISTEN")]
     pub admin_listen: Option<ListenAddress>,
 
-    /// Each runtime is reached at <account>-<runtime> under this domain [default:
+    /// Each runtime is reached at ACCOUNT-RUNTIME under this domain [default:
     /// tunnels.localhost]
     #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN")]
     pub domain: Option<HostName>,
