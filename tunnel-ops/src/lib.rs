@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod config_file;
 pub mod config_value;
+pub mod descriptors;
 pub mod flags;
 pub mod signals;
 pub mod task;

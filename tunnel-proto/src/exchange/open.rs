@@ -40,10 +40,21 @@ pub enum ExchangeError<E = Infallible> {
     Failed {
         /// What to tell the platform client.
         problem: Problem,
-        /// Whether the tunnel client had the exchange in its hands. If not, no upstream has seen
-        /// anything of it, and another session may be tried (RFC 9110 section 9.2.2).
-        accepted: bool,
+        /// Whether the tunnel client had the exchange in its hands.
+        accepted: Accepted,
     },
+}
+
+/// What is known of how far an exchange that failed has come. Decides whether it may be tried once
+/// more (RFC 9110 section 9.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepted {
+    /// Its stream was not accepted, so no upstream has seen anything of it.
+    No,
+    /// Its stream was, for an earlier exchange, and nothing was heard since.
+    Unknown,
+    /// The tunnel client had it in its hands.
+    Yes,
 }
 
 /// Carries one request over the session and returns the response's head, its body following.
@@ -65,22 +76,22 @@ where
     B::Error: Send,
 {
     let outstanding = session.enter()?;
-    let (stream, accepted) = next_stream(session).await?;
+    let (stream, is_used) = next_stream(session).await?;
     let is_head = request.method() == Method::HEAD;
     let (head, body) = encode_head(request);
     let wire = Arc::new(Mutex::new(Wire {
         stream: Some(stream),
         decoder: Decoder::response(Limits::default()),
-        accepted,
+        accepted: is_used,
         sent: false,
         received: false,
         outstanding: Some(outstanding),
     }));
     let mut sender = Sender::new(wire.clone(), head, body);
-    let head = receive_head(&wire, &mut sender, on_informational).await?;
+    let head = receive_head(&wire, &mut sender, on_informational, is_used).await?;
     let response = response(&wire, head, is_head).map_err(|problem| ExchangeError::Failed {
         problem,
-        accepted: true,
+        accepted: Accepted::Yes,
     })?;
     if sender.is_done() {
         return Ok(response);
@@ -136,11 +147,13 @@ async fn receive_head<B>(
     wire: &SharedWire,
     sender: &mut Sender<B>,
     mut on_informational: impl FnMut(StatusCode, HeaderMap),
+    is_used: bool,
 ) -> Result<ResponseHead, ExchangeError<B::Error>>
 where
     B: Body<Data = Bytes>,
 {
     let mut sending = true;
+    let mut is_heard = !is_used;
     poll_fn(move |cx| {
         if sending {
             match sender.poll(cx) {
@@ -158,8 +171,13 @@ where
                 Poll::Ready(event) => event,
                 Poll::Pending => return Poll::Pending,
             };
-            let accepted = wire.accepted;
+            let accepted = match wire.accepted {
+                false => Accepted::No,
+                true if is_heard => Accepted::Yes,
+                true => Accepted::Unknown,
+            };
             drop(wire);
+            is_heard = true;
             match event {
                 Ok(Event::Response(head)) => return Poll::Ready(Ok(head)),
                 Ok(Event::Informational(head)) => on_informational(head.status, head.fields.map),
@@ -171,7 +189,7 @@ where
     .await
 }
 
-fn failed<E>(error: &WireError, accepted: bool) -> ExchangeError<E> {
+fn failed<E>(error: &WireError, accepted: Accepted) -> ExchangeError<E> {
     let problem = match error {
         WireError::Cut => Problem::new(
             Hop::Server,

@@ -134,27 +134,26 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if sent.any || received {
                 continue;
             }
-            let close = *self.session.shared.close.lock();
-            return close
-                .filter(|_| sent.all)
-                .map_or(Ok(()), |reason| Err(SessionEnd::Closed(reason)));
+            return match self.asked_to_close() {
+                Some(reason) if sent.all => Err(SessionEnd::Closed(reason)),
+                _ => Ok(()),
+            };
         }
         cx.waker().wake_by_ref();
         Ok(())
     }
 
+    fn asked_to_close(&self) -> Option<CloseReason> {
+        *self.session.shared.close.lock()
+    }
+
     /// Does what the time calls for. Before anything else, because a peer that sends without end
     /// uses up what the runtime allows one poll to do, timers included.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
-        if let Some(reason) = *self.session.shared.close.lock() {
+        if let Some(reason) = self.asked_to_close() {
             let until = || Box::pin(sleep_until(Instant::now() + FAREWELL));
-            if self
-                .patience
-                .get_or_insert_with(until)
-                .as_mut()
-                .poll(cx)
-                .is_ready()
-            {
+            let patience = self.patience.get_or_insert_with(until);
+            if patience.as_mut().poll(cx).is_ready() {
                 return Err(SessionEnd::Closed(reason));
             }
         }

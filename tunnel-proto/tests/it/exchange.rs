@@ -92,11 +92,7 @@ async fn a_problem_of_the_client_arrives_with_its_reason() {
         let error = within(exchange(&pair.server, get("/"), |_, _| {}))
             .await
             .unwrap_err();
-        let ExchangeError::Failed {
-            problem,
-            accepted: true,
-        } = error
-        else {
+        let ExchangeError::Failed { problem, .. } = error else {
             panic!("{error}")
         };
         assert_eq!(problem.reason(), Reason::ConnectionRefused);
@@ -377,11 +373,7 @@ async fn a_panic_of_the_service_costs_one_exchange() {
         let error = within(exchange(&pair.server, get("/panic"), |_, _| {}))
             .await
             .unwrap_err();
-        let ExchangeError::Failed {
-            problem,
-            accepted: true,
-        } = error
-        else {
+        let ExchangeError::Failed { problem, .. } = error else {
             panic!("{error}")
         };
         assert_eq!(problem.reason(), Reason::SessionLost);

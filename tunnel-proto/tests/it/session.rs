@@ -28,6 +28,7 @@ use crate::{
 #[tokio::test(start_paused = true)]
 async fn control_messages_go_both_ways_and_unknown_ones_are_ignored() {
     let mut pair = Pair::start(empty).await;
+    settle().await;
     let said = [
         Control::Unknown,
         Control::Welcome {
@@ -376,7 +377,12 @@ async fn a_body_that_nobody_reads_does_not_keep_an_ended_session_from_rest() {
     let response = within(exchange(&server, get("/"), |_, _| {}))
         .await
         .unwrap();
+    let (waiting, session) = (&mut JoinSet::new(), server.clone());
+    waiting.spawn(async move { session.at_rest().await });
+    settle().await;
+    assert_eq!((waiting.len(), server.outstanding()), (1, 1));
     drivers.drop_all().await;
+    within(waiting.join_next()).await.unwrap().unwrap();
     within(server.at_rest()).await;
     drop(response);
     assert_eq!(server.outstanding(), 0);

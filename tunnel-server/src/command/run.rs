@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::telemetry;
+use tunnel_ops::{descriptors, telemetry};
 
 use super::Failure;
 use crate::config::{Config, Given};
@@ -15,6 +15,7 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
     let _telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
+    descriptors::raise_limit();
     // All that can be wrong with the configuration is told before anything is bound.
     let config = Config::check(source).map_err(Failure::configuration)?;
     if config.runtimes.token_count() == 0 {

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use tunnel_proto::{
-    exchange::{ExchangeError, RecvBody, exchange},
+    exchange::{Accepted, ExchangeError, RecvBody, exchange},
     problem::{Hop, Problem, Reason},
     session::OpenError,
 };
@@ -32,8 +32,29 @@ pub(super) type Carried = (Response<RecvBody>, Option<UpgradeSender>);
 /// Why there is none.
 struct Failure {
     problem: Problem,
-    /// The session ended before the tunnel client had anything of the exchange.
-    is_unseen: bool,
+    lost: Lost,
+}
+
+/// What is known of an exchange whose session has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// The tunnel client had it in its hands, or it failed otherwise.
+    No,
+    /// The tunnel client had nothing of it.
+    Unseen,
+    /// The tunnel client may have had it, but nothing was heard.
+    Unheard,
+}
+
+impl Failure {
+    /// Whether the request may be sent once more (RFC 9110 section 9.2.2).
+    fn may_repeat(&self, request: &CheckedRequest) -> bool {
+        match self.lost {
+            Lost::No => false,
+            Lost::Unseen => true,
+            Lost::Unheard => request.method.is_idempotent(),
+        }
+    }
 }
 
 /// Carries a request, whose outgoing form is given too, to its runtime.
@@ -47,10 +68,10 @@ pub(super) async fn carry(
     incoming: Incoming,
     observation: &mut Observation,
 ) -> Result<Carried, Problem> {
-    let is_repeatable = checked.upgrade.is_some() || incoming.is_end_stream();
+    let has_no_body = checked.upgrade.is_some() || incoming.is_end_stream();
     let first = attempt(connection, checked, request, Some(incoming), observation).await;
     let carried = match first {
-        Err(failure) if failure.is_unseen && is_repeatable => {
+        Err(failure) if has_no_body && failure.may_repeat(checked) => {
             let (mut request, _) = outgoing(checked, &connection.origin, &connection.node.via, ())?;
             request.headers_mut().insert(X_REQUEST_ID, id);
             attempt(connection, checked, request, None, observation).await
@@ -70,7 +91,7 @@ async fn attempt(
     let routed = connection.node.router.session(checked.host()).await;
     let (tunnel, session) = routed.map_err(|problem| Failure {
         problem,
-        is_unseen: false,
+        lost: Lost::No,
     })?;
     observation.on_routed(&tunnel);
     let (body, upload, mut unanswered) = request_body(connection, checked, incoming, &tunnel);
@@ -116,22 +137,26 @@ fn request_body(
 
 fn failure(connection: &Connection, error: ExchangeError<RequestBodyError>) -> Failure {
     let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
-    let (problem, is_unseen) = match error {
+    let (problem, lost) = match error {
         ExchangeError::NotOpened(OpenError::TooMany) => {
             let full = problem(Reason::ExchangeLimit, "max-exchanges are open");
-            (full.retry_after(LIMIT_RETRY), false)
+            (full.retry_after(LIMIT_RETRY), Lost::No)
         }
         ExchangeError::NotOpened(OpenError::Closed) => {
             let detail = "the session ended before the exchange";
-            (problem(Reason::SessionLost, detail), true)
+            (problem(Reason::SessionLost, detail), Lost::Unseen)
         }
-        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), false),
+        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), Lost::No),
         ExchangeError::Failed { problem, accepted } => {
-            let is_unseen = !accepted && problem.reason() == Reason::SessionLost;
-            (problem, is_unseen)
+            let lost = match (problem.reason(), accepted) {
+                (Reason::SessionLost, Accepted::No) => Lost::Unseen,
+                (Reason::SessionLost, Accepted::Unknown) => Lost::Unheard,
+                _ => Lost::No,
+            };
+            (problem, lost)
         }
     };
-    Failure { problem, is_unseen }
+    Failure { problem, lost }
 }
 
 fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {

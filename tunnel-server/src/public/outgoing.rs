@@ -131,7 +131,8 @@ pub fn outgoing<B>(
     }
     let mut headers = HeaderMap::with_capacity(checked.headers.len() + 8);
     copy_end_to_end(&checked.headers, origin, &mut headers);
-    if let Some(length) = checked.content_length {
+    // The bytes of an upgraded connection are not counted.
+    if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
     if checked.wants_trailers {

@@ -105,7 +105,9 @@ async fn carry(
     let (received, upload) =
         exchange::carry(connection, &checked, (request, id), incoming, observation).await?;
     match upload {
-        Some(upload) if received.status().is_success() => Ok(upgraded(&checked, received, upload)),
+        Some(upload) if received.status() == StatusCode::OK => {
+            Ok(upgraded(&checked, received, upload))
+        }
         _ => {
             connection.not_upgraded();
             answer::response(received, &checked.method, !connection.is_http2())
