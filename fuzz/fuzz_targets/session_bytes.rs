@@ -1,7 +1,8 @@
 //! Any bytes from the other end of a session: no panic, no hang, and nothing left of it in the end.
 //!
-//! The first byte of the input says which end of the session is ours, and whether the rest comes as
-//! it stands or, to get past the WebSocket, as bytes of the multiplexer in binary messages.
+//! The first byte of the input says which end of the session is ours, and what the rest is: bytes of
+//! the connection; or bytes of the multiplexer, in binary messages; or frames of it, in short form,
+//! so that what lies behind the multiplexer is reached too.
 
 #![no_main]
 
@@ -31,12 +32,54 @@ fuzz_target!(|input: &[u8]| {
     let Some((choice, bytes)) = input.split_first() else {
         return;
     };
-    let side = if choice & 1 == 0 { Side::Server } else { Side::Client };
-    let sent = if choice & 2 == 0 { bytes.to_vec() } else { in_messages(bytes, side) };
+    let side = if choice & 1 == 0 {
+        Side::Server
+    } else {
+        Side::Client
+    };
+    let sent = match choice / 2 % 3 {
+        0 => bytes.to_vec(),
+        1 => in_messages(bytes, side),
+        _ => in_messages(&in_frames(bytes), side),
+    };
     // With paused time whoever waits for nothing but time is at its end at once.
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
     runtime.expect("a runtime").block_on(receive(side, sent));
 });
+
+/// Frames of yamux, each made of four bytes (type, flags, stream, length) and a body.
+fn in_frames(mut bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    while let [kind, flags, stream, length, rest @ ..] = bytes {
+        let (body, rest) = rest.split_at(rest.len().min(usize::from(*length)));
+        let length = if kind % 4 == 0 {
+            body.len() as u8
+        } else {
+            *length
+        };
+        out.extend_from_slice(&[
+            0,
+            kind % 4,
+            0,
+            flags % 16,
+            0,
+            0,
+            0,
+            stream % 8,
+            0,
+            0,
+            0,
+            length,
+        ]);
+        let body = if kind % 4 == 0 { body } else { &[] };
+        out.extend_from_slice(body);
+        bytes = rest;
+    }
+    out
+}
 
 /// Binary messages, masked with zeros when they go to a server.
 fn in_messages(bytes: &[u8], side: Side) -> Vec<u8> {
@@ -74,7 +117,9 @@ async fn receive(side: Side, sent: Vec<u8>) {
     let _ = end.expect("the session ends with its connection").reason();
     assert!(session.is_closed());
     let over = async { while tasks.join_next().await.is_some() {} };
-    timeout(Duration::from_secs(600), over).await.expect("everything ends with its session");
+    timeout(Duration::from_secs(600), over)
+        .await
+        .expect("everything ends with its session");
     assert_eq!(session.outstanding(), 0);
 }
 
@@ -121,7 +166,9 @@ impl Service<Request<RecvBody>> for Echo {
             }
             let content = request.into_body().collect().await;
             let content = content.map_err(|error| error.problem(Hop::Client))?;
-            Ok(Response::new(Full::new(content.to_bytes()).map_err(never as fn(_) -> _)))
+            Ok(Response::new(
+                Full::new(content.to_bytes()).map_err(never as fn(_) -> _),
+            ))
         })
     }
 }

@@ -26,7 +26,7 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{Identity, Roots, server_config};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
-use tunnel_proto::exchange::{Accepted, ExchangeError, RecvBody, exchange};
+use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange};
 use tunnel_proto::handshake::{self, Greeting, SUBPROTOCOL};
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_proto::session::{
