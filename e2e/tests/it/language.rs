@@ -133,7 +133,7 @@ async fn events_come_when_they_are_sent_and_a_hang_up_is_seen() {
                 .unwrap()
                 .as_micros();
             assert!(
-                now - sent.parse::<u128>().unwrap() < 100_000,
+                now - sent.parse::<u128>().unwrap() < 1_000_000,
                 "an event was late"
             );
         }
