@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 pub use self::{
     accept::{AsProblem, Informational, serve},
     body::{BodyError, RecvBody},
-    open::{Accepted, ExchangeError, Exchanges, exchange},
+    open::{ExchangeError, Exchanges, exchange},
     upgrade::{Protocol, UnknownProtocol, copy_body, read_body},
 };
 use crate::{

@@ -278,6 +278,8 @@ impl Session {
 
     /// Leaves nothing behind: called once, when the driver ends.
     fn end(&self) {
+        // Whoever is woken by what follows must not think that it could be tried here again.
+        self.start_drain();
         // The idle streams first: dropping them needs no multiplexer.
         self.shared.idle.lock().clear();
         drop(self.shared.mux.lock().take());

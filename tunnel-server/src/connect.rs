@@ -23,6 +23,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
+use crate::public::places::Place;
 use crate::{auth::authenticate, listener::accept, node::Node, runtimes::RuntimeEntry};
 
 /// Largest head of a request for a session, in bytes.
@@ -48,12 +49,29 @@ pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: TlsAc
             () = node.stopping() => break,
         };
         while connections.try_join_next().is_some() {}
-        connections.spawn(one(node.clone(), socket, peer, tls.clone()));
+        match node.tunnel_places.enter(None) {
+            Ok(place) => {
+                connections.spawn(one(node.clone(), socket, peer, tls.clone(), place));
+            }
+            Err(full) => {
+                let labels = ["tunnel", full.name()];
+                let refused = &node.metrics.connections_refused;
+                refused.with_label_values(&labels).inc();
+            }
+        }
     }
+    // Whoever dials now is to be refused at once, and so to dial another server.
+    drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
+async fn one(
+    node: Arc<Node>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+    _place: Place,
+) {
     let _open = node.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");

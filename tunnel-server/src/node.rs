@@ -32,6 +32,8 @@ pub struct Node {
     pub metrics: Arc<Metrics>,
     /// Places for public connections.
     pub places: Arc<Places>,
+    /// Places for tunnel connections. Not counted by address: many may come through one proxy.
+    pub tunnel_places: Arc<Places>,
     /// Pages that may read our own answers.
     pub cors: Cors,
     /// Our name in `Via`.

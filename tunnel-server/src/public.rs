@@ -57,6 +57,8 @@ pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAc
             }
         }
     }
+    // Whoever comes now is to be refused at once, not to wait for what is never accepted.
+    drop(listener);
     while connections.join_next().await.is_some() {}
 }
 

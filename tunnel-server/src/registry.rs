@@ -50,6 +50,14 @@ struct State {
     last_online: Instant,
 }
 
+impl State {
+    /// Whether the runtime has been offline for so long that nobody should wait for it. A tunnel whose
+    /// sessions are all leaving is not offline: its client is on its way back.
+    fn is_gone(&self, now: Instant) -> bool {
+        self.tunnel.is_none() && self.last_online + RETURNING < now
+    }
+}
+
 /// A session's membership in its runtime's tunnel; ends with it.
 pub struct Membership {
     registry: Arc<Registry>,
@@ -139,7 +147,7 @@ impl Slot {
     /// The same, after waiting a set time for a runtime that was online a short while ago.
     pub async fn online_within(&self, wait: Duration) -> Option<(Arc<Tunnel>, Session)> {
         let now = Instant::now();
-        if self.state.lock().last_online + RETURNING < now {
+        if self.state.lock().is_gone(now) {
             return None;
         }
         let _place = Waiting::enter(&self.waiting)?;
@@ -256,6 +264,20 @@ mod tests {
         let wait = Duration::from_secs(5);
         let (online, _membership) = tokio::join!(slot.online_within(wait), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
+            registry.join(&slot, &instance(1), session().await)
+        });
+        assert!(online.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_a_long_lived_runtime_whose_session_is_leaving() {
+        let (registry, slot) = registry();
+        let leaving = registry.join(&slot, &instance(1), session().await);
+        tokio::time::sleep(RETURNING * 2).await;
+        leaving.session.start_drain();
+        let wait = Duration::from_secs(5);
+        let (online, _membership) = tokio::join!(slot.online_within(wait), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
             registry.join(&slot, &instance(1), session().await)
         });
         assert!(online.is_some());

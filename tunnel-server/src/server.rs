@@ -134,6 +134,7 @@ impl Server {
             router,
             registry,
             metrics,
+            tunnel_places: Places::new(config.max_connections, usize::MAX),
             places: Places::new(config.max_connections, config.max_connections_per_address),
             cors: Cors::new(
                 origins.filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok()),

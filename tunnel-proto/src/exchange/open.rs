@@ -40,21 +40,11 @@ pub enum ExchangeError<E = Infallible> {
     Failed {
         /// What to tell the platform client.
         problem: Problem,
-        /// Whether the tunnel client had the exchange in its hands.
-        accepted: Accepted,
+        /// Whether anything was heard of the exchange: that it was accepted, or more. If not, it may
+        /// be tried again, but only as RFC 9110 section 9.2.2 allows: what the tunnel client said
+        /// may have been lost on the way.
+        is_heard: bool,
     },
-}
-
-/// What is known of how far an exchange that failed has come. Decides whether it may be tried once
-/// more (RFC 9110 section 9.2.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accepted {
-    /// Its stream was not accepted, so no upstream has seen anything of it.
-    No,
-    /// Its stream was, for an earlier exchange, and nothing was heard since.
-    Unknown,
-    /// The tunnel client had it in its hands.
-    Yes,
 }
 
 /// Carries one request over the session and returns the response's head, its body following.
@@ -91,7 +81,7 @@ where
     let head = receive_head(&wire, &mut sender, on_informational, is_used).await?;
     let response = response(&wire, head, is_head).map_err(|problem| ExchangeError::Failed {
         problem,
-        accepted: Accepted::Yes,
+        is_heard: true,
     })?;
     if sender.is_done() {
         return Ok(response);
@@ -153,7 +143,8 @@ where
     B: Body<Data = Bytes>,
 {
     let mut sending = true;
-    let mut is_heard = !is_used;
+    // On a stream that is used again, having been accepted says nothing.
+    let mut is_heard = false;
     poll_fn(move |cx| {
         if sending {
             match sender.poll(cx) {
@@ -171,25 +162,23 @@ where
                 Poll::Ready(event) => event,
                 Poll::Pending => return Poll::Pending,
             };
-            let accepted = match wire.accepted {
-                false => Accepted::No,
-                true if is_heard => Accepted::Yes,
-                true => Accepted::Unknown,
-            };
+            is_heard |= wire.accepted && !is_used;
             drop(wire);
-            is_heard = true;
             match event {
                 Ok(Event::Response(head)) => return Poll::Ready(Ok(head)),
-                Ok(Event::Informational(head)) => on_informational(head.status, head.fields.map),
-                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut, accepted))),
-                Err(error) => return Poll::Ready(Err(failed(&error, accepted))),
+                Ok(Event::Informational(head)) => {
+                    is_heard = true;
+                    on_informational(head.status, head.fields.map);
+                }
+                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut, is_heard))),
+                Err(error) => return Poll::Ready(Err(failed(&error, is_heard))),
             }
         }
     })
     .await
 }
 
-fn failed<E>(error: &WireError, accepted: Accepted) -> ExchangeError<E> {
+fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
     let problem = match error {
         WireError::Cut => Problem::new(
             Hop::Server,
@@ -205,7 +194,7 @@ fn failed<E>(error: &WireError, accepted: Accepted) -> ExchangeError<E> {
             "the tunnel client did not accept the exchange",
         ),
     };
-    ExchangeError::Failed { problem, accepted }
+    ExchangeError::Failed { problem, is_heard }
 }
 
 fn response(

@@ -1,6 +1,6 @@
 //! One session at the server, from the 101 to its end.
 
-use std::{net::SocketAddr, pin::pin, sync::Arc};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
@@ -15,6 +15,9 @@ use tunnel_proto::{
 
 use super::Admitted;
 use crate::{auth::authenticate, node::Node, registry::Membership, runtimes::RuntimeEntry};
+
+/// What is kept of the grace period, at most, for telling the other end why its session ends.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Carries a session until it ends. Whatever the cause, its place in the registry goes with it.
 pub(super) async fn run(
@@ -142,6 +145,7 @@ async fn leave(node: &Node, session: &Session, membership: &Membership) -> Close
         }
     };
     session.start_drain();
-    let _ = timeout(node.config.grace_period, session.at_rest()).await;
+    let grace = node.config.grace_period;
+    let _ = timeout(grace - FAREWELL.min(grace / 10), session.at_rest()).await;
     reason
 }

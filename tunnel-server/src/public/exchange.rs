@@ -1,15 +1,15 @@
 //! A checked request through a session: routed, sent, and the head of its response received.
 //!
-//! What a session has lost before the tunnel client took it is sent once more: nobody has seen it
-//! (RFC 9110 section 9.2.2), and a runtime that changes its session loses nothing. A body that was
-//! begun cannot be sent twice, and is not.
+//! What a session has lost before anything was heard of it is sent once more, as far as that is safe
+//! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little. A body that
+//! was begun cannot be sent twice, and is not.
 
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use tunnel_proto::{
-    exchange::{Accepted, ExchangeError, RecvBody, exchange},
+    exchange::{ExchangeError, RecvBody, exchange},
     problem::{Hop, Problem, Reason},
     session::OpenError,
 };
@@ -40,8 +40,8 @@ struct Failure {
 enum Lost {
     /// The tunnel client had it in its hands, or it failed otherwise.
     No,
-    /// The tunnel client had nothing of it.
-    Unseen,
+    /// Nothing of it has left this server.
+    Unsent,
     /// The tunnel client may have had it, but nothing was heard.
     Unheard,
 }
@@ -51,8 +51,9 @@ impl Failure {
     fn may_repeat(&self, request: &CheckedRequest) -> bool {
         match self.lost {
             Lost::No => false,
-            Lost::Unseen => true,
-            Lost::Unheard => request.method.is_idempotent(),
+            Lost::Unsent => true,
+            // An upgrade is a GET to its upstream.
+            Lost::Unheard => request.upgrade.is_some() || request.method.is_idempotent(),
         }
     }
 }
@@ -144,16 +145,12 @@ fn failure(connection: &Connection, error: ExchangeError<RequestBodyError>) -> F
         }
         ExchangeError::NotOpened(OpenError::Closed) => {
             let detail = "the session ended before the exchange";
-            (problem(Reason::SessionLost, detail), Lost::Unseen)
+            (problem(Reason::SessionLost, detail), Lost::Unsent)
         }
         ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), Lost::No),
-        ExchangeError::Failed { problem, accepted } => {
-            let lost = match (problem.reason(), accepted) {
-                (Reason::SessionLost, Accepted::No) => Lost::Unseen,
-                (Reason::SessionLost, Accepted::Unknown) => Lost::Unheard,
-                _ => Lost::No,
-            };
-            (problem, lost)
+        ExchangeError::Failed { problem, is_heard } => {
+            let is_unheard = problem.reason() == Reason::SessionLost && !is_heard;
+            (problem, if is_unheard { Lost::Unheard } else { Lost::No })
         }
     };
     Failure { problem, lost }

@@ -34,7 +34,7 @@ pub enum Full {
 
 impl Full {
     /// The name in the metric: that of the flag.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InAll => "max_connections",
             Self::Address => "max_connections_per_address",

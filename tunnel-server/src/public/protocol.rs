@@ -57,6 +57,14 @@ const MAX_FIELDS: usize = 100;
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 
+/// What a platform client may send ahead on one HTTP/2 stream, in bytes: as much as the session's own
+/// streams take.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+
+/// The same for a whole connection: many times that of a stream, so that uploads which nobody reads
+/// do not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 16 * STREAM_WINDOW_BYTES;
+
 /// Time between HTTP/2 pings, and for each answer: finds platform clients that are gone.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 
@@ -132,12 +140,16 @@ async fn begin(
         return plain(node, origin, socket).await;
     };
     let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
-    let stream = patiently(node, handshake)
+    let mut stream = patiently(node, handshake)
         .await?
         .map_err(|_| NoRequest::Tls)?
         .map_err(|_| NoRequest::Tls)?;
     if is_http2(&stream) {
-        http2(node, origin, stream).await;
+        // hyper has no limit for one who agrees on HTTP/2 and then says nothing.
+        let detecting = detect::detect(&mut stream, node.config.first_byte_timeout);
+        let detected = patiently(node, detecting).await?;
+        let (_, first) = detected.map_err(|_| NoRequest::FirstByte)?;
+        http2(node, origin, Prefixed::new(first, stream)).await;
     } else {
         http1(node, origin, Bytes::new(), stream).await;
     }
@@ -248,6 +260,8 @@ where
         .timer(TokioTimer::new())
         .enable_connect_protocol()
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(head_bytes)
         .keep_alive_interval(Some(HTTP2_PING))
         .keep_alive_timeout(HTTP2_PING)
