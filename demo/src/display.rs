@@ -184,7 +184,8 @@ impl Facts {
             ..400 => paint.good(&status.to_string()),
             400.. => paint.bad(&status.to_string()),
         };
-        let took = paint.soft(&format!("{duration_ms} ms"));
+        let whole = duration_ms.parse::<f64>().map_or(0.0, f64::round);
+        let took = paint.soft(&format!("{whole} ms"));
         let end = match end.as_str() {
             "" | "whole" => String::new(),
             "abandoned" => format!("  {}", paint.soft("given up by who asked")),
@@ -281,7 +282,7 @@ mod tests {
             ("method", "GET"),
             ("path", "/events"),
             ("status", "200"),
-            ("duration_ms", "12"),
+            ("duration_ms", "12.3456"),
             ("end", "whole"),
         ];
         let line = facts(&fields).line(Level::INFO, PLAIN).unwrap();
