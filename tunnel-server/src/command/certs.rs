@@ -54,7 +54,10 @@ pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
             }
             _ => Failure::running(format_args!("cannot write {}: {error}", path.display())),
         })?;
-        eprintln!("wrote {}", path.display());
+    }
+    // Told only when all are there: whoever listens may stop listening, which must not leave half of them.
+    for (name, ..) in files {
+        eprintln!("wrote {}", out.join(name).display());
     }
     Ok(())
 }
