@@ -104,8 +104,6 @@ reasons! {
     ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient;
     /// The request passed this very server before.
     LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
-    /// The platform client went away.
-    RequestAborted = "request_aborted", BAD_REQUEST, "http_request_error", PlatformClient;
 
     // The tunnel.
     /// No runtime has this host.
@@ -118,8 +116,6 @@ reasons! {
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
     /// The other end of the session sent a message that cannot be read.
     WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel;
-    /// The tunnel server is going away.
-    ServerDraining = "server_draining", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
     /// A fault of our own.
     InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel;
 
