@@ -22,7 +22,7 @@ mod upgrade;
 
 use std::{
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -79,6 +79,10 @@ pub(crate) struct Wire {
     sent: bool,
     /// The other end's message is in, to its end.
     received: bool,
+    /// Somebody holds the other end's message, to read it.
+    is_read: bool,
+    /// To be woken when nobody does any more.
+    unread: Option<Waker>,
     /// The exchange's place among those that are open. The tunnel client has none between two.
     outstanding: Option<Outstanding>,
 }
@@ -131,30 +135,24 @@ impl Wire {
             let Some(stream) = &mut self.stream else {
                 return Poll::Ready(Err(Cut));
             };
-            match stream.poll_write(cx, out.chunk()) {
-                Poll::Ready(Ok(written)) => out.advance(written),
-                Poll::Ready(Err(cut)) => return Poll::Ready(Err(cut)),
-                Poll::Pending => return Poll::Pending,
-            }
+            ready!(stream.poll_write(cx, out))?;
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Ready when the other end has given the exchange up, or broken the protocol. While it still
-    /// sends, whoever reads notices; this only looks.
+    /// Ready when the other end has given the exchange up, or broken the protocol.
     fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(stream) = &mut self.stream else {
             return Poll::Ready(());
         };
-        if stream.is_closed() {
-            return Poll::Ready(());
-        }
-        if !self.received || self.sent {
+        match (self.received, self.sent) {
+            // What its message still brings is for whoever reads it.
+            (false, _) => stream.poll_reset(cx),
+            // Its message is in: any byte more is a breach, and the end of the stream a cancellation.
+            (true, false) => stream.poll_read(cx).map(drop),
             // With both messages whole, what comes belongs to the next exchange.
-            return Poll::Pending;
+            (true, true) => stream.poll_reset(cx),
         }
-        // Its message is in: any byte more is a breach, and the end of the stream a cancellation.
-        stream.poll_read(cx).map(drop)
     }
 
     /// Resets the stream, should it still be open.
@@ -193,7 +191,7 @@ impl Idle {
     /// came that nobody asked for, is dropped.
     fn take(&mut self) -> Option<MuxStream> {
         let taken = loop {
-            let Some(mut stream) = self.streams.pop() else {
+            let Some(stream) = self.streams.pop() else {
                 break None;
             };
             if stream.is_quiet() {
@@ -205,7 +203,7 @@ impl Idle {
     }
 
     fn put(&mut self, stream: MuxStream) {
-        if self.streams.len() < limits::IDLE_STREAMS && !stream.is_closed() {
+        if self.streams.len() < limits::IDLE_STREAMS && !stream.is_reset() {
             self.streams.push(stream);
         } else {
             stream.finish();

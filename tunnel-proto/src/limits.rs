@@ -11,9 +11,12 @@ pub const MESSAGE_BYTES: usize = 256 * 1024;
 /// calls for bulk data, smaller ones let control messages and other exchanges in sooner.
 pub const BATCH_BYTES: usize = 64 * 1024;
 
-/// Most bytes waiting between the multiplexer and the WebSocket in each direction. Two batches:
-/// one is on its way to the socket while the next is filled.
-pub const PIPE_BYTES: usize = 2 * BATCH_BYTES;
+/// Bytes waiting for the WebSocket above which streams have to wait. Two batches: one is on its way to
+/// the socket while the next is filled.
+pub const OUTPUT_BYTES: usize = 2 * BATCH_BYTES;
+
+/// Most bytes of one stream in one frame. Streams that wait for the WebSocket take turns by frames.
+pub const FRAME_BYTES: usize = 32 * 1024;
 
 /// Largest head of a message, in bytes: control data and header section together. The header
 /// sections that the public side admits (128 KiB by default) must fit with room for the fields
@@ -32,9 +35,12 @@ pub const EXCHANGES: usize = 1_024;
 /// Largest value to which the number of open exchanges can be configured.
 pub const EXCHANGES_MAX: usize = 4_096;
 
-/// Streams that the multiplexer allows. It ends the whole session when this is passed, so it lies
-/// above [`EXCHANGES_MAX`] by as many streams as may be closed but not yet collected.
+/// Streams open at once on one session. A tunnel server that opens more breaks the protocol, so this
+/// lies above [`EXCHANGES_MAX`] by as many as may be resting, or closed at one end only.
 pub const STREAMS: usize = EXCHANGES_MAX + 1_024;
+
+/// Streams that may wait to be acknowledged. Other implementations of yamux stop accepting there.
+pub const STREAMS_UNACKNOWLEDGED: usize = 256;
 
 /// Receive window of a new stream, in bytes: fixed by the yamux specification.
 pub const STREAM_WINDOW_BYTES: usize = 256 * 1024;
@@ -42,6 +48,9 @@ pub const STREAM_WINDOW_BYTES: usize = 256 * 1024;
 /// Bytes by which all receive windows of a session together may grow beyond their first size, so
 /// that few streams can fill a long fat link.
 pub const WINDOW_GROWTH_BYTES: usize = 32 * 1024 * 1024;
+
+/// Largest receive window of one stream, in bytes: 1.3 Gbit/s over a round trip of 100 ms.
+pub const STREAM_WINDOW_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// Streams kept open between exchanges. More than that many exchanges at once open new streams.
 pub const IDLE_STREAMS: usize = 256;

@@ -13,7 +13,6 @@
 pub(crate) mod driver;
 pub(crate) mod liveness;
 pub(crate) mod mux;
-pub(crate) mod pipe;
 pub(crate) mod websocket;
 
 use std::{
@@ -26,7 +25,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -117,11 +115,9 @@ pub struct SessionClosed;
 pub(crate) struct Shared {
     side: Side,
     settings: SessionSettings,
-    /// `None` once the session has ended.
-    mux: Mutex<Option<Mux>>,
+    mux: Arc<Mux>,
     /// Streams at rest between two exchanges, the most recently used last.
     idle: Mutex<Idle>,
-    driver: AtomicWaker,
     outstanding: AtomicUsize,
     /// Told when `outstanding` falls to zero, and when the session ends.
     at_rest: Notify,
@@ -154,9 +150,8 @@ impl Session {
         let shared = Arc::new(Shared {
             side,
             settings,
-            mux: Mutex::new(Some(Mux::new(side))),
+            mux: Mux::new(side),
             idle: Mutex::default(),
-            driver: AtomicWaker::new(),
             outstanding: AtomicUsize::new(0),
             at_rest: Notify::new(),
             draining: AtomicBool::new(false),
@@ -181,7 +176,7 @@ impl Session {
         }
         queue.push_back(control);
         drop(queue);
-        self.shared.driver.wake();
+        self.shared.mux.wake_driver();
         Ok(())
     }
 
@@ -195,7 +190,7 @@ impl Session {
     pub fn close(&self, reason: CloseReason) {
         self.start_drain();
         self.shared.close.lock().get_or_insert(reason);
-        self.shared.driver.wake();
+        self.shared.mux.wake_driver();
     }
 
     /// Whether both handles are of the same session.
@@ -262,13 +257,10 @@ impl Session {
 
     /// A new stream for an exchange, when it is its turn.
     pub(crate) async fn open_stream(&self) -> Result<MuxStream, OpenError> {
-        let opening = self.shared.mux.lock().as_mut().map(Mux::open);
-        // The multiplexer learns of a new stream's first bytes only when it is polled.
-        self.shared.driver.wake();
-        match opening {
-            Some(Ok(Opening::Open(stream))) => Ok(stream),
-            Some(Ok(Opening::Waiting(opening))) => opening.await.map_err(|_| OpenError::Closed),
-            Some(Err(_)) | None => Err(OpenError::Closed),
+        match self.shared.mux.open() {
+            Ok(Opening::Open(stream)) => Ok(stream),
+            Ok(Opening::Waiting(opening)) => opening.await.map_err(|_| OpenError::Closed),
+            Err(_) => Err(OpenError::Closed),
         }
     }
 
@@ -280,9 +272,8 @@ impl Session {
     fn end(&self) {
         // Whoever is woken by what follows must not think that it could be tried here again.
         self.start_drain();
-        // The idle streams first: dropping them needs no multiplexer.
+        self.shared.mux.end();
         self.shared.idle.lock().clear();
-        drop(self.shared.mux.lock().take());
         self.shared.controls_out.lock().clear();
         self.shared.closed.send_replace(true);
         self.shared.at_rest.notify_waiters();

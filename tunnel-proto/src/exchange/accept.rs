@@ -6,7 +6,6 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -17,7 +16,6 @@ use http::{
 };
 use http_body::Body;
 use parking_lot::Mutex;
-use tokio::time::{Interval, interval};
 use tower_service::Service;
 
 use super::{
@@ -30,10 +28,6 @@ use crate::{
     problem::{Hop, Problem, Reason},
     session::{AcceptedStream, Outstanding, mux::MuxStream},
 };
-
-/// How often a reset is looked for while the request's body waits for the service to take it. No
-/// read is pending then, so that the reset wakes nobody.
-const RESET_CHECK: Duration = Duration::from_millis(250);
 
 /// Room for a usual response head and a small content, in bytes.
 const HEAD_BYTES: usize = 1024;
@@ -70,7 +64,7 @@ where
 
 /// Tells the tunnel server that its stream has arrived.
 async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
-    poll_fn(|cx| stream.poll_write(cx, &[ACCEPTED]))
+    poll_fn(|cx| stream.poll_write(cx, &mut &[ACCEPTED][..]))
         .await
         .ok()?;
     Some(Arc::new(Mutex::new(Wire {
@@ -79,6 +73,8 @@ async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
         accepted: true,
         sent: false,
         received: false,
+        is_read: false,
+        unread: None,
         outstanding: None,
     })))
 }
@@ -91,7 +87,7 @@ where
     B::Error: AsProblem,
 {
     let informational = Informational::default();
-    let mut cancellation = Cancellation { wire, check: None };
+    let cancellation = Cancellation { wire };
     let answer = match request(wire, head, &informational) {
         Ok(request) => {
             let mut call = pin!(async {
@@ -115,7 +111,7 @@ where
             let mut sender = Sender::new(wire.clone(), head, body);
             cancellation.or(|cx| poll_send(&mut sender, cx)).await?;
             drop(sender);
-            cancellation.or(|_| poll_request_over(wire)).await
+            cancellation.or(|cx| poll_request_over(wire, cx)).await
         }
         Err(problem) => {
             let head = encode_failure(head, &problem);
@@ -141,29 +137,24 @@ where
     }
 }
 
-/// Ready when the request has been read to its end, or nobody will: no one else holds the wire.
-fn poll_request_over(wire: &SharedWire) -> Poll<Option<()>> {
-    let is_over = wire.lock().received || Arc::strong_count(wire) == 1;
-    if is_over {
-        Poll::Ready(Some(()))
-    } else {
-        Poll::Pending
+/// Ready when the request has been read to its end, or nobody will.
+fn poll_request_over(wire: &SharedWire, cx: &Context<'_>) -> Poll<Option<()>> {
+    let mut wire = wire.lock();
+    if wire.received || !wire.is_read {
+        return Poll::Ready(Some(()));
     }
+    wire.unread = Some(cx.waker().clone());
+    Poll::Pending
 }
 
 /// Watches for the tunnel server to cancel the exchange, or to break its protocol.
 struct Cancellation<'a> {
     wire: &'a SharedWire,
-    /// Made only for an exchange whose request takes its time.
-    check: Option<Interval>,
 }
 
 impl Cancellation<'_> {
     /// What the function comes to; `None` when the exchange was cancelled before.
-    async fn or<T>(
-        &mut self,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<Option<T>>,
-    ) -> Option<T> {
+    async fn or<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<Option<T>>) -> Option<T> {
         poll_fn(|cx| match self.poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => poll(cx),
@@ -171,16 +162,8 @@ impl Cancellation<'_> {
         .await
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut wire = self.wire.lock();
-        if wire.poll_cancelled(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        if !wire.received {
-            let check = self.check.get_or_insert_with(|| interval(RESET_CHECK));
-            while check.poll_tick(cx).is_ready() {}
-        }
-        Poll::Pending
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.wire.lock().poll_cancelled(cx)
     }
 }
 

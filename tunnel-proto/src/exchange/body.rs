@@ -66,7 +66,7 @@ impl From<WireError> for BodyError {
 /// The body of a received request or response.
 pub struct RecvBody {
     /// `None` once the message is over.
-    wire: Option<SharedWire>,
+    wire: Option<Reading>,
     /// An event that was looked at ahead of time.
     peeked: Option<Event>,
     /// The last of a declared length, which goes on together with the message's end: whoever reads
@@ -78,6 +78,28 @@ pub struct RecvBody {
     sending: Option<Sending>,
 }
 
+/// The wire, known to be read for as long as this lives.
+struct Reading(SharedWire);
+
+impl Reading {
+    fn new(wire: &SharedWire) -> Self {
+        wire.lock().is_read = true;
+        Self(wire.clone())
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut wire = self.0.lock();
+        wire.is_read = false;
+        let waiting = wire.unread.take();
+        drop(wire);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
+    }
+}
+
 struct Sending {
     task: JoinSet<()>,
     wire: Weak<Mutex<Wire>>,
@@ -87,7 +109,7 @@ impl RecvBody {
     /// The body that follows a head with `declared` as its `Content-Length`.
     pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
         let mut body = Self {
-            wire: Some(wire.clone()),
+            wire: Some(Reading::new(wire)),
             peeked: None,
             last: None,
             remaining: declared,
@@ -127,7 +149,7 @@ impl RecvBody {
             return Ok(());
         };
         let mut cx = Context::from_waker(noop_waker_ref());
-        let next = wire.lock().poll_event(&mut cx);
+        let next = wire.0.lock().poll_event(&mut cx);
         match next {
             Poll::Ready(Ok(Event::End(fields))) if fields.is_empty() => return self.finish(),
             Poll::Ready(Ok(other)) => self.peeked = Some(other),
@@ -179,7 +201,7 @@ impl RecvBody {
             };
             let event = match self.peeked.take() {
                 Some(event) => event,
-                None => ready!(wire.lock().poll_event(cx))?,
+                None => ready!(wire.0.lock().poll_event(cx))?,
             };
             match (event, self.last.take()) {
                 (Event::Content(content), None) => {

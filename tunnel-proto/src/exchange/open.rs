@@ -75,6 +75,8 @@ where
         accepted: is_used,
         sent: false,
         received: false,
+        is_read: false,
+        unread: None,
         outstanding: Some(outstanding),
     }));
     let mut sender = Sender::new(wire.clone(), head, body);

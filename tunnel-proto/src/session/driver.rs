@@ -1,7 +1,7 @@
 //! The driver: the one future that moves a session's bytes, control messages and pings.
 //!
-//! Each poll receives what the WebSocket has, lets the multiplexer work on it, and sends what came
-//! out as one message with one flush. It never waits for anybody who uses the session: a stream
+//! Each poll hands what the WebSocket has received to the multiplexer, and sends what waits there with
+//! one flush. It never waits for anybody who uses the session: a stream
 //! nobody takes is reset, a control message nobody takes ends the session. It logs nothing.
 
 use std::{
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    Session, Side,
+    Session,
     liveness::{Due, Liveness},
     mux::{MuxError, MuxStream},
     websocket::{Received, WebSocket, WebSocketError},
@@ -51,7 +51,7 @@ pub enum SessionEnd {
     /// The multiplexer ended.
     #[error(transparent)]
     Mux(MuxError),
-    /// The other end broke the protocol of control messages or streams.
+    /// The other end broke the protocol of control messages.
     #[error("protocol broken: {0}")]
     Protocol(&'static str),
 }
@@ -125,11 +125,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
         for _ in 0..ROUNDS {
             self.tick(cx)?;
-            let received = self.receive(cx);
-            // Whatever came before the end still counts.
-            let multiplexed = self.multiplex(cx);
-            let received = received?;
-            multiplexed?;
+            let received = self.receive(cx)?;
+            self.session
+                .shared
+                .mux
+                .open_waiting()
+                .map_err(SessionEnd::Mux)?;
             let sent = self.send(cx)?;
             if sent.any || received {
                 continue;
@@ -166,6 +167,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                         .send_ping(payload)
                         .map_err(SessionEnd::WebSocket)?;
                     self.session.shared.idle.lock().trim();
+                    self.session.shared.mux.trim();
                 }
                 Due::Dead => return Err(SessionEnd::Dead),
             }
@@ -175,10 +177,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Ok(())
     }
 
-    /// Takes messages until there are none, or the multiplexer has enough to read.
+    /// Takes messages until there are none, or others should have their turn.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let mut any = false;
-        while !self.is_pipe_full() {
+        let mut bytes = 0;
+        while bytes < limits::MESSAGE_BYTES {
             let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
                 break;
             };
@@ -187,7 +190,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             any = true;
             match message {
-                Some(Ok(Received::Data(bytes))) => self.fill_pipe(bytes),
+                Some(Ok(Received::Data(data))) => {
+                    bytes += data.len();
+                    self.on_data(data)?;
+                }
                 Some(Ok(Received::Control(text))) => self.on_control(text.as_str())?,
                 Some(Ok(Received::Ping)) => {}
                 Some(Ok(Received::Pong(payload))) => self.on_pong(&payload),
@@ -204,6 +210,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
 
     fn on_pong(&mut self, payload: &[u8]) {
         if let Some(time) = self.liveness.on_pong(payload, Instant::now()) {
+            self.session.shared.mux.set_round_trip(time);
             let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
             self.session
                 .shared
@@ -234,37 +241,15 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             .map_err(|_| SessionEnd::Protocol("more control messages than are handled"))
     }
 
-    fn is_pipe_full(&self) -> bool {
-        self.session
-            .shared
-            .mux
-            .lock()
-            .as_ref()
-            .is_none_or(|mux| mux.pipe().is_full())
-    }
-
-    fn fill_pipe(&self, bytes: Bytes) {
-        if let Some(mux) = self.session.shared.mux.lock().as_ref() {
-            mux.pipe().fill(bytes);
-        }
-    }
-
-    fn multiplex(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
-        let mut mux = self.session.shared.mux.lock();
-        let Some(mux) = mux.as_mut() else {
-            return Err(SessionEnd::Mux(MuxError::Ended));
-        };
-        while let Poll::Ready(accepted) = mux.poll_accept(cx) {
-            let stream = accepted.map_err(SessionEnd::Mux)?;
-            if self.session.shared.side == Side::Server {
-                return Err(SessionEnd::Protocol("the tunnel client opened a stream"));
-            }
+    fn on_data(&self, data: Bytes) -> Result<(), SessionEnd> {
+        let mux = &self.session.shared.mux;
+        let accept = |stream| {
             if let Some(owner) = &self.owner {
                 // Full only when the owner no longer serves: the stream is reset by being dropped.
                 let _ = owner.streams.try_send(stream);
             }
-        }
-        Ok(())
+        };
+        mux.receive(data, accept).map_err(SessionEnd::Mux)
     }
 
     /// Sends what is queued, as long as the socket takes it.
@@ -282,7 +267,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Queues all waiting control messages and one batch of bytes.
+    /// Queues all waiting control messages and about a batch of bytes.
     fn queue_next(&mut self) -> Result<bool, SessionEnd> {
         let mut any = false;
         let mut controls = self.session.shared.controls_out.lock();
@@ -293,21 +278,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             any = true;
         }
         drop(controls);
-        let batch = self
-            .session
-            .shared
-            .mux
-            .lock()
-            .as_ref()
-            .map(|mux| mux.pipe().take())
-            .unwrap_or_default();
-        if !batch.is_empty() {
+        let mut bytes = 0;
+        while bytes < limits::BATCH_BYTES
+            && let Some(batch) = self.session.shared.mux.take()
+        {
+            bytes += batch.len();
             self.websocket
                 .send_data(batch)
                 .map_err(SessionEnd::WebSocket)?;
-            any = true;
         }
-        Ok(any)
+        Ok(any || bytes > 0)
     }
 
     /// From a cause to the farewell that it calls for.
@@ -343,7 +323,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         let this = &mut *self;
-        this.session.shared.driver.register(cx.waker());
+        this.session.shared.mux.register_driver(cx.waker());
         if matches!(this.state, State::Running) {
             match this.run(cx) {
                 Ok(()) => return Poll::Pending,

@@ -1,32 +1,45 @@
-//! The multiplexer. The only file that names the yamux crate.
+//! The multiplexer: many streams in one session, as yamux has it.
 //!
-//! Wraps its connection and its streams so that nothing of its interface shows: streams of whole
-//! chunks of bytes, that end cleanly or are cut. Its traps are handled here: it ends the session
-//! when its own stream limit is passed, it wakes only one of those who wait to open a stream and
-//! none when a stream is given up, and it learns of a first write only when somebody polls it.
+//! ```text
+//!   MuxStream ─┐                       ┌─▶ receive ◀─ driver ◀─ WebSocket
+//!   MuxStream ─┼─▶ one table, locked ──┤
+//!   MuxStream ─┘                       └─▶ take ───▶ driver ──▶ WebSocket
+//! ```
+//!
+//! Whoever holds a stream works on the table itself, for the time of one poll; the driver carries what
+//! came of it. Bodies are slices of the messages that brought them, and go out as they were given.
+//! Traps of the protocol are handled here: at most 256 new streams wait to be acknowledged, in turn;
+//! streams that wait for the WebSocket take turns by frames; windows grow only where they are short.
+
+mod frame;
+mod incoming;
+mod output;
+mod streams;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
-use bytes::Bytes;
-use futures_util::{AsyncWrite, Stream, task::noop_waker_ref};
+use bytes::{Buf, Bytes};
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{
-    Side,
-    pipe::{self, DriverEnd, MuxEnd},
-};
+use self::streams::Streams;
+use super::Side;
 use crate::limits;
 
 /// Why the multiplexer ended.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MuxError {
     /// The other end broke the multiplexer's protocol, or passed a limit of it.
     #[error("multiplexer protocol broken: {0}")]
-    Protocol(String),
+    Protocol(&'static str),
     /// It has ended in order.
     #[error("the multiplexer has ended")]
     Ended,
@@ -34,123 +47,140 @@ pub enum MuxError {
 
 /// All streams of one session.
 pub(super) struct Mux {
-    connection: yamux::Connection<MuxEnd>,
-    pipe: DriverEnd,
-    /// Exchanges that wait until the other end has accepted enough of the new streams.
-    waiting: VecDeque<oneshot::Sender<MuxStream>>,
+    streams: Mutex<Streams>,
+    /// Exchanges that wait until the other end has acknowledged enough of the new streams.
+    openings: Mutex<VecDeque<oneshot::Sender<MuxStream>>>,
+    driver: AtomicWaker,
 }
 
 /// A stream that was asked for.
 pub(super) enum Opening {
     /// Here it is.
     Open(MuxStream),
-    /// It comes when others were accepted or given up; never, if the session ends before.
+    /// It comes when others were acknowledged or given up; never, if the session ends before.
     Waiting(oneshot::Receiver<MuxStream>),
 }
 
 impl Mux {
-    pub(super) fn new(side: Side) -> Self {
-        let mut config = yamux::Config::default();
-        config
-            .set_max_connection_receive_window(Some(
-                limits::STREAMS * limits::STREAM_WINDOW_BYTES + limits::WINDOW_GROWTH_BYTES,
-            ))
-            .set_max_num_streams(limits::STREAMS);
-        // Who opens the streams is yamux's client.
-        let mode = match side {
-            Side::Server => yamux::Mode::Client,
-            Side::Client => yamux::Mode::Server,
-        };
-        let (mux_end, pipe) = pipe::pipe();
-        let connection = yamux::Connection::new(mux_end, config, mode);
-        Self {
-            connection,
-            pipe,
-            waiting: VecDeque::new(),
-        }
+    pub(super) fn new(side: Side) -> Arc<Self> {
+        Arc::new(Self {
+            streams: Mutex::new(Streams::new(side)),
+            openings: Mutex::default(),
+            driver: AtomicWaker::new(),
+        })
     }
 
-    /// The driver's end of the pipe.
-    pub(super) fn pipe(&self) -> &DriverEnd {
-        &self.pipe
+    /// Keeps the waker of the driver's task.
+    pub(super) fn register_driver(&self, waker: &Waker) {
+        self.driver.register(waker);
     }
 
-    /// Opens a stream, in turn: 256 new ones at most wait to be accepted by the other end.
-    pub(super) fn open(&mut self) -> Result<Opening, MuxError> {
-        if self.waiting.is_empty()
+    /// Has the driver polled.
+    pub(super) fn wake_driver(&self) {
+        self.driver.wake();
+    }
+
+    /// Opens a stream, in turn: 256 new ones at most wait to be acknowledged by the other end.
+    pub(super) fn open(self: &Arc<Self>) -> Result<Opening, MuxError> {
+        let mut openings = self.openings.lock();
+        if openings.is_empty()
             && let Some(stream) = self.try_open()?
         {
             return Ok(Opening::Open(stream));
         }
-        if self.waiting.len() >= limits::EXCHANGES_MAX {
+        if openings.len() >= limits::EXCHANGES_MAX {
             // No more than that are open, so that the others were given up.
-            self.waiting.retain(|waiting| !waiting.is_closed());
+            openings.retain(|waiting| !waiting.is_closed());
         }
         let (hand_over, opening) = oneshot::channel();
-        self.waiting.push_back(hand_over);
+        openings.push_back(hand_over);
         Ok(Opening::Waiting(opening))
     }
 
-    /// A new stream; `None` while too many wait to be accepted.
-    fn try_open(&mut self) -> Result<Option<MuxStream>, MuxError> {
-        let mut ignore = Context::from_waker(noop_waker_ref());
-        match self.connection.poll_new_outbound(&mut ignore) {
-            Poll::Ready(Ok(stream)) => Ok(Some(MuxStream(stream))),
-            Poll::Ready(Err(error)) => Err(error.into()),
-            Poll::Pending => Ok(None),
-        }
+    fn try_open(self: &Arc<Self>) -> Result<Option<MuxStream>, MuxError> {
+        let id = self.streams.lock().open()?;
+        Ok(id.map(|id| MuxStream::new(self, id)))
     }
 
-    /// Hands new streams to those that wait; whether there was any.
-    fn open_waiting(&mut self) -> Result<bool, MuxError> {
-        let mut any = false;
-        while let Some(first) = self.waiting.front() {
+    /// Hands new streams to those that wait.
+    pub(super) fn open_waiting(self: &Arc<Self>) -> Result<(), MuxError> {
+        let mut openings = self.openings.lock();
+        while let Some(first) = openings.front() {
             if !first.is_closed() {
                 let Some(stream) = self.try_open()? else {
                     break;
                 };
-                any = true;
-                if let Some(first) = self.waiting.pop_front() {
+                if let Some(first) = openings.pop_front() {
                     // Given up in this very moment, it is dropped.
                     let _ = first.send(stream);
                 }
             } else {
-                self.waiting.pop_front();
+                openings.pop_front();
             }
         }
-        Ok(any)
+        Ok(())
     }
 
-    /// Moves frames between the pipe and the streams; ready with a stream of the other end.
-    pub(super) fn poll_accept(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<MuxStream, MuxError>> {
-        loop {
-            match self.connection.poll_next_inbound(cx) {
-                Poll::Ready(Some(Ok(stream))) => return Poll::Ready(Ok(MuxStream(stream))),
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => return Poll::Ready(Err(MuxError::Ended)),
-                Poll::Pending if self.pipe.is_refused() => {
-                    let what = "a frame that is not allowed".into();
-                    return Poll::Ready(Err(MuxError::Protocol(what)));
-                }
-                Poll::Pending => {}
-            }
-            // What the new streams write is noticed only after another poll.
-            if !self.open_waiting()? {
-                return Poll::Pending;
-            }
+    /// Takes received bytes in, and hands over the streams that the other end has opened.
+    pub(super) fn receive(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        accept: impl FnMut(MuxStream),
+    ) -> Result<(), MuxError> {
+        let mut streams = self.streams.lock();
+        let received = streams.receive(bytes);
+        let accepted = std::mem::take(&mut streams.accepted);
+        let woken = std::mem::take(&mut streams.woken);
+        drop(streams);
+        self.wake(woken);
+        let stream = |id| MuxStream::new(self, id);
+        accepted.into_iter().map(stream).for_each(accept);
+        received
+    }
+
+    /// The next bytes to send, at most a batch. `None` when there are none: whatever comes then wakes
+    /// the driver.
+    pub(super) fn take(&self) -> Option<Bytes> {
+        let mut streams = self.streams.lock();
+        let bytes = streams.take();
+        streams.is_driver_told = bytes.is_some();
+        let woken = std::mem::take(&mut streams.woken);
+        drop(streams);
+        self.wake(woken);
+        bytes
+    }
+
+    /// Wakes everybody, and keeps the list's space for the next time.
+    fn wake(&self, mut woken: Vec<Waker>) {
+        if woken.is_empty() {
+            return;
+        }
+        woken.drain(..).for_each(Waker::wake);
+        let mut streams = self.streams.lock();
+        if streams.woken.capacity() == 0 {
+            streams.woken = woken;
         }
     }
-}
 
-impl From<yamux::ConnectionError> for MuxError {
-    fn from(error: yamux::ConnectionError) -> Self {
-        match error {
-            yamux::ConnectionError::Closed => Self::Ended,
-            other => Self::Protocol(other.to_string()),
-        }
+    /// The round-trip time, by which windows grow.
+    pub(super) fn set_round_trip(&self, time: Duration) {
+        self.streams.lock().set_round_trip(time);
+    }
+
+    /// Gives back what a burst has left.
+    pub(super) fn trim(&self) {
+        self.streams.lock().trim();
+    }
+
+    /// Nothing is sent or received from here on.
+    pub(super) fn end(&self) {
+        let mut streams = self.streams.lock();
+        streams.end();
+        let woken = std::mem::take(&mut streams.woken);
+        drop(streams);
+        self.wake(woken);
+        let openings = std::mem::take(&mut *self.openings.lock());
+        drop(openings);
     }
 }
 
@@ -159,47 +189,79 @@ impl From<yamux::ConnectionError> for MuxError {
 pub(crate) struct Cut;
 
 /// One stream. Dropped, it is reset unless it was finished.
-pub(crate) struct MuxStream(yamux::Stream);
+pub(crate) struct MuxStream {
+    mux: Arc<Mux>,
+    id: u32,
+    is_finished: bool,
+}
 
 impl MuxStream {
-    /// The next bytes as one chunk; `None` when no more can come, for whatever cause.
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        loop {
-            match Pin::new(&mut self.0).poll_next(cx) {
-                Poll::Ready(Some(Ok(packet))) if packet.as_ref().is_empty() => {}
-                Poll::Ready(Some(Ok(packet))) => {
-                    return Poll::Ready(Some(Bytes::from_owner(packet)));
-                }
-                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
-            }
+    fn new(mux: &Arc<Mux>, id: u32) -> Self {
+        Self {
+            mux: mux.clone(),
+            id,
+            is_finished: false,
         }
     }
 
-    /// Takes some of the bytes; pending while the other end's window is full.
+    /// Does something to the table, and tells the driver if there is something to send.
+    fn with<T>(&self, work: impl FnOnce(&mut Streams) -> T) -> T {
+        let mut streams = self.mux.streams.lock();
+        let done = work(&mut streams);
+        let has_news = streams.has_news();
+        drop(streams);
+        if has_news {
+            self.mux.driver.wake();
+        }
+        done
+    }
+
+    /// The next bytes as one chunk; `None` when no more can come, for whatever cause.
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.with(|streams| streams.poll_read(self.id, cx))
+    }
+
+    /// Takes some of the bytes; pending while the other end's window, or the way there, is full.
     pub(crate) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<Result<usize, Cut>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes).map_err(|_| Cut)
+        bytes: &mut impl Buf,
+    ) -> Poll<Result<(), Cut>> {
+        self.with(|streams| streams.poll_write(self.id, cx, bytes))
     }
 
-    /// Whether the stream is over in both directions.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.0.is_closed()
+    /// Whether the other end has reset the stream, or the session has ended.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.mux.streams.lock().is_reset(self.id)
+    }
+
+    /// Ready when that is so.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.mux.streams.lock().poll_reset(self.id, cx)
     }
 
     /// Whether the stream is open and nothing has come on it that was not read.
-    pub(crate) fn is_quiet(&mut self) -> bool {
-        let mut cx = Context::from_waker(noop_waker_ref());
-        self.poll_read(&mut cx).is_pending()
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.mux.streams.lock().is_quiet(self.id)
     }
 
     /// Ends the stream in order, so that dropping it is no reset. Only for a stream at rest.
     pub(crate) fn finish(mut self) {
-        // At rest its queue is empty, so that this cannot be pending.
-        let mut cx = Context::from_waker(noop_waker_ref());
-        let _ = Pin::new(&mut self.0).poll_close(&mut cx);
+        self.is_finished = true;
+    }
+}
+
+impl Drop for MuxStream {
+    fn drop(&mut self) {
+        let mut streams = self.mux.streams.lock();
+        streams.remove(self.id, self.is_finished);
+        let woken = std::mem::take(&mut streams.woken);
+        let has_ended = streams.has_ended();
+        drop(streams);
+        drop(woken);
+        if !has_ended {
+            // There may be a frame to send, and room for another stream.
+            self.mux.driver.wake();
+        }
     }
 }

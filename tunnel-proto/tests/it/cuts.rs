@@ -271,7 +271,7 @@ async fn flooding() -> (Pair, Arc<AtomicUsize>) {
 }
 
 /// What one stream, both pipes, the connection and a message on its way may hold.
-const IN_FLIGHT: usize = limits::STREAM_WINDOW_BYTES + 4 * limits::PIPE_BYTES;
+const IN_FLIGHT: usize = limits::STREAM_WINDOW_BYTES + 4 * limits::OUTPUT_BYTES;
 
 #[tokio::test(start_paused = true)]
 async fn a_response_that_nobody_reads_is_held_back_and_stops_nobody_else() {

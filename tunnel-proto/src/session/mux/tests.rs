@@ -1,0 +1,318 @@
+//! The table of streams against itself, and against the `yamux` crate as an independent other end.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{AsyncRead, AsyncWrite, task::noop_waker_ref};
+use parking_lot::Mutex as PipeLock;
+use proptest::prelude::*;
+
+use super::{streams::Streams, *};
+
+fn context() -> Context<'static> {
+    Context::from_waker(noop_waker_ref())
+}
+
+/// Two ends, joined by hand.
+struct Two {
+    server: Arc<Mux>,
+    client: Arc<Mux>,
+    accepted: Vec<MuxStream>,
+}
+
+impl Two {
+    fn new() -> Self {
+        Self {
+            server: Mux::new(Side::Server),
+            client: Mux::new(Side::Client),
+            accepted: Vec::new(),
+        }
+    }
+
+    fn open(&self) -> MuxStream {
+        match self.server.open().unwrap() {
+            Opening::Open(stream) => stream,
+            Opening::Waiting(_) => panic!("there is room"),
+        }
+    }
+
+    /// Moves whatever waits, until nothing does.
+    fn settle(&mut self) {
+        loop {
+            let (up, down) = (self.server.take(), self.client.take());
+            if up.is_none() && down.is_none() {
+                return;
+            }
+            if let Some(up) = up {
+                self.client
+                    .receive(up, |stream| self.accepted.push(stream))
+                    .unwrap();
+            }
+            if let Some(down) = down {
+                self.server.receive(down, |_| panic!("a stream")).unwrap();
+            }
+        }
+    }
+}
+
+fn write(stream: &mut MuxStream, bytes: &mut Bytes) -> bool {
+    while !bytes.is_empty() {
+        match stream.poll_write(&mut context(), bytes) {
+            Poll::Ready(written) => written.unwrap(),
+            Poll::Pending => return false,
+        }
+    }
+    true
+}
+
+fn read(stream: &mut MuxStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    while let Poll::Ready(Some(bytes)) = stream.poll_read(&mut context()) {
+        all.extend_from_slice(&bytes);
+    }
+    all
+}
+
+#[test]
+fn a_writer_waits_for_the_reader_and_loses_nothing() {
+    let mut two = Two::new();
+    let mut ours = two.open();
+    let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    let mut left = Bytes::from(content.clone());
+    let mut got = Vec::new();
+    while !write(&mut ours, &mut left) || got.len() < content.len() {
+        two.settle();
+        let before = got.len();
+        got.extend(read(&mut two.accepted[0]));
+        assert!(got.len() - before <= 2 * limits::STREAM_WINDOW_BYTES);
+        two.settle();
+    }
+    assert_eq!(got, content);
+}
+
+#[test]
+fn streams_that_wait_for_the_way_out_take_turns() {
+    let two = Two::new();
+    let mut streams: Vec<_> = (0..20).map(|_| two.open()).collect();
+    let mut left = vec![Bytes::from(vec![0; 200_000]); 20];
+    let mut sent = [0; 20];
+    while left.iter().any(|left| !left.is_empty()) {
+        for ((stream, left), sent) in streams.iter_mut().zip(&mut left).zip(&mut sent) {
+            let before = left.len();
+            write(stream, left);
+            *sent += before - left.len();
+        }
+        let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
+        // The first few fill what is empty at the start.
+        assert!(most - least <= 5 * limits::FRAME_BYTES, "{sent:?}");
+        two.server.take();
+    }
+}
+
+#[test]
+fn a_short_message_does_not_wait_for_long_ones() {
+    let two = Two::new();
+    let (mut long, mut short) = (two.open(), two.open());
+    assert!(!write(&mut long, &mut Bytes::from(vec![0; 250_000])));
+    assert!(write(&mut short, &mut Bytes::from(vec![0; 500])));
+    // Nor does it help to cut a long one into many.
+    let all = (0..10_000).filter(|_| write(&mut two.open(), &mut Bytes::from(vec![0; 500])));
+    assert!(all.count() < 1_000);
+}
+
+#[test]
+fn whoever_has_its_turn_and_goes_away_holds_up_nobody() {
+    let two = Two::new();
+    let mut streams: Vec<_> = (0..30).map(|_| two.open()).collect();
+    for stream in &mut streams {
+        write(stream, &mut Bytes::from(vec![0; 100_000]));
+    }
+    let mut last = streams.pop().unwrap();
+    while two.server.take().is_some() {}
+    drop(streams);
+    while two.server.take().is_some() {}
+    assert!(write(&mut last, &mut Bytes::from(vec![0; 30_000])));
+}
+
+#[test]
+fn nothing_is_left_of_streams_that_have_gone() {
+    let mut two = Two::new();
+    for round in 0..3_000 {
+        let mut stream = two.open();
+        assert!(write(&mut stream, &mut Bytes::from_static(b"hello")));
+        two.settle();
+        let mut theirs = two.accepted.pop().unwrap();
+        assert_eq!(read(&mut theirs), b"hello");
+        match round % 3 {
+            0 => drop(stream),
+            1 => stream.finish(),
+            _ => drop(theirs),
+        }
+        two.settle();
+    }
+    for mux in [&two.server, &two.client] {
+        let mut streams = mux.streams.lock();
+        assert_eq!(streams.counts(), (0, 0, 0));
+        streams.trim();
+        assert_eq!(streams.output_bytes(), 0);
+    }
+}
+
+/// A pipe under the crate's connection.
+#[derive(Clone, Default)]
+struct Pipe(Arc<PipeLock<(BytesMut, BytesMut)>>);
+
+impl AsyncRead for Pipe {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        space: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut pipe = self.0.lock();
+        let length = pipe.0.len().min(space.len());
+        if length == 0 {
+            return Poll::Pending;
+        }
+        space[..length].copy_from_slice(&pipe.0.split_to(length));
+        Poll::Ready(Ok(length))
+    }
+}
+
+impl AsyncWrite for Pipe {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.0.lock().1.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Our table with the crate at the other end, which echoes every stream.
+struct Crate {
+    ours: Arc<Mux>,
+    theirs: yamux::Connection<Pipe>,
+    pipe: Pipe,
+    streams: Vec<(yamux::Stream, BytesMut)>,
+}
+
+impl Crate {
+    fn new() -> Self {
+        let pipe = Pipe::default();
+        Self {
+            ours: Mux::new(Side::Server),
+            theirs: yamux::Connection::new(
+                pipe.clone(),
+                yamux::Config::default(),
+                yamux::Mode::Server,
+            ),
+            pipe,
+            streams: Vec::new(),
+        }
+    }
+
+    /// Moves bytes, in pieces of this length, until nothing moves any more.
+    fn settle(&mut self, piece: usize) {
+        loop {
+            let mut moved = false;
+            while let Some(bytes) = self.ours.take() {
+                self.pipe.0.lock().0.extend_from_slice(&bytes);
+                moved = true;
+            }
+            while let Poll::Ready(Some(stream)) = self.theirs.poll_next_inbound(&mut context()) {
+                self.streams.push((stream.unwrap(), BytesMut::new()));
+                moved = true;
+            }
+            for (stream, held) in &mut self.streams {
+                moved |= echo(stream, held);
+            }
+            let _ = self.theirs.poll_next_inbound(&mut context());
+            let said = self.pipe.0.lock().1.split();
+            moved |= !said.is_empty();
+            for piece in said.chunks(piece) {
+                let received = self.ours.receive(Bytes::copy_from_slice(piece), |_| {});
+                received.unwrap();
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+}
+
+/// Reads what there is, and says it again.
+fn echo(stream: &mut yamux::Stream, held: &mut BytesMut) -> bool {
+    let mut moved = false;
+    let mut space = [0; 4_096];
+    while let Poll::Ready(Ok(read @ 1..)) =
+        Pin::new(&mut *stream).poll_read(&mut context(), &mut space)
+    {
+        held.extend_from_slice(&space[..read]);
+        moved = true;
+    }
+    while !held.is_empty()
+        && let Poll::Ready(Ok(written)) = Pin::new(&mut *stream).poll_write(&mut context(), held)
+    {
+        let _ = held.split_to(written);
+        moved = true;
+    }
+    moved
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_crate_understands_us_and_we_understand_it(
+        lengths in proptest::collection::vec(1_usize..400_000, 1..8),
+        piece in 1_usize..5_000,
+    ) {
+        let mut pair = Crate::new();
+        let mut streams: Vec<_> = lengths
+            .iter()
+            .enumerate()
+            .map(|(number, length)| {
+                let Ok(Opening::Open(stream)) = pair.ours.open() else { panic!("there is room") };
+                let content: Vec<u8> = (0..*length).map(|at| (at * 7 + number) as u8).collect();
+                (stream, Bytes::from(content.clone()), content, Vec::new())
+            })
+            .collect();
+        for _ in 0..10_000 {
+            for (stream, left, _, got) in &mut streams {
+                write(stream, left);
+                got.extend(read(stream));
+            }
+            pair.settle(piece);
+            if streams.iter().all(|(_, _, content, got)| got.len() == content.len()) {
+                break;
+            }
+        }
+        for (_, _, content, got) in streams {
+            prop_assert!(got == content, "{} of {}", got.len(), content.len());
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic_or_grow(bytes in proptest::collection::vec(any::<u8>(), 0..2_000)) {
+        for side in [Side::Server, Side::Client] {
+            let mut streams = Streams::new(side);
+            let _ = streams.open();
+            let _ = streams.receive(Bytes::from(bytes.clone()));
+            prop_assert!(streams.output_bytes() <= 2 * limits::OUTPUT_BYTES + 12);
+        }
+    }
+}
