@@ -18,9 +18,8 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tower_service::Service;
 use tunnel_proto::{
-    exchange::{AsProblem, RecvBody, exchange, serve},
+    exchange::{AsProblem, Informational, RecvBody, exchange, serve},
     problem::{Hop, Problem, Reason},
     session::{Session, SessionEvent, SessionEvents, SessionSettings, Side},
 };
@@ -141,36 +140,25 @@ async fn serve_all(session: Session, mut events: SessionEvents) {
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         if let SessionEvent::Exchanges(stream) = event {
-            streams.spawn(serve(stream, Echo));
+            streams.spawn(serve(stream, echo));
         }
     }
     while streams.join_next().await.is_some() {}
 }
 
 /// Answers with what was sent, or not at all, by path.
-struct Echo;
-
-impl Service<Request<RecvBody>> for Echo {
-    type Response = Response<Never<Full<Bytes>>>;
-    type Error = Problem;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Problem>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), Problem>> {
-        Poll::Ready(Ok(()))
+async fn echo(
+    request: Request<RecvBody>,
+    _: Informational,
+) -> Result<Response<Never<Full<Bytes>>>, Problem> {
+    if request.uri().path() == "/n" {
+        std::future::pending::<()>().await;
     }
-
-    fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
-        Box::pin(async move {
-            if request.uri().path() == "/n" {
-                std::future::pending::<()>().await;
-            }
-            let content = request.into_body().collect().await;
-            let content = content.map_err(|error| error.problem(Hop::Client))?;
-            Ok(Response::new(
-                Full::new(content.to_bytes()).map_err(never as fn(_) -> _),
-            ))
-        })
-    }
+    let content = request.into_body().collect().await;
+    let content = content.map_err(|error| error.problem(Hop::Client))?;
+    Ok(Response::new(
+        Full::new(content.to_bytes()).map_err(never as fn(_) -> _),
+    ))
 }
 
 type Never<B> = http_body_util::combinators::MapErr<B, fn(Infallible) -> Broken>;

@@ -1,7 +1,7 @@
 //! The life of an exchange in the client: accepted request, route, upstream, response.
 //!
 //! ```text
-//!   session ─▶ Exchanges::call ─▶ route ─▶ upstream ─▶ response ─▶ session
+//!   session ─▶ Exchanges::answer ─▶ route ─▶ upstream ─▶ response ─▶ session
 //!                    └── record: metrics and the access log, from the first moment to the last
 //! ```
 //!
@@ -19,8 +19,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tower_service::Service;
-use tunnel_proto::exchange::{AsProblem, RecvBody};
+use tunnel_proto::exchange::{AsProblem, Informational, RecvBody};
 use tunnel_proto::problem::Problem;
 
 use self::record::Record;
@@ -53,31 +52,28 @@ impl Exchanges {
     }
 }
 
-impl Service<Request<RecvBody>> for Exchanges {
-    type Response = Response<RecordedBody>;
-    type Error = Problem;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Problem>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Problem>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
-        Box::pin(answer(Arc::clone(&self.shared), request))
+impl Exchanges {
+    /// Answers one request. Heads that come before its response go to `informational`.
+    pub(crate) fn answer(
+        &self,
+        request: Request<RecvBody>,
+        informational: Informational,
+    ) -> impl Future<Output = Result<Response<RecordedBody>, Problem>> + Send + use<> {
+        answer(Arc::clone(&self.shared), request, informational)
     }
 }
 
 async fn answer(
     shared: Arc<Shared>,
     request: Request<RecvBody>,
+    informational: Informational,
 ) -> Result<Response<RecordedBody>, Problem> {
-    let (head, content) = request.into_parts();
     let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));
     let metrics = Arc::clone(&shared.metrics);
-    let mut record = Record::begin(metrics, &head, Arc::clone(&progress), shared.has_access_log);
-    let mut asked = Asked::new(head, progress);
+    let mut asked = Asked::new(request, informational, Arc::clone(&progress));
+    let mut record = Record::begin(metrics, asked.head(), progress, shared.has_access_log);
     let answered = match shared.routes.route(asked.head()) {
-        Ok(upstream) => upstream.ask(&mut asked, content).await,
+        Ok(upstream) => upstream.ask(&mut asked).await,
         Err(problem) => Err(problem),
     };
     match answered {

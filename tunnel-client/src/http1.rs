@@ -1,13 +1,12 @@
-//! One HTTP/1.1 connection of ours, driven by whoever uses it: it has no task of its own.
+//! One HTTP/1.1 connection to a tunnel server, driven by whoever dials: it has no task of its own.
 //!
 //! ```text
-//!   task of an exchange ── ask ──▶ sender ┐
-//!                       ── poll ─▶ connection ── bytes ──▶ upstream
+//!   dial ── ask ──▶ sender ┐
+//!        ── poll ─▶ connection ── bytes ──▶ tunnel server
 //! ```
 //!
 //! hyper splits a connection into a sender and a future that moves the bytes. Both are polled side
-//! by side here, in the task that waits for the response, so that a request costs no change of
-//! tasks. Between two requests nobody polls anything.
+//! by side here, so that the connection can be taken apart after the 101.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -117,26 +116,6 @@ where
         }
         self.poll(cx);
         pin!(body).poll_frame(&mut unheard)
-    }
-
-    /// Whether the connection has ended; what it still had to say may wait to be taken.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.connection.is_none()
-    }
-
-    /// Whether everything asked is answered to its end, and another request may follow.
-    pub(crate) fn is_at_rest(&mut self) -> bool {
-        if !self.sender.is_ready() {
-            self.poll(&mut Context::from_waker(Waker::noop()));
-        }
-        !self.has_ended() && self.sender.is_ready()
-    }
-
-    /// Whether a connection that rested is still good: the peer may have closed it meanwhile, or
-    /// sent what nobody asked for.
-    pub(crate) fn is_alive(&mut self) -> bool {
-        self.poll(&mut Context::from_waker(Waker::noop()));
-        !self.has_ended()
     }
 
     /// What is left of an ended connection.

@@ -235,7 +235,9 @@ where
         tokio::select! {
             event = events.next(&session) => match event {
                 Some(SessionEvent::Exchanges(stream)) => {
-                    streams.spawn(serve(stream, parts.exchanges.clone()));
+                    let exchanges = parts.exchanges.clone();
+                    let answer = move |request, informational| exchanges.answer(request, informational);
+                    streams.spawn(serve(stream, answer));
                 }
                 Some(SessionEvent::Control(control)) => {
                     if matches!(control, Control::Welcome { .. }) && live.is_none() {

@@ -10,12 +10,14 @@
 //! task and rests in between; HTTP/2 connections have tasks of their own and are shared. No request
 //! ever decides where a connection goes.
 
+mod alarm;
 mod answer;
 mod ask;
 mod body;
 mod destination;
 mod dial;
 mod failure;
+mod http1;
 mod http2;
 mod outgoing;
 mod pool;
@@ -30,27 +32,22 @@ use std::time::Duration;
 use tokio::time::{Instant, interval};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 use tunnel_proto::limits;
-use tunnel_proto::problem::{Hop, Problem, Reason};
+use tunnel_proto::problem::Problem;
 
 pub(crate) use self::ask::Asked;
 pub(crate) use self::body::UpstreamBody;
 use self::destination::Destination;
 use self::dial::{Offer, UpstreamDialler};
+use self::http1::Connection;
 use self::http2::{Http2, Lease};
-use self::outgoing::OutgoingBody;
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-use self::socket::Socket;
 use self::upgrade::HalfClosed;
 use crate::config::{UpstreamScheme, UpstreamUrl};
-use crate::http1::Http1;
 
 /// Largest head of a response, in bytes. The tunnel's form of it is no larger, but for a few lengths
 /// that take up to four bytes.
 const HEAD_BYTES: usize = limits::HEAD_BYTES - 64;
-
-/// An HTTP/1.1 connection to an upstream.
-type Connection = Http1<Socket, OutgoingBody>;
 
 /// How an upstream is reached.
 #[derive(Debug, Clone)]
@@ -178,19 +175,11 @@ impl Upstream {
         let connection = if is_http2 {
             LinkKind::Http2(self.http2.add(socket).await?)
         } else {
-            LinkKind::Http1(new_http1(socket).await?)
+            LinkKind::Http1(Box::new(Connection::new(socket)))
         };
         Ok(Link {
             is_used: false,
             connection,
         })
     }
-}
-
-/// Begins to speak HTTP/1.1.
-async fn new_http1(socket: Socket) -> Result<Box<Connection>, Problem> {
-    let connection = Http1::new(socket, limits::FIELDS, HEAD_BYTES).await;
-    connection
-        .map(Box::new)
-        .map_err(|error| Problem::new(Hop::Client, Reason::InternalError, error.to_string()))
 }

@@ -241,7 +241,8 @@ async fn serve_all(session: Session, mut events: SessionEvents, upstream: Upstre
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         if let SessionEvent::Exchanges(stream) = event {
-            streams.spawn(serve(stream, upstream.clone()));
+            let mut upstream = upstream.clone();
+            streams.spawn(serve(stream, move |request, _| upstream.call(request)));
         }
     }
 }

@@ -16,6 +16,7 @@
 
 mod accept;
 mod body;
+mod head;
 mod open;
 mod send;
 mod upgrade;
@@ -31,7 +32,8 @@ use parking_lot::Mutex;
 pub use self::{
     accept::{AsProblem, Informational, serve},
     body::{BodyError, RecvBody},
-    open::{ExchangeError, Exchanges, exchange},
+    head::{EncodedHead, HeadEncoder},
+    open::{ExchangeError, exchange, exchange_encoded},
     upgrade::{Protocol, UnknownProtocol, copy_body, read_body},
 };
 use crate::{
@@ -50,6 +52,11 @@ const ACCEPTED: u8 = 1;
 
 /// Pseudo-field that names the protocol of an upgrade (RFC 8441 section 4).
 pub(crate) const PROTOCOL: &str = ":protocol";
+/// Pseudo-field of a request with content whose length is not known: `content: unknown`. One that has
+/// neither it nor `content-length` has no content, as in HTTP/1.1 (RFC 9112 section 6.3).
+pub(crate) const CONTENT: &str = ":content";
+/// What stands in it.
+pub(crate) const UNKNOWN: &str = "unknown";
 /// Pseudo-field by which the tunnel client names its own failure.
 pub(crate) const PROBLEM: &str = ":problem";
 /// Pseudo-field with the failure's detail.

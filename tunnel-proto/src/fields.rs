@@ -19,22 +19,44 @@ pub fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
         .collect()
 }
 
+/// Whether `Connection` nominates any field besides those that are always connection-specific.
+#[must_use]
+pub fn nominates_more(headers: &HeaderMap) -> bool {
+    let is_known = |token: &[u8]| {
+        let known: [&[u8]; 6] = [
+            b"",
+            b"close",
+            b"keep-alive",
+            b"te",
+            b"upgrade",
+            b"transfer-encoding",
+        ];
+        known.iter().any(|known| token.eq_ignore_ascii_case(known))
+    };
+    let lines = headers.get_all(header::CONNECTION);
+    lines.iter().any(|value| {
+        let mut tokens = value.as_bytes().split(|byte| *byte == b',');
+        !tokens.all(|token| is_known(token.trim_ascii()))
+    })
+}
+
 /// Whether a field belongs to one connection only and is never sent on.
 ///
 /// `te` is listed: `te: trailers` is put back by whoever builds the outgoing message.
 #[must_use]
 pub fn is_connection_specific(name: &HeaderName) -> bool {
-    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-    const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-    *name == header::CONNECTION
-        || *name == header::TRANSFER_ENCODING
-        || *name == header::UPGRADE
-        || *name == header::TE
-        || *name == header::PROXY_AUTHENTICATE
-        || *name == header::PROXY_AUTHORIZATION
-        || *name == KEEP_ALIVE
-        || *name == PROXY_CONNECTION
-        || name.as_str() == "http2-settings"
+    matches!(
+        name.as_str(),
+        "connection"
+            | "http2-settings"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
 }
 
 /// Whether a field may never be sent as a trailer: framing, routing, authentication, request
@@ -126,6 +148,21 @@ mod tests {
             .map(ToString::to_string)
             .collect();
         assert_eq!(names, ["close", "x-one", "x-two"]);
+    }
+
+    #[test]
+    fn what_is_nominated_besides_the_usual_is_seen_in_every_line() {
+        let nominates = |lines: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(header::CONNECTION, HeaderValue::from_static(line));
+            }
+            nominates_more(&headers)
+        };
+        assert!(!nominates(&[]));
+        assert!(!nominates(&["close", "Keep-Alive , TE,", " upgrade"]));
+        assert!(nominates(&["close", "te, x-one"]));
+        assert!(nominates(&["keep-alive cookie"]));
     }
 
     #[test]

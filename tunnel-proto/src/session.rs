@@ -140,7 +140,7 @@ impl Session {
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
-        let websocket = WebSocket::new(io, leftover, side).await;
+        let websocket = WebSocket::new(io, leftover, side);
         let (controls_in, controls) = mpsc::channel(limits::CONTROLS_WAITING);
         let (streams_in, streams) = mpsc::channel(limits::STREAMS);
         let owner = Owner {

@@ -52,13 +52,30 @@ impl Router {
         })
     }
 
-    /// The session that carries the next exchange for `host`, which is in lower case and without
-    /// port.
+    /// The way to the runtime of `host`, which is in lower case and without port.
+    #[must_use]
+    pub fn route(&self, host: &str) -> Route {
+        Route {
+            slot: self.hosts.get(host).cloned(),
+            offline_wait: self.offline_wait,
+        }
+    }
+}
+
+/// The way to one host's runtime, online or not.
+pub struct Route {
+    /// `None` when the host is nobody's.
+    slot: Option<Arc<Slot>>,
+    offline_wait: Duration,
+}
+
+impl Route {
+    /// The session that carries the next exchange.
     ///
     /// # Errors
     /// When the host is nobody's, or its runtime has no live session and none came in time.
-    pub async fn session(&self, host: &str) -> Result<(Arc<Tunnel>, Session), Problem> {
-        let Some(slot) = self.hosts.get(host) else {
+    pub async fn session(&self) -> Result<(Arc<Tunnel>, Session), Problem> {
+        let Some(slot) = &self.slot else {
             return Err(Problem::new(
                 Hop::Server,
                 Reason::RuntimeUnknown,
@@ -68,7 +85,9 @@ impl Router {
         if let Some(online) = slot.online() {
             return Ok(online);
         }
-        slot.online_within(self.offline_wait).await.ok_or_else(|| {
+        // Boxed, so that the many who need not wait do not carry what waiting takes.
+        let waiting = Box::pin(slot.online_within(self.offline_wait));
+        waiting.await.ok_or_else(|| {
             Problem::new(
                 Hop::Server,
                 Reason::RuntimeOffline,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderName;
+use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, Uri};
 use tokio::time::Instant;
@@ -45,6 +45,7 @@ enum End {
 /// What the access log says of a request.
 struct Line {
     method: Method,
+    host: Option<HeaderValue>,
     uri: Uri,
     is_upgrade: bool,
     request_id: Option<HeaderValue>,
@@ -122,7 +123,7 @@ impl Record {
         tracing::info!(
             target: "access",
             method = line.method.as_str(),
-            host = line.uri.authority().map_or("", |authority| authority.as_str()),
+            host = line.host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or_default(),
             path = line.uri.path(),
             upgrade = line.is_upgrade,
             status = self.status.map(|status| status.as_u16()),
@@ -143,6 +144,7 @@ impl Line {
         let trace = request.headers.get(TRACE_PARENT);
         Self {
             method: request.method.clone(),
+            host: request.headers.get(HOST).cloned(),
             uri: request.uri.clone(),
             is_upgrade: request.extensions.get::<Protocol>().is_some(),
             request_id: request.headers.get(REQUEST_ID).cloned(),

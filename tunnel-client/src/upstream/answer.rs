@@ -5,21 +5,22 @@
 //! travel, or the problem; the connection of a response with a problem is never used again.
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::response::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 use tunnel_proto::{fields, limits};
 
-use super::outgoing::end_to_end;
-
-/// The head that is sent on.
-pub(super) fn check(head: Parts) -> Result<Response<()>, Problem> {
-    let Parts {
-        status, headers, ..
-    } = head;
+/// Makes a response's head what is sent on, but for those fields that no head in the tunnel has since
+/// each ends at its connection. After a problem it is of no use.
+pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
+    let status = response.status();
     check_status(status)?;
-    check_framing(&headers)?;
-    let mut headers = end_to_end(headers);
+    let headers = response.headers_mut();
+    check_framing(headers)?;
+    if fields::nominates_more(headers) {
+        for name in fields::nominated(headers) {
+            headers.remove(name);
+        }
+    }
     if headers.len() > limits::FIELDS {
         return Err(invalid("more fields than allowed"));
     }
@@ -30,10 +31,7 @@ pub(super) fn check(head: Parts) -> Result<Response<()>, Problem> {
         // RFC 9110 section 8.6: it would be the length of nothing.
         headers.remove(CONTENT_LENGTH);
     }
-    let mut response = Response::new(());
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    Ok(response)
+    Ok(())
 }
 
 fn check_status(status: StatusCode) -> Result<(), Problem> {
@@ -87,16 +85,18 @@ mod tests {
         for (name, value) in fields {
             response = response.header(*name, *value);
         }
-        let (head, ()) = response.body(()).unwrap().into_parts();
-        check(head).map_err(|problem| problem.reason())
+        let mut response = response.body(()).unwrap();
+        check(&mut response).map_err(|problem| problem.reason())?;
+        Ok(response)
     }
 
+    /// In alphabetical order: that of the fields says nothing (RFC 9110 section 5.3).
     fn names(response: &Response<()>) -> Vec<&str> {
-        response
-            .headers()
-            .keys()
-            .map(|name| name.as_str())
-            .collect()
+        let names = response.headers().keys();
+        let names = names.filter(|name| !fields::is_connection_specific(name));
+        let mut names: Vec<_> = names.map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        names
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
             ],
         )
         .unwrap();
-        assert_eq!(names(&response), ["set-cookie", "server", "content-length"]);
+        assert_eq!(names(&response), ["content-length", "server", "set-cookie"]);
         let cookies: Vec<_> = response.headers().get_all("set-cookie").iter().collect();
         assert_eq!(cookies, ["a=1", "b=2"]);
     }

@@ -5,9 +5,9 @@
 //! section 9.2.2, RFC 9112 section 9.3.1, RFC 9113 section 8.7).
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::request::Parts;
@@ -16,22 +16,26 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tunnel_proto::exchange::{Informational, Protocol, RecvBody};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+use super::alarm::Alarm;
 use super::body::UpstreamBody;
 use super::dial::Offer;
+use super::http1::{Connection, Framing, NoAnswer};
 use super::http2::Lease;
-use super::outgoing::{self, OutgoingBody};
+use super::outgoing::{self, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
 use super::upgrade::{self, Switched};
-use super::{Connection, Link, LinkKind, Upstream, answer, failure, new_http1};
+use super::{Link, LinkKind, Upstream, answer, failure};
 use crate::config::UpstreamScheme;
 
 /// What is asked of an upstream.
 pub(crate) struct Asked {
     head: Parts,
+    /// Until it is sent.
+    content: Option<OutgoingBody>,
     informational: Informational,
     progress: Arc<Progress>,
     /// Time that passed while the upstream was dialled, or waited for.
@@ -57,15 +61,16 @@ enum Seen {
 }
 
 impl Asked {
-    /// A request with this head. `progress` is told how far its content has come.
-    pub(crate) fn new(head: Parts, progress: Arc<Progress>) -> Self {
-        let informational = head
-            .extensions
-            .get::<Informational>()
-            .cloned()
-            .unwrap_or_default();
+    /// A request. `progress` is told how far its content has come.
+    pub(crate) fn new(
+        request: Request<RecvBody>,
+        informational: Informational,
+        progress: Arc<Progress>,
+    ) -> Self {
+        let (head, content) = request.into_parts();
         Self {
             head,
+            content: Some(OutgoingBody::new(content, Arc::clone(&progress))),
             informational,
             progress,
             waited: Duration::ZERO,
@@ -77,9 +82,32 @@ impl Asked {
         &self.head
     }
 
+    /// The request's content; none when it was taken before.
+    fn take_content(&mut self) -> OutgoingBody {
+        let content = self.content.take();
+        content.unwrap_or_else(|| OutgoingBody::empty(Arc::clone(&self.progress)))
+    }
+
     /// Time that passed while the upstream was dialled, or waited for.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// What the upstream has seen of this when its connection gave no answer.
+    fn seen(&self, error: &NoAnswer, connection: &mut Connection) -> Seen {
+        if !matches!(error, NoAnswer::Io(_) | NoAnswer::Ended) {
+            // A content that failed must not be asked again: it would look like one that has ended.
+            return Seen::Something;
+        }
+        if let Some(content) = connection.take_back() {
+            let empty = || OutgoingBody::empty(Arc::clone(&self.progress));
+            return Seen::Nothing(Box::new(content.unwrap_or_else(empty)));
+        }
+        if connection.is_silent() && !self.progress.was_heard() {
+            Seen::Perhaps
+        } else {
+            Seen::Something
+        }
     }
 
     /// Waits, and counts the time.
@@ -93,19 +121,15 @@ impl Asked {
 
 impl Upstream {
     /// Sends a request, and waits for the head of its response.
-    pub(crate) async fn ask(
-        &self,
-        asked: &mut Asked,
-        content: RecvBody,
-    ) -> Result<Response<UpstreamBody>, Problem> {
+    pub(crate) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
         // Whatever is rare is boxed here and below, so that not every exchange has room for it.
         match asked.head.extensions.get::<Protocol>().copied() {
-            Some(protocol) => Box::pin(self.ask_upgrade(asked, protocol, content)).await,
+            Some(protocol) => Box::pin(self.ask_upgrade(asked, protocol)).await,
             None if asked.head.method == Method::CONNECT => {
                 let detail = "CONNECT to anywhere but a protocol of this host";
                 Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail))
             }
-            None => self.ask_twice(asked, content).await,
+            None => self.ask_twice(asked).await,
         }
     }
 
@@ -118,12 +142,8 @@ impl Upstream {
     }
 
     /// Asks once, and once more if that is safe.
-    async fn ask_twice(
-        &self,
-        asked: &mut Asked,
-        content: RecvBody,
-    ) -> Result<Response<UpstreamBody>, Problem> {
-        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
+    async fn ask_twice(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+        let content = asked.take_content();
         let is_bare = content.is_end_stream();
         let Link {
             is_used,
@@ -157,10 +177,12 @@ impl Upstream {
         connection: LinkKind,
     ) -> Result<Response<UpstreamBody>, Unanswered> {
         match connection {
-            LinkKind::Http1(connection) => {
-                let request = outgoing::http1(&asked.head, &self.destination, content)?;
-                let (response, connection) = self.over_http1(asked, request, connection).await?;
-                Ok(self.answer_http1(asked, response, connection)?)
+            LinkKind::Http1(mut connection) => {
+                connection.send(&asked.head.method, content, |out, content| {
+                    outgoing::write_http1(out, &asked.head, &self.destination, content)
+                });
+                let response = self.over_http1(asked, &mut connection).await?;
+                Ok(self.answer_http1(response, connection)?)
             }
             LinkKind::Http2(mut lease) => {
                 if outgoing::expects_continue(&asked.head) {
@@ -171,33 +193,39 @@ impl Upstream {
                         .push(StatusCode::CONTINUE, HeaderMap::new());
                 }
                 let request = outgoing::http2(&asked.head, &self.destination, content)?;
-                let response = self.over_http2(asked, request, &mut lease).await?;
-                let (head, incoming) = response.into_parts();
-                Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)))
+                let mut response = self.over_http2(asked, request, &mut lease).await?;
+                answer::check(&mut response)?;
+                Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease)))
             }
         }
     }
 
+    /// Waits for the response to what was sent.
     async fn over_http1(
         &self,
         asked: &mut Asked,
-        mut request: Request<OutgoingBody>,
-        mut connection: Box<Connection>,
-    ) -> Result<(Response<Incoming>, Box<Connection>), Unanswered> {
-        let informational = asked.informational.clone();
-        outgoing::pass_informational(&mut request, informational, Arc::clone(&asked.progress));
+        connection: &mut Connection,
+    ) -> Result<Response<()>, Unanswered> {
+        let mut alarm = std::mem::take(&mut connection.alarm);
+        let Asked {
+            informational,
+            progress,
+            waited,
+            ..
+        } = asked;
+        let pass = |status, mut headers: HeaderMap| {
+            keep_end_to_end(&mut headers);
+            progress.on_informational(informational.push(status, headers));
+        };
+        let head = |cx: &mut Context<'_>| connection.poll_head(cx, pass);
         let answered = self
-            .head_in_time(asked, pin!(connection.ask(request)))
-            .await;
-        match answered? {
-            Ok(response) => Ok((response, connection)),
-            Err(error) => {
-                let unread = connection.into_remains().map(|remains| remains.unread);
-                let is_silent =
-                    unread.is_none_or(|unread| unread.is_empty()) && !asked.progress.was_heard();
-                Err(Unanswered::new(error, is_silent))
-            }
-        }
+            .head_in_time(progress, waited, &mut alarm, head)
+            .await?;
+        connection.alarm = alarm;
+        answered.map_err(|error| Unanswered {
+            problem: failure::no_answer(&error),
+            seen: asked.seen(&error, connection),
+        })
     }
 
     async fn over_http2(
@@ -206,36 +234,38 @@ impl Upstream {
         request: Request<OutgoingBody>,
         lease: &mut Lease,
     ) -> Result<Response<Incoming>, Unanswered> {
-        let head = pin!(lease.sender.try_send_request(request));
-        let answered = self.head_in_time(asked, head).await?;
-        answered.map_err(|error| Unanswered::new(error, false))
+        let mut head = pin!(lease.sender.try_send_request(request));
+        let mut alarm = Alarm::default();
+        let (progress, waited) = (&asked.progress, &mut asked.waited);
+        let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
+        let answered = self.head_in_time(progress, waited, &mut alarm, head);
+        let answered = answered.await?;
+        answered.map_err(Unanswered::new)
     }
 
     fn answer_http1(
         &self,
-        asked: &Asked,
-        response: Response<Incoming>,
+        mut response: Response<()>,
         connection: Box<Connection>,
     ) -> Result<Response<UpstreamBody>, Problem> {
-        let (head, incoming) = response.into_parts();
-        let response = answer::check(head)?;
-        let body = UpstreamBody::http1(incoming, connection, &self.pool, &asked.progress);
-        Ok(response.map(|()| body))
+        answer::check(&mut response)?;
+        Ok(response.map(|()| UpstreamBody::http1(connection, &self.pool)))
     }
 
     /// Waits for a head, but no longer than allowed once all of the request is sent: how long that
     /// takes is up to the platform client.
     async fn head_in_time<T>(
         &self,
-        asked: &mut Asked,
-        mut head: Pin<&mut impl Future<Output = T>>,
+        progress: &Progress,
+        waited: &mut Duration,
+        alarm: &mut Alarm,
+        mut poll_head: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Problem> {
         let started = Instant::now();
-        let mut deadline = pin!(sleep_until(started + self.head_timeout));
-        let progress = &asked.progress;
+        let mut due = started + self.head_timeout;
         let mut counts = progress.has_ended();
         let answered = poll_fn(|cx| {
-            let head = head.as_mut().poll(cx);
+            let head = poll_head(cx);
             if progress.is_flooded() {
                 let detail = "more informational responses than allowed";
                 return Poll::Ready(Err(problem(Reason::ResponseInvalid, detail)));
@@ -243,18 +273,18 @@ impl Upstream {
             if let Poll::Ready(head) = head {
                 return Poll::Ready(Ok(head));
             }
-            while deadline.as_mut().poll(cx).is_ready() {
+            while alarm.poll(cx, due).is_ready() {
                 if counts {
                     let detail = format!("no answer within {:?}", self.head_timeout);
                     return Poll::Ready(Err(problem(Reason::ResponseTimeout, detail)));
                 }
                 counts = progress.has_ended();
-                deadline.as_mut().reset(Instant::now() + self.head_timeout);
+                due = Instant::now() + self.head_timeout;
             }
             Poll::Pending
         })
         .await;
-        asked.waited += started.elapsed();
+        *waited += started.elapsed();
         answered
     }
 
@@ -263,7 +293,6 @@ impl Upstream {
         &self,
         asked: &mut Asked,
         protocol: Protocol,
-        content: RecvBody,
     ) -> Result<Response<UpstreamBody>, Problem> {
         let lease = match self.destination.scheme() {
             UpstreamScheme::Http => None,
@@ -282,8 +311,8 @@ impl Upstream {
             }
         };
         match lease {
-            Some(lease) => self.upgrade_http2(asked, protocol, content, lease).await,
-            None => self.upgrade_http1(asked, protocol, content).await,
+            Some(lease) => self.upgrade_http2(asked, protocol, lease).await,
+            None => self.upgrade_http1(asked, protocol).await,
         }
     }
 
@@ -291,25 +320,26 @@ impl Upstream {
         &self,
         asked: &mut Asked,
         protocol: Protocol,
-        content: RecvBody,
     ) -> Result<Response<UpstreamBody>, Problem> {
-        let dial = async { new_http1(self.dialler.dial(Offer::Http1).await?).await };
-        let connection = Asked::wait(&mut asked.waited, dial).await?;
-        let (request, key) =
-            upgrade::http1(&asked.head, protocol, &self.destination, &asked.progress)?;
-        let answered = self.over_http1(asked, request, connection).await;
-        let (response, connection) = answered.map_err(|unanswered| unanswered.problem)?;
+        let dial = self.dialler.dial(Offer::Http1);
+        let socket = Asked::wait(&mut asked.waited, dial).await?;
+        let mut connection = Box::new(Connection::new(socket));
+        let (request, key) = upgrade::http1(&asked.head, protocol, &self.destination)?;
+        let none = OutgoingBody::empty(Arc::clone(&asked.progress));
+        connection.send(request.method(), none, |out, _| {
+            outgoing::write_as_is(out, &request);
+            Framing::Length
+        });
+        let answered = self.over_http1(asked, &mut connection).await;
+        let response = answered.map_err(|unanswered| unanswered.problem)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             check_declined(response.status())?;
-            return self.answer_http1(asked, response, connection);
+            return self.answer_http1(response, connection);
         }
         let head = upgrade::check_switch(response.into_parts().0.headers, protocol, &key)?;
-        // HTTP ends with the 101, in the same poll that brought it.
-        let Some(remains) = connection.into_remains() else {
-            return Err(upgrade::failed("HTTP went on after the 101"));
-        };
-        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
-        let switched = Switched::new(remains.io, remains.unread, content, &self.half_closed, None);
+        let (socket, unread) = connection.into_parts();
+        let content = asked.take_content();
+        let switched = Switched::new(socket, unread, content, &self.half_closed, None);
         Ok(head.map(|()| UpstreamBody::upgraded(switched)))
     }
 
@@ -317,23 +347,24 @@ impl Upstream {
         &self,
         asked: &mut Asked,
         protocol: Protocol,
-        content: RecvBody,
         mut lease: Lease,
     ) -> Result<Response<UpstreamBody>, Problem> {
         let request = upgrade::http2(&asked.head, protocol, &self.destination, &asked.progress)?;
         let answered = self.over_http2(asked, request, &mut lease).await;
         let mut response = answered.map_err(|unanswered| unanswered.problem)?;
         let upgraded = hyper::upgrade::on(&mut response);
-        let (head, incoming) = response.into_parts();
-        if head.status != StatusCode::OK {
-            check_declined(head.status)?;
-            return Ok(answer::check(head)?.map(|()| UpstreamBody::http2(incoming, lease)));
+        let status = response.status();
+        if status != StatusCode::OK {
+            check_declined(status)?;
+            answer::check(&mut response)?;
+            return Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease)));
         }
-        let head = upgrade::http2_agreed(answer::check(head)?.into_parts().0.headers, &asked.head)?;
+        answer::check(&mut response)?;
+        let head = upgrade::http2_agreed(response.into_parts().0.headers, &asked.head)?;
         let io = upgraded
             .await
             .map_err(|error| upgrade::failed(error.to_string()))?;
-        let content = OutgoingBody::new(content, Arc::clone(&asked.progress));
+        let content = asked.take_content();
         let (io, unread) = (TokioIo::new(io), bytes::Bytes::new());
         let switched = Switched::new(io, unread, content, &self.half_closed, Some(lease));
         Ok(head.map(|()| UpstreamBody::upgraded(switched)))
@@ -357,13 +388,12 @@ fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) ->
 }
 
 impl Unanswered {
-    /// `is_silent` when not a byte came back.
-    fn new(mut error: TrySendError<Request<OutgoingBody>>, is_silent: bool) -> Self {
+    /// Over HTTP/2, where a refusal says more than silence.
+    fn new(mut error: TrySendError<Request<OutgoingBody>>) -> Self {
         let problem = failure::no_response(error.error());
         let seen = match error.take_message() {
             Some(request) => Seen::Nothing(Box::new(request.into_body())),
             None if failure::is_untouched(error.error()) => Seen::Refused,
-            None if is_silent && problem.reason() == Reason::ConnectionTerminated => Seen::Perhaps,
             None => Seen::Something,
         };
         Self { problem, seen }

@@ -1,15 +1,14 @@
 //! The content of an upstream's response on its way into the tunnel.
 //!
 //! ```text
-//!             request sent ──▶ Here: this body polls the connection, and rests it at the end
+//!             request sent ──▶ Http1: this body polls the connection, and rests it at the end
 //!   head ──┤
-//!             still sending ─▶ Apart: a task does, since neither direction may hold up the other
+//!             still sending ─▶ Split: a task sends, since neither direction may hold up the other
 //! ```
 //!
 //! A connection goes back to its pool only at the clean end of both messages. Dropped before, the
 //! connection is closed, or the stream reset, which tells the upstream that nobody listens.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,13 +16,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
-use tunnel_ops::task::Owned;
 
-use super::Connection;
 use super::failure::UpstreamBodyError;
+use super::http1::{Connection, Split};
 use super::http2::Lease;
 use super::pool::Pool;
-use super::progress::Progress;
 use super::upgrade::Switched;
 
 /// A response's content.
@@ -31,46 +28,27 @@ pub(crate) struct UpstreamBody(Kind);
 
 enum Kind {
     Ended,
-    Http1 {
-        incoming: Incoming,
-        driving: Driving,
-    },
-    Http2 {
-        incoming: Incoming,
-        _lease: Lease,
-    },
+    Http1(Box<Connection>, Arc<Pool>),
+    Split(Box<Split>),
+    Http2 { incoming: Incoming, _lease: Lease },
     Upgraded(Switched),
-}
-
-/// Who polls the connection while the content comes.
-enum Driving {
-    Here(Box<Connection>, Arc<Pool>),
-    Apart(#[expect(dead_code, reason = "the task ends with this body")] Owned<()>),
 }
 
 type NextFrame = Option<Result<Frame<Bytes>, UpstreamBodyError>>;
 
 impl UpstreamBody {
     /// The content that comes over an HTTP/1.1 connection.
-    pub(super) fn http1(
-        incoming: Incoming,
-        connection: Box<Connection>,
-        pool: &Arc<Pool>,
-        progress: &Progress,
-    ) -> Self {
-        let driving = if progress.has_ended() {
-            if incoming.is_end_stream() {
+    pub(super) fn http1(connection: Box<Connection>, pool: &Arc<Pool>) -> Self {
+        Self(match (connection.is_sent(), connection.has_ended()) {
+            (true, true) => {
                 pool.put(connection);
-                return Self(Kind::Ended);
+                Kind::Ended
             }
-            Driving::Here(connection, Arc::clone(pool))
-        } else if incoming.is_end_stream() {
+            (true, false) => Kind::Http1(connection, Arc::clone(pool)),
             // The rest of the request is of no use to anybody.
-            return Self(Kind::Ended);
-        } else {
-            Driving::Apart(Owned::spawn("upstream connection", drive(connection)))
-        };
-        Self(Kind::Http1 { incoming, driving })
+            (false, true) => Kind::Ended,
+            (false, false) => Kind::Split(Box::new(connection.split())),
+        })
     }
 
     /// The content that comes over a stream of HTTP/2.
@@ -89,12 +67,13 @@ impl UpstreamBody {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
         let (frame, has_ended) = match &mut self.0 {
             Kind::Ended => return Poll::Ready(None),
-            Kind::Http1 { incoming, driving } => {
-                let frame = match driving {
-                    Driving::Here(connection, _) => connection.poll_frame(incoming, cx),
-                    Driving::Apart(_) => Pin::new(&mut *incoming).poll_frame(cx),
-                };
-                (ready!(frame).map(with_problem), incoming.is_end_stream())
+            Kind::Http1(connection, _) => {
+                let frame = ready!(connection.poll_frame(cx));
+                (frame.map(with_problem), connection.has_ended())
+            }
+            Kind::Split(split) => {
+                let frame = ready!(split.poll_frame(cx));
+                (frame.map(with_problem), split.has_ended())
             }
             Kind::Http2 { incoming, .. } => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
@@ -113,27 +92,11 @@ impl UpstreamBody {
     /// The content is whole.
     fn end(&mut self) {
         match std::mem::replace(&mut self.0, Kind::Ended) {
-            Kind::Http1 {
-                driving: Driving::Here(connection, pool),
-                ..
-            } => pool.put(connection),
+            Kind::Http1(connection, pool) => pool.put(connection),
             Kind::Upgraded(switched) => switched.end(),
-            Kind::Http1 { .. } | Kind::Http2 { .. } | Kind::Ended => {}
+            Kind::Split(_) | Kind::Http2 { .. } | Kind::Ended => {}
         }
     }
-}
-
-/// Polls a connection until it ends, or is not needed any more.
-async fn drive(mut connection: Box<Connection>) {
-    poll_fn(|cx| {
-        connection.poll(cx);
-        if connection.has_ended() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 fn with_problem<E>(frame: Result<Frame<Bytes>, E>) -> Result<Frame<Bytes>, UpstreamBodyError>

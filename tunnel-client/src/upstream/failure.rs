@@ -7,6 +7,11 @@ use std::io;
 use tunnel_proto::exchange::{AsProblem, BodyError};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+use super::http1::{ContentError, NoAnswer};
+
+const BREAKS_HTTP: &str = "the upstream's answer breaks HTTP";
+const NO_ANSWER: &str = "the upstream ended the connection before it answered";
+
 /// A response's content that broke off, or failed otherwise.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -33,6 +38,13 @@ impl From<hyper::Error> for UpstreamBodyError {
     }
 }
 
+impl From<ContentError> for UpstreamBodyError {
+    fn from(error: ContentError) -> Self {
+        let what = "the upstream's response broke off";
+        Self(upstream(Reason::ResponseIncomplete, what, &error))
+    }
+}
+
 impl From<io::Error> for UpstreamBodyError {
     fn from(error: io::Error) -> Self {
         let what = "the upstream's upgraded connection broke off";
@@ -40,24 +52,34 @@ impl From<io::Error> for UpstreamBodyError {
     }
 }
 
-/// A request that got no response.
+/// A request that got no response over HTTP/2.
 pub(super) fn no_response(error: &hyper::Error) -> Problem {
     if let Some(error) = source::<BodyError>(error) {
-        // The platform client, or the tunnel, ended the request: the upstream is not to blame.
-        return match error {
-            BodyError::Aborted(problem) => problem.clone(),
-            _ => Problem::new(Hop::Client, Reason::RequestIncomplete, error.to_string()),
-        };
+        return no_content(error);
     }
     if is_invalid(error) {
-        return upstream(
-            Reason::ResponseInvalid,
-            "the upstream's answer breaks HTTP",
-            error,
-        );
+        return upstream(Reason::ResponseInvalid, BREAKS_HTTP, error);
     }
-    let what = "the upstream ended the connection before it answered";
-    upstream(Reason::ConnectionTerminated, what, error)
+    upstream(Reason::ConnectionTerminated, NO_ANSWER, error)
+}
+
+/// A request that got no response over HTTP/1.1.
+pub(super) fn no_answer(error: &NoAnswer) -> Problem {
+    match error {
+        NoAnswer::Content(error) => no_content(error),
+        NoAnswer::Head(error) => upstream(Reason::ResponseInvalid, BREAKS_HTTP, error),
+        NoAnswer::Io(_) | NoAnswer::Ended => {
+            upstream(Reason::ConnectionTerminated, NO_ANSWER, error)
+        }
+    }
+}
+
+/// The platform client, or the tunnel, ended the request: the upstream is not to blame.
+fn no_content(error: &BodyError) -> Problem {
+    match error {
+        BodyError::Aborted(problem) => problem.clone(),
+        _ => Problem::new(Hop::Client, Reason::RequestIncomplete, error.to_string()),
+    }
 }
 
 /// Whether the upstream has surely done nothing about a request (RFC 9113 section 8.7): it refused

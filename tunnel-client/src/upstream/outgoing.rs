@@ -5,33 +5,39 @@
 //! decided from the body, never from a field; what belongs to one connection ends here (RFC 9110
 //! section 7.6.1).
 
+use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderMap, HeaderValue, Request, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body, Frame, SizeHint};
-use tunnel_proto::exchange::{BodyError, Informational, RecvBody};
+use tunnel_proto::exchange::{BodyError, RecvBody};
 use tunnel_proto::fields;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
+use super::http1::{Framing, field};
 use super::progress::Progress;
-
-/// Room for the fields that are added to a request's own.
-const ADDED_FIELDS: usize = 6;
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// The content of a request on its way out.
 pub(super) struct OutgoingBody {
-    /// `None` for a request without content.
-    body: Option<RecvBody>,
+    /// `None` for a request without content. Boxed, since hyper moves a request often.
+    body: Option<Box<RecvBody>>,
     progress: Arc<Progress>,
+}
+
+/// What the fields say that do not go on as they are.
+#[derive(Default)]
+pub(super) struct Found {
+    accepts_trailers: bool,
+    has_length: bool,
 }
 
 impl OutgoingBody {
@@ -41,7 +47,7 @@ impl OutgoingBody {
             return Self::empty(progress);
         }
         Self {
-            body: Some(body),
+            body: Some(Box::new(body)),
             progress,
         }
     }
@@ -68,7 +74,7 @@ impl Body for OutgoingBody {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
+        let frame = ready!(Pin::new(&mut **body).poll_frame(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
@@ -78,7 +84,7 @@ impl Body for OutgoingBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -97,34 +103,73 @@ impl Drop for OutgoingBody {
     }
 }
 
-/// The request for an upstream that speaks HTTP/1.1.
-pub(super) fn http1(
+/// Writes the head of a request for an upstream that speaks HTTP/1.1.
+pub(super) fn write_http1(
+    out: &mut Vec<u8>,
     asked: &Parts,
     to: &Destination,
-    body: OutgoingBody,
-) -> Result<Request<OutgoingBody>, Problem> {
-    let mut headers = HeaderMap::with_capacity(asked.headers.len() + ADDED_FIELDS);
-    headers.insert(HOST, host(asked, to)?);
-    copy_fields(asked, &mut headers);
-    if accepts_trailers(asked) {
-        headers.insert(TE, TRAILERS);
-        // RFC 9110 section 10.1.4: the field is for the next hop alone, and has to be named so.
-        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    body: &OutgoingBody,
+) -> Framing {
+    let target = asked.uri.path_and_query();
+    let target = target.map_or("/", PathAndQuery::as_str);
+    start_http1(out, &asked.method, target);
+    if !names_host(asked) {
+        field(out, "host", to.authority().as_bytes());
     }
-    if body.is_end_stream() {
-        // Not on every request: for most methods no length means no content.
-        if asked.headers.contains_key(CONTENT_LENGTH) {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    let mut announced = Vec::new();
+    let found = for_each_field(asked, |name, value| {
+        if name == TRAILER {
+            announced.extend(members(value));
         }
-    } else if body.size_hint().exact().is_none() {
-        // hyper would do so itself, except for methods whose content it takes for a mistake.
-        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        field(out, name.as_str(), value.as_bytes());
+    });
+    if found.accepts_trailers {
+        // RFC 9110 section 10.1.4: the field is for the next hop alone, and has to be named so.
+        out.extend_from_slice(b"te: trailers\r\nconnection: te\r\n");
     }
-    let mut request = Request::new(body);
-    *request.method_mut() = asked.method.clone();
-    *request.uri_mut() = Uri::from(target(asked));
-    *request.headers_mut() = headers;
-    Ok(request)
+    let mut framing = Framing::Length;
+    match body.size_hint().exact() {
+        // Not on every request: for most methods no length means no content.
+        Some(0) if !found.has_length => {}
+        Some(length) => {
+            // Writing to memory does not fail.
+            let _ = write!(out, "content-length: {length}\r\n");
+        }
+        None => {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+            framing = Framing::Chunked(announced);
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+    framing
+}
+
+/// Writes the head of a request without content as it is.
+pub(super) fn write_as_is(out: &mut Vec<u8>, request: &Request<()>) {
+    start_http1(
+        out,
+        request.method(),
+        request
+            .uri()
+            .path_and_query()
+            .map_or("/", PathAndQuery::as_str),
+    );
+    for (name, value) in request.headers() {
+        field(out, name.as_str(), value.as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn start_http1(out: &mut Vec<u8>, method: &Method, target: &str) {
+    for part in [method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+        out.extend_from_slice(part.as_bytes());
+    }
+}
+
+/// The field names in a comma-separated list.
+fn members(value: &HeaderValue) -> impl Iterator<Item = HeaderName> {
+    let members = value.as_bytes().split(|byte| *byte == b',');
+    members.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
 /// The request for an upstream that speaks HTTP/2.
@@ -133,17 +178,21 @@ pub(super) fn http2(
     to: &Destination,
     body: OutgoingBody,
 ) -> Result<Request<OutgoingBody>, Problem> {
-    let mut headers = HeaderMap::with_capacity(asked.headers.len() + ADDED_FIELDS);
-    copy_fields(asked, &mut headers);
+    let mut headers = HeaderMap::with_capacity(asked.headers.len());
+    let found = for_each_field(asked, |name, value| {
+        if name != HOST {
+            headers.append(name.clone(), value.clone());
+        }
+    });
     // hyper shows no informational response of HTTP/2, so nobody could wait for one.
     headers.remove(EXPECT);
-    if accepts_trailers(asked) {
+    if found.accepts_trailers {
         headers.insert(TE, TRAILERS);
     }
-    let authority = match asked.uri.authority() {
-        Some(authority) => authority.clone(),
-        None => Authority::try_from(to.authority()).map_err(|error| malformed(&error))?,
-    };
+    // The host says the same, and HTTP/2 says it once.
+    let host = asked.headers.get(HOST).map(HeaderValue::as_bytes);
+    let authority = host.unwrap_or_else(|| to.authority().as_bytes());
+    let authority = Authority::try_from(authority).map_err(|error| malformed(&error))?;
     let mut request = Request::new(body);
     *request.method_mut() = asked.method.clone();
     *request.uri_mut() = Uri::builder()
@@ -162,74 +211,61 @@ pub(super) fn expects_continue(asked: &Parts) -> bool {
     asked.headers.get(EXPECT).is_some_and(is_it)
 }
 
-/// Sends informational responses on as they come.
-pub(super) fn pass_informational<B>(
-    request: &mut Request<B>,
-    informational: Informational,
-    progress: Arc<Progress>,
-) {
-    hyper::ext::on_informational(request, move |response| {
-        // A flood costs nothing more; the exchange fails as soon as hyper lets go of it.
-        if progress.is_flooded() {
-            return;
+/// Removes the fields that belong to the connection a head came on. The order of the others may
+/// change, which says nothing (RFC 9110 section 5.3); that of one field's values does not.
+pub(super) fn keep_end_to_end(headers: &mut HeaderMap) {
+    // There are few such names, so each is looked for anew; nominated ones can be many.
+    while let Some(name) = headers
+        .keys()
+        .find(|name| fields::is_connection_specific(name))
+    {
+        let name = name.clone();
+        if name == CONNECTION {
+            for nominated in nominated(headers) {
+                headers.remove(nominated);
+            }
         }
-        let headers = end_to_end(response.headers().clone());
-        progress.on_informational(informational.push(response.status(), headers));
-    });
+        headers.remove(name);
+    }
 }
 
-/// A head's fields without those that belong to the connection they came on.
-pub(super) fn end_to_end(headers: HeaderMap) -> HeaderMap {
-    let nominated = fields::nominated(&headers);
-    let ends_here = |name| fields::is_connection_specific(name) || nominated.contains(name);
-    if !headers.keys().any(ends_here) {
-        return headers;
+/// The fields that `Connection` nominates; no memory is taken for those that end here anyway.
+fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
+    if fields::nominates_more(headers) {
+        fields::nominated(headers)
+    } else {
+        Vec::new()
     }
-    let mut kept = HeaderMap::with_capacity(headers.len());
-    for (name, value) in &headers {
-        if !ends_here(name) {
-            kept.append(name.clone(), value.clone());
-        }
-    }
-    kept
 }
 
-/// Adds those of the request's fields that go on as they are.
-fn copy_fields(asked: &Parts, headers: &mut HeaderMap) {
-    let nominated = fields::nominated(&asked.headers);
+/// Shows those of the request's fields that go on as they are.
+pub(super) fn for_each_field(
+    asked: &Parts,
+    mut show: impl FnMut(&HeaderName, &HeaderValue),
+) -> Found {
+    let nominated = nominated(&asked.headers);
+    let mut found = Found::default();
     for (name, value) in &asked.headers {
-        let ends_here = fields::is_connection_specific(name)
-            || name == HOST
-            || name == CONTENT_LENGTH
-            || nominated.contains(name);
-        if !ends_here {
-            headers.append(name.clone(), value.clone());
+        if name == TE {
+            found.accepts_trailers |= value == TRAILERS;
+        } else if name == CONTENT_LENGTH {
+            found.has_length = true;
+        } else if name == HOST || !fields::is_connection_specific(name) && !nominated.contains(name)
+        {
+            show(name, value);
         }
     }
+    found
 }
 
-fn accepts_trailers(asked: &Parts) -> bool {
-    asked
-        .headers
-        .get_all(TE)
-        .iter()
-        .any(|value| value == TRAILERS)
+/// Whether the platform client named a host: it is the first of the fields then.
+pub(super) fn names_host(asked: &Parts) -> bool {
+    asked.headers.keys().next() == Some(&HOST)
 }
 
-fn host(asked: &Parts, to: &Destination) -> Result<HeaderValue, Problem> {
-    let host = asked
-        .uri
-        .authority()
-        .map_or_else(|| to.authority(), Authority::as_str);
-    HeaderValue::from_str(host).map_err(|error| malformed(&error))
-}
-
-fn target(asked: &Parts) -> PathAndQuery {
-    asked
-        .uri
-        .path_and_query()
-        .cloned()
-        .unwrap_or_else(|| PathAndQuery::from_static("/"))
+pub(super) fn target(asked: &Parts) -> PathAndQuery {
+    let target = asked.uri.path_and_query().cloned();
+    target.unwrap_or_else(|| PathAndQuery::from_static("/"))
 }
 
 fn malformed(error: &dyn std::error::Error) -> Problem {
@@ -247,21 +283,43 @@ mod tests {
         Destination::new(url.parse().unwrap())
     }
 
+    /// As the tunnel brings it: the host is the first field.
     fn asked(request: http::request::Builder) -> Parts {
-        request.body(()).unwrap().into_parts().0
+        let mut asked = request.body(()).unwrap().into_parts().0;
+        let Some(host) = asked.uri.authority() else {
+            return asked;
+        };
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, host.as_str().parse().unwrap());
+        headers.extend(std::mem::take(&mut asked.headers));
+        asked.headers = headers;
+        asked.uri = target(&asked).into();
+        asked
     }
 
     fn empty() -> OutgoingBody {
         OutgoingBody::empty(Progress::of_test())
     }
 
-    fn over_http1(request: http::request::Builder) -> Request<OutgoingBody> {
-        http1(
-            &asked(request),
-            &destination("http://127.0.0.1:3000"),
-            empty(),
-        )
-        .unwrap()
+    /// What an upstream reads.
+    fn read(written: &[u8]) -> Request<()> {
+        let mut space = [httparse::EMPTY_HEADER; 32];
+        let mut read = httparse::Request::new(&mut space);
+        assert!(read.parse(written).unwrap().is_complete());
+        let mut request = Request::builder()
+            .method(read.method.unwrap())
+            .uri(read.path.unwrap());
+        for field in read.headers.iter() {
+            request = request.header(field.name, field.value);
+        }
+        request.body(()).unwrap()
+    }
+
+    fn over_http1(request: http::request::Builder) -> Request<()> {
+        let mut out = Vec::new();
+        let to = destination("http://127.0.0.1:3000");
+        write_http1(&mut out, &asked(request), &to, &empty());
+        read(&out)
     }
 
     #[test]
@@ -277,7 +335,6 @@ mod tests {
                 .header("upgrade", "h2c")
                 .header("http2-settings", "x")
                 .header("te", "gzip")
-                .header("host", "other.test")
                 .header("accept", "text/html"),
         );
         let fields: Vec<_> = request
@@ -343,12 +400,9 @@ mod tests {
 
     #[test]
     fn a_request_without_a_host_names_the_upstream() {
-        let request = http1(
-            &asked(Request::get("/")),
-            &destination("http://app:81"),
-            empty(),
-        );
-        assert_eq!(request.unwrap().headers()[HOST], "app:81");
+        let (mut out, to) = (Vec::new(), destination("http://app:81"));
+        write_http1(&mut out, &asked(Request::get("/")), &to, &empty());
+        assert_eq!(read(&out).headers()[HOST], "app:81");
         let request = http2(
             &asked(Request::get("/")),
             &destination("h2c://app:81"),

@@ -51,6 +51,7 @@ impl Pool {
         if !connection.is_at_rest() {
             return;
         }
+        connection.rest();
         let mut resting = self.resting.lock();
         if resting.len() < self.limit {
             resting.push(Resting {

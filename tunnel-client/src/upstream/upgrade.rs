@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, TE,
-    UPGRADE,
+    CONNECTION, CONTENT_LENGTH, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
 };
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
@@ -34,7 +34,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http2::Lease;
-use super::outgoing::{self, OutgoingBody, end_to_end};
+use super::outgoing::{self, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
 
 /// How long the platform client's direction may stay open after the upstream has ended its own.
@@ -68,12 +68,16 @@ pub(super) fn http1(
     asked: &Parts,
     protocol: Protocol,
     to: &Destination,
-    progress: &Arc<Progress>,
-) -> Result<(Request<OutgoingBody>, Key), Problem> {
-    let mut request = outgoing::http1(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
-    *request.method_mut() = Method::GET;
+) -> Result<(Request<()>, Key), Problem> {
+    let mut request = Request::new(());
+    *request.uri_mut() = Uri::from(outgoing::target(asked));
     let headers = request.headers_mut();
-    headers.remove(TE);
+    if !outgoing::names_host(asked) {
+        headers.insert(HOST, value(to.authority())?);
+    }
+    outgoing::for_each_field(asked, |name, value| {
+        headers.append(name.clone(), value.clone());
+    });
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static(protocol.as_str()));
     headers
@@ -108,7 +112,7 @@ pub(super) fn http2(
 
 /// The answer to an upgrade over HTTP/1.1 that the upstream agreed to.
 pub(super) fn check_switch(
-    headers: HeaderMap,
+    mut headers: HeaderMap,
     protocol: Protocol,
     key: &Key,
 ) -> Result<Response<()>, Problem> {
@@ -117,7 +121,7 @@ pub(super) fn check_switch(
             "the upstream changed to another protocol than the one asked for",
         ));
     }
-    let mut headers = end_to_end(headers);
+    keep_end_to_end(&mut headers);
     if let Key::Own(key) = key {
         let accept = headers.remove(SEC_WEBSOCKET_ACCEPT);
         if accept.is_none_or(|accept| accept != accept_key(key.as_bytes()).as_str()) {
@@ -210,7 +214,7 @@ mod tests {
     use super::*;
 
     fn asked(fields: &[(&str, &str)]) -> Parts {
-        let mut request = Request::connect("http://a.test/socket?x=1");
+        let mut request = Request::connect("/socket?x=1").header("host", "a.test");
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
@@ -221,14 +225,8 @@ mod tests {
         Destination::new("http://127.0.0.1:3000".parse().unwrap())
     }
 
-    fn over_http1(fields: &[(&str, &str)]) -> (Request<OutgoingBody>, Key) {
-        http1(
-            &asked(fields),
-            Protocol::WEBSOCKET,
-            &destination(),
-            &Progress::of_test(),
-        )
-        .unwrap()
+    fn over_http1(fields: &[(&str, &str)]) -> (Request<()>, Key) {
+        http1(&asked(fields), Protocol::WEBSOCKET, &destination()).unwrap()
     }
 
     fn switch(fields: &[(&str, &str)], key: &Key) -> Result<Response<()>, Reason> {

@@ -18,7 +18,7 @@
 use std::{fmt, mem, ops::Range};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::{
     DecodeError, Event, Fields, Limits, RequestHead, ResponseHead, check, encode, input::Input,
@@ -35,6 +35,8 @@ const FIELDS_AT_FIRST: usize = 12;
 pub struct Decoder {
     kind: Kind,
     limits: Limits,
+    /// The authority of a request goes first among its fields, as `host`.
+    has_host: bool,
     input: Input,
     state: State,
     /// Informational responses of this message so far.
@@ -80,6 +82,13 @@ impl Decoder {
     #[must_use]
     pub fn request(limits: Limits) -> Self {
         Self::new(Kind::Request, limits)
+    }
+
+    /// Has the authority of each request stand first among its fields, as `host`, unless it is empty.
+    #[must_use]
+    pub fn with_host(mut self) -> Self {
+        self.has_host = true;
+        self
     }
 
     /// A decoder for the responses on a stream.
@@ -137,6 +146,7 @@ impl Decoder {
         Self {
             kind,
             limits,
+            has_host: false,
             input: Input::default(),
             state: State::Start,
             informational: 0,
@@ -214,13 +224,18 @@ impl Decoder {
         check::authority(&front[authority.clone()])?;
         check::path(&front[path.clone()])?;
         self.spent_bytes += path.end;
+        let gap = path.start - authority.end;
+        let authority = self.input.take_after(authority.start, authority.len());
+        let path = self.input.take_after(gap, path.len());
+        if self.has_host && !authority.is_empty() {
+            let host = check::field_value(authority.clone())?;
+            self.add_field(header::HOST, host)?;
+        }
         Ok(Some(State::Fields(Section::Request {
             method: checked_method,
             scheme: checked_scheme,
-            authority: self.input.take_after(authority.start, authority.len()),
-            path: self
-                .input
-                .take_after(path.start - authority.end, path.len()),
+            authority,
+            path,
         })))
     }
 
@@ -281,7 +296,13 @@ impl Decoder {
         let value = self.input.take_after(value.start, value.len());
         let value = check::field_value(value)?;
         check::field(&name, &value)?;
+        if self.has_host && name == header::HOST {
+            return Err(DecodeError::HostField);
+        }
+        self.add_field(name, value)
+    }
 
+    fn add_field(&mut self, name: HeaderName, value: HeaderValue) -> Result<(), DecodeError> {
         // The map refuses more lines than it can count, far beyond any sensible limit.
         let too_many = |_| DecodeError::TooManyFields(self.limits.fields);
         let map = &mut self.fields.map;
@@ -298,7 +319,8 @@ impl Decoder {
         value: Range<usize>,
     ) -> Result<(), DecodeError> {
         check::pseudo_name(&self.input.front()[name.clone()])?;
-        if !self.fields.map.is_empty() {
+        // All lines before this one were pseudo-fields too.
+        if self.field_lines > self.fields.pseudo.len() + 1 {
             return Err(DecodeError::PseudoFieldAfterField);
         }
         if self.fields.pseudo.len() >= PSEUDO_FIELDS {
@@ -536,6 +558,26 @@ mod tests {
             DecodeError::PseudoFieldOfControl
         );
         assert_eq!(field_error(b":protocol", b"a\0"), DecodeError::FieldValue);
+    }
+
+    #[test]
+    fn the_authority_goes_first_where_that_is_asked_for_and_no_host_beside_it() {
+        let with_host = |bytes: BytesMut| {
+            let events = read(&mut Decoder::request(SMALL).with_host(), bytes)?;
+            let [Event::Request(head), ..] = &events[..] else {
+                panic!("{events:?}")
+            };
+            let names = head.fields.map.keys().map(ToString::to_string);
+            Ok::<_, DecodeError>((names.collect::<Vec<_>>(), head.fields.map["host"].clone()))
+        };
+        let fields = [(":protocol", "websocket"), ("accept", "*/*"), ("b", "c")];
+        let (names, host) = with_host(head(&fields)).unwrap();
+        assert_eq!(names, ["host", "accept", "b"]);
+        assert_eq!(host, "a.example");
+        let twice = with_host(head(&[("host", "b.example")]));
+        assert_eq!(twice.unwrap_err(), DecodeError::HostField);
+        let late = with_host(head(&[("accept", "*/*"), (":protocol", "websocket")]));
+        assert_eq!(late.unwrap_err(), DecodeError::PseudoFieldAfterField);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use bytes::BytesMut;
 use http::HeaderMap;
 
 use super::varint;
+use crate::fields;
 
 /// Framing indicator of a request of indeterminate length.
 pub(super) const REQUEST: u64 = 2;
@@ -59,10 +60,30 @@ pub fn field(out: &mut BytesMut, name: &[u8], value: &[u8]) {
     string(out, trim(value));
 }
 
+/// Writes one field line whose value is in parts, without white space around it.
+pub fn field_of(out: &mut BytesMut, name: &[u8], parts: &[&[u8]]) {
+    string(out, name);
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    out.reserve(varint::MAX_LENGTH + length);
+    varint::write(out, length as u64);
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
+
 /// Writes a field line for every value of the map.
 pub fn fields(out: &mut BytesMut, map: &HeaderMap) {
     for (name, value) in map {
         field(out, name.as_str().as_bytes(), value.as_bytes());
+    }
+}
+
+/// The same without the fields that end at a hop: the other end would refuse the message.
+pub fn end_to_end_fields(out: &mut BytesMut, map: &HeaderMap) {
+    for (name, value) in map {
+        if !fields::is_connection_specific(name) {
+            field(out, name.as_str().as_bytes(), value.as_bytes());
+        }
     }
 }
 

@@ -70,6 +70,9 @@ pub enum DecodeError {
     /// A field that belongs to one connection and never travels.
     #[error("field {0} belongs to a connection and cannot travel")]
     ConnectionField(&'static str),
+    /// A `host` field: the authority stands in the control data.
+    #[error("field host stands beside the authority")]
+    HostField,
     /// `te` with another value than `trailers`.
     #[error("field te has another value than trailers")]
     Te,

@@ -10,16 +10,12 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
-use http::{
-    HeaderMap, Request, Response, StatusCode, Uri,
-    uri::{Authority, PathAndQuery, Scheme},
-};
+use http::{HeaderMap, Request, Response, StatusCode, header, uri::PathAndQuery};
 use http_body::Body;
 use parking_lot::Mutex;
-use tower_service::Service;
 
 use super::{
-    ACCEPTED, BodyError, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
+    ACCEPTED, BodyError, CONTENT, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
     send::{SendError, Sender},
 };
 use crate::{
@@ -34,13 +30,15 @@ const HEAD_BYTES: usize = 1024;
 
 /// Serves the exchanges of one stream, one after another, until the stream ends.
 ///
-/// A request's URI is absolute; an upgrade is a `CONNECT` with [`Protocol`] in its extensions.
-/// [`Informational`] is in the extensions of every request. The service's future, the body of the
-/// request and that of the response are dropped as soon as the tunnel server cancels the exchange.
-/// When the response has ended first, the exchange goes on for as long as the request's body lives.
-pub async fn serve<S, B>(accepted: AcceptedStream, mut service: S)
+/// A request's URI is its path and query; its authority, unless empty, is `host`, the first of the
+/// fields. An upgrade is a `CONNECT` with [`Protocol`] in its extensions. What `answer` returns, the
+/// body of the request and that of the response are dropped as soon as the tunnel server cancels the
+/// exchange. When the response has ended first, the exchange goes on for as long as the request's
+/// body lives.
+pub async fn serve<F, A, B>(accepted: AcceptedStream, mut answer: F)
 where
-    S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
+    F: FnMut(Request<RecvBody>, Informational) -> A,
+    A: Future<Output = Result<Response<B>, Problem>>,
     B: Body<Data = Bytes>,
     B::Error: AsProblem,
 {
@@ -48,13 +46,18 @@ where
     let Some(wire) = accept(stream).await else {
         return;
     };
+    let mut informational = Informational::default();
     loop {
         let Ok(event) = poll_fn(|cx| wire.lock().poll_event(cx)).await else {
             return;
         };
         let Event::Request(head) = event else { return };
+        if !tells_content(&head) && !poll_fn(|cx| poll_end(&wire, cx)).await {
+            return;
+        }
         let outstanding = Outstanding::new(session.clone());
-        match serve_one(&wire, head, &mut service).await {
+        informational.begin();
+        match serve_one(&wire, head, &informational, &mut answer).await {
             Some(()) if wire.lock().begin_next() => drop(outstanding),
             // Dropping the stream resets it.
             _ => return,
@@ -69,7 +72,7 @@ async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
         .ok()?;
     Some(Arc::new(Mutex::new(Wire {
         stream: Some(stream),
-        decoder: Decoder::request(Limits::default()),
+        decoder: Decoder::request(Limits::default()).with_host(),
         accepted: true,
         sent: false,
         received: false,
@@ -79,24 +82,38 @@ async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
     })))
 }
 
+/// Whether content may follow.
+fn tells_content(head: &RequestHead) -> bool {
+    let pseudo = |name| head.fields.pseudo(name).is_some();
+    pseudo(CONTENT) || pseudo(PROTOCOL) || head.fields.map.contains_key(header::CONTENT_LENGTH)
+}
+
+/// Whether the message ends here. What says so may have been cut off from its head on the way.
+fn poll_end(wire: &SharedWire, cx: &mut Context<'_>) -> Poll<bool> {
+    let event = wire.lock().poll_event(cx);
+    event.map(|event| matches!(event, Ok(Event::End(end)) if end.is_empty()))
+}
+
 /// One exchange; `None` when it was cut.
-async fn serve_one<S, B>(wire: &SharedWire, head: RequestHead, service: &mut S) -> Option<()>
+async fn serve_one<F, A, B>(
+    wire: &SharedWire,
+    head: RequestHead,
+    informational: &Informational,
+    answer: &mut F,
+) -> Option<()>
 where
-    S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
+    F: FnMut(Request<RecvBody>, Informational) -> A,
+    A: Future<Output = Result<Response<B>, Problem>>,
     B: Body<Data = Bytes>,
     B::Error: AsProblem,
 {
-    let informational = Informational::default();
     let cancellation = Cancellation { wire };
-    let answer = match request(wire, head, &informational) {
+    let answer = match request(wire, head) {
         Ok(request) => {
-            let mut call = pin!(async {
-                poll_fn(|cx| service.poll_ready(cx)).await?;
-                service.call(request).await
-            });
+            let mut answered = pin!(answer(request, informational.clone()));
             cancellation
                 .or(|cx| {
-                    let answer = call.as_mut().poll(cx).map(Some);
+                    let answer = answered.as_mut().poll(cx).map(Some);
                     informational.send(wire, cx);
                     answer
                 })
@@ -104,7 +121,7 @@ where
         }
         Err(problem) => Err(problem),
     };
-    let head = informational.into_head();
+    let head = informational.head();
     match answer {
         Ok(response) => {
             let (head, body) = encode_response(head, response);
@@ -180,11 +197,7 @@ impl Wire {
     }
 }
 
-fn request(
-    wire: &SharedWire,
-    head: RequestHead,
-    informational: &Informational,
-) -> Result<Request<RecvBody>, Problem> {
+fn request(wire: &SharedWire, head: RequestHead) -> Result<Request<RecvBody>, Problem> {
     let malformed = |what: String| Problem::new(Hop::Client, Reason::WireMalformed, what);
     let declared =
         fields::content_length(&head.fields.map).map_err(|error| malformed(error.to_string()))?;
@@ -198,30 +211,19 @@ fn request(
         RecvBody::new(wire, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
     let mut request = Request::new(body);
     *request.method_mut() = head.method;
-    *request.uri_mut() = uri(head.scheme, head.authority, head.path)
-        .map_err(|error| malformed(error.to_string()))?;
+    let path = PathAndQuery::from_maybe_shared(head.path);
+    *request.uri_mut() = path.map_err(|error| malformed(error.to_string()))?.into();
     *request.headers_mut() = head.fields.map;
-    request.extensions_mut().insert(informational.clone());
     if let Some(protocol) = protocol {
         request.extensions_mut().insert(protocol);
     }
     Ok(request)
 }
 
-fn uri(scheme: Bytes, authority: Bytes, path: Bytes) -> Result<Uri, http::Error> {
-    let mut parts = http::uri::Parts::default();
-    parts.path_and_query = Some(PathAndQuery::from_maybe_shared(path)?);
-    if !authority.is_empty() {
-        parts.scheme = Some(Scheme::try_from(&scheme[..])?);
-        parts.authority = Some(Authority::from_maybe_shared(authority)?);
-    }
-    Ok(Uri::from_parts(parts)?)
-}
-
 fn encode_response<B>(mut head: BytesMut, response: Response<B>) -> (BytesMut, B) {
     let (parts, body) = response.into_parts();
     encode::final_status(&mut head, parts.status.as_u16());
-    encode::fields(&mut head, &parts.headers);
+    encode::end_to_end_fields(&mut head, &parts.headers);
     encode::end_fields(&mut head);
     (head, body)
 }
@@ -258,7 +260,7 @@ impl Body for NoBody {
     }
 }
 
-/// Sends informational (1xx) responses ahead of the final one.
+/// Sends informational (1xx) responses ahead of the final one, for as long as there is none.
 #[derive(Clone, Default)]
 pub struct Informational {
     queue: Arc<InformationalQueue>,
@@ -307,8 +309,16 @@ impl Informational {
         }
     }
 
+    /// Makes ready for the next exchange. Whoever still holds that of the last one keeps it for itself.
+    fn begin(&mut self) {
+        match Arc::get_mut(&mut self.queue) {
+            Some(queue) => queue.state.get_mut().begin(),
+            None => *self = Self::default(),
+        }
+    }
+
     /// What has to stand before the final head: whatever is not written yet.
-    fn into_head(self) -> BytesMut {
+    fn head(&self) -> BytesMut {
         let mut state = self.queue.state.lock();
         state.encode_waiting();
         // Later ones come too late.
@@ -323,6 +333,13 @@ impl Informational {
 }
 
 impl InformationalState {
+    fn begin(&mut self) {
+        self.waiting.clear();
+        self.count = 0;
+        self.out.clear();
+        self.started = false;
+    }
+
     /// Encodes what is queued; whether anything is there to be written.
     fn encode_waiting(&mut self) -> bool {
         while let Some((status, headers)) = self.waiting.pop_front() {

@@ -67,8 +67,8 @@ impl From<WireError> for BodyError {
 pub struct RecvBody {
     /// `None` once the message is over.
     wire: Option<Reading>,
-    /// An event that was looked at ahead of time.
-    peeked: Option<Event>,
+    /// What was looked at ahead of time.
+    peeked: Option<Peeked>,
     /// The last of a declared length, which goes on together with the message's end: whoever reads
     /// by length stops there, and the stream could not be used again.
     last: Option<Bytes>,
@@ -76,6 +76,24 @@ pub struct RecvBody {
     remaining: Option<u64>,
     /// Sends the rest of the request while this response is read; ended with it.
     sending: Option<Sending>,
+}
+
+/// What follows in a message, small: a body is moved more often than it has trailers.
+enum Peeked {
+    Content(Bytes),
+    End(Box<Fields>),
+    /// What has no place in a body.
+    Other,
+}
+
+impl From<Event> for Peeked {
+    fn from(event: Event) -> Self {
+        match event {
+            Event::Content(content) => Self::Content(content),
+            Event::End(fields) => Self::End(Box::new(fields)),
+            _ => Self::Other,
+        }
+    }
 }
 
 /// The wire, known to be read for as long as this lives.
@@ -108,8 +126,9 @@ struct Sending {
 impl RecvBody {
     /// The body that follows a head with `declared` as its `Content-Length`.
     pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
+        let is_over = wire.lock().received;
         let mut body = Self {
-            wire: Some(Reading::new(wire)),
+            wire: (!is_over).then(|| Reading::new(wire)),
             peeked: None,
             last: None,
             remaining: declared,
@@ -152,7 +171,7 @@ impl RecvBody {
         let next = wire.0.lock().poll_event(&mut cx);
         match next {
             Poll::Ready(Ok(Event::End(fields))) if fields.is_empty() => return self.finish(),
-            Poll::Ready(Ok(other)) => self.peeked = Some(other),
+            Poll::Ready(Ok(other)) => self.peeked = Some(other.into()),
             // An error comes again, after what is here already.
             Poll::Ready(Err(_)) | Poll::Pending => {}
         }
@@ -201,20 +220,20 @@ impl RecvBody {
             };
             let event = match self.peeked.take() {
                 Some(event) => event,
-                None => ready!(wire.0.lock().poll_event(cx))?,
+                None => ready!(wire.0.lock().poll_event(cx))?.into(),
             };
             match (event, self.last.take()) {
-                (Event::Content(content), None) => {
+                (Peeked::Content(content), None) => {
                     if let Some(content) = self.on_content(content)? {
                         return Poll::Ready(Ok(Some(Frame::data(content))));
                     }
                 }
-                (Event::End(fields), None) => return Poll::Ready(self.on_end(fields)),
-                (Event::End(fields), Some(last)) => {
+                (Peeked::End(fields), None) => return Poll::Ready(self.on_end(*fields)),
+                (Peeked::End(fields), Some(last)) => {
                     if fields.is_empty() {
                         self.finish()?;
                     } else {
-                        self.peeked = Some(Event::End(fields));
+                        self.peeked = Some(Peeked::End(fields));
                     }
                     return Poll::Ready(Ok(Some(Frame::data(last))));
                 }

@@ -1,26 +1,19 @@
 //! The tunnel server's side of an exchange: a request in, the response out.
 
-use std::{
-    convert::Infallible,
-    future::{Future, poll_fn},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{convert::Infallible, future::poll_fn, sync::Arc, task::Poll};
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
-use tower_service::Service;
 
 use super::{
-    BodyError, DETAIL, PROBLEM, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, WireError,
+    BodyError, DETAIL, EncodedHead, PROBLEM, RecvBody, SharedWire, Wire, WireError,
     send::{SendError, Sender},
 };
 use crate::{
-    bhttp::{Decoder, Event, Limits, ResponseHead, encode},
+    bhttp::{Decoder, Event, Limits, ResponseHead},
     fields,
     problem::{Hop, Problem, Reason},
     session::{OpenError, Session, mux::MuxStream},
@@ -65,10 +58,26 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Send,
 {
+    let head = EncodedHead::of(&request);
+    exchange_encoded(session, &head, request.into_body(), on_informational).await
+}
+
+/// The same for a head that the caller has encoded. It is only read, so that it can be sent again.
+///
+/// # Errors
+/// See [`exchange`].
+pub async fn exchange_encoded<B>(
+    session: &Session,
+    head: &EncodedHead,
+    body: B,
+    on_informational: impl FnMut(StatusCode, HeaderMap),
+) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
     let outstanding = session.enter()?;
     let (stream, is_used) = next_stream(session).await?;
-    let is_head = request.method() == Method::HEAD;
-    let (head, body) = encode_head(request);
     let wire = Arc::new(Mutex::new(Wire {
         stream: Some(stream),
         decoder: Decoder::response(Limits::default()),
@@ -79,12 +88,17 @@ where
         unread: None,
         outstanding: Some(outstanding),
     }));
-    let mut sender = Sender::new(wire.clone(), head, body);
-    let head = receive_head(&wire, &mut sender, on_informational, is_used).await?;
-    let response = response(&wire, head, is_head).map_err(|problem| ExchangeError::Failed {
-        problem,
-        is_heard: true,
-    })?;
+    let mut sender = if body.is_end_stream() {
+        Sender::whole(wire.clone(), head.alone())
+    } else {
+        Sender::new(wire.clone(), head.start(), body)
+    };
+    let received = receive_head(&wire, &mut sender, on_informational, is_used).await?;
+    let response =
+        response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
+            problem,
+            is_heard: true,
+        })?;
     if sender.is_done() {
         return Ok(response);
     }
@@ -106,32 +120,6 @@ async fn next_stream(session: &Session) -> Result<(MuxStream, bool), OpenError> 
         Some(stream) => Ok((stream, true)),
         None => Ok((session.open_stream().await?, false)),
     }
-}
-
-fn encode_head<B>(request: Request<B>) -> (BytesMut, B) {
-    let (parts, body) = request.into_parts();
-    let mut head = BytesMut::with_capacity(1024);
-    encode::request_head(
-        &mut head,
-        parts.method.as_str(),
-        parts.uri.scheme_str().unwrap_or("http"),
-        parts
-            .uri
-            .authority()
-            .map_or("", |authority| authority.as_str())
-            .as_bytes(),
-        parts
-            .uri
-            .path_and_query()
-            .map_or("/", |path| path.as_str())
-            .as_bytes(),
-    );
-    if let Some(protocol) = parts.extensions.get::<Protocol>() {
-        encode::field(&mut head, PROTOCOL.as_bytes(), protocol.as_str().as_bytes());
-    }
-    encode::fields(&mut head, &parts.headers);
-    encode::end_fields(&mut head);
-    (head, body)
 }
 
 /// Sends the request and reads up to the final head, side by side.
@@ -223,32 +211,4 @@ fn response(
     *response.status_mut() = head.status;
     *response.headers_mut() = head.fields.map;
     Ok(response)
-}
-
-/// The exchanges of a session as a [`tower_service::Service`], for whatever is made for tower.
-/// Informational responses are not seen through it.
-#[derive(Debug, Clone)]
-pub struct Exchanges(pub Session);
-
-impl<B> Service<Request<B>> for Exchanges
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Send,
-{
-    type Response = Response<RecvBody>;
-    type Error = ExchangeError<B::Error>;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        if self.0.is_open() {
-            Poll::Ready(Ok(()))
-        } else {
-            Poll::Ready(Err(OpenError::Closed.into()))
-        }
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let session = self.0.clone();
-        Box::pin(async move { exchange(&session, request, |_, _| {}).await })
-    }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use futures_util::task::noop_waker_ref;
 use http_body::Body;
 
 use super::{SharedWire, encode_problem};
@@ -53,6 +54,20 @@ impl<B: Body<Data = Bytes>> Sender<B> {
             wire,
             body,
             out: head,
+            content: Bytes::new(),
+            tail: BytesMut::new(),
+        }
+    }
+
+    /// A whole message without content, of which as much is written at once as the stream takes.
+    pub(super) fn whole(wire: SharedWire, mut message: &[u8]) -> Self {
+        // Whether it was cut, or all is written, the first poll finds out.
+        let mut unheard = Context::from_waker(noop_waker_ref());
+        let _ = wire.lock().poll_write(&mut unheard, &mut message);
+        Self {
+            wire,
+            body: None,
+            out: message.into(),
             content: Bytes::new(),
             tail: BytesMut::new(),
         }

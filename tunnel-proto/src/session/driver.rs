@@ -168,6 +168,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                         .map_err(SessionEnd::WebSocket)?;
                     self.session.shared.idle.lock().trim();
                     self.session.shared.mux.trim();
+                    self.websocket.trim();
                 }
                 Due::Dead => return Err(SessionEnd::Dead),
             }
@@ -194,8 +195,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                     bytes += data.len();
                     self.on_data(data)?;
                 }
-                Some(Ok(Received::Control(text))) => self.on_control(text.as_str())?,
-                Some(Ok(Received::Ping)) => {}
+                Some(Ok(Received::Control(text))) => self.on_control(&text)?,
+                Some(Ok(Received::Ping(_))) => {}
                 Some(Ok(Received::Pong(payload))) => self.on_pong(&payload),
                 Some(Ok(Received::Close(reason))) => {
                     let reason = reason.unwrap_or(CloseReason::Other(1005));

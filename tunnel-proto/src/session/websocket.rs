@@ -1,7 +1,18 @@
-//! WebSocket messages in and out. The only file that names tungstenite.
+//! WebSocket messages in and out (RFC 6455). The only folder that names tungstenite, of which it takes
+//! the handshake's keys and the headers of frames.
+//!
+//! ```text
+//!   socket ─▶ incoming ─▶ Received            send_… ─▶ outgoing ─▶ socket
+//! ```
 //!
 //! What comes in are the messages of an established connection, what goes out are batches of bytes,
-//! control texts, pings and a close frame. It knows nothing of what the bytes mean.
+//! control texts, pings and a close frame. It knows nothing of what the bytes mean. Binary messages
+//! are a stream of bytes: what is there of one is handed on before the rest has come, and nothing is
+//! gathered. A connection at rest holds no buffer.
+
+mod incoming;
+mod mask;
+mod outgoing;
 
 use std::{
     io,
@@ -9,44 +20,43 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
-use futures_util::{Sink, Stream};
+use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_tungstenite::{
-    WebSocketStream,
-    tungstenite::{
-        self, Message, Utf8Bytes,
-        protocol::{CloseFrame, Role, WebSocketConfig},
-    },
+use tokio_tungstenite::tungstenite::{
+    self, handshake,
+    protocol::frame::coding::{Control, Data, OpCode},
 };
+use tokio_util::io::poll_read_buf;
 
+use self::{incoming::Incoming, outgoing::Outgoing};
 use super::Side;
 use crate::{close::CloseReason, limits};
 
-/// Bytes read from the socket at once. Small, because every idle session holds such a buffer.
-const READ_BUFFER_BYTES: usize = 4 * 1024;
+/// Bytes read from the socket at once, at first and at most. It grows while reads fill it: no more than
+/// a TLS record ever comes at once.
+const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
 
 /// A new random value for `Sec-WebSocket-Key`.
 #[must_use]
 pub fn new_key() -> String {
-    tungstenite::handshake::client::generate_key()
+    handshake::client::generate_key()
 }
 
 /// The `Sec-WebSocket-Accept` that belongs to a key (RFC 6455 section 4.2.2).
 #[must_use]
 pub fn accept_key(key: &[u8]) -> String {
-    tungstenite::handshake::derive_accept_key(key)
+    handshake::derive_accept_key(key)
 }
 
-/// One received message.
+/// Something received.
 #[derive(Debug)]
 pub(super) enum Received {
     /// Bytes of the multiplexer.
     Data(Bytes),
     /// A control message.
-    Control(Utf8Bytes),
-    /// A ping; the library has queued the pong, a flush sends it.
-    Ping,
+    Control(String),
+    /// A ping with its payload; the pong is queued, a flush sends it.
+    Ping(Bytes),
     /// A pong with its payload.
     Pong(Bytes),
     /// The other end closes, with this code if it gave one.
@@ -61,123 +71,160 @@ pub enum WebSocketError {
     Io(#[source] io::Error),
     /// The other end broke RFC 6455, or sent more than is allowed.
     #[error("websocket protocol broken: {0}")]
-    Protocol(String),
+    Protocol(&'static str),
 }
 
 impl From<tungstenite::Error> for WebSocketError {
-    fn from(error: tungstenite::Error) -> Self {
-        use tungstenite::{Error, error::ProtocolError};
-        match error {
-            Error::Io(error) => Self::Io(error),
-            Error::ConnectionClosed
-            | Error::AlreadyClosed
-            | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => {
-                Self::Io(io::ErrorKind::UnexpectedEof.into())
-            }
-            other => Self::Protocol(other.to_string()),
-        }
+    fn from(_: tungstenite::Error) -> Self {
+        // Of reading and writing headers nothing else can come.
+        Self::Protocol("a frame with a header that is none")
     }
 }
 
 /// An established WebSocket connection over any byte stream.
 pub(super) struct WebSocket<IO> {
-    inner: WebSocketStream<IO>,
-    /// Something was written, or queued by the library, since the last complete flush.
-    unflushed: bool,
+    io: IO,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// The answer to the last ping, not queued yet. Only the last one counts (RFC 6455 section 5.5.3).
+    pong: Option<Bytes>,
+    /// Something was written since the last complete flush.
+    is_unflushed: bool,
+    read_bytes: usize,
+    is_closed_here: bool,
+    is_closed_there: bool,
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
     /// Takes over a connection whose upgrade is done; `leftover` are the bytes that were read
     /// past the handshake.
-    pub(super) async fn new(io: IO, leftover: Bytes, side: Side) -> Self {
-        let config = WebSocketConfig::default()
-            .read_buffer_size(READ_BUFFER_BYTES)
-            // Written by flushes only, one for all that a poll of the session produced.
-            .write_buffer_size(2 * limits::MESSAGE_BYTES)
-            .max_write_buffer_size(8 * limits::MESSAGE_BYTES)
-            .max_message_size(Some(limits::MESSAGE_BYTES))
-            .max_frame_size(Some(limits::MESSAGE_BYTES));
-        let role = match side {
-            Side::Server => Role::Server,
-            Side::Client => Role::Client,
-        };
-        let leftover = leftover.to_vec();
-        let inner = WebSocketStream::from_partially_read(io, leftover, role, Some(config)).await;
+    pub(super) fn new(io: IO, leftover: Bytes, side: Side) -> Self {
         Self {
-            inner,
-            unflushed: false,
+            io,
+            incoming: Incoming::new(side, BytesMut::from(leftover)),
+            outgoing: Outgoing::new(side == Side::Client),
+            pong: None,
+            is_unflushed: false,
+            read_bytes: READ_BYTES.0,
+            is_closed_here: false,
+            is_closed_there: false,
         }
     }
 
-    /// The next message; `None` when the connection has ended in order.
+    /// What was received next; `None` when the connection has ended in order.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Received, WebSocketError>>> {
-        loop {
-            let message = match Pin::new(&mut self.inner).poll_next(cx) {
-                Poll::Ready(Some(Ok(message))) => message,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
-            };
-            let received = match message {
-                Message::Binary(bytes) => Received::Data(bytes),
-                Message::Text(text) => Received::Control(text),
-                Message::Ping(_) => {
-                    self.unflushed = true;
-                    Received::Ping
-                }
-                Message::Pong(payload) => Received::Pong(payload),
-                Message::Close(frame) => {
-                    self.unflushed = true;
-                    let code = frame.map(|frame| CloseReason::from_code(frame.code.into()));
-                    Received::Close(code)
-                }
-                // Never produced by reading.
-                Message::Frame(_) => continue,
-            };
-            return Poll::Ready(Some(Ok(received)));
+        if self.is_closed_there {
+            return Poll::Ready(None);
         }
+        loop {
+            match self.incoming.next() {
+                Ok(Some(received)) => return Poll::Ready(Some(self.on_received(received))),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+            match ready!(self.poll_fill(cx)) {
+                Ok(0) => {
+                    self.is_closed_there = true;
+                    let error = io::ErrorKind::UnexpectedEof.into();
+                    return Poll::Ready(Some(Err(WebSocketError::Io(error))));
+                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(WebSocketError::Io(error)))),
+            }
+        }
+    }
+
+    /// Reads what there is; how much it was.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let buffer = &mut self.incoming.buffer;
+        buffer.reserve(self.read_bytes);
+        let mut space = buffer.limit(self.read_bytes);
+        let read = poll_read_buf(Pin::new(&mut self.io), cx, &mut space);
+        match read {
+            Poll::Ready(Ok(read)) if read == self.read_bytes => {
+                self.read_bytes = (2 * self.read_bytes).min(READ_BYTES.1);
+            }
+            Poll::Pending if self.incoming.buffer.is_empty() => {
+                self.incoming.buffer = BytesMut::new();
+            }
+            _ => {}
+        }
+        read
+    }
+
+    fn on_received(&mut self, received: Received) -> Result<Received, WebSocketError> {
+        match &received {
+            Received::Ping(payload) if !self.is_closed_here => self.pong = Some(payload.clone()),
+            Received::Close(reason) => {
+                self.is_closed_there = true;
+                if !self.is_closed_here {
+                    // RFC 6455 section 5.5.1: answered with the same code.
+                    self.close(reason.map_or_else(Bytes::new, |reason| code(reason).freeze()))?;
+                }
+            }
+            _ => {}
+        }
+        Ok(received)
     }
 
     /// Queues bytes of the multiplexer. Call only after a flush was ready.
     pub(super) fn send_data(&mut self, bytes: Bytes) -> Result<(), WebSocketError> {
-        self.send(Message::Binary(bytes))
+        self.send(OpCode::Data(Data::Binary), bytes)
     }
 
     /// Queues a control message.
     pub(super) fn send_control(&mut self, text: String) -> Result<(), WebSocketError> {
-        self.send(Message::Text(text.into()))
+        self.send(OpCode::Data(Data::Text), text.into())
     }
 
     /// Queues a ping.
     pub(super) fn send_ping(&mut self, payload: Bytes) -> Result<(), WebSocketError> {
-        self.send(Message::Ping(payload))
+        self.send(OpCode::Control(Control::Ping), payload)
     }
 
     /// Queues the close frame.
     pub(super) fn send_close(&mut self, reason: CloseReason) -> Result<(), WebSocketError> {
-        let frame = CloseFrame {
-            code: reason.code().into(),
-            reason: reason.name().into(),
-        };
-        self.send(Message::Close(Some(frame)))
+        let mut payload = code(reason);
+        payload.extend_from_slice(reason.name().as_bytes());
+        self.close(payload.freeze())
     }
 
-    fn send(&mut self, message: Message) -> Result<(), WebSocketError> {
-        self.unflushed = true;
-        Ok(Pin::new(&mut self.inner).start_send(message)?)
+    fn close(&mut self, payload: Bytes) -> Result<(), WebSocketError> {
+        let closed = self.send(OpCode::Control(Control::Close), payload);
+        self.is_closed_here = true;
+        closed
+    }
+
+    fn send(&mut self, opcode: OpCode, payload: Bytes) -> Result<(), WebSocketError> {
+        if self.is_closed_here {
+            return Ok(());
+        }
+        self.is_unflushed = true;
+        self.outgoing.push(opcode, payload)
     }
 
     /// Writes what is queued. Ready when all of it is with the socket.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WebSocketError>> {
-        if !self.unflushed {
+        if let Some(payload) = self.pong.take() {
+            self.send(OpCode::Control(Control::Pong), payload)?;
+        }
+        if !self.is_unflushed {
             return Poll::Ready(Ok(()));
         }
-        let flushed = Pin::new(&mut self.inner).poll_flush(cx)?;
-        self.unflushed = flushed.is_pending();
-        flushed.map(Ok)
+        let written = ready!(self.outgoing.poll_write(&mut self.io, cx));
+        written.map_err(WebSocketError::Io)?;
+        ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(WebSocketError::Io)?;
+        self.is_unflushed = false;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Gives space back that a burst has left.
+    pub(super) fn trim(&mut self) {
+        self.outgoing.trim();
+        self.read_bytes = READ_BYTES.0;
     }
 
     /// Sends what is queued, the close frame above all, and reads on until the other end has closed:
@@ -189,17 +236,25 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         if ready!(flushed).is_err() {
             return Poll::Ready(());
         }
-        let io = self.inner.get_mut();
-        if ready!(Pin::new(&mut *io).poll_shutdown(cx)).is_err() {
+        if ready!(Pin::new(&mut self.io).poll_shutdown(cx)).is_err() {
             return Poll::Ready(());
         }
-        let mut space = [0; READ_BUFFER_BYTES];
+        let mut space = [0; READ_BYTES.0];
         loop {
             let mut buffer = ReadBuf::new(&mut space);
-            let read = ready!(Pin::new(&mut *io).poll_read(cx, &mut buffer));
+            let read = ready!(Pin::new(&mut self.io).poll_read(cx, &mut buffer));
             if read.is_err() || buffer.filled().is_empty() {
                 return Poll::Ready(());
             }
         }
     }
 }
+
+/// The start of a close frame's payload.
+fn code(reason: CloseReason) -> BytesMut {
+    let mut payload = BytesMut::new();
+    payload.put_u16(reason.code());
+    payload
+}
+
+const _: () = assert!(READ_BYTES.1 <= limits::MESSAGE_BYTES);

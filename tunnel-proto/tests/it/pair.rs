@@ -23,9 +23,12 @@ use tokio::{
 use tower_service::Service;
 use tunnel_proto::{
     control::Control,
-    exchange::{AsProblem, RecvBody, serve},
+    exchange::{AsProblem, Informational, RecvBody, serve},
     problem::Problem,
-    session::{Driver, Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
+    session::{
+        AcceptedStream, Driver, Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings,
+        Side,
+    },
 };
 
 /// Bytes that the connection between the two takes before it blocks.
@@ -161,6 +164,20 @@ where
     (session, events)
 }
 
+/// Serves a stream with a service, which finds [`Informational`] in the request's extensions.
+pub(crate) async fn serve_with<S, B>(stream: AcceptedStream, mut service: S)
+where
+    S: Service<Request<RecvBody>, Response = Response<B>, Error = Problem>,
+    B: Body<Data = Bytes>,
+    B::Error: AsProblem,
+{
+    let answer = |mut request: Request<RecvBody>, informational: Informational| {
+        request.extensions_mut().insert(informational);
+        service.call(request)
+    };
+    serve(stream, answer).await;
+}
+
 /// Serves every stream of a session with the service.
 async fn serve_all<S, B>(
     session: Session,
@@ -184,7 +201,7 @@ async fn serve_all<S, B>(
                 let open = streams.open.clone();
                 let service = service.clone();
                 serving.spawn(async move {
-                    serve(stream, service).await;
+                    serve_with(stream, service).await;
                     open.fetch_sub(1, Ordering::Relaxed);
                 });
             }

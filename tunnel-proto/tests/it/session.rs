@@ -15,14 +15,14 @@ use tokio::{io::duplex, sync::Semaphore, task::JoinSet, time::Instant};
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
-    exchange::{ExchangeError, RecvBody, exchange, serve},
+    exchange::{ExchangeError, RecvBody, exchange},
     limits,
     session::{OpenError, Session, SessionClosed, SessionEnd, SessionEvent, SessionSettings, Side},
 };
 
 use crate::{
     content::{empty, fed, feed, full, get, never, next_data, pattern, read, request, start},
-    pair::{Drivers, Handler, Pair, Relay, Setup, session, settle, within},
+    pair::{Drivers, Handler, Pair, Relay, Setup, serve_with, session, settle, within},
 };
 
 #[tokio::test(start_paused = true)]
@@ -371,7 +371,7 @@ async fn a_body_that_nobody_reads_does_not_keep_an_ended_session_from_rest() {
             let body = body.lock().unwrap().take().unwrap();
             async { Ok(Response::new(body)) }
         };
-        serve(stream, Handler(Arc::new(answer))).await;
+        serve_with(stream, Handler(Arc::new(answer))).await;
         drop(feed);
     });
     let response = within(exchange(&server, get("/"), |_, _| {}))

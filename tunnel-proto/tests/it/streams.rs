@@ -8,7 +8,7 @@ use http_body::Frame;
 use tokio::{io::duplex, sync::Semaphore, task::JoinSet};
 use tunnel_proto::{
     close::CloseReason,
-    exchange::{ExchangeError, RecvBody, exchange, serve},
+    exchange::{ExchangeError, RecvBody, exchange},
     limits,
     problem::{Hop, Problem, Reason},
     session::{OpenError, SessionEvent, SessionSettings, Side},
@@ -19,7 +19,7 @@ use crate::{
         TestBody, data, fed, feed, frames, full, get, never_there, pattern, random, read,
         read_by_length, request, start,
     },
-    pair::{Drivers, Handler, Pair, Setup, session, settle, within},
+    pair::{Drivers, Handler, Pair, Setup, serve_with, session, settle, within},
 };
 
 #[tokio::test(start_paused = true)]
@@ -125,7 +125,7 @@ async fn all_get_a_stream_in_the_end_from_a_client_that_accepts_slowly() {
         tokio::select! {
             event = events.next(&client) => {
                 let Some(SessionEvent::Exchanges(stream)) = event else { panic!("it ended") };
-                serving.spawn(serve(stream, service.clone()));
+                serving.spawn(serve_with(stream, service.clone()));
                 tokio::time::sleep(Duration::from_millis(3)).await;
             }
             answer = exchanges.join_next() => {

@@ -23,7 +23,7 @@ const PROXY_STATUS: http::HeaderName = http::HeaderName::from_static("proxy-stat
 pub(super) struct AnswerBody {
     kind: Kind,
     /// Why the body ends early, kept until what came before it has been sent.
-    failure: Option<BodyError>,
+    failure: Option<Box<BodyError>>,
     /// Records the exchange when its answer has ended.
     observation: Option<Observation>,
     /// Tells the connection's guard that the exchange is over.
@@ -72,14 +72,14 @@ impl AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Some(failure) = self.failure.take() {
-            return Poll::Ready(Some(Err(failure)));
+            return Poll::Ready(Some(Err(*failure)));
         }
         match &mut self.kind {
             Kind::Exchange(body) => match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(Some(Err(failure))) => {
                     // hyper drops what it has not sent yet when a body fails, and it sends when a
                     // body is not ready.
-                    self.failure = Some(failure);
+                    self.failure = Some(Box::new(failure));
                     cx.waker().wake_by_ref();
                     Poll::Pending
                 }
@@ -93,17 +93,12 @@ impl AnswerBody {
     }
 
     /// Has the exchange recorded, and known as in flight, until the body's end.
-    pub(super) fn watched(
-        mut self,
-        observation: Option<Observation>,
-        in_flight: Option<InFlight>,
-    ) -> Self {
+    pub(super) fn watch(&mut self, observation: Option<Observation>, in_flight: Option<InFlight>) {
         self.observation = observation;
         self._in_flight = in_flight;
         if self.is_over() {
             self.observation.iter_mut().for_each(Observation::on_end);
         }
-        self
     }
 }
 
@@ -156,7 +151,7 @@ pub(super) fn response(
     method: &Method,
     is_http1: bool,
 ) -> Result<Response<AnswerBody>, Problem> {
-    let (parts, body) = received.into_parts();
+    let (mut parts, body) = received.into_parts();
     let status = parts.status;
     let malformed = |what| Problem::new(Hop::Server, Reason::WireMalformed, what);
     if !(200..=599).contains(&status.as_u16()) {
@@ -173,30 +168,39 @@ pub(super) fn response(
         _ if *method == Method::HEAD => Kind::Own(None),
         _ => Kind::Exchange(body),
     };
-    let mut answer = Response::new(AnswerBody::new(kind));
-    *answer.status_mut() = status;
-    *answer.headers_mut() = end_to_end(parts.headers);
-    if let Some(length) = length {
-        let headers = answer.headers_mut();
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    keep_end_to_end(&mut parts.headers);
+    match length {
+        Some(length) => set_length(&mut parts.headers, length),
+        None => {
+            parts.headers.remove(header::CONTENT_LENGTH);
+        }
     }
-    Ok(answer)
+    Ok(Response::from_parts(parts, AnswerBody::new(kind)))
 }
 
-/// The fields that are meant for the platform client.
-pub(super) fn end_to_end(mut received: HeaderMap) -> HeaderMap {
-    received.remove(header::CONTENT_LENGTH);
-    let nominated = fields::nominated(&received);
-    if nominated.is_empty() && !received.keys().any(fields::is_connection_specific) {
-        return received;
+/// Writes the length as a plain number, as it mostly is already.
+fn set_length(headers: &mut HeaderMap, length: u64) {
+    let received = headers
+        .get(header::CONTENT_LENGTH)
+        .map(HeaderValue::as_bytes);
+    if !matches!(received, Some(b"0" | [b'1'..=b'9', ..])) {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
-    let mut headers = HeaderMap::with_capacity(received.len());
+}
+
+/// Leaves the fields that are meant for the platform client.
+pub(super) fn keep_end_to_end(headers: &mut HeaderMap) {
+    // Which is all of them, mostly: the tunnel client has done the same.
+    if !headers.keys().any(fields::is_connection_specific) {
+        return;
+    }
+    let received = std::mem::take(headers);
+    let nominated = fields::nominated(&received);
     for (name, value) in &received {
         if !fields::is_connection_specific(name) && !nominated.contains(name) {
             headers.append(name.clone(), value.clone());
         }
     }
-    headers
 }
 
 /// A problem as an answer. After a request that was malformed the connection ends.

@@ -36,8 +36,8 @@ pub(super) enum RequestBodyError {
 /// The bytes that a platform client sends to the runtime.
 pub(super) struct RequestBody {
     kind: Kind,
-    /// Counts them.
-    bytes: IntCounter,
+    /// Counts them, if any can come.
+    bytes: Option<IntCounter>,
 }
 
 /// Bytes of an upgraded connection.
@@ -110,6 +110,7 @@ impl RequestBody {
             gate: None,
             idle,
         };
+        let bytes = Some(bytes);
         (Self { kind, bytes }, unanswered)
     }
 
@@ -127,9 +128,11 @@ impl RequestBody {
     }
 
     /// No content.
-    pub(super) fn empty(bytes: IntCounter) -> Self {
-        let kind = Kind::Empty;
-        Self { kind, bytes }
+    pub(super) fn empty() -> Self {
+        Self {
+            kind: Kind::Empty,
+            bytes: None,
+        }
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
@@ -138,7 +141,7 @@ impl RequestBody {
         (
             Self {
                 kind: Kind::Awaited(receiver),
-                bytes,
+                bytes: Some(bytes),
             },
             sender,
         )
@@ -244,9 +247,9 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         let frame = self.poll_kind(cx);
         if let Poll::Ready(Some(Ok(frame))) = &frame
-            && let Some(data) = frame.data_ref()
+            && let (Some(data), Some(bytes)) = (frame.data_ref(), &self.bytes)
         {
-            self.bytes.inc_by(data.len() as u64);
+            bytes.inc_by(data.len() as u64);
         }
         frame
     }

@@ -4,9 +4,11 @@
 //! everything after it use what stands here and never the received head again, so no two readers
 //! can disagree about where a request goes or where it ends.
 
+use std::borrow::Cow;
+
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header,
-    uri::{Authority, PathAndQuery, Scheme},
+    uri::{Authority, Scheme},
 };
 use tunnel_proto::{
     exchange::Protocol,
@@ -16,22 +18,22 @@ use tunnel_proto::{
     problem::{Hop, Problem, Reason},
 };
 
-use super::http1::is_host_and_port;
+use super::http1::host_length;
 
 /// Field lines in one head: with those that are added, fewer than the other end of the wire takes.
 const MAX_FIELDS: usize = limits::FIELDS / 2;
 
 /// A request that is well-formed, unambiguous, and for one host.
 #[derive(Debug)]
-pub struct CheckedRequest {
+pub struct CheckedRequest<'a> {
     /// The method; `CONNECT` for an upgrade and for nothing else.
     pub method: Method,
     /// The authority as it was sent: host and, if there was one, port.
-    pub authority: Authority,
-    /// The host to route by, if it is not the authority's host as it stands.
-    normalised: Option<Box<str>>,
+    pub authority: &'a str,
+    /// The host to route by: lower case, without port, without the root's dot.
+    pub host: Cow<'a, str>,
     /// Path and query, byte for byte.
-    pub path: PathAndQuery,
+    pub path: Cow<'a, str>,
     /// The version in which it came.
     pub version: Version,
     /// The upgrade that is asked for.
@@ -45,16 +47,70 @@ pub struct CheckedRequest {
     /// `Max-Forwards` of an OPTIONS request (RFC 9110 section 7.6.2).
     pub max_forwards: Option<u32>,
     /// The received fields; the outgoing message is built from them anew.
-    pub headers: HeaderMap,
+    pub headers: &'a HeaderMap,
+    /// Which of them there are.
+    pub seen: Seen,
 }
 
-impl CheckedRequest {
-    /// The host to route by: lower case, without port, without the root's dot.
-    #[must_use]
-    pub fn host(&self) -> &str {
-        self.normalised
-            .as_deref()
-            .unwrap_or_else(|| self.authority.host())
+/// Which fields a request has, of those that mean something here. Most requests have few of them,
+/// and each question to the map costs a hash.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    connection: bool,
+    upgrade: bool,
+    te: bool,
+    content_length: bool,
+    expect: bool,
+    max_forwards: bool,
+    /// `Cookie`.
+    pub cookie: bool,
+    /// `Via`.
+    pub via: bool,
+    /// `X-Request-Id`.
+    pub request_id: bool,
+    /// `Origin`.
+    pub origin: bool,
+}
+
+impl Seen {
+    /// Looks at each name once.
+    ///
+    /// # Errors
+    /// When a name could be taken for another one.
+    fn look(headers: &HeaderMap) -> Result<Self, Problem> {
+        let mut seen = Self::default();
+        for name in headers.keys() {
+            let name = name.as_str();
+            match name {
+                "connection" => seen.connection = true,
+                "upgrade" => seen.upgrade = true,
+                "te" => seen.te = true,
+                "content-length" => seen.content_length = true,
+                "expect" => seen.expect = true,
+                "max-forwards" => seen.max_forwards = true,
+                "cookie" => seen.cookie = true,
+                "via" => seen.via = true,
+                "x-request-id" => seen.request_id = true,
+                "origin" => seen.origin = true,
+                // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
+                _ if name.bytes().any(|byte| matches!(byte, b'_' | b'"')) => {
+                    return Err(malformed("a field name with an underscore or a quote"));
+                }
+                _ => {}
+            }
+        }
+        Ok(seen)
+    }
+}
+
+impl CheckedRequest<'_> {
+    /// The fields that a `Connection` field nominates: they end here.
+    pub(super) fn nominated(&self) -> Vec<HeaderName> {
+        if self.seen.connection {
+            fields::nominated(self.headers)
+        } else {
+            Vec::new()
+        }
     }
 }
 
@@ -67,7 +123,7 @@ fn malformed(what: &'static str) -> Problem {
 /// # Errors
 /// With the answer for a request that breaks a rule, could be read in two ways, or asks for what a
 /// gateway does not do.
-pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
+pub fn check(request: &http::request::Parts) -> Result<CheckedRequest<'_>, Problem> {
     let http::request::Parts {
         method,
         uri,
@@ -76,13 +132,8 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
         extensions,
         ..
     } = request;
-    // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
-    if headers
-        .keys()
-        .any(|name| name.as_str().contains(['_', '"']))
-    {
-        return Err(malformed("a field name with an underscore or a quote"));
-    }
+    let version = *version;
+    let seen = Seen::look(headers)?;
     // HTTP/1 was bounded more narrowly before this.
     if headers.len() > MAX_FIELDS {
         return Err(Problem::new(
@@ -91,31 +142,40 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
             "too many field lines",
         ));
     }
-    let upgrade = upgrade(&method, version, &headers, &extensions)?;
-    if upgrade.is_none() && matches!(method, Method::CONNECT | Method::TRACE) {
+    let upgrade = upgrade(method, version, headers, seen, extensions)?;
+    if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
         return Err(Problem::new(
             Hop::Server,
             Reason::MethodNotAllowed,
             "connect and trace are not served",
         ));
     }
-    let path = path(&method, version, &uri)?;
-    let authority = authority(version, uri, &headers)?;
-    let content_length = fields::content_length(&headers)
-        .map_err(|_| malformed("content-length is not a length"))?;
-    let expects_continue = expectation(version, &headers)?;
-    let wants_trailers = has_token(&headers, header::TE, "trailers");
+    let path = path(method, version, uri)?;
+    let authority = authority(version, uri, headers)?;
+    let host_length = host_length(authority.as_bytes()).ok_or_else(bad_host)?;
+    let content_length = if seen.content_length {
+        fields::content_length(headers).map_err(|_| malformed("content-length is not a length"))?
+    } else {
+        None
+    };
+    let expects_continue = seen.expect && expectation(version, headers)?;
+    let wants_trailers = seen.te && has_token(headers, header::TE, "trailers");
     if version == Version::HTTP_2 {
-        check_http2(&headers)?;
+        check_http2(headers)?;
     }
+    let max_forwards = if seen.max_forwards {
+        max_forwards(method, headers)?
+    } else {
+        None
+    };
     Ok(CheckedRequest {
-        max_forwards: max_forwards(&method, &headers)?,
+        max_forwards,
         method: if upgrade.is_some() {
             Method::CONNECT
         } else {
-            method
+            method.clone()
         },
-        normalised: normalise(authority.host()),
+        host: normalise(&authority[..host_length]),
         authority,
         path,
         version,
@@ -124,6 +184,7 @@ pub fn check(request: http::request::Parts) -> Result<CheckedRequest, Problem> {
         wants_trailers,
         content_length,
         headers,
+        seen,
     })
 }
 
@@ -133,6 +194,7 @@ fn upgrade(
     method: &Method,
     version: Version,
     headers: &HeaderMap,
+    seen: Seen,
     extensions: &http::Extensions,
 ) -> Result<Option<Protocol>, Problem> {
     if let Some(protocol) = extensions.get::<hyper::ext::Protocol>() {
@@ -140,7 +202,8 @@ fn upgrade(
             .map(Some)
             .map_err(|_| malformed("extended connect to a protocol other than websocket"));
     }
-    let asks = version == Version::HTTP_11
+    let asks = (seen.connection && seen.upgrade)
+        && version == Version::HTTP_11
         && method == Method::GET
         && has_token(headers, header::CONNECTION, "upgrade")
         && has_token(headers, header::UPGRADE, Protocol::WEBSOCKET.as_str());
@@ -149,7 +212,7 @@ fn upgrade(
 
 /// Path and query, byte for byte; only an empty path, which HTTP/1 can have, becomes `/`. With OPTIONS
 /// it should become `*` (RFC 9112 section 3.2.4), but here it is not known any more that it was empty.
-fn path(method: &Method, version: Version, uri: &Uri) -> Result<PathAndQuery, Problem> {
+fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, str>, Problem> {
     const NO_PATH: &str = "a target that is not a path";
     let Some(path) = uri.path_and_query() else {
         return Err(malformed(NO_PATH));
@@ -161,33 +224,33 @@ fn path(method: &Method, version: Version, uri: &Uri) -> Result<PathAndQuery, Pr
         ));
     }
     // Not `path.path()`, which says `/` where there is none.
-    match path.as_str().as_bytes() {
+    let path = path.as_str();
+    match path.as_bytes() {
         text if !text.iter().all(u8::is_ascii_graphic) => {
             Err(malformed("a target with bytes that are not visible ascii"))
         }
-        b"*" if method == Method::OPTIONS => Ok(path.clone()),
-        [b'/', ..] => Ok(path.clone()),
-        [b'?', ..] if version != Version::HTTP_2 => {
-            PathAndQuery::try_from(format!("/{}", path.as_str())).map_err(|_| malformed(NO_PATH))
-        }
+        b"*" if method == Method::OPTIONS => Ok(path.into()),
+        [b'/', ..] => Ok(path.into()),
+        [b'?', ..] if version != Version::HTTP_2 => Ok(format!("/{path}").into()),
         _ => Err(malformed(NO_PATH)),
     }
 }
 
 /// The one authority of a request; where it is given twice, both must be the same.
-fn authority(version: Version, uri: Uri, headers: &HeaderMap) -> Result<Authority, Problem> {
+fn authority<'a>(
+    version: Version,
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+) -> Result<&'a str, Problem> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
         return Err(malformed("more than one host field"));
     }
-    let target = uri.into_parts().authority;
+    let target = uri.authority().map(Authority::as_str);
     match (target, host) {
         (Some(target), Some(host)) => {
-            if !host
-                .as_bytes()
-                .eq_ignore_ascii_case(target.as_str().as_bytes())
-            {
+            if !host.as_bytes().eq_ignore_ascii_case(target.as_bytes()) {
                 return Err(malformed(
                     "a host field that differs from the target's authority",
                 ));
@@ -195,29 +258,25 @@ fn authority(version: Version, uri: Uri, headers: &HeaderMap) -> Result<Authorit
             Ok(target)
         }
         (Some(target), None) if version == Version::HTTP_2 => Ok(target),
-        (None, Some(host)) => Authority::try_from(host.as_bytes()).map_err(|_| bad_host()),
+        (None, Some(host)) => host.to_str().map_err(|_| bad_host()),
         (_, None) => Err(malformed("no host field")),
     }
-    .and_then(|authority| {
-        if is_host_and_port(authority.as_str().as_bytes()) {
-            Ok(authority)
-        } else {
-            Err(bad_host())
-        }
-    })
 }
 
 fn bad_host() -> Problem {
     malformed("a host that is not a name or address with an optional port")
 }
 
-/// `None` if the host is normal as it stands, which is the usual case and costs nothing.
-fn normalise(host: &str) -> Option<Box<str>> {
+/// As it stands if it is normal, which is the usual case and costs nothing.
+fn normalise(host: &str) -> Cow<'_, str> {
     let trimmed = host.strip_suffix('.').unwrap_or(host);
-    if trimmed.len() == host.len() && !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return None;
+    // Without a branch in the loop, so that the compiler looks at many bytes at once.
+    let is_upper = |found, byte: &u8| found | byte.is_ascii_uppercase();
+    if trimmed.as_bytes().iter().fold(false, is_upper) {
+        trimmed.to_ascii_lowercase().into()
+    } else {
+        trimmed.into()
     }
-    Some(trimmed.to_ascii_lowercase().into())
 }
 
 fn expectation(version: Version, headers: &HeaderMap) -> Result<bool, Problem> {
@@ -315,29 +374,34 @@ mod tests {
         method: &str,
         target: &str,
         fields: &[(&str, &str)],
-    ) -> Result<CheckedRequest, Reason> {
-        check(parts(Version::HTTP_11, method, target, fields)).map_err(|problem| problem.reason())
+    ) -> Result<CheckedRequest<'static>, Reason> {
+        kept(parts(Version::HTTP_11, method, target, fields))
     }
 
     fn http2(
         method: &str,
         target: &str,
         fields: &[(&str, &str)],
-    ) -> Result<CheckedRequest, Reason> {
-        check(parts(Version::HTTP_2, method, target, fields)).map_err(|problem| problem.reason())
+    ) -> Result<CheckedRequest<'static>, Reason> {
+        kept(parts(Version::HTTP_2, method, target, fields))
+    }
+
+    /// The request is kept for ever, so that a test can look at what was borrowed from it.
+    fn kept(parts: http::request::Parts) -> Result<CheckedRequest<'static>, Reason> {
+        check(Box::leak(Box::new(parts))).map_err(|problem| problem.reason())
     }
 
     #[test]
     fn the_host_to_route_by_is_normalised_and_the_authority_is_kept() {
         let checked = http1("GET", "/", &[("host", "A-B.Tunnels.Test.:8080")]).unwrap();
-        assert_eq!(checked.host(), "a-b.tunnels.test");
+        assert_eq!(checked.host, "a-b.tunnels.test");
         assert_eq!(checked.authority, "A-B.Tunnels.Test.:8080");
     }
 
     #[test]
     fn an_absolute_target_and_the_host_must_agree() {
         let same = http1("GET", "http://a.test/x", &[("host", "A.test")]).unwrap();
-        assert_eq!((same.host(), same.path.as_str()), ("a.test", "/x"));
+        assert_eq!((&*same.host, &*same.path), ("a.test", "/x"));
         let other = http1("GET", "http://evil.test/x", &[("host", "good.test")]);
         assert_eq!(other.unwrap_err(), Reason::RequestMalformed);
         let other = http2("GET", "http://evil.test/x", &[("host", "good.test")]);
@@ -367,10 +431,7 @@ mod tests {
     #[test]
     fn paths_are_kept_byte_for_byte() {
         for path in ["/a//b/%2e%2e/;x?y=%zz", "/", "/?", "//double", "/%00"] {
-            assert_eq!(
-                http1("GET", path, &[("host", "a")]).unwrap().path.as_str(),
-                path
-            );
+            assert_eq!(http1("GET", path, &[("host", "a")]).unwrap().path, path);
         }
     }
 

@@ -4,22 +4,21 @@
 //! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little. A body that
 //! was begun cannot be sent twice, and is not.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
-use hyper::body::{Body, Incoming};
+use http::{HeaderMap, Response, StatusCode, Version};
+use hyper::body::Incoming;
 use tunnel_proto::{
-    exchange::{ExchangeError, RecvBody, exchange},
+    exchange::{EncodedHead, ExchangeError, RecvBody, exchange_encoded},
     problem::{Hop, Problem, Reason},
     session::OpenError,
 };
 
 use super::{
     body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
-    check::CheckedRequest,
     connection::Connection,
     observe::Observation,
-    outgoing::{X_REQUEST_ID, outgoing},
+    serve::Asked,
 };
 use crate::tunnel::Tunnel;
 
@@ -48,89 +47,74 @@ enum Lost {
 
 impl Failure {
     /// Whether the request may be sent once more (RFC 9110 section 9.2.2).
-    fn may_repeat(&self, request: &CheckedRequest) -> bool {
+    fn may_repeat(&self, asked: &Asked) -> bool {
         match self.lost {
             Lost::No => false,
             Lost::Unsent => true,
             // An upgrade is a GET to its upstream.
-            Lost::Unheard => request.upgrade.is_some() || request.method.is_idempotent(),
+            Lost::Unheard => asked.is_upgrade || asked.method.is_idempotent(),
         }
     }
 }
 
-/// Carries a request, whose outgoing form is given too, to its runtime.
+/// Carries a request, whose outgoing head is given, to its runtime. `incoming` is its body, if it has
+/// one.
 ///
 /// # Errors
 /// With the answer to a request that could not be carried.
 pub(super) async fn carry(
     connection: &Connection,
-    checked: &CheckedRequest,
-    (request, id): (Request<()>, HeaderValue),
-    incoming: Incoming,
+    asked: &Asked,
+    head: &EncodedHead,
+    incoming: &mut Option<Incoming>,
     observation: &mut Observation,
 ) -> Result<Carried, Problem> {
-    let has_no_body = checked.upgrade.is_some() || incoming.is_end_stream();
-    let first = attempt(connection, checked, request, Some(incoming), observation).await;
-    let carried = match first {
-        Err(failure) if has_no_body && failure.may_repeat(checked) => {
-            let (mut request, _) = outgoing(checked, &connection.origin, &connection.node.via, ())?;
-            request.headers_mut().insert(X_REQUEST_ID, id);
-            attempt(connection, checked, request, None, observation).await
+    let mut may_repeat = asked.is_upgrade || incoming.is_none();
+    loop {
+        let (tunnel, session) = asked.route.session().await?;
+        let (body, upload, mut unanswered) =
+            request_body(connection, asked, incoming.take(), &tunnel);
+        observation.on_routed(tunnel);
+        let on_informational = move |status: StatusCode, headers: HeaderMap| {
+            if status == StatusCode::CONTINUE {
+                // hyper says 100 by itself as soon as the body is read.
+                unanswered.proceed();
+            } else if asked.version == Version::HTTP_11 {
+                connection.informational(status, &headers);
+            }
+        };
+        let received = exchange_encoded(&session, head, body, on_informational).await;
+        let failure = match received {
+            Ok(response) => return Ok((response, upload)),
+            Err(error) => failure(connection, error),
+        };
+        if !std::mem::take(&mut may_repeat) || !failure.may_repeat(asked) {
+            return Err(failure.problem);
         }
-        first => first,
-    };
-    carried.map_err(|failure| failure.problem)
-}
-
-async fn attempt(
-    connection: &Connection,
-    checked: &CheckedRequest,
-    request: Request<()>,
-    incoming: Option<Incoming>,
-    observation: &mut Observation,
-) -> Result<Carried, Failure> {
-    let routed = connection.node.router.session(checked.host()).await;
-    let (tunnel, session) = routed.map_err(|problem| Failure {
-        problem,
-        lost: Lost::No,
-    })?;
-    observation.on_routed(&tunnel);
-    let (body, upload, mut unanswered) = request_body(connection, checked, incoming, &tunnel);
-    let takes_informational = checked.version == Version::HTTP_11;
-    let on_informational = move |status: StatusCode, headers: HeaderMap| {
-        if status == StatusCode::CONTINUE {
-            // hyper says 100 by itself as soon as the body is read.
-            unanswered.proceed();
-        } else if takes_informational {
-            connection.informational(status, &headers);
-        }
-    };
-    let received = exchange(&session, request.map(|()| body), on_informational).await;
-    let response = received.map_err(|error| failure(connection, error))?;
-    Ok((response, upload))
+    }
 }
 
 /// The body to send, and what is to be kept until it is answered.
 fn request_body(
     connection: &Connection,
-    checked: &CheckedRequest,
+    asked: &Asked,
     incoming: Option<Incoming>,
-    tunnel: &Arc<Tunnel>,
+    tunnel: &Tunnel,
 ) -> (RequestBody, Option<UpgradeSender>, Unanswered) {
-    let bytes = tunnel.metrics.bytes_in.clone();
-    if checked.upgrade.is_some() {
-        let (body, upload) = RequestBody::upgrade(bytes);
+    if asked.is_upgrade {
+        let (body, upload) = RequestBody::upgrade(tunnel.metrics.bytes_in.clone());
         return (body, Some(upload), Unanswered::default());
     }
     let Some(incoming) = incoming else {
-        return (RequestBody::empty(bytes), None, Unanswered::default());
+        return (RequestBody::empty(), None, Unanswered::default());
     };
     // Over HTTP/1 the connection's guard keeps the time.
     let idle = connection
         .is_http2()
         .then_some(connection.node.config.body_idle_timeout);
+    let bytes = tunnel.metrics.bytes_in.clone();
     let (mut body, mut unanswered) = RequestBody::received(incoming, idle, bytes);
-    if checked.expects_continue {
+    if asked.expects_continue {
         body.expect(&mut unanswered, connection.node.config.expect_wait);
     }
     (body, None, unanswered)

@@ -44,7 +44,7 @@ use self::alarm::Alarm;
 use self::framing::{Framing, HeadLimits, Phase, Scan};
 pub use self::handle::{GuardHandle, InFlight, Refusal};
 use self::handle::{Shared, Upgrade};
-pub use self::syntax::is_host_and_port;
+pub use self::syntax::{host_length, is_host_and_port};
 pub use self::violation::Violation;
 
 /// How much is read at once behind a head that is not whole. Small, since it is copied.
@@ -209,7 +209,9 @@ impl<IO> Guard<IO> {
         match self.shared.upgrade() {
             Upgrade::Granted => self.framing.upgraded(),
             Upgrade::Undecided if self.shared.open() > 0 => return false,
-            Upgrade::Undecided | Upgrade::Refused => self.framing.not_upgraded(),
+            Upgrade::NotAsked | Upgrade::Undecided | Upgrade::Refused => {
+                self.framing.not_upgraded();
+            }
         }
         self.is_held_new = true;
         true

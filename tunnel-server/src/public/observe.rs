@@ -32,7 +32,6 @@ pub(super) struct Observation {
     tunnel: Option<Arc<Tunnel>>,
     /// `None` when there is no access log.
     subject: Option<Box<Subject>>,
-    request_id: Option<HeaderValue>,
     began: Instant,
     /// `None` until there is an answer.
     status: Option<StatusCode>,
@@ -44,7 +43,8 @@ enum End {
     /// The platform client went away before the answer's end.
     Abandoned,
     Whole,
-    Problem(Problem),
+    /// Rare, and larger than all the rest.
+    Problem(Box<Problem>),
 }
 
 impl Observation {
@@ -54,22 +54,11 @@ impl Observation {
             metrics,
             tunnel: None,
             subject: None,
-            request_id: None,
             began: Instant::now(),
             status: None,
             bytes_out: 0,
             end: End::Abandoned,
         }
-    }
-
-    /// The request's id is known.
-    pub(super) fn identify(&mut self, id: HeaderValue) {
-        self.request_id = Some(id);
-    }
-
-    /// The request's id, which the answer names too.
-    pub(super) fn request_id(&self) -> Option<HeaderValue> {
-        self.request_id.clone()
     }
 
     /// Has a line written at the end.
@@ -78,9 +67,9 @@ impl Observation {
     }
 
     /// The exchange is about to be sent through this tunnel.
-    pub(super) fn on_routed(&mut self, tunnel: &Arc<Tunnel>) {
+    pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) {
         tunnel.metrics.open.inc();
-        if let Some(before) = self.tunnel.replace(tunnel.clone()) {
+        if let Some(before) = self.tunnel.replace(tunnel) {
             // Sent once more.
             before.metrics.open.dec();
             return;
@@ -98,7 +87,7 @@ impl Observation {
     /// The tunnel answers by itself.
     pub(super) fn on_problem(&mut self, problem: &Problem) {
         self.status = Some(problem.status());
-        self.end = End::Problem(problem.clone());
+        self.end = End::Problem(Box::new(problem.clone()));
     }
 
     pub(super) fn on_frame(&mut self, frame: &Frame<Bytes>) {
@@ -112,7 +101,7 @@ impl Observation {
     }
 
     pub(super) fn on_error(&mut self, error: &BodyError) {
-        self.end = End::Problem(error.problem(Hop::Server));
+        self.end = End::Problem(Box::new(error.problem(Hop::Server)));
     }
 
     pub(super) fn on_end(&mut self) {
@@ -148,7 +137,7 @@ impl Observation {
             duration_ms = self.began.elapsed().as_secs_f64() * 1_000.0,
             peer = %subject.peer,
             end,
-            detail = problem.map(Problem::detail),
+            detail = problem.map(|problem| problem.detail()),
             "exchange"
         );
     }

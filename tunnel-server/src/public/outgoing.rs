@@ -6,12 +6,10 @@
 
 use std::net::IpAddr;
 
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Uri, Version, header,
-    uri::{Parts, Scheme},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
+    exchange::{EncodedHead, HeadEncoder},
     fields,
     problem::{Hop, Problem, Reason},
 };
@@ -38,8 +36,8 @@ pub struct Origin {
     pub is_trusted: bool,
     /// Whether the connection to us is encrypted.
     pub is_tls: bool,
-    /// The address as a value of `X-Forwarded-For`.
-    forwarded_for: HeaderValue,
+    /// The address as the value of `X-Forwarded-For`.
+    forwarded_for: Box<str>,
     /// The address as the `for` of `Forwarded` (RFC 7239 section 6).
     node: Box<str>,
 }
@@ -57,9 +55,7 @@ impl Origin {
             address,
             is_trusted,
             is_tls,
-            // An address is plain ASCII.
-            forwarded_for: HeaderValue::from_str(&address.to_string())
-                .unwrap_or(HeaderValue::from_static("unknown")),
+            forwarded_for: address.to_string().into(),
             node: node.into(),
         }
     }
@@ -73,8 +69,8 @@ impl Origin {
 #[derive(Debug, Clone)]
 pub struct ViaName {
     name: Box<str>,
-    http1: HeaderValue,
-    http2: HeaderValue,
+    http1: Box<str>,
+    http2: Box<str>,
 }
 
 impl ViaName {
@@ -82,18 +78,14 @@ impl ViaName {
     #[must_use]
     pub fn new(unique: &str) -> Self {
         let name = format!("tunnel-{unique}");
-        let value = |version: &str| {
-            HeaderValue::from_str(&format!("{version} {name}"))
-                .unwrap_or(HeaderValue::from_static("1.1 tunnel"))
-        };
         Self {
-            http1: value("1.1"),
-            http2: value("2"),
+            http1: format!("1.1 {name}").into(),
+            http2: format!("2 {name}").into(),
             name: name.into(),
         }
     }
 
-    fn value(&self, version: Version) -> &HeaderValue {
+    fn value(&self, version: Version) -> &str {
         if version == Version::HTTP_2 {
             &self.http2
         } else {
@@ -112,99 +104,94 @@ impl ViaName {
     }
 }
 
-/// The request to send on, without its body, and the id that it has in all logs.
+/// The head to send on, and the id that the request has in all logs.
 ///
 /// # Errors
 /// When the request was here before.
-pub fn outgoing<B>(
-    checked: &CheckedRequest,
+pub fn outgoing(
+    checked: &CheckedRequest<'_>,
     origin: &Origin,
     via: &ViaName,
-    body: B,
-) -> Result<(Request<B>, HeaderValue), Problem> {
-    if via.is_in(&checked.headers) {
+) -> Result<(EncodedHead, HeaderValue), Problem> {
+    if checked.seen.via && via.is_in(checked.headers) {
         return Err(Problem::new(
             Hop::Server,
             Reason::LoopDetected,
             "the request has passed this server before",
         ));
     }
-    let mut headers = HeaderMap::with_capacity(checked.headers.len() + 8);
-    copy_end_to_end(&checked.headers, origin, &mut headers);
+    let mut head = HeadEncoder::new(
+        &checked.method,
+        origin.scheme(),
+        checked.authority,
+        &checked.path,
+        checked.upgrade,
+    );
+    let told = copy_end_to_end(checked, origin, &mut head);
     // The bytes of an upgraded connection are not counted.
     if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        let length = HeaderValue::from(length);
+        head.field(&header::CONTENT_LENGTH, length.as_bytes());
     }
     if checked.wants_trailers {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        head.field(&header::TE, b"trailers");
     }
     if checked.expects_continue {
-        headers.insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+        head.field(&header::EXPECT, b"100-continue");
     }
     if let Some(left) = checked.max_forwards {
-        headers.insert(
-            header::MAX_FORWARDS,
-            HeaderValue::from(left.saturating_sub(1)),
-        );
+        let left = HeaderValue::from(left.saturating_sub(1));
+        head.field(&header::MAX_FORWARDS, left.as_bytes());
     }
-    add_forwarded(checked, origin, &mut headers);
-    headers.append(header::VIA, via.value(checked.version).clone());
-    let id = request_id(&checked.headers);
-    headers.insert(X_REQUEST_ID, id.clone());
-
-    let mut request = Request::new(body);
-    *request.method_mut() = checked.method.clone();
-    *request.uri_mut() = uri(checked, origin);
-    *request.headers_mut() = headers;
-    if let Some(protocol) = checked.upgrade {
-        request.extensions_mut().insert(protocol);
-    }
-    Ok((request, id))
+    add_forwarded(checked, origin, told, &mut head);
+    head.field(&header::VIA, via.value(checked.version).as_bytes());
+    let id = request_id(checked);
+    head.field(&X_REQUEST_ID, id.as_bytes());
+    Ok((head.finish(), id))
 }
 
-fn uri(checked: &CheckedRequest, origin: &Origin) -> Uri {
-    let mut parts = Parts::default();
-    parts.scheme = Some(if origin.is_tls {
-        Scheme::HTTPS
-    } else {
-        Scheme::HTTP
-    });
-    parts.authority = Some(checked.authority.clone());
-    parts.path_and_query = Some(checked.path.clone());
-    // All three are there and valid, so this is always `Ok`.
-    Uri::from_parts(parts).unwrap_or_default()
+/// What a trusted proxy has told of the request.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    proto: bool,
+    host: bool,
 }
 
 /// Copies what is meant for the upstream. Cookies that HTTP/2 has split into crumbs are joined
 /// (RFC 9113 section 8.2.3).
-fn copy_end_to_end(received: &HeaderMap, origin: &Origin, headers: &mut HeaderMap) {
-    let nominated = fields::nominated(received);
-    for (name, value) in received {
-        if ends_here(name, origin) || nominated.contains(name) {
+fn copy_end_to_end(checked: &CheckedRequest<'_>, origin: &Origin, head: &mut HeadEncoder) -> Told {
+    let mut told = Told::default();
+    let nominated = checked.nominated();
+    for (name, value) in checked.headers {
+        if *name == header::COOKIE || ends_here(name, origin) || nominated.contains(name) {
             continue;
         }
-        if *name == header::COOKIE
-            && let Some(before) = headers.get(header::COOKIE)
-        {
-            let joined = [before.as_bytes(), b"; ", value.as_bytes()].concat();
-            if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
-                headers.insert(header::COOKIE, joined);
-            }
-            continue;
-        }
-        headers.append(name.clone(), value.clone());
+        told.proto |= *name == X_FORWARDED_PROTO;
+        told.host |= *name == X_FORWARDED_HOST;
+        head.field(name, value.as_bytes());
     }
+    if checked.seen.cookie && !nominated.contains(&header::COOKIE) {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for crumb in checked.headers.get_all(header::COOKIE) {
+            if !parts.is_empty() {
+                parts.push(b"; ");
+            }
+            parts.push(crumb.as_bytes().trim_ascii());
+        }
+        head.field_of(&header::COOKIE, &parts);
+    }
+    told
 }
 
 fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
     // Most names are none of these, and a look at the first letter tells.
     match name.as_str().as_bytes().first() {
         Some(b'c' | b'k' | b'p' | b't' | b'u' | b'h' | b'e' | b'm') => {
-            fields::is_connection_specific(name)
-                || *name == header::HOST
+            *name == header::HOST
                 || *name == header::CONTENT_LENGTH
                 || *name == header::EXPECT
                 || *name == header::MAX_FORWARDS
+                || fields::is_connection_specific(name)
         }
         Some(b'x') => {
             *name == X_REQUEST_ID
@@ -225,27 +212,33 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
 
 /// Says where the request came from (RFC 7239 and its older forms): behind what trusted proxies
 /// have said, or alone.
-fn add_forwarded(checked: &CheckedRequest, origin: &Origin, headers: &mut HeaderMap) {
-    headers.append(X_FORWARDED_FOR, origin.forwarded_for.clone());
-    if !headers.contains_key(X_FORWARDED_PROTO) {
-        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(origin.scheme()));
+fn add_forwarded(
+    checked: &CheckedRequest<'_>,
+    origin: &Origin,
+    told: Told,
+    head: &mut HeadEncoder,
+) {
+    let (authority, scheme) = (checked.authority.as_bytes(), origin.scheme().as_bytes());
+    head.field(&X_FORWARDED_FOR, origin.forwarded_for.as_bytes());
+    if !told.proto {
+        head.field(&X_FORWARDED_PROTO, scheme);
     }
-    let authority = checked.authority.as_str();
-    if !headers.contains_key(X_FORWARDED_HOST)
-        && let Ok(host) = HeaderValue::from_str(authority)
-    {
-        headers.insert(X_FORWARDED_HOST, host);
+    if !told.host {
+        head.field(&X_FORWARDED_HOST, authority);
     }
-    let (node, scheme) = (&origin.node, origin.scheme());
-    let element = format!("for={node};host=\"{authority}\";proto={scheme}");
-    if let Ok(element) = HeaderValue::from_maybe_shared(bytes::Bytes::from(element)) {
-        headers.append(header::FORWARDED, element);
-    }
+    let node = origin.node.as_bytes();
+    let element: [&[u8]; 6] = [b"for=", node, b";host=\"", authority, b"\";proto=", scheme];
+    head.field_of(&header::FORWARDED, &element);
 }
 
 /// The id that the platform client gave, if it is a plain one, or a new one.
-fn request_id(received: &HeaderMap) -> HeaderValue {
-    let given = received.get(X_REQUEST_ID).filter(|id| {
+fn request_id(checked: &CheckedRequest<'_>) -> HeaderValue {
+    let given = if checked.seen.request_id {
+        checked.headers.get(X_REQUEST_ID)
+    } else {
+        None
+    };
+    let given = given.filter(|id| {
         !id.is_empty()
             && id.len() <= REQUEST_ID_BYTES
             && id.as_bytes().iter().all(|byte| matches!(byte, b'!'..=b'~'))
@@ -257,6 +250,9 @@ fn request_id(received: &HeaderMap) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use http::Request;
+    use tunnel_proto::bhttp::{Decoder, Event, Limits, RequestHead};
+
     use super::*;
     use crate::public::check::check;
 
@@ -267,11 +263,24 @@ mod tests {
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
-        let checked = check(request.body(()).unwrap().into_parts().0).unwrap();
+        let parts = request.body(()).unwrap().into_parts().0;
+        let checked = check(&parts).unwrap();
         let origin = Origin::new("192.0.2.7".parse().unwrap(), is_trusted, false);
-        let (request, _) = outgoing(&checked, &origin, &ViaName::new("x1"), ()).unwrap();
-        assert_eq!(request.uri(), "http://a-b.test:8080/p?q");
-        request.into_parts().0.headers
+        let (head, _) = outgoing(&checked, &origin, &ViaName::new("x1")).unwrap();
+        let head = decoded(&head);
+        assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
+        assert_eq!(head.authority, "a-b.test:8080");
+        head.fields.map
+    }
+
+    /// As the other end reads it.
+    fn decoded(head: &EncodedHead) -> RequestHead {
+        let mut decoder = Decoder::request(Limits::default());
+        decoder.push(head.alone().to_vec().into());
+        match decoder.next().unwrap() {
+            Some(Event::Request(head)) => head,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
@@ -361,10 +370,12 @@ mod tests {
             .header("via", "1.0 fred, 1.1 tunnel-x1")
             .body(())
             .unwrap();
-        let checked = check(request.into_parts().0).unwrap();
+        let parts = request.into_parts().0;
+        let checked = check(&parts).unwrap();
         let origin = Origin::new("::1".parse().unwrap(), false, true);
-        let problem = outgoing(&checked, &origin, &ViaName::new("x1"), ()).unwrap_err();
+        let refused = outgoing(&checked, &origin, &ViaName::new("x1"));
+        let problem = refused.err().unwrap();
         assert_eq!(problem.reason(), Reason::LoopDetected);
-        assert!(outgoing(&checked, &origin, &ViaName::new("x2"), ()).is_ok());
+        assert!(outgoing(&checked, &origin, &ViaName::new("x2")).is_ok());
     }
 }

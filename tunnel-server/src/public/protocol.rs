@@ -13,6 +13,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
+    task::Waker,
     time::Duration,
 };
 
@@ -136,9 +137,19 @@ async fn begin(
     }
     let origin = Origin::new(peer, is_trusted, tls.is_some());
     let socket = Prefixed::new(front, socket);
-    let Some(tls) = tls else {
-        return plain(node, origin, socket).await;
-    };
+    match tls {
+        // Boxed, since what TLS needs is large, and a connection without it would carry it along.
+        Some(tls) => Box::pin(encrypted(node, origin, socket, tls)).await,
+        None => plain(node, origin, socket).await,
+    }
+}
+
+async fn encrypted(
+    node: &Arc<Node>,
+    origin: Origin,
+    socket: Prefixed<TcpStream>,
+    tls: TlsAcceptor,
+) -> Result<(), NoRequest> {
     let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
     let mut stream = patiently(node, handshake)
         .await?
@@ -205,7 +216,7 @@ where
         service_fn(move |request: Request<Incoming>| {
             let in_flight = guard.begin_exchange();
             // Boxed, because hyper gives a socket back only when the future can be moved.
-            Box::pin(serve(connection.clone(), request, Some(in_flight)))
+            Box::pin(serve(&connection, request, Some(in_flight)))
         })
     };
     let mut serving = http1::Builder::new()
@@ -213,31 +224,46 @@ where
         // The guard bounds the head; this only has to hold it.
         .max_buf_size(node.config.max_head_bytes + 64 * 1024)
         .serve_connection(TokioIo::new(guarded), service);
-    let mut stopping = Some(Box::pin(node.stopping()));
+    let mut stopping = pin!(node.stopping());
+    // Whom the end of the server wakes; asking again at each poll would cost more than the answer.
+    let mut told: Option<Waker> = None;
+    let mut is_ending = false;
     let served = poll_fn(|cx| {
-        if stopping
-            .as_mut()
-            .is_some_and(|stopping| stopping.as_mut().poll(cx).is_ready())
-        {
-            stopping = None;
-            // The request in progress is answered, and the connection ends with it.
-            Pin::new(&mut serving).graceful_shutdown();
+        let is_told = told.as_ref().is_some_and(|told| told.will_wake(cx.waker()));
+        if !is_ending && (!is_told || node.is_stopping()) {
+            is_ending = stopping.as_mut().poll(cx).is_ready();
+            told = Some(cx.waker().clone());
+            if is_ending {
+                // The request in progress is answered, and the connection ends with it.
+                Pin::new(&mut serving).graceful_shutdown();
+            }
         }
         serving.poll_without_shutdown(cx)
     });
     let served = served.await;
     let parts = serving.into_parts();
     let (io, unread) = parts.io.into_inner().into_inner();
-    let granted = connection.granted.lock().take();
     if served.is_err_and(|error| error.is_user()) {
         // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
         io.reset();
-    } else if let Some(granted) = granted {
-        // hyper has read on a little after the request.
-        let io = Prefixed::new(parts.read_buf, Prefixed::new(unread, io));
-        join(io, granted, node.config.body_idle_timeout).await;
+        return;
+    }
+    // hyper has read on a little after the last request.
+    let io = Prefixed::new(parts.read_buf, Prefixed::new(unread, io));
+    // Boxed, since it is larger than all that was before, and comes once.
+    Box::pin(finish(&connection, io)).await;
+}
+
+/// Goes on with a socket that hyper is done with: as an upgraded connection, or to its end.
+async fn finish<IO>(connection: &Connection, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let granted = connection.granted.lock().take();
+    if let Some(granted) = granted {
+        join(io, granted, connection.node.config.body_idle_timeout).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
-        refuse(&connection, refusal, io).await;
+        refuse(connection, refusal, io).await;
     } else {
         close(io).await;
     }
@@ -252,7 +278,7 @@ where
         let connection = connection.clone();
         service_fn(move |request| {
             connection.requests.fetch_add(1, Ordering::Relaxed);
-            serve(connection.clone(), request, None)
+            serve(&connection, request, None)
         })
     };
     let head_bytes = u32::try_from(node.config.max_head_bytes).unwrap_or(u32::MAX);

@@ -3,13 +3,18 @@
 //! Everything that happens between hyper's call of the service and the answer that it gets stands
 //! here in order. How the bytes of the connection come and go is [`super::protocol`]'s business.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::Future, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
-use hyper::body::Incoming;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
+};
+use hyper::body::{Body, Incoming};
 use tunnel_ops::telemetry::TraceParent;
-use tunnel_proto::{exchange::RecvBody, problem::Problem};
+use tunnel_proto::{
+    exchange::{EncodedHead, RecvBody},
+    problem::Problem,
+};
 
 use super::{
     answer::{self, AnswerBody},
@@ -22,138 +27,223 @@ use super::{
     outgoing::{X_REQUEST_ID, outgoing},
     upgraded::Granted,
 };
+use crate::router::Route;
+
+/// What is known of a request once its outgoing head is made, which is all that is kept of it: so the
+/// memory that it was read into is free for what the connection reads next.
+pub(super) struct Asked {
+    /// `CONNECT` for an upgrade.
+    pub(super) method: Method,
+    pub(super) version: Version,
+    pub(super) is_upgrade: bool,
+    pub(super) expects_continue: bool,
+    /// The way to its runtime.
+    pub(super) route: Route,
+}
+
+/// Why a request is not carried.
+enum NotCarried {
+    /// With no forwards left, this server is the one that is asked (RFC 9110 section 7.6.2).
+    LastHop,
+    Problem(Problem),
+}
+
+impl From<Problem> for NotCarried {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+/// Who asks, as far as an answer of our own depends on it.
+struct Asker {
+    /// The method, and the fields of a page that asked: for CORS.
+    page: Option<Box<(Method, HeaderMap)>>,
+    is_grpc: bool,
+}
+
 /// Serves one request of a connection.
-pub(super) async fn serve(
-    connection: Arc<Connection>,
+///
+/// All that needs the received head happens at once, before there is a future.
+pub(super) fn serve(
+    connection: &Arc<Connection>,
     mut request: Request<Incoming>,
     in_flight: Option<InFlight>,
-) -> Result<Response<AnswerBody>, Infallible> {
+) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
     let mut observation = Observation::new(connection.node.metrics.clone());
-    let method = request.method().clone();
     let on_upgrade = connection
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
-    // Kept for CORS only, so only when a page asked.
-    let asked = parts
-        .headers
-        .contains_key(header::ORIGIN)
-        .then(|| parts.headers.clone());
-    // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
-    let is_grpc = connection.is_http2() && answer::is_grpc(&parts.headers);
-    let answered = match check(parts) {
-        Ok(checked) => carry(&connection, checked, incoming, &mut observation).await,
-        Err(problem) => Err(problem),
+    let asker = Asker {
+        page: parts
+            .headers
+            .contains_key(header::ORIGIN)
+            .then(|| Box::new((parts.method.clone(), parts.headers.clone()))),
+        // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
+        is_grpc: connection.is_http2() && answer::is_grpc(&parts.headers),
     };
-    let mut answer = match answered {
-        Ok(Answered::Response(response)) => response,
-        Ok(Answered::Upgrade(response, upload, download)) => {
-            observation.on_status(response.status());
-            let granted = Granted {
-                upload,
-                download,
-                observation,
-            };
-            connection.upgrade(granted, on_upgrade);
-            return Ok(response.map(|()| AnswerBody::own(Bytes::new()).watched(None, in_flight)));
-        }
-        Err(problem) => {
-            observation.on_problem(&problem);
-            let mut answer = if is_grpc {
-                answer::grpc_problem(&problem)
-            } else {
-                answer::problem(&problem, !connection.is_http2())
-            };
-            if let Some(asked) = &asked {
-                connection.node.cors.apply(&method, asked, &mut answer);
+    let accepted = accept(connection, &parts, &mut observation);
+    drop(parts);
+    let mut incoming = (!incoming.is_end_stream()).then_some(incoming);
+    let connection = connection.clone();
+    async move {
+        let answered = match &accepted {
+            Ok((asked, head, _)) => {
+                carry(&connection, asked, head, &mut incoming, &mut observation).await
             }
-            answer
+            Err(NotCarried::LastHop) => Ok(last_hop().into()),
+            Err(NotCarried::Problem(problem)) => Err(problem.clone()),
+        };
+        let mut answer = match answered {
+            Ok(Answered {
+                response,
+                upgrade: None,
+            }) => response,
+            Ok(Answered {
+                mut response,
+                upgrade: Some(upgrade),
+            }) => {
+                let (upload, download) = *upgrade;
+                observation.on_status(response.status());
+                let granted = Granted {
+                    upload,
+                    download,
+                    observation,
+                };
+                connection.upgrade(granted, on_upgrade);
+                response.body_mut().watch(None, in_flight);
+                return Ok(response);
+            }
+            Err(problem) => {
+                observation.on_problem(&problem);
+                own_answer(&connection, &asker, &problem)
+            }
+        };
+        observation.on_status(answer.status());
+        if let Ok((_, _, id)) = accepted {
+            answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
-    };
-    observation.on_status(answer.status());
-    if let Some(id) = observation.request_id() {
-        answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
+        answer.body_mut().watch(Some(observation), in_flight);
+        Ok(answer)
     }
-    Ok(answer.map(|body| body.watched(Some(observation), in_flight)))
 }
 
-/// What an exchange came to.
-enum Answered {
-    Response(Response<AnswerBody>),
-    /// The upgrade was granted; the response has no body.
-    Upgrade(Response<()>, UpgradeSender, RecvBody),
-}
-
-async fn carry(
-    connection: &Arc<Connection>,
-    checked: CheckedRequest,
-    incoming: Incoming,
+/// Checks a request and makes its outgoing head.
+fn accept(
+    connection: &Connection,
+    parts: &Parts,
     observation: &mut Observation,
-) -> Result<Answered, Problem> {
+) -> Result<(Asked, EncodedHead, HeaderValue), NotCarried> {
+    let checked = check(parts)?;
     if checked.max_forwards == Some(0) {
-        return Ok(Answered::Response(last_hop()));
+        return Err(NotCarried::LastHop);
     }
     if checked.upgrade.is_none() {
         connection.not_upgraded();
     }
     let node = &connection.node;
-    let (request, id) = outgoing(&checked, &connection.origin, &node.via, ())?;
-    observation.identify(id.clone());
+    let (head, id) = outgoing(&checked, &connection.origin, &node.via)?;
     if node.access_log {
-        observation.log(subject(connection, &checked, id.clone()));
+        observation.log(subject(connection, parts, &checked, id.clone()));
     }
+    let asked = Asked {
+        route: node.router.route(&checked.host),
+        method: checked.method,
+        version: checked.version,
+        is_upgrade: checked.upgrade.is_some(),
+        expects_continue: checked.expects_continue,
+    };
+    Ok((asked, head, id))
+}
+
+/// What an exchange came to.
+struct Answered {
+    response: Response<AnswerBody>,
+    /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
+    /// is rare.
+    upgrade: Option<Box<(UpgradeSender, RecvBody)>>,
+}
+
+impl From<Response<AnswerBody>> for Answered {
+    fn from(response: Response<AnswerBody>) -> Self {
+        Self {
+            response,
+            upgrade: None,
+        }
+    }
+}
+
+async fn carry(
+    connection: &Connection,
+    asked: &Asked,
+    head: &EncodedHead,
+    incoming: &mut Option<Incoming>,
+    observation: &mut Observation,
+) -> Result<Answered, Problem> {
     let (received, upload) =
-        exchange::carry(connection, &checked, (request, id), incoming, observation).await?;
+        exchange::carry(connection, asked, head, incoming, observation).await?;
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
-            Ok(upgraded(&checked, received, upload))
+            return Ok(upgraded(asked, received, upload));
         }
-        _ => {
-            connection.not_upgraded();
-            answer::response(received, &checked.method, !connection.is_http2())
-                .map(Answered::Response)
-        }
+        Some(_) => connection.not_upgraded(),
+        None => {}
     }
+    answer::response(received, &asked.method, !connection.is_http2()).map(Answered::from)
+}
+
+fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Response<AnswerBody> {
+    let mut answer = if asker.is_grpc {
+        answer::grpc_problem(problem)
+    } else {
+        answer::problem(problem, !connection.is_http2())
+    };
+    if let Some((method, headers)) = asker.page.as_deref() {
+        connection.node.cors.apply(method, headers, &mut answer);
+    }
+    answer
 }
 
 /// The answer to a granted upgrade, in the form of the platform client's protocol.
-fn upgraded(
-    checked: &CheckedRequest,
-    received: Response<RecvBody>,
-    upload: UpgradeSender,
-) -> Answered {
+fn upgraded(asked: &Asked, received: Response<RecvBody>, upload: UpgradeSender) -> Answered {
     let (parts, download) = received.into_parts();
-    let mut response = Response::new(());
-    *response.headers_mut() = answer::end_to_end(parts.headers);
-    if checked.version == Version::HTTP_11 {
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        let headers = response.headers_mut();
+    let mut response = Response::new(AnswerBody::own(Bytes::new()));
+    let headers = response.headers_mut();
+    *headers = parts.headers;
+    answer::keep_end_to_end(headers);
+    headers.remove(header::CONTENT_LENGTH);
+    if asked.version == Version::HTTP_11 {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     } else {
         // RFC 8441 section 5: there is no key to accept.
-        response.headers_mut().remove(header::SEC_WEBSOCKET_ACCEPT);
+        headers.remove(header::SEC_WEBSOCKET_ACCEPT);
     }
-    Answered::Upgrade(response, upload, download)
+    Answered {
+        response,
+        upgrade: Some(Box::new((upload, download))),
+    }
 }
 
-/// RFC 9110 section 7.6.2: with no forwards left, this server is the one that is asked.
 fn last_hop() -> Response<AnswerBody> {
     let mut answer = Response::new(AnswerBody::own(Bytes::new()));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     answer
 }
 
-fn subject(connection: &Connection, checked: &CheckedRequest, request_id: HeaderValue) -> Subject {
+fn subject(
+    connection: &Connection,
+    parts: &Parts,
+    checked: &CheckedRequest<'_>,
+    request_id: HeaderValue,
+) -> Subject {
     let trace = checked.headers.get("traceparent");
+    let path = &*checked.path;
     Subject {
-        // The method that was asked for, not the one that an upgrade has inside.
-        method: match checked.upgrade {
-            Some(_) if checked.version == Version::HTTP_11 => Method::GET,
-            _ => checked.method.clone(),
-        },
-        host: checked.host().into(),
-        path: checked.path.path().into(),
+        method: parts.method.clone(),
+        host: (*checked.host).into(),
+        path: path.split_once('?').map_or(path, |(path, _)| path).into(),
         request_id,
         trace: trace.and_then(|value| TraceParent::parse(value.as_bytes())),
         peer: connection.origin.address,

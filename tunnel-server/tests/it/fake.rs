@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use tokio::{
@@ -19,11 +19,10 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_rustls::client::TlsStream;
-use tower_service::Service;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
     control::Control,
-    exchange::{AsProblem, BodyError, Protocol, RecvBody, serve},
+    exchange::{AsProblem, BodyError, Informational, Protocol, RecvBody, serve},
     handshake::{self, Greeting, InstanceId},
     problem::Problem,
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
@@ -57,7 +56,9 @@ pub(crate) type Feed = mpsc::Sender<Result<Frame<Bytes>, Failure>>;
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) method: Method,
+    pub(crate) authority: String,
     pub(crate) uri: Uri,
+    /// Without the authority.
     pub(crate) headers: HeaderMap,
     pub(crate) is_upgrade: bool,
 }
@@ -326,7 +327,12 @@ async fn serve_all(
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         match event {
-            SessionEvent::Exchanges(stream) => drop(streams.spawn(serve(stream, handler.clone()))),
+            SessionEvent::Exchanges(stream) => {
+                let handler = handler.clone();
+                streams.spawn(serve(stream, move |request, informational| {
+                    handler.call(request, informational)
+                }));
+            }
             SessionEvent::Control(control) => heard.send_modify(|all| all.push(control)),
         }
     }
@@ -338,23 +344,23 @@ struct Handler {
     seen: watch::Sender<Vec<Seen>>,
 }
 
-impl Service<Request<RecvBody>> for Handler {
-    type Response = Response<AnyBody>;
-    type Error = Problem;
-    type Future = BoxFuture<'static, Outcome>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Problem>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<RecvBody>) -> Self::Future {
+impl Handler {
+    fn call(
+        &self,
+        mut request: Request<RecvBody>,
+        informational: Informational,
+    ) -> BoxFuture<'static, Outcome> {
+        let mut headers = request.headers().clone();
+        let authority = headers.remove(header::HOST).unwrap();
         let seen = Seen {
             method: request.method().clone(),
+            authority: authority.to_str().unwrap().to_owned(),
             uri: request.uri().clone(),
-            headers: request.headers().clone(),
+            headers,
             is_upgrade: request.extensions().get::<Protocol>().is_some(),
         };
         self.seen.send_modify(|all| all.push(seen));
+        request.extensions_mut().insert(informational);
         (self.handle)(request)
     }
 }

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tunnel_proto::{
     bhttp::{Decoder, Event, Limits, encode},
     close::CloseReason,
-    exchange::{Informational, Protocol, RecvBody, serve},
+    exchange::{Informational, Protocol, RecvBody},
     limits,
     problem::Problem,
     session::{Session, SessionEnd, SessionEvent, Side},
@@ -23,7 +23,7 @@ use tunnel_proto::{
 
 use crate::{
     content::{TestBody, fed, full, pattern, random, read},
-    pair::{Drivers, Handler, settle, within},
+    pair::{Drivers, Handler, serve_with, settle, within},
     peer::{ACK, DATA, FIN, Frame, GO_AWAY, PING, Peer, RST, SYN, WINDOW},
 };
 
@@ -65,7 +65,7 @@ impl Attack {
             let mut streams = JoinSet::new();
             while let Some(event) = events.next(&session).await {
                 if let SessionEvent::Exchanges(stream) = event {
-                    streams.spawn(serve(stream, service.clone()));
+                    streams.spawn(serve_with(stream, service.clone()));
                 }
             }
             while streams.join_next().await.is_some() {}
@@ -182,6 +182,7 @@ async fn answer(
 fn head(path: &str, fields: &[(&str, &str)]) -> BytesMut {
     let mut out = BytesMut::new();
     encode::request_head(&mut out, "POST", "http", b"a.test", path.as_bytes());
+    encode::field(&mut out, b":content", b"unknown");
     for (name, value) in fields {
         encode::field(&mut out, name.as_bytes(), value.as_bytes());
     }

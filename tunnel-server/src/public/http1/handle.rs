@@ -178,6 +178,7 @@ impl Drop for InFlight {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Upgrade {
     #[default]
+    NotAsked,
     Undecided,
     Granted,
     Refused,
@@ -251,9 +252,11 @@ impl Shared {
 
     fn decide(&self, upgrade: Upgrade) {
         let mut state = self.state.lock();
-        if state.upgrade == Upgrade::Undecided {
-            state.upgrade = upgrade;
+        // Nobody waits for a decision that nobody asked for, and every request comes here.
+        if state.upgrade != Upgrade::Undecided {
+            return;
         }
+        state.upgrade = upgrade;
         let reader = state.reader.clone();
         drop(state);
         wake(reader);

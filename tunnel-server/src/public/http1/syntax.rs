@@ -120,30 +120,30 @@ pub(super) fn is_path_and_query(bytes: &[u8]) -> bool {
 /// runtime can have and in which two readers may see two different hosts; no empty port.
 #[must_use]
 pub fn is_host_and_port(bytes: &[u8]) -> bool {
-    let port = if let [b'[', rest @ ..] = bytes {
-        let Some(end) = rest.iter().position(|&byte| byte == b']') else {
-            return false;
-        };
-        let address = std::str::from_utf8(&rest[..end]).unwrap_or_default();
-        if address.parse::<Ipv6Addr>().is_err() {
-            return false;
-        }
-        &rest[end + 1..]
+    host_length(bytes).is_some()
+}
+
+/// The length of the host in what [is a host and perhaps a port](is_host_and_port).
+#[must_use]
+pub fn host_length(bytes: &[u8]) -> Option<usize> {
+    let length = if let [b'[', rest @ ..] = bytes {
+        let end = rest.iter().position(|&byte| byte == b']')?;
+        let address = std::str::from_utf8(&rest[..end]).ok()?;
+        address.parse::<Ipv6Addr>().ok()?;
+        end + 2
     } else {
         let end = bytes
             .iter()
             .position(|&byte| !is(byte, HOST))
             .unwrap_or(bytes.len());
-        if end == 0 || end > HOST_BYTES {
-            return false;
-        }
-        &bytes[end..]
+        (end > 0 && end <= HOST_BYTES).then_some(end)?
     };
-    match port {
+    let is_good = match &bytes[length..] {
         [] => true,
         [b':', digits @ ..] => number(digits).is_some_and(|port| port <= u64::from(u16::MAX)),
         _ => false,
-    }
+    };
+    is_good.then_some(length)
 }
 
 /// The number that `digits` write: at least one digit, nothing else, within 64 bits.

@@ -1,0 +1,65 @@
+//! The timer of one connection, for a deadline that moves with each of its requests.
+//!
+//! In: the deadline that counts now. Out: whether it has passed. The timer does not move along: it
+//! is set anew only when it rings too early or would ring too late, so that a busy connection
+//! touches the timer wheel about once per deadline, not once per request.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// The timer, made when the first deadline is waited for.
+#[derive(Debug, Default)]
+pub(super) struct Alarm {
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Alarm {
+    /// Ready once `due` has passed; until then the task is woken in time to ask again.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, due: Instant) -> Poll<()> {
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if sleep.deadline() > due {
+            sleep.as_mut().reset(due);
+        }
+        while sleep.as_mut().poll(cx).is_ready() {
+            if sleep.deadline() >= due {
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(due);
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_rings_when_the_last_deadline_has_passed_and_not_before() {
+        let start = Instant::now();
+        let mut alarm = Alarm::default();
+        let mut wait = async |ms| {
+            let due = start + Duration::from_millis(ms);
+            poll_fn(|cx| alarm.poll(cx, due)).await;
+            (Instant::now() - start).as_millis()
+        };
+        assert_eq!(wait(20).await, 20);
+        // Later than the one before, and then earlier than one that was never waited for to its end.
+        assert_eq!(wait(50).await, 50);
+        let due = start + Duration::from_secs(60);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(10), poll_fn(|cx| alarm.poll(cx, due)))
+                .await
+                .is_err()
+        );
+        let due = start + Duration::from_millis(70);
+        poll_fn(|cx| alarm.poll(cx, due)).await;
+        assert_eq!((Instant::now() - start).as_millis(), 70);
+    }
+}

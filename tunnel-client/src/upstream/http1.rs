@@ -1,0 +1,264 @@
+//! One HTTP/1.1 connection to an upstream, driven by whoever uses it: it has no task of its own.
+//!
+//! ```text
+//!   task of an exchange ── send ───▶ sending ─▶ upstream
+//!                       ── poll ───▶ head, content ◀─ input ◀─┘
+//! ```
+//!
+//! In: a request's head as bytes, and its content. Out: the head of the response, then its content.
+//! A request is sent and its response is read side by side, in the task that waits for the response,
+//! so that a request costs no change of tasks. Between two requests nobody polls anything.
+
+mod content;
+mod head;
+mod input;
+mod sending;
+
+use std::io;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, StatusCode};
+use http_body::Frame;
+use tokio::io::{AsyncRead, ReadHalf};
+use tunnel_ops::task::Owned;
+use tunnel_proto::exchange::BodyError;
+
+use self::content::Content;
+pub(super) use self::content::ContentError;
+use self::head::HeadError;
+use self::input::Input;
+use self::sending::Sending;
+pub(super) use self::sending::{Framing, SendError, field};
+use super::alarm::Alarm;
+use super::outgoing::OutgoingBody;
+use super::socket::Socket;
+
+/// A connection that can be asked one thing at a time.
+pub(super) struct Connection {
+    socket: Socket,
+    input: Input,
+    sending: Sending,
+    /// Why no more of the request can be sent.
+    broken: Option<io::Error>,
+    /// What was asked is answered by a head alone.
+    is_head: bool,
+    /// The upstream keeps it for another request.
+    is_kept: bool,
+    content: Content,
+    /// For the heads of its responses.
+    pub(super) alarm: Alarm,
+}
+
+/// Why a request has no response.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoAnswer {
+    #[error("{0}")]
+    Content(BodyError),
+    #[error("{0}")]
+    Head(#[from] HeadError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("connection closed before message completed")]
+    Ended,
+}
+
+impl Connection {
+    /// A new connection.
+    pub(super) fn new(socket: Socket) -> Self {
+        Self {
+            socket,
+            input: Input::new(),
+            sending: Sending::default(),
+            broken: None,
+            is_head: false,
+            is_kept: true,
+            content: Content::Ended,
+            alarm: Alarm::default(),
+        }
+    }
+
+    /// Begins a request whose head `write` writes; it says how the content is framed.
+    pub(super) fn send(
+        &mut self,
+        method: &Method,
+        body: OutgoingBody,
+        write: impl FnOnce(&mut Vec<u8>, &OutgoingBody) -> Framing,
+    ) {
+        self.is_head = *method == Method::HEAD;
+        let framing = write(self.sending.head(), &body);
+        self.sending.begin(framing, body);
+    }
+
+    /// Waits for the head of the response, the request sent on meanwhile. `on_informational` gets
+    /// the heads that come before it.
+    pub(super) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut on_informational: impl FnMut(StatusCode, HeaderMap),
+    ) -> Poll<Result<Response<()>, NoAnswer>> {
+        if !self.sending.is_done() && self.broken.is_none() {
+            match self.sending.poll(&mut self.socket, cx) {
+                Poll::Ready(Err(SendError::Content(error))) => {
+                    return Poll::Ready(Err(NoAnswer::Content(error)));
+                }
+                // It may have answered before it closed its end.
+                Poll::Ready(Err(SendError::Write(error))) => self.broken = Some(error),
+                Poll::Ready(Ok(())) | Poll::Pending => {}
+            }
+        }
+        loop {
+            if !self.input.is_empty()
+                && let Some(head) = head::next(&mut self.input, self.is_head)?
+            {
+                if head.status.is_informational() && head.status != StatusCode::SWITCHING_PROTOCOLS
+                {
+                    on_informational(head.status, head.headers);
+                    continue;
+                }
+                self.is_kept = head.is_kept;
+                self.content = head.content;
+                let mut response = Response::new(());
+                *response.status_mut() = head.status;
+                *response.headers_mut() = head.headers;
+                return Poll::Ready(Ok(response));
+            }
+            match self.input.poll_fill(&mut self.socket, cx) {
+                Poll::Ready(Ok(true)) => {}
+                Poll::Ready(Ok(false)) => return Poll::Ready(Err(self.no_answer())),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                Poll::Pending if self.broken.is_some() => {
+                    return Poll::Ready(Err(self.no_answer()));
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn no_answer(&mut self) -> NoAnswer {
+        self.broken.take().map_or(NoAnswer::Ended, NoAnswer::Io)
+    }
+
+    /// The next part of the response's content.
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ContentError>>> {
+        poll_frame(&mut self.content, &mut self.input, &mut self.socket, cx)
+    }
+
+    /// Whether not a byte of an answer came.
+    pub(super) fn is_silent(&self) -> bool {
+        self.input.is_empty()
+    }
+
+    /// The content, if the upstream has seen nothing of the request; `None` inside for none at all.
+    pub(super) fn take_back(&mut self) -> Option<Option<OutgoingBody>> {
+        self.sending.take_back()
+    }
+
+    /// Whether all of the request is sent.
+    pub(super) fn is_sent(&self) -> bool {
+        self.sending.is_done()
+    }
+
+    /// Whether all of the response's content was taken.
+    pub(super) fn has_ended(&self) -> bool {
+        self.content.has_ended()
+    }
+
+    /// Whether everything asked is answered to its end, and another request may follow.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.is_kept && self.is_sent() && self.has_ended() && self.input.is_empty()
+    }
+
+    /// Gives memory back that it only needs while it is busy.
+    pub(super) fn rest(&mut self) {
+        self.input.rest();
+        self.sending.rest();
+    }
+
+    /// Whether a connection that rested is still good: the upstream may have closed it meanwhile,
+    /// or sent what nobody asked for.
+    pub(super) fn is_alive(&mut self) -> bool {
+        let mut unheard = Context::from_waker(Waker::noop());
+        let read = self.input.poll_fill(&mut self.socket, &mut unheard);
+        read.is_pending()
+    }
+
+    /// The connection below, and what was read of it past the last head.
+    pub(super) fn into_parts(mut self) -> (Socket, Bytes) {
+        let unread = std::mem::take(self.input.bytes()).freeze();
+        (self.socket, unread)
+    }
+
+    /// Has the rest of the request sent by a task, so that neither direction holds up the other.
+    pub(super) fn split(self) -> Split {
+        let (reader, mut writer) = tokio::io::split(self.socket);
+        let mut sending = self.sending;
+        let sending = Owned::spawn("upstream request", async move {
+            let sent = std::future::poll_fn(|cx| sending.poll(&mut writer, cx)).await;
+            // The content that failed is the platform client's, the connection is the upstream's.
+            matches!(sent, Err(SendError::Content(_)))
+        });
+        Split {
+            reader,
+            input: self.input,
+            content: self.content,
+            sending: Some(sending),
+        }
+    }
+}
+
+/// A connection whose request goes on while its response is read.
+pub(super) struct Split {
+    reader: ReadHalf<Socket>,
+    input: Input,
+    content: Content,
+    /// Tells whether the request's content failed.
+    sending: Option<Owned<bool>>,
+}
+
+impl Split {
+    /// The next part of the response's content.
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ContentError>>> {
+        if let Some(sending) = &mut self.sending
+            && let Poll::Ready(failed) = std::pin::pin!(sending).poll(cx)
+        {
+            self.sending = None;
+            if failed.unwrap_or(true) {
+                return Poll::Ready(Some(Err(ContentError::Request)));
+            }
+        }
+        poll_frame(&mut self.content, &mut self.input, &mut self.reader, cx)
+    }
+
+    /// Whether all of the response's content was taken.
+    pub(super) fn has_ended(&self) -> bool {
+        self.content.has_ended()
+    }
+}
+
+fn poll_frame(
+    content: &mut Content,
+    input: &mut Input,
+    connection: &mut (impl AsyncRead + Unpin),
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, ContentError>>> {
+    loop {
+        if let Some(frame) = content.next(input)? {
+            content.try_end(input);
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if content.has_ended() {
+            return Poll::Ready(None);
+        }
+        if !ready!(input.poll_fill(connection, cx))? {
+            content.on_end_of_input()?;
+            return Poll::Ready(None);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The head of a response: what httparse reads of it, and what follows it.
+//!
+//! In: what was read so far. Out: a head once all of it is there, and how its content is framed
+//! (RFC 9112 section 6.3). What may be sent on of it is judged by others.
+
+use std::mem::MaybeUninit;
+
+use bytes::Buf;
+use http::header::{CONNECTION, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tunnel_proto::{fields, limits};
+
+use super::content::{Chunks, Content};
+use super::input::Input;
+use crate::upstream::HEAD_BYTES;
+
+/// Fields for which there is room without asking for memory. Almost no head has more.
+const USUAL_FIELDS: usize = 32;
+
+/// The head of a response.
+pub(super) struct Head {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    /// The upstream keeps the connection for another request.
+    pub(super) is_kept: bool,
+    pub(super) content: Content,
+}
+
+/// Why a head can't be read.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::upstream) enum HeadError {
+    #[error("{0}")]
+    Syntax(#[from] httparse::Error),
+    #[error("its head is too large")]
+    TooLarge,
+    #[error("a transfer-encoding in HTTP/1.0")]
+    OldTransferEncoding,
+    #[error("{0}")]
+    Http(#[from] http::Error),
+}
+
+/// Takes the next head from what was read, if all of it is there. `is_head` when the request was one
+/// of the method `HEAD`.
+pub(super) fn next(input: &mut Input, is_head: bool) -> Result<Option<Head>, HeadError> {
+    // Tolerated before a head, as RFC 9112 section 2.2 has it for a request.
+    while let [b'\r' | b'\n', ..] = input.bytes()[..] {
+        input.bytes().advance(1);
+    }
+    // A head seldom comes in pieces, and is then not read anew for each of them.
+    if input.is_scanned() && input.empty_line().is_none() {
+        return partial(input);
+    }
+    let mut usual = [Place::default(); USUAL_FIELDS];
+    let read = match parse(input.bytes(), &mut usual) {
+        Err(HeadError::Syntax(httparse::Error::TooManyHeaders)) => {
+            let mut all = vec![Place::default(); limits::FIELDS];
+            parse(input.bytes(), &mut all)?.map(|line| head(input, &line, &all, is_head))
+        }
+        read => read?.map(|line| head(input, &line, &usual, is_head)),
+    };
+    match read {
+        Some(head) => head.map(Some),
+        None if input.empty_line().is_some() => Err(HeadError::Syntax(httparse::Error::Status)),
+        None => partial(input),
+    }
+}
+
+/// More has to be read, if more may come.
+fn partial(input: &mut Input) -> Result<Option<Head>, HeadError> {
+    if input.bytes().len() > HEAD_BYTES {
+        return Err(HeadError::TooLarge);
+    }
+    Ok(None)
+}
+
+/// Where a field's name and its value start and end in a head.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    name: (u32, u32),
+    value: (u32, u32),
+}
+
+/// What the first line says, and how much there is.
+struct Line {
+    status: StatusCode,
+    is_http11: bool,
+    /// Bytes of the whole head.
+    bytes: usize,
+    fields: usize,
+}
+
+/// Finds a head's fields, so that they can be taken out of what was read without being copied.
+/// `None` when more has to be read.
+fn parse(bytes: &[u8], places: &mut [Place]) -> Result<Option<Line>, HeadError> {
+    let mut usual = [const { MaybeUninit::uninit() }; USUAL_FIELDS];
+    let mut all = Vec::new();
+    let space = match usual.get_mut(..places.len()) {
+        Some(usual) => usual,
+        None => {
+            all.resize(places.len(), MaybeUninit::uninit());
+            &mut all[..]
+        }
+    };
+    let mut response = httparse::Response::new(&mut []);
+    let parser = httparse::ParserConfig::default();
+    let parsed = parser.parse_response_with_uninit_headers(&mut response, bytes, space)?;
+    let httparse::Status::Complete(end) = parsed else {
+        return Ok(None);
+    };
+    if end > HEAD_BYTES {
+        return Err(HeadError::TooLarge);
+    }
+    let start = bytes.as_ptr().addr();
+    let place = |part: &[u8]| {
+        let at = part.as_ptr().addr() - start;
+        (at as u32, (at + part.len()) as u32)
+    };
+    for (found, field) in places.iter_mut().zip(response.headers.iter()) {
+        found.name = place(field.name.as_bytes());
+        found.value = place(field.value);
+    }
+    let status = response.code.unwrap_or_default();
+    Ok(Some(Line {
+        status: StatusCode::from_u16(status).map_err(http::Error::from)?,
+        is_http11: response.version == Some(1),
+        bytes: end,
+        fields: response.headers.len(),
+    }))
+}
+
+/// Takes a head that is all there.
+fn head(
+    input: &mut Input,
+    line: &Line,
+    places: &[Place],
+    is_head: bool,
+) -> Result<Head, HeadError> {
+    let bytes = input.take(line.bytes);
+    let mut headers = HeaderMap::with_capacity(line.fields);
+    let (mut is_kept, mut is_closed, mut has_coding) = (line.is_http11, false, false);
+    for place in &places[..line.fields] {
+        let name = &bytes[place.name.0 as usize..place.name.1 as usize];
+        let name = HeaderName::from_bytes(name).map_err(http::Error::from)?;
+        let value = bytes.slice(place.value.0 as usize..place.value.1 as usize);
+        let value = HeaderValue::from_maybe_shared(value).map_err(http::Error::from)?;
+        if name == CONNECTION {
+            is_closed |= has_option(&value, b"close");
+            is_kept |= has_option(&value, b"keep-alive");
+        } else if name == TRANSFER_ENCODING {
+            has_coding = true;
+        }
+        headers.try_append(name, value).map_err(http::Error::from)?;
+    }
+    if has_coding && !line.is_http11 {
+        return Err(HeadError::OldTransferEncoding);
+    }
+    let status = line.status;
+    let is_bare = is_head
+        || status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED;
+    let content = if is_bare {
+        Content::Ended
+    } else {
+        content(&headers, has_coding)
+    };
+    Ok(Head {
+        status,
+        headers,
+        is_kept: is_kept && !is_closed,
+        content,
+    })
+}
+
+fn has_option(value: &HeaderValue, option: &[u8]) -> bool {
+    let mut options = value.as_bytes().split(|byte| *byte == b',');
+    options.any(|found| found.trim_ascii().eq_ignore_ascii_case(option))
+}
+
+/// What follows a head that has something follow it. Whoever judges the head refuses a length that
+/// is none, and every coding but `chunked`.
+fn content(headers: &HeaderMap, has_coding: bool) -> Content {
+    if has_coding {
+        return Content::Chunked(Chunks::Size);
+    }
+    match fields::content_length(headers) {
+        Ok(Some(length)) => Content::of_length(length),
+        Ok(None) | Err(_) => Content::ToEnd,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Option<Head>, HeadError> {
+        next(&mut Input::of_test(text.as_bytes()), false)
+    }
+
+    fn content_of(fields: &str) -> Content {
+        let head = read(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"));
+        head.unwrap().unwrap().content
+    }
+
+    #[test]
+    fn a_head_is_read_once_all_of_it_is_there() {
+        let text = "\r\nHTTP/1.1 404 Not Found\r\nA: 1\r\nb:  2 \r\na: 3\r\n\r\n";
+        for end in 0..text.len() {
+            assert!(read(&text[..end]).unwrap().is_none(), "{end}");
+        }
+        let head = read(text).unwrap().unwrap();
+        assert_eq!(head.status, StatusCode::NOT_FOUND);
+        let values: Vec<_> = head.headers.get_all("a").iter().collect();
+        assert_eq!(values, ["1", "3"]);
+        assert_eq!(head.headers["b"], "2");
+    }
+
+    #[test]
+    fn what_follows_a_head_stays() {
+        for text in ["HTTP/1.1 200 OK\r\n\r\nx\n\n", "HTTP/1.1 200 OK\n\nx\n\n"] {
+            let mut input = Input::of_test(text.as_bytes());
+            next(&mut input, false).unwrap().unwrap();
+            assert_eq!(input.bytes()[..], *b"x\n\n");
+        }
+    }
+
+    #[test]
+    fn the_content_is_framed_as_the_head_says() {
+        assert_eq!(content_of(""), Content::ToEnd);
+        assert_eq!(content_of("content-length: 0\r\n"), Content::Ended);
+        assert_eq!(content_of("content-length: 7\r\n"), Content::Length(7));
+        let chunked = Content::Chunked(Chunks::Size);
+        assert_eq!(content_of("Transfer-Encoding: chunked\r\n"), chunked);
+        for status in [103, 204, 304] {
+            let text = format!("HTTP/1.1 {status} X\r\ncontent-length: 7\r\n\r\n");
+            assert!(read(&text).unwrap().unwrap().content.has_ended());
+        }
+        let text = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n";
+        let to_head = next(&mut Input::of_test(text), true).unwrap().unwrap();
+        assert!(to_head.content.has_ended());
+    }
+
+    #[test]
+    fn the_connection_is_kept_as_version_and_options_say() {
+        for (version, options, is_kept) in [
+            (1, "", true),
+            (1, "connection: x, Close\r\n", false),
+            (1, "connection: close\r\nconnection: keep-alive\r\n", false),
+            (0, "", false),
+            (0, "connection: keep-alive\r\n", true),
+        ] {
+            let text = format!("HTTP/1.{version} 200 OK\r\n{options}\r\n");
+            assert_eq!(read(&text).unwrap().unwrap().is_kept, is_kept, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn many_fields_are_read_and_too_many_are_not() {
+        let of = |fields| {
+            read(&format!(
+                "HTTP/1.1 200 OK\r\n{}\r\n",
+                "a: b\r\n".repeat(fields)
+            ))
+        };
+        assert_eq!(
+            of(limits::FIELDS).unwrap().unwrap().headers.len(),
+            limits::FIELDS
+        );
+        assert!(of(limits::FIELDS + 1).is_err());
+    }
+
+    #[test]
+    fn what_is_no_http_is_told_at_once() {
+        for text in [
+            "\0",
+            "SSH-2.0",
+            "HTTP/2 200\r\n",
+            "HTTP/1.1 200 OK\r\n a: b\r\n\r\n",
+        ] {
+            assert!(read(text).is_err(), "{text:?}");
+        }
+        let old = "HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert!(matches!(read(old), Err(HeadError::OldTransferEncoding)));
+    }
+}

@@ -1,0 +1,227 @@
+//! One request on its way to an upstream: its head, then its content as that comes.
+//!
+//! Head, first content and end go out as one write when they are there together. Large pieces of
+//! content are not copied together; they are written from where they lie.
+
+use std::io::{self, IoSlice, Write as _};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName};
+use http_body::{Body, Frame};
+use tokio::io::AsyncWrite;
+use tunnel_proto::exchange::BodyError;
+
+use crate::upstream::outgoing::OutgoingBody;
+
+/// Content up to this many bytes is copied behind what is waiting.
+const COPY_BYTES: usize = 8 * 1024;
+
+/// The end of a chunk's data, and of all chunks.
+const CHUNK_END: &[u8] = b"\r\n";
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+const CHUNK_END_AND_LAST: &[u8] = b"\r\n0\r\n\r\n";
+
+/// Why a request was not sent to its end.
+#[derive(Debug)]
+pub(in crate::upstream) enum SendError {
+    Content(BodyError),
+    Write(io::Error),
+}
+
+/// How a request's content is framed.
+#[derive(Debug, Default)]
+pub(in crate::upstream) enum Framing {
+    /// By a length in its head, or there is none.
+    #[default]
+    Length,
+    /// In chunks. These trailers were announced, and no others are sent.
+    Chunked(Vec<HeaderName>),
+}
+
+/// What is to be sent.
+#[derive(Default)]
+pub(super) struct Sending {
+    /// `None` once its end is among what waits.
+    body: Option<OutgoingBody>,
+    framing: Framing,
+    /// Waits to be written, from `written` on.
+    out: Vec<u8>,
+    written: usize,
+    /// A large piece of content that follows `out`.
+    content: Bytes,
+    /// Follows `content`.
+    tail: &'static [u8],
+    /// A connection may keep what was written until it is told not to.
+    is_unflushed: bool,
+    /// The upstream may have seen something of it.
+    has_begun: bool,
+}
+
+impl Sending {
+    /// The place where a request's head is to be written.
+    pub(super) fn head(&mut self) -> &mut Vec<u8> {
+        self.out.clear();
+        self.written = 0;
+        &mut self.out
+    }
+
+    /// Begins with the content that follows the head.
+    pub(super) fn begin(&mut self, framing: Framing, body: OutgoingBody) {
+        self.body = Some(body).filter(|body| !body.is_end_stream());
+        self.framing = framing;
+        self.is_unflushed = true;
+        self.has_begun = false;
+    }
+
+    /// Whether all of it is written.
+    pub(super) fn is_done(&self) -> bool {
+        self.body.is_none() && !self.is_unflushed
+    }
+
+    /// Takes the content back, should the upstream not have seen anything of the request.
+    pub(super) fn take_back(&mut self) -> Option<Option<OutgoingBody>> {
+        (!self.has_begun).then(|| self.body.take())
+    }
+
+    /// Moves the request on; ready when its end is written.
+    pub(super) fn poll(
+        &mut self,
+        connection: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), SendError>> {
+        loop {
+            if self.body.is_none() || !self.content.is_empty() || self.out.len() >= COPY_BYTES {
+                ready!(self.poll_write(connection, cx)).map_err(SendError::Write)?;
+            }
+            let Some(body) = &mut self.body else {
+                return Poll::Ready(Ok(()));
+            };
+            match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => self.take_frame(frame),
+                Poll::Ready(Some(Err(error))) => {
+                    return Poll::Ready(Err(SendError::Content(error)));
+                }
+                Poll::Ready(None) => self.end(None),
+                Poll::Pending => {
+                    if let Poll::Ready(Err(error)) = self.poll_write(connection, cx) {
+                        return Poll::Ready(Err(SendError::Write(error)));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    fn take_frame(&mut self, frame: Frame<Bytes>) {
+        // What was taken can't be given back.
+        self.has_begun = true;
+        self.is_unflushed = true;
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => return self.end(frame.into_trailers().ok()),
+        };
+        if data.is_empty() {
+            return;
+        }
+        let is_chunked = matches!(self.framing, Framing::Chunked(_));
+        if is_chunked {
+            // Writing to memory does not fail.
+            let _ = write!(self.out, "{:x}\r\n", data.len());
+        }
+        if data.len() > COPY_BYTES {
+            self.content = data;
+            self.tail = if is_chunked { CHUNK_END } else { b"" };
+        } else {
+            self.out.extend_from_slice(&data);
+            if is_chunked {
+                self.out.extend_from_slice(CHUNK_END);
+            }
+        }
+        // An end that is known already goes out with the last piece.
+        if self.body.as_ref().is_some_and(Body::is_end_stream) {
+            self.end(None);
+        }
+    }
+
+    /// The content is over.
+    fn end(&mut self, trailers: Option<HeaderMap>) {
+        self.body = None;
+        self.is_unflushed = true;
+        let Framing::Chunked(announced) = &self.framing else {
+            return;
+        };
+        if !self.content.is_empty() {
+            self.tail = CHUNK_END_AND_LAST;
+            return;
+        }
+        let Some(trailers) = trailers else {
+            return self.out.extend_from_slice(LAST_CHUNK);
+        };
+        self.out.extend_from_slice(b"0\r\n");
+        for (name, value) in &trailers {
+            if announced.contains(name) {
+                field(&mut self.out, name.as_str(), value.as_bytes());
+            }
+        }
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// Writes all that waits.
+    fn poll_write(
+        &mut self,
+        connection: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut connection = Pin::new(connection);
+        loop {
+            let head = &self.out[self.written..];
+            let written = if self.content.is_empty() && self.tail.is_empty() {
+                if head.is_empty() {
+                    break;
+                }
+                ready!(connection.as_mut().poll_write(cx, head))?
+            } else {
+                let all = [head, &self.content, self.tail].map(IoSlice::new);
+                ready!(connection.as_mut().poll_write_vectored(cx, &all))?
+            };
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.on_written(written);
+        }
+        self.out.clear();
+        self.written = 0;
+        if self.is_unflushed {
+            ready!(connection.poll_flush(cx))?;
+            self.is_unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn on_written(&mut self, mut written: usize) {
+        self.has_begun = true;
+        let of_head = written.min(self.out.len() - self.written);
+        self.written += of_head;
+        written -= of_head;
+        let of_content = written.min(self.content.len());
+        self.content.advance(of_content);
+        self.tail = &self.tail[written - of_content..];
+    }
+
+    /// Gives memory back that a resting connection does not need.
+    pub(super) fn rest(&mut self) {
+        if self.out.capacity() > COPY_BYTES {
+            self.out = Vec::new();
+        }
+    }
+}
+
+/// Writes one field line.
+pub(in crate::upstream) fn field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}

@@ -1,0 +1,206 @@
+//! Received bytes, cut into what the session understands (RFC 6455 section 5).
+//!
+//! In: bytes as they come. Out: pieces of binary messages as soon as they are there, whole texts and
+//! control frames. It keeps no more than one text or control frame, and checks all that the RFC asks
+//! of a frame.
+
+use std::{io::Cursor, str};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio_tungstenite::tungstenite::protocol::frame::{
+    FrameHeader,
+    coding::{Control, Data, OpCode},
+};
+
+use super::{Received, WebSocketError, mask::unmask};
+use crate::{close::CloseReason, limits, session::Side};
+
+/// Longest payload of a control frame (RFC 6455 section 5.5).
+const CONTROL_FRAME_BYTES: u64 = 125;
+
+/// Cuts received bytes into messages.
+pub(super) struct Incoming {
+    side: Side,
+    pub(super) buffer: BytesMut,
+    /// The frame whose payload is being received.
+    frame: Option<Frame>,
+    /// The message that the last data frame did not end.
+    message: Option<Message>,
+    /// What has come of a text.
+    text: Vec<u8>,
+}
+
+/// A frame whose header was read.
+struct Frame {
+    opcode: OpCode,
+    is_final: bool,
+    mask: Option<[u8; 4]>,
+    /// Payload bytes still to come.
+    left: usize,
+}
+
+/// A message in pieces.
+#[derive(Clone, Copy)]
+struct Message {
+    is_text: bool,
+    bytes: usize,
+}
+
+impl Incoming {
+    pub(super) fn new(side: Side, buffer: BytesMut) -> Self {
+        Self {
+            side,
+            buffer,
+            frame: None,
+            message: None,
+            text: Vec::new(),
+        }
+    }
+
+    /// What comes next; `None` when that takes more bytes.
+    pub(super) fn next(&mut self) -> Result<Option<Received>, WebSocketError> {
+        loop {
+            if self.frame.is_none() && !self.read_header()? {
+                return Ok(None);
+            }
+            let Some(frame) = &mut self.frame else {
+                return Ok(None);
+            };
+            let is_binary = matches!(frame.opcode, OpCode::Data(_))
+                && self.message.is_some_and(|message| !message.is_text);
+            if is_binary {
+                if frame.left > 0 && self.buffer.is_empty() {
+                    return Ok(None);
+                }
+                let mut piece = self.buffer.split_to(frame.left.min(self.buffer.len()));
+                unmask(&mut piece, &mut frame.mask);
+                frame.left -= piece.len();
+                if frame.left == 0 {
+                    self.end_data_frame();
+                }
+                if !piece.is_empty() {
+                    return Ok(Some(Received::Data(piece.freeze())));
+                }
+            } else {
+                if self.buffer.len() < frame.left {
+                    return Ok(None);
+                }
+                let mut payload = self.buffer.split_to(frame.left);
+                unmask(&mut payload, &mut frame.mask);
+                if let Some(received) = self.on_whole(payload.freeze())? {
+                    return Ok(Some(received));
+                }
+            }
+        }
+    }
+
+    /// Reads the header of a frame, if it is there.
+    fn read_header(&mut self) -> Result<bool, WebSocketError> {
+        let mut cursor = Cursor::new(&self.buffer[..]);
+        let Some((header, length)) = FrameHeader::parse(&mut cursor)? else {
+            return Ok(false);
+        };
+        let header_bytes = usize::try_from(cursor.position()).unwrap_or(usize::MAX);
+        self.check(&header, length)?;
+        self.buffer.advance(header_bytes);
+        self.frame = Some(Frame {
+            opcode: header.opcode,
+            is_final: header.is_final,
+            mask: header.mask,
+            // Checked to be small.
+            left: usize::try_from(length).unwrap_or(usize::MAX),
+        });
+        Ok(true)
+    }
+
+    fn check(&mut self, header: &FrameHeader, length: u64) -> Result<(), WebSocketError> {
+        let broken = |what| Err(WebSocketError::Protocol(what));
+        if header.rsv1 || header.rsv2 || header.rsv3 {
+            return broken("a reserved bit is set");
+        }
+        match (self.side, header.mask) {
+            (Side::Server, None) => return broken("a frame of the client is not masked"),
+            (Side::Client, Some(_)) => return broken("a frame of the server is masked"),
+            _ => {}
+        }
+        let before = self.message.map_or(0, |message| message.bytes);
+        let bytes = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_add(before));
+        let is_text = match (header.opcode, self.message) {
+            (OpCode::Control(Control::Reserved(_)) | OpCode::Data(Data::Reserved(_)), _) => {
+                return broken("a frame of unknown kind");
+            }
+            (OpCode::Control(_), _) => {
+                return if header.is_final && length <= CONTROL_FRAME_BYTES {
+                    Ok(())
+                } else {
+                    broken("a control frame in pieces, or too long")
+                };
+            }
+            (OpCode::Data(Data::Continue), Some(message)) => message.is_text,
+            (OpCode::Data(Data::Continue), None) => return broken("a piece of no message"),
+            (OpCode::Data(_), Some(_)) => return broken("a message within another"),
+            (OpCode::Data(kind), None) => kind == Data::Text,
+        };
+        match bytes {
+            Some(bytes) if bytes <= limits::MESSAGE_BYTES => {
+                self.message = Some(Message { is_text, bytes });
+                Ok(())
+            }
+            _ => broken("a message that is too long"),
+        }
+    }
+
+    fn end_data_frame(&mut self) {
+        if self.frame.take().is_some_and(|frame| frame.is_final) {
+            self.message = None;
+        }
+    }
+
+    /// The payload of a control frame, or of a piece of a text.
+    fn on_whole(&mut self, payload: Bytes) -> Result<Option<Received>, WebSocketError> {
+        let Some(frame) = &self.frame else {
+            return Ok(None);
+        };
+        let received = match frame.opcode {
+            OpCode::Control(Control::Ping) => Received::Ping(payload),
+            OpCode::Control(Control::Pong) => Received::Pong(payload),
+            OpCode::Control(_) => Received::Close(close_reason(&payload)?),
+            OpCode::Data(_) => {
+                self.text.extend_from_slice(&payload);
+                let is_whole = frame.is_final;
+                self.end_data_frame();
+                if !is_whole {
+                    return Ok(None);
+                }
+                let text = String::from_utf8(std::mem::take(&mut self.text));
+                return text
+                    .map(|text| Some(Received::Control(text)))
+                    .map_err(|_| WebSocketError::Protocol("a text that is not utf-8"));
+            }
+        };
+        self.frame = None;
+        Ok(Some(received))
+    }
+}
+
+/// The code of a close frame, if it has one (RFC 6455 section 5.5.1).
+fn close_reason(mut payload: &[u8]) -> Result<Option<CloseReason>, WebSocketError> {
+    match payload.len() {
+        0 => Ok(None),
+        1 => Err(WebSocketError::Protocol("half a close code")),
+        _ => {
+            let code = payload.get_u16();
+            // RFC 6455 section 7.4: below are none, and these never travel.
+            if code < 1000 || matches!(code, 1004..=1006 | 1015) || code >= 5000 {
+                return Err(WebSocketError::Protocol(
+                    "a close code that no frame may have",
+                ));
+            }
+            str::from_utf8(payload)
+                .map_err(|_| WebSocketError::Protocol("a close reason that is not utf-8"))?;
+            Ok(Some(CloseReason::from_code(code)))
+        }
+    }
+}

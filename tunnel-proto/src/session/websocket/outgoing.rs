@@ -1,0 +1,127 @@
+//! Frames on their way to the socket.
+//!
+//! In: payloads. Out: vectored writes of as much as the socket takes. A payload that need not be
+//! masked and is long is not copied.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::AsyncWrite;
+use tokio_tungstenite::tungstenite::protocol::frame::{FrameHeader, coding::OpCode};
+
+use super::{
+    WebSocketError,
+    mask::{self, Masks},
+};
+
+/// Payloads from this length on are not copied.
+const LONG_BYTES: usize = 4 * 1024;
+
+/// Most pieces of one write.
+const SLICES: usize = 16;
+
+/// Frames that wait for the socket.
+pub(super) struct Outgoing {
+    /// `None` for the server, which masks nothing.
+    masks: Option<Masks>,
+    pieces: VecDeque<Bytes>,
+    /// What follows `pieces`.
+    tail: BytesMut,
+}
+
+impl Outgoing {
+    pub(super) fn new(is_masked: bool) -> Self {
+        Self {
+            masks: is_masked.then(Masks::new),
+            pieces: VecDeque::new(),
+            tail: BytesMut::new(),
+        }
+    }
+
+    /// Queues a frame, which is a whole message.
+    pub(super) fn push(&mut self, opcode: OpCode, payload: Bytes) -> Result<(), WebSocketError> {
+        let mask = self.masks.as_mut().map(Masks::next).transpose();
+        let mask = mask.map_err(|error| WebSocketError::Io(error.into()))?;
+        let header = FrameHeader {
+            opcode,
+            mask,
+            ..FrameHeader::default()
+        };
+        header.format(payload.len() as u64, &mut (&mut self.tail).writer())?;
+        match mask {
+            None if payload.len() >= LONG_BYTES => {
+                self.pieces.push_back(self.tail.split().freeze());
+                self.pieces.push_back(payload);
+            }
+            None => self.tail.extend_from_slice(&payload),
+            Some(mask) => {
+                let start = self.tail.len();
+                self.tail.extend_from_slice(&payload);
+                mask::apply(&mut self.tail[start..], mask);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.tail.is_empty()
+    }
+
+    /// Writes what waits. Ready when the socket has taken all of it.
+    pub(super) fn poll_write(
+        &mut self,
+        io: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            let written = if self.pieces.is_empty() {
+                ready!(Pin::new(&mut *io).poll_write(cx, &self.tail))?
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let waiting = self.pieces.iter().map(|piece| &piece[..]);
+                let waiting = waiting.chain([&self.tail[..]]);
+                let mut count = 0;
+                for (slice, bytes) in slices.iter_mut().zip(waiting) {
+                    *slice = IoSlice::new(bytes);
+                    count += 1;
+                }
+                ready!(Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count]))?
+            };
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        while let Some(front) = self.pieces.front_mut() {
+            if written < front.len() {
+                front.advance(written);
+                return;
+            }
+            written -= front.len();
+            self.pieces.pop_front();
+        }
+        if written == self.tail.len() {
+            // Keeps the space, where advancing would give it up bit by bit.
+            self.tail.clear();
+        } else {
+            self.tail.advance(written);
+        }
+    }
+
+    /// Gives space back that a burst has left.
+    pub(super) fn trim(&mut self) {
+        if self.is_empty() {
+            self.pieces = VecDeque::new();
+            self.tail = BytesMut::new();
+        }
+    }
+}
