@@ -1,0 +1,203 @@
+//! HTTP/1.1 for requests that are the same each time: written in one piece, the answer's frame read
+//! and its content counted, nothing kept.
+//!
+//! Costs a third of what a full client costs, which matters: the load generator shares the
+//! machine with what it measures. For anything that looks at content, or sends and receives at
+//! once, there is [`crate::client::http1`].
+
+mod framing;
+
+use std::{
+    pin::Pin,
+    task::{Context, Waker},
+};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
+
+use crate::{
+    client::{Dialer, lean::framing::Framing, stream::Stream},
+    measure::errors::{Failure, Kind},
+    target::Template,
+};
+
+/// Content up to this size can be written before the answer is read without both sides waiting
+/// for each other: the kernel's buffers take it.
+pub const MOST_CONTENT: u64 = 64 * 1024;
+
+/// Enough for a small answer.
+const SMALL: usize = 4 * 1024;
+
+/// Enough for large content to cost no more than the kernel's copying.
+const LARGE: usize = 256 * 1024;
+
+/// No head is longer than this.
+const MOST_HEAD: usize = 256 * 1024;
+
+/// A request, as it goes over the wire.
+#[derive(Clone, Debug)]
+pub struct Written {
+    bytes: Bytes,
+    is_head: bool,
+}
+
+/// The end of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its final status.
+    pub status: u16,
+    /// Bytes of its content.
+    pub length: u64,
+}
+
+/// A connection that carries one request at a time.
+#[derive(Debug)]
+pub struct Lean {
+    stream: Stream,
+    buffer: Vec<u8>,
+    /// How much of the buffer is filled, and not yet used.
+    filled: usize,
+    open: bool,
+}
+
+impl Written {
+    /// The request that `template` makes, with this content.
+    pub fn new(template: &Template, content: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(256 + content.len());
+        for part in [
+            template.method().as_str(),
+            " ",
+            &template.uri().to_string(),
+            " HTTP/1.1\r\n",
+        ] {
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        for (name, value) in &template.headers {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                bytes.extend_from_slice(part);
+            }
+        }
+        if !content.is_empty() || template.method() == http::Method::POST {
+            bytes.extend_from_slice(format!("content-length: {}\r\n", content.len()).as_bytes());
+        }
+        bytes.extend_from_slice(b"\r\n");
+        bytes.extend_from_slice(content);
+        Self {
+            bytes: bytes.into(),
+            is_head: template.method() == http::Method::HEAD,
+        }
+    }
+}
+
+impl Dialer {
+    /// Makes a connection for requests that are always the same, over HTTP/1.1.
+    ///
+    /// # Errors
+    /// As [`Dialer::dial`].
+    pub async fn lean(&self) -> Result<Lean, Failure> {
+        Ok(Lean {
+            stream: self.dial().await?,
+            buffer: vec![0; SMALL],
+            filled: 0,
+            open: true,
+        })
+    }
+}
+
+impl Lean {
+    /// Sends a request and takes the whole answer, whatever its status.
+    ///
+    /// # Errors
+    /// The connection broke, or the answer is no HTTP. The connection is of no use then.
+    pub async fn exchange(&mut self, request: &Written) -> Result<Answer, Failure> {
+        // Whatever happens before the end, also the drop of this future, ends the connection.
+        self.open = false;
+        let sent = self.stream.write_all(&request.bytes).await;
+        sent.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+        if matches!(self.stream, Stream::Tls(_)) {
+            let flushed = self.stream.flush().await;
+            flushed.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+        }
+        let (head, mut framing) = self.head(request.is_head).await?;
+        let mut length = 0;
+        loop {
+            let (used, content) = framing
+                .advance(&self.buffer[..self.filled])
+                .map_err(protocol)?;
+            length += content;
+            self.buffer.copy_within(used..self.filled, 0);
+            self.filled -= used;
+            if framing.is_done() {
+                break;
+            }
+            if framing.wants() > self.buffer.len() as u64 {
+                self.buffer.resize(LARGE, 0);
+            }
+            let read = self.read().await;
+            match read.map_err(short)? {
+                0 if framing.is_until_close() => break,
+                0 => return Err(Failure::fatal(Kind::BodyShort)),
+                _ => {}
+            }
+        }
+        self.open = head.keeps_open && !framing.is_until_close() && self.filled == 0;
+        Ok(Answer {
+            status: head.status,
+            length,
+        })
+    }
+
+    /// Whether it may carry the next request: the peer has neither closed it while it rested, nor
+    /// spoken unasked.
+    pub fn is_open(&mut self) -> bool {
+        let mut byte = [0];
+        let mut context = Context::from_waker(Waker::noop());
+        let mut buffer = ReadBuf::new(&mut byte);
+        let read = Pin::new(&mut self.stream).poll_read(&mut context, &mut buffer);
+        self.open &= read.is_pending();
+        self.open
+    }
+
+    /// Reads the head of the final answer, and takes it out of the buffer.
+    async fn head(&mut self, is_head: bool) -> Result<(framing::Head, Framing), Failure> {
+        loop {
+            let found = framing::head(&self.buffer[..self.filled], is_head).map_err(protocol)?;
+            if let Some((used, head, framing)) = found {
+                self.buffer.copy_within(used..self.filled, 0);
+                self.filled -= used;
+                if head.is_final() {
+                    return Ok((head, framing));
+                }
+                continue;
+            }
+            if self.filled == self.buffer.len() {
+                if self.filled >= MOST_HEAD {
+                    return Err(Failure::fatal(Kind::Protocol));
+                }
+                self.buffer.resize(self.filled * 2, 0);
+            }
+            if self.read().await? == 0 {
+                return Err(Failure::fatal(Kind::ClosedEarly));
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<usize, Failure> {
+        let read = self.stream.read(&mut self.buffer[self.filled..]).await;
+        let read = read.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+        self.filled += read;
+        Ok(read)
+    }
+}
+
+/// A failure after the head: the content is incomplete, however the connection ended.
+fn short(failure: Failure) -> Failure {
+    match failure.kind {
+        Kind::ClosedEarly => Failure::fatal(Kind::BodyShort),
+        _ => failure,
+    }
+}
+
+fn protocol(_: framing::Malformed) -> Failure {
+    Failure::fatal(Kind::Protocol)
+}

@@ -1,0 +1,192 @@
+//! The fleet: many tunnel clients in one process, each with a runtime of its own.
+//!
+//! ```text
+//!   control (parent)                 fleet (child: `loadtest fleet`)
+//!   Fleet::start ── flags ─────────▶ threads ── tunnels ══ TCP, TLS, WebSocket ══▶ tunnel server
+//!   Fleet::next  ◀── Status lines ── counters
+//! ```
+//!
+//! A simulated client does all that a server sees of a real one: it dials with a token, holds a
+//! session with its pings, answers each exchange, and dials again when it lost its server. It has
+//! no routes and no upstreams: every answer is the same two bytes. It is a child process so that
+//! what it costs is never mixed with what the scenario's own load costs.
+
+mod counters;
+mod dial;
+pub mod flags;
+pub mod in_turn;
+pub mod process;
+mod redial;
+pub mod runtimes;
+pub mod status;
+mod tunnel;
+pub mod watch;
+
+use std::{
+    fs,
+    io::{self, Write},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use rustls::client::Resumption;
+use tokio::{
+    runtime::{Builder, LocalOptions},
+    sync::Semaphore,
+    task::JoinSet,
+};
+
+use crate::{
+    fleet::{
+        counters::Counters,
+        dial::Dialler,
+        redial::Backoff,
+        tunnel::{Crew, Member},
+    },
+    target::tls::{self, Trust},
+};
+
+/// The role of this process in what programs use.
+pub const FLEET: &str = "fleet";
+
+/// Between two lines that tell how it stands.
+const TELL: Duration = Duration::from_millis(100);
+
+/// Flags of `loadtest fleet`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Tunnel listener to dial; any certificate is believed
+    #[arg(long, value_name = "IP:PORT")]
+    pub server: SocketAddr,
+    /// File with a token in each line; each makes one simulated client
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "handshakes",
+        conflicts_with = "handshakes"
+    )]
+    pub tokens: Option<PathBuf>,
+    /// Make so many TLS connections instead, and send nothing through them
+    #[arg(long, value_name = "N")]
+    pub handshakes: Option<usize>,
+    /// First dials at once; later ones are not bounded, as clients know nothing of each other
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub concurrency: usize,
+    /// Threads that the clients are spread over
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: u16,
+    /// Longest time for each step of a dial
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// How long a session has to last for the waits between dials to start over
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub stable: Duration,
+}
+
+/// Runs the clients until the process is ended, or nobody reads what it tells any more.
+///
+/// # Errors
+/// The tokens cannot be read, or a thread has ended.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let members = members(args)?;
+    let counters = Arc::new(Counters::default());
+    let threads = usize::from(args.threads);
+    let mut shares: Vec<Vec<Member>> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, member) in members.into_iter().enumerate() {
+        if let Some(share) = shares.get_mut(index % threads) {
+            share.push(member);
+        }
+    }
+    let backoff = Backoff::as_clients_do(args.stable);
+    let dialler = dialler(args)?;
+    let concurrency = args.concurrency.div_ceil(threads).max(1);
+
+    // The line before the first dial says when that was.
+    tell(&counters)?;
+    let mut running = Vec::new();
+    for share in shares {
+        let (dialler, counters) = (dialler.clone(), counters.clone());
+        let crew = move || Crew {
+            dialler,
+            counters,
+            backoff,
+            first: Semaphore::new(concurrency),
+        };
+        let thread = thread::Builder::new().name("fleet".to_owned());
+        running.push(
+            thread
+                .spawn(move || work(crew(), share))
+                .context("cannot start a thread")?,
+        );
+    }
+    loop {
+        thread::sleep(TELL);
+        if let Some(ended) = running.iter().position(thread::JoinHandle::is_finished) {
+            match running.swap_remove(ended).join() {
+                Ok(result) => result?,
+                Err(_) => bail!("a thread of the fleet panicked"),
+            }
+        }
+        // Nobody reads any more: the parent is gone, and this process with it.
+        tell(&counters)?;
+    }
+}
+
+fn tell(counters: &Counters) -> anyhow::Result<()> {
+    let line = serde_json::to_string(&counters.tell())?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .context("nobody listens to the fleet")
+}
+
+fn members(args: &Args) -> anyhow::Result<Vec<Member>> {
+    match (&args.tokens, args.handshakes) {
+        (Some(file), _) => read_tokens(file),
+        (None, Some(count)) => Ok((0..count).map(|_| Member::Handshake).collect()),
+        (None, None) => bail!("give --tokens or --handshakes"),
+    }
+}
+
+fn read_tokens(file: &Path) -> anyhow::Result<Vec<Member>> {
+    let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
+    let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let members: Vec<_> = tokens.map(Member::client).collect();
+    if members.is_empty() {
+        bail!("--tokens {}: holds no token", file.display());
+    }
+    Ok(members)
+}
+
+fn dialler(args: &Args) -> anyhow::Result<Dialler> {
+    let mut config = (*tls::client(Trust::Anybody, false)?).clone();
+    // These are many clients that meet the server for the first time, not one that comes back.
+    config.resumption = Resumption::disabled();
+    Ok(Dialler::new(args.server, Arc::new(config), args.timeout))
+}
+
+/// One thread's clients, on a runtime of their own.
+fn work(crew: Crew, members: Vec<Member>) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default())
+        .context("cannot start a runtime")?;
+    runtime.block_on(async {
+        let crew = std::rc::Rc::new(crew);
+        let mut tunnels = JoinSet::new();
+        for member in members {
+            tunnels.spawn_local(tunnel::run(crew.clone(), member));
+        }
+        while let Some(ended) = tunnels.join_next().await {
+            if ended.is_err() {
+                bail!("a simulated client panicked");
+            }
+        }
+        // All of them were told to stay away; that is told like everything else.
+        std::future::pending().await
+    })
+}

@@ -1,0 +1,92 @@
+//! Flags of the scenarios that measure a crowd of tunnels. They always start the server.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::bail;
+use http::Uri;
+
+use crate::{report::Report, stack::StackArgs, upstream::UpstreamArgs};
+
+/// The fleet, and the programs that are started.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CrowdArgs {
+    /// First dials at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Load")]
+    pub concurrency: u32,
+    /// Threads of the fleet. A dial costs more than its answer, so with one they would be the limit
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Load")]
+    pub fleet_threads: u16,
+    /// Longest time until all tunnels are connected
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration, help_heading = "Load")]
+    pub limit: Duration,
+    /// Taken for likeness with other scenarios: this one always starts the server itself
+    #[arg(long, help_heading = "Self-contained")]
+    pub self_contained: bool,
+    /// Not possible here; known so that it can be said why.
+    #[arg(long, hide = true)]
+    pub url: Option<Uri>,
+    /// Directory of tunnel-server and tunnel-client; by default this program's own
+    #[arg(long, value_name = "DIR", help_heading = "Self-contained")]
+    pub programs: Option<PathBuf>,
+    /// Threads of the tunnel server that carry traffic
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Self-contained"
+    )]
+    pub shards: u16,
+    /// Flag for the tunnel server, such as --server-flag=--ping-interval=5s; repeat for more
+    #[arg(
+        long = "server-flag",
+        value_name = "FLAG",
+        allow_hyphen_values = true,
+        help_heading = "Self-contained"
+    )]
+    pub server_flags: Vec<String>,
+    /// Flag for the tunnel client; repeat for more
+    #[arg(
+        long = "client-flag",
+        value_name = "FLAG",
+        allow_hyphen_values = true,
+        help_heading = "Self-contained"
+    )]
+    pub client_flags: Vec<String>,
+}
+
+impl CrowdArgs {
+    /// The flags of the programs, once it is sure that they are what is to be measured.
+    ///
+    /// # Errors
+    /// A target was named.
+    pub fn stack(&self, scenario: &str) -> anyhow::Result<StackArgs> {
+        if let Some(url) = &self.url {
+            bail!(
+                "{scenario} cannot measure {url}: it needs as many runtimes with tokens as there \
+                 are tunnels, so it starts the tunnel server itself; leave out --url"
+            );
+        }
+        Ok(StackArgs {
+            programs: self.programs.clone(),
+            shards: self.shards,
+            server_flags: self.server_flags.clone(),
+            client_flags: self.client_flags.clone(),
+            upstream: UpstreamArgs::default(),
+        })
+    }
+
+    /// Adds the settings that these flags are.
+    pub fn settings(&self, report: &mut Report) {
+        report.setting("concurrency", self.concurrency);
+        report.setting("fleet-threads", self.fleet_threads);
+        report.setting("shards", self.shards);
+        for (name, flags) in [
+            ("server-flag", &self.server_flags),
+            ("client-flag", &self.client_flags),
+        ] {
+            for flag in flags {
+                report.setting(name, flag);
+            }
+        }
+    }
+}

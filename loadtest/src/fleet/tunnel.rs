@@ -1,0 +1,317 @@
+//! One simulated client: it dials, holds its session, answers, and dials again.
+
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, header::CONTENT_LENGTH};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::AsyncReadExt as _,
+    sync::Semaphore,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tunnel_proto::{
+    close::CloseReason,
+    control::Control,
+    exchange::{AsProblem, RecvBody, serve},
+    handshake::{Greeting, InstanceId},
+    problem::{Hop, Problem},
+    session::{Session, SessionEvent, SessionSettings, Side},
+};
+
+use crate::{
+    client::stream::Stream,
+    fleet::{
+        counters::Counters,
+        dial::{Dialler, Link, NoSession},
+        redial::{Backoff, Redial},
+    },
+    measure::errors::Kind,
+};
+
+/// How long a client waits to be welcomed, as a real one.
+const WELCOME_LIMIT: Duration = Duration::from_secs(10);
+
+/// What every exchange is answered with.
+const ANSWER: &[u8] = b"ok";
+
+/// What the clients of one thread share.
+#[derive(Debug)]
+pub(super) struct Crew {
+    pub(super) dialler: Dialler,
+    pub(super) counters: Arc<Counters>,
+    pub(super) backoff: Backoff,
+    /// Bounds the first dials.
+    pub(super) first: Semaphore,
+}
+
+/// Who dials.
+pub(super) enum Member {
+    /// A tunnel client with this token.
+    Client(Box<str>),
+    /// Somebody who only makes a TLS connection and keeps it.
+    Handshake,
+}
+
+impl Member {
+    /// A tunnel client with this token.
+    pub(super) fn client(token: &str) -> Self {
+        Self::Client(token.into())
+    }
+}
+
+/// How a session ended.
+struct Ended {
+    reason: CloseReason,
+    lived: Duration,
+}
+
+/// One client's life; ends when the server tells it to stay away.
+pub(super) async fn run(crew: Rc<Crew>, member: Member) {
+    let mut redial = Redial::new(crew.backoff);
+    let mut instance = [0; 16];
+    // Without it a client would only be harder to tell from another in the server's log.
+    let _ = getrandom::fill(&mut instance);
+    let mut greeting = Greeting {
+        instance: InstanceId::from_random(instance),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        session_number: 0,
+    };
+    // The semaphore is never closed.
+    let mut turn = crew.first.acquire().await.ok();
+    let mut without = Instant::now();
+    loop {
+        greeting.session_number += 1;
+        let random = || getrandom::u64().unwrap_or_default();
+        let on_connected = || drop(turn.take());
+        // Boxed, so that a client at rest holds nothing of what a dial needs.
+        let came_of_it = match Box::pin(dial(&crew, &member, &greeting)).await {
+            Ok(Dialled::Session(link)) => Box::pin(hold(&crew, link, without, on_connected)).await,
+            Ok(Dialled::Bare(stream)) => Ok(keep(&crew, stream, without, on_connected).await),
+            Err(none) => Err(none),
+        };
+        let next = match came_of_it {
+            Ok(ended) => {
+                without = Instant::now();
+                redial.after_session(ended.reason, ended.lived, random())
+            }
+            Err(none) => {
+                crew.counters.on_failure(none.kind);
+                (!none.is_fatal).then(|| redial.after_failure(none.retry_after, random()))
+            }
+        };
+        turn = None;
+        match next {
+            Some(wait) => sleep(wait).await,
+            None => return crew.counters.on_stopped(),
+        }
+    }
+}
+
+/// What a dial gave.
+enum Dialled {
+    Session(Link),
+    Bare(Stream),
+}
+
+async fn dial(crew: &Crew, member: &Member, greeting: &Greeting) -> Result<Dialled, NoSession> {
+    let stream = crew.dialler.connect().await?;
+    crew.counters.on_handshake();
+    Ok(match member {
+        Member::Client(token) => {
+            Dialled::Session(crew.dialler.upgrade(stream, greeting, token).await?)
+        }
+        Member::Handshake => Dialled::Bare(stream),
+    })
+}
+
+/// Keeps a connection that says nothing until it ends.
+async fn keep(
+    crew: &Crew,
+    mut stream: Stream,
+    without: Instant,
+    on_connected: impl FnOnce(),
+) -> Ended {
+    let began = Instant::now();
+    let _up = crew.counters.on_connected(without.elapsed());
+    on_connected();
+    while stream.read_u8().await.is_ok() {}
+    Ended {
+        reason: CloseReason::Other(1006),
+        lived: began.elapsed(),
+    }
+}
+
+/// Holds a session until it ends; an error when it was never welcomed.
+async fn hold(
+    crew: &Crew,
+    link: Link,
+    without: Instant,
+    on_connected: impl FnOnce(),
+) -> Result<Ended, NoSession> {
+    let began = Instant::now();
+    let settings = SessionSettings::default();
+    let made = Session::new(link.stream, link.unread, Side::Client, settings).await;
+    let (session, mut events, driver) = made;
+    // A session that has ended already says so below.
+    let _ = session.send(Control::Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    });
+    let mut driver = pin!(driver);
+    let mut streams = JoinSet::new();
+    let mut on_connected = Some(on_connected);
+    let mut up = None;
+    let mut late = pin!(sleep(WELCOME_LIMIT));
+    let end = loop {
+        tokio::select! {
+            end = &mut driver => break end,
+            Some(event) = events.next(&session) => match event {
+                SessionEvent::Exchanges(stream) => {
+                    let counters = crew.counters.clone();
+                    let answer = move |request, _| answer(request, counters.clone());
+                    streams.spawn_local(serve(stream, answer));
+                }
+                SessionEvent::Control(Control::Welcome { .. }) => {
+                    if let Some(on_connected) = on_connected.take() {
+                        up = Some(crew.counters.on_connected(without.elapsed()));
+                        on_connected();
+                    }
+                }
+                SessionEvent::Control(_) => {}
+            },
+            Some(_) = streams.join_next() => {}
+            () = &mut late, if up.is_none() && !late.is_elapsed() => {
+                session.close(CloseReason::ProtocolError);
+            }
+        }
+    };
+    if up.is_none() {
+        return Err(Kind::Other("not_welcomed").into());
+    }
+    Ok(Ended {
+        reason: end.reason(),
+        lived: began.elapsed(),
+    })
+}
+
+/// Takes a request to its end and answers with two bytes.
+async fn answer(
+    request: Request<RecvBody>,
+    counters: Arc<Counters>,
+) -> Result<Response<Content>, Problem> {
+    let mut content = request.into_body();
+    while let Some(frame) = content.frame().await {
+        frame.map_err(|error| error.problem(Hop::Client))?;
+    }
+    counters.on_exchange();
+    let mut response = Response::new(Content(Some(Bytes::from_static(ANSWER))));
+    let length = HeaderValue::from(ANSWER.len());
+    response.headers_mut().insert(CONTENT_LENGTH, length);
+    Ok(response)
+}
+
+/// Some bytes, which cannot fail.
+struct Content(Option<Bytes>);
+
+/// What the wire names when a content fails, for one that never does.
+struct Never(Infallible);
+
+impl AsProblem for Never {
+    fn as_problem(&self) -> Problem {
+        match self.0 {}
+    }
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Never;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Never>>> {
+        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{ServerConfig, crypto::aws_lc_rs};
+    use rustls_pki_types::PrivateKeyDer;
+    use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+    use crate::target::tls::{self, Trust};
+
+    fn acceptor() -> TlsAcceptor {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        Arc::new(config).into()
+    }
+
+    /// Lets one client dial; answers its first request and gives when that came.
+    async fn answer(listener: &TcpListener, tls: &TlsAcceptor, answer: &str) -> Instant {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = tls.accept(stream).await.unwrap();
+        let came = Instant::now();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        came
+    }
+
+    #[tokio::test]
+    async fn comes_again_no_earlier_than_asked_and_stays_away_when_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = listener.local_addr().unwrap();
+        let limit = Duration::from_secs(20);
+        let counters = Arc::new(Counters::default());
+        let crew = Rc::new(Crew {
+            dialler: Dialler::new(server, tls::client(Trust::Anybody, false).unwrap(), limit),
+            counters: counters.clone(),
+            backoff: Backoff::as_clients_do(limit),
+            first: Semaphore::new(1),
+        });
+        let tls = acceptor();
+        let serving = async {
+            let busy = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n\r\n";
+            let first = answer(&listener, &tls, busy).await;
+            let content = r#"{"reason":"token_refused","detail":"x","fatal":true}"#;
+            let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
+            answer(&listener, &tls, &never).await - first
+        };
+        let (waited, ()) = tokio::join!(serving, run(crew, Member::client("tnlrt_x")));
+        assert!(waited >= Duration::from_secs(1), "{waited:?}");
+        let told = counters.tell();
+        assert_eq!((told.handshakes, told.connected, told.stopped), (2, 0, 1));
+        let expected = [("status_401".to_owned(), 1), ("status_503".to_owned(), 1)];
+        assert_eq!(told.failures, expected.into());
+    }
+}

@@ -1,0 +1,392 @@
+//! Follows a fleet and the server that it dials, sample by sample, through a scenario's phases.
+//!
+//! Whatever else a scenario does meanwhile goes through [`Watch::meanwhile`]: no line of the fleet
+//! is ever missed. What the samples mean is for the scenario; here are only the sums that both
+//! scenarios need.
+
+use std::{collections::BTreeMap, future::Future, time::Duration};
+
+use anyhow::bail;
+
+use crate::{
+    fleet::{
+        process::Fleet,
+        status::{Status, clock},
+    },
+    measure::{
+        latency::Latencies,
+        usage::{Cpu, resident},
+    },
+    report::{Interval, Usage},
+};
+
+/// Points of a curve, and intervals of a run, that a report shows at most.
+const POINTS: usize = 100;
+
+/// A fleet, a server, and what was seen of them in the present phase.
+#[derive(Debug)]
+pub struct Watch {
+    fleet: Fleet,
+    server: u32,
+    samples: Vec<Sample>,
+}
+
+/// The fleet at one moment, and the server at very nearly the same.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// What the fleet told.
+    pub status: Status,
+    /// What the server used; none while there is no server.
+    pub server: Option<ServerUse>,
+}
+
+/// What a server used.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerUse {
+    /// When, by [`clock`].
+    pub at: f64,
+    /// Since it began.
+    pub cpu: Cpu,
+    /// Resident memory, bytes.
+    pub rss: u64,
+}
+
+impl Watch {
+    /// Follows this fleet and the server with this process id.
+    pub fn new(fleet: Fleet, server: u32) -> Self {
+        Self {
+            fleet,
+            server,
+            samples: Vec::new(),
+        }
+    }
+
+    /// The server has another process id from here on; what its forerunner used no longer counts.
+    pub fn server_is(&mut self, server: u32) {
+        self.server = server;
+        for sample in &mut self.samples {
+            sample.server = None;
+        }
+    }
+
+    /// Process id of the server.
+    pub fn server_id(&self) -> u32 {
+        self.server
+    }
+
+    /// Process id of the fleet.
+    pub fn fleet_id(&self) -> u32 {
+        self.fleet.id()
+    }
+
+    /// What the server uses now.
+    pub fn server_use(&self) -> Option<ServerUse> {
+        ServerUse::of(self.server)
+    }
+
+    /// The samples since the last call: a phase is over.
+    pub fn take(&mut self) -> Samples {
+        Samples(std::mem::take(&mut self.samples))
+    }
+
+    /// The next sample.
+    ///
+    /// # Errors
+    /// The fleet has ended, or some of its clients were told to stay away.
+    pub async fn next(&mut self) -> anyhow::Result<&Status> {
+        let status = self.fleet.next().await?;
+        if status.stopped > 0 {
+            let refusals = kinds(&status.failures);
+            bail!(
+                "the server told {} simulated clients to stay away: {refusals}",
+                status.stopped
+            );
+        }
+        let sample = Sample {
+            status,
+            server: self.server_use(),
+        };
+        self.samples.push(sample);
+        let Some(Sample { status, .. }) = self.samples.last() else {
+            bail!("no sample");
+        };
+        Ok(status)
+    }
+
+    /// Follows until `done`, or until the limit is over: then it gives false. `tell` is called
+    /// with each sample.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn until(
+        &mut self,
+        limit: Duration,
+        mut done: impl FnMut(&Status) -> bool,
+        mut tell: impl FnMut(&Status),
+    ) -> anyhow::Result<bool> {
+        let end = clock() + limit.as_secs_f64();
+        loop {
+            let status = self.next().await?;
+            tell(status);
+            if done(status) {
+                return Ok(true);
+            }
+            if status.at > end {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Follows while something else goes on.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn meanwhile<F: Future>(&mut self, other: F) -> anyhow::Result<F::Output> {
+        let mut other = std::pin::pin!(other);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut other => return Ok(output),
+                next = self.next() => drop(next?),
+            }
+        }
+    }
+}
+
+impl ServerUse {
+    fn of(pid: u32) -> Option<Self> {
+        Some(Self {
+            at: clock(),
+            cpu: Cpu::of(pid)?,
+            rss: resident(pid)?,
+        })
+    }
+}
+
+/// The samples of one phase.
+#[derive(Debug)]
+pub struct Samples(Vec<Sample>);
+
+impl Samples {
+    /// The last one's status.
+    pub fn last(&self) -> Option<&Status> {
+        self.0.last().map(|sample| &sample.status)
+    }
+
+    /// A line over time since `start`, by the fleet's clock, of what it told.
+    pub fn over_time(&self, start: f64, value: impl Fn(&Status) -> u64) -> Vec<(f64, f64)> {
+        let point = |status: &Status| (status.at - start, value(status) as f64);
+        self.0.iter().map(|sample| point(&sample.status)).collect()
+    }
+
+    /// Processor time of the server over time since `start`, seconds.
+    pub fn server_cpu(&self, start: f64) -> Vec<(f64, f64)> {
+        let uses = || self.0.iter().filter_map(|sample| sample.server);
+        let Some(first) = uses().next() else {
+            return Vec::new();
+        };
+        let used = |of: ServerUse| of.cpu.since(first.cpu).as_secs_f64();
+        uses().map(|of| (of.at - start, used(of))).collect()
+    }
+
+    /// Resident memory of the server over the number of connected clients.
+    pub fn memory_by_up(&self) -> Vec<(f64, f64)> {
+        let point = |sample: &Sample| Some((sample.status.up as f64, sample.server?.rss as f64));
+        self.0.iter().filter_map(point).collect()
+    }
+
+    /// Highest resident memory of the server.
+    pub fn peak_rss(&self) -> u64 {
+        let of_server = self.0.iter().filter_map(|sample| sample.server);
+        of_server.map(|of| of.rss).max().unwrap_or(0)
+    }
+
+    /// How long clients were without a session.
+    pub fn took(&self) -> Latencies {
+        let mut latencies = Latencies::new();
+        let all = self.0.iter().flat_map(|sample| &sample.status.took_us);
+        all.for_each(|took| latencies.record(Duration::from_micros(u64::from(*took))));
+        latencies
+    }
+
+    /// The phase in intervals since `start`.
+    pub fn timeline(&self, start: f64) -> Vec<Interval> {
+        let step = self.0.len().div_ceil(POINTS).max(1);
+        let mut before = (start, 0, 0);
+        if let Some(Sample { status, .. }) = self.0.first() {
+            before = (status.at.min(start), status.connected, failed(status));
+        }
+        let mut timeline = Vec::new();
+        for samples in self.0.chunks(step) {
+            let Some(Sample { status, .. }) = samples.last() else {
+                break;
+            };
+            let now = (status.at, status.connected, failed(status));
+            let seconds = now.0 - before.0;
+            if seconds > 0.0 && now.0 > start {
+                let mut took = Latencies::new();
+                let all = samples.iter().flat_map(|sample| &sample.status.took_us);
+                all.for_each(|each| took.record(Duration::from_micros(u64::from(*each))));
+                timeline.push(Interval {
+                    at: now.0 - start,
+                    rate: (now.1 - before.1) as f64 / seconds,
+                    error_rate: (now.2 - before.2) as f64 / seconds,
+                    bytes_per_second: 0.0,
+                    p50: took.quantile(0.5),
+                    p99: took.quantile(0.99),
+                });
+            }
+            before = now;
+        }
+        timeline
+    }
+}
+
+/// What failed between two moments of a fleet, by kind.
+pub fn failures_since(earlier: &Status, later: &Status) -> BTreeMap<String, u64> {
+    let since = later.failures.iter().map(|(kind, times)| {
+        let before = earlier.failures.get(kind).copied().unwrap_or(0);
+        (kind.clone(), times - before)
+    });
+    since.filter(|(_, times)| *times > 0).collect()
+}
+
+/// Counts by kind in one line.
+pub fn kinds(failures: &BTreeMap<String, u64>) -> String {
+    if failures.is_empty() {
+        return "no dial failed".to_owned();
+    }
+    let each = failures
+        .iter()
+        .map(|(kind, times)| format!("{kind} {times}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// The most by which a rising line rose in any stretch of this length, for each second.
+pub fn peak_rate(line: &[(f64, f64)], stretch: f64) -> f64 {
+    let rise = |(index, from): (usize, &(f64, f64))| {
+        let rest = line.get(index..)?;
+        // The two differ by clocks that tick in steps, hence a little less is enough.
+        let far_enough = |to: &&(f64, f64)| to.0 - from.0 >= stretch * 0.999;
+        let to = rest.iter().find(far_enough).or_else(|| rest.last())?;
+        Some((to.1 - from.1) / (to.0 - from.0).max(stretch))
+    };
+    line.iter().enumerate().filter_map(rise).fold(0.0, f64::max)
+}
+
+/// When a line first reached `level`, between its points too; none if it never did.
+pub fn when_reached(line: &[(f64, f64)], level: f64) -> Option<f64> {
+    let at = line.iter().position(|point| point.1 >= level)?;
+    let to = line.get(at)?;
+    match at.checked_sub(1).and_then(|before| line.get(before)) {
+        Some(from) if to.1 > from.1 => {
+            Some(from.0 + (to.0 - from.0) * (level - from.1) / (to.1 - from.1))
+        }
+        _ => Some(to.0),
+    }
+}
+
+/// A line with few enough points to be drawn; its last point stays.
+pub fn thinned(line: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let step = line.len().div_ceil(POINTS).max(1);
+    let mut points: Vec<_> = line.iter().step_by(step).copied().collect();
+    if let (Some(last), Some(end)) = (line.last(), points.last())
+        && last != end
+    {
+        points.push(*last);
+    }
+    points
+}
+
+/// Puts the highest memory that the samples saw into what a meter, which looks less often, saw.
+pub fn raise_peak(usage: &mut BTreeMap<String, Usage>, role: &str, peak: u64) {
+    if let Some(of_role) = usage.get_mut(role) {
+        of_role.peak_rss = of_role.peak_rss.max(peak);
+    }
+}
+
+fn failed(status: &Status) -> u64 {
+    status.failures.values().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at: f64, connected: u64, failed: u64, took_us: &[u32]) -> Sample {
+        let status = Status {
+            at,
+            up: connected,
+            connected,
+            took_us: took_us.to_vec(),
+            failures: BTreeMap::from([("status_503".to_owned(), failed)]),
+            ..Status::default()
+        };
+        Sample {
+            status,
+            server: None,
+        }
+    }
+
+    #[test]
+    fn the_peak_is_what_fits_into_one_second() {
+        let line = [
+            (0.0, 0.0),
+            (0.5, 10.0),
+            (1.0, 300.0),
+            (1.5, 310.0),
+            (3.0, 400.0),
+        ];
+        assert!((peak_rate(&line, 1.0) - 300.0).abs() < 1e-9);
+        // What took less than a second is still no more than that in a second.
+        assert!((peak_rate(&line[..2], 1.0) - 10.0).abs() < 1e-9);
+        assert!(peak_rate(&[], 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_level_is_reached_between_two_points() {
+        let line = [(0.0, 0.0), (1.0, 0.0), (2.0, 10.0), (3.0, 20.0)];
+        for (level, at) in [
+            (0.0, Some(0.0)),
+            (5.0, Some(1.5)),
+            (20.0, Some(3.0)),
+            (21.0, None),
+        ] {
+            assert_eq!(when_reached(&line, level), at);
+        }
+    }
+
+    #[test]
+    fn a_phase_counts_only_what_is_its_own() {
+        // A second phase: 100 were connected and 7 dials had failed before it began.
+        let samples = Samples(vec![
+            sample(9.9, 100, 7, &[]),
+            sample(10.1, 100, 7, &[]),
+            sample(10.5, 120, 9, &[1000, 3000]),
+            sample(11.5, 200, 9, &[2000]),
+        ]);
+        let timeline = samples.timeline(10.0);
+        let rates: Vec<_> = timeline
+            .iter()
+            .map(|interval| interval.rate.round())
+            .collect();
+        assert_eq!(rates, [0.0, 50.0, 80.0]);
+        let errors: f64 = timeline.iter().map(|interval| interval.error_rate).sum();
+        assert!((errors - 5.0).abs() < 1e-6, "{errors}");
+        assert_eq!(samples.took().count(), 3);
+        let (first, last) = (sample(0.0, 0, 7, &[]).status, samples.last().unwrap());
+        assert_eq!(kinds(&failures_since(&first, last)), "status_503 2");
+        assert_eq!(kinds(&failures_since(last, last)), "no dial failed");
+    }
+
+    #[test]
+    fn a_thinned_line_keeps_its_end() {
+        let line: Vec<_> = (0..1234).map(|at| (f64::from(at), 0.0)).collect();
+        let few = thinned(&line);
+        assert!(
+            few.len() <= POINTS + 1 && few.last() == line.last(),
+            "{}",
+            few.len()
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! One plain proxy hop: the least that a proxy that understands HTTP can do.
+//!
+//! A yardstick, not a tunnel: hyper's HTTP/1.1 server and client on one thread, requests and
+//! answers handed through as they are. It checks nothing, encrypts nothing, limits nothing, so never
+//! put it in front of anything real. Each client connection has its own connection to the upstream.
+
+use std::{
+    cell::RefCell,
+    io::{self, Write},
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use http::{Request, Response};
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{SendRequest, handshake},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::{Builder, LocalOptions},
+    task::JoinSet,
+    time::sleep,
+};
+
+/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Flags of `loadtest hop`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Where to listen
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8001")]
+    pub listen: SocketAddr,
+    /// Where requests go
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000")]
+    pub upstream: SocketAddr,
+}
+
+/// Serves until the process ends. Says where it listens in one line on standard output.
+///
+/// # Errors
+/// It cannot listen there.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default())
+        .context("cannot start")?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(args.listen).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
+        let address = listener.local_addr()?;
+        let mut out = io::stdout().lock();
+        writeln!(out, "listening on http://{address}")?;
+        out.flush()?;
+        drop(out);
+        serve(listener, args.upstream).await;
+        Ok(())
+    })
+}
+
+/// Serves for ever, on a local runtime.
+pub async fn serve(listener: TcpListener, upstream: SocketAddr) {
+    let mut connections = JoinSet::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn_local(connection(stream, upstream));
+            }
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connection(stream: TcpStream, upstream: SocketAddr) {
+    // It fails only on a socket that is already dead, which the first write tells.
+    drop(stream.set_nodelay(true));
+    let line = Rc::new(RefCell::new(None));
+    let service = service_fn(move |request| forward(line.clone(), upstream, request));
+    // A failure at either side closes both, which is all that a client needs to know here.
+    drop(
+        http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await,
+    );
+}
+
+/// The connection to the upstream, and the task that moves its bytes.
+struct Line {
+    sender: SendRequest<Incoming>,
+    _driver: JoinSet<()>,
+}
+
+async fn forward(
+    line: Rc<RefCell<Option<Line>>>,
+    upstream: SocketAddr,
+    request: Request<Incoming>,
+) -> anyhow::Result<Response<Incoming>> {
+    // The requests of a connection come one after another, so nobody else wants it meanwhile.
+    let resting = line
+        .borrow_mut()
+        .take()
+        .filter(|line| !line.sender.is_closed());
+    let mut current = match resting {
+        Some(resting) => resting,
+        None => connect(upstream).await?,
+    };
+    current.sender.ready().await?;
+    let answer = current.sender.send_request(request).await?;
+    // Its content may still be on its way; the next request waits until it has come.
+    *line.borrow_mut() = Some(current);
+    Ok(answer)
+}
+
+async fn connect(upstream: SocketAddr) -> anyhow::Result<Line> {
+    let stream = TcpStream::connect(upstream).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    let mut driver = JoinSet::new();
+    driver.spawn_local(async move {
+        // Whoever waits for an answer is told the error.
+        drop(connection.await);
+    });
+    Ok(Line {
+        sender,
+        _driver: driver,
+    })
+}

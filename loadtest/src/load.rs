@@ -1,0 +1,310 @@
+//! Runs workers on threads of their own and measures what they do.
+//!
+//! A [`Load`] has groups of workers. A worker is a task that first makes its connection, then says
+//! that it is [`Worker::ready`] and gets the [`Window`], and then works until the window is over.
+//! The measured stretch begins when all are ready and the warm-up has passed. The threads do
+//! nothing but load; usage, progress and merging are the control thread's.
+//!
+//! [`closed`] and [`open`] are the two usual ways to work: the next request when the last has
+//! ended, or when it is due.
+
+pub mod closed;
+mod observed;
+pub mod open;
+mod outcome;
+mod pacer;
+mod thread;
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, sleep_until},
+};
+
+use crate::{
+    load::observed::Observed,
+    measure::{Collector, Recorder, Window, errors::Failure, timeline, usage::Roles},
+    progress::{Live, Progress},
+};
+
+pub use outcome::Outcome;
+pub use pacer::Schedule;
+pub use thread::ThreadUse;
+
+/// How many interval reports of threads may wait for the control thread.
+const REPORTS: usize = 64;
+
+/// Flags that say how long and how much, the same in all scenarios that send requests.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
+pub struct LoadArgs {
+    /// How long to measure
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub duration: Duration,
+    /// How long to run before measuring begins
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
+    pub warm_up: Duration,
+    /// Longest time for one request, and for making a connection
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// Threads that make the load; each is a core that the target does not get
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: u16,
+}
+
+/// How long to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    /// Before measuring begins.
+    pub warm_up: Duration,
+    /// Of the window.
+    pub duration: Duration,
+    /// Longest time for one request, and for workers to get ready; those that are late join late.
+    pub timeout: Duration,
+}
+
+impl LoadArgs {
+    /// The stretch that these flags ask for.
+    pub fn stretch(&self) -> Stretch {
+        Stretch {
+            warm_up: self.warm_up,
+            duration: self.duration,
+            timeout: self.timeout,
+        }
+    }
+}
+
+/// What a target is asked over and over: how to connect, and one request and its answer.
+pub trait Client: Send + Sync + 'static {
+    /// A connection; it stays on its thread.
+    type Connection: 'static;
+
+    /// Makes a connection for the worker with this number.
+    fn connect(&self, worker: usize) -> impl Future<Output = Result<Self::Connection, Failure>>;
+
+    /// Does one request and takes the whole answer.
+    fn exchange(
+        &self,
+        connection: &mut Self::Connection,
+    ) -> impl Future<Output = Result<Moved, Failure>>;
+
+    /// Whether the connection may carry the next request; else it is made anew, as part of that.
+    /// A peer may close what rests, and that is no failure.
+    fn is_open(connection: &mut Self::Connection) -> bool {
+        let _ = connection;
+        true
+    }
+}
+
+/// Body bytes of one request and its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Sent.
+    pub up: u64,
+    /// Received.
+    pub down: u64,
+}
+
+/// When the next request starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// When the last one on the connection has ended.
+    Closed,
+    /// When it is due: so many a second, over all connections.
+    Open(f64),
+}
+
+/// One worker of a group, on its thread.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its number within the group, from zero.
+    pub index: usize,
+    /// Longest time for one request.
+    pub timeout: Duration,
+    /// Where it records.
+    pub recorder: Recorder,
+    schedule: Option<Schedule>,
+    window: watch::Receiver<Option<Window>>,
+    ready: Option<mpsc::Sender<()>>,
+}
+
+impl Worker {
+    /// Says that this worker could start, and waits until all can. Gives the window; the warm-up
+    /// begins with it. Whoever has no connection yet calls this too, and tries again afterwards.
+    pub async fn ready(&mut self) -> Window {
+        // Dropping the sender is the message: control waits until all are gone.
+        self.ready = None;
+        let window = match self.window.wait_for(Option::is_some).await {
+            Ok(window) => *window,
+            Err(_) => None,
+        };
+        // Without a window the run was abandoned, and nothing counts.
+        let window = window.unwrap_or_else(|| Window::from_now(Duration::ZERO, Duration::ZERO));
+        self.recorder.open(window);
+        window
+    }
+
+    /// When requests are due, in a group with a rate.
+    pub fn schedule(&self) -> Option<&Schedule> {
+        self.schedule.as_ref()
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Workers that do the same and are recorded together.
+pub(crate) struct Group {
+    name: String,
+    workers: usize,
+    rate: Option<f64>,
+    work: Box<dyn Fn(Worker) -> Task + Send + Sync>,
+}
+
+/// What to run: groups of workers, for how long, on how many threads.
+pub struct Load {
+    stretch: Stretch,
+    threads: usize,
+    groups: Vec<Group>,
+}
+
+impl std::fmt::Debug for Load {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.groups.iter().map(|group| &group.name).collect();
+        formatter.debug_tuple("Load").field(&names).finish()
+    }
+}
+
+impl Load {
+    /// Without groups yet.
+    pub fn new(stretch: Stretch, threads: usize) -> Self {
+        Self {
+            stretch,
+            threads: threads.max(1),
+            groups: Vec::new(),
+        }
+    }
+
+    /// Adds workers that each run `work`.
+    pub fn group<F, Fut>(&mut self, name: impl Into<String>, workers: usize, work: F)
+    where
+        F: Fn(Worker) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + 'static,
+    {
+        self.groups.push(Group {
+            name: name.into(),
+            workers,
+            rate: None,
+            work: Box::new(move |worker| Box::pin(work(worker))),
+        });
+    }
+
+    /// Adds workers that send requests of `client`, each over a connection of its own.
+    pub fn requests<C: Client>(
+        &mut self,
+        name: impl Into<String>,
+        connections: usize,
+        pace: Pace,
+        client: Arc<C>,
+    ) {
+        match pace {
+            Pace::Closed => {
+                self.group(name, connections, move |worker| {
+                    closed::work(client.clone(), worker)
+                });
+            }
+            Pace::Open(rate) => {
+                self.group(name, connections, move |worker| {
+                    open::work(client.clone(), worker)
+                });
+                if let Some(group) = self.groups.last_mut() {
+                    group.rate = Some(rate);
+                }
+            }
+        }
+    }
+
+    /// Runs all groups at once, until the window is over and the last answer has come. Dropping
+    /// the future ends the threads.
+    ///
+    /// # Errors
+    /// When a thread cannot be started, or ends before it should.
+    pub async fn run(self, progress: &Progress, roles: &Roles) -> anyhow::Result<Outcome> {
+        let Stretch {
+            warm_up,
+            duration,
+            timeout,
+        } = self.stretch;
+        let interval = timeline::interval(duration);
+        // A thread without workers would only be waited for.
+        let most = self.groups.iter().map(|group| group.workers).max();
+        let threads = self.threads.min(most.unwrap_or(1)).max(1);
+        let collector = |group: &Group| Collector::new(group.name.clone(), interval, threads);
+        let mut collectors: Vec<_> = self.groups.iter().map(collector).collect();
+
+        let (reports, mut told) = mpsc::channel(REPORTS);
+        let (opening, window) = watch::channel(None);
+        let (ready, mut all_ready) = mpsc::channel::<()>(1);
+        let groups = Arc::new(self.groups);
+        let start = thread::Start {
+            groups,
+            threads,
+            interval,
+            timeout,
+            window,
+            ready,
+            reports,
+        };
+        let threads = thread::Threads::start(start)?;
+
+        progress.message("connecting");
+        drop(tokio::time::timeout(timeout, all_ready.recv()).await);
+        let window = Window::from_now(warm_up, duration);
+        opening.send_replace(Some(window));
+
+        let mut observed = Observed::new(roles);
+        let begin = sleep_until(window.begin);
+        let end = sleep_until(window.end);
+        let mut tick = tokio::time::interval(interval);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        tokio::pin!(begin, end);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut begin, if observed.is_waiting() => observed.begin(),
+                () = &mut end, if observed.is_on() => observed.end(),
+                _ = tick.tick() => {
+                    observed.sample();
+                    progress.update(&Live::of(&collectors, &window));
+                }
+                told = told.recv() => match told {
+                    Some(report) => collect(&mut collectors, report),
+                    None => break,
+                },
+            }
+        }
+        // Threads may see the window's end first, or have had no more to do before it.
+        observed.end();
+        let threads = threads.join()?;
+        let seconds = match Instant::now() {
+            now if now >= window.end => duration,
+            now => now.saturating_duration_since(window.begin),
+        };
+        // Whatever is divided by it, there is little of it.
+        let seconds = seconds.as_secs_f64().max(1e-3);
+        let recordings = collectors
+            .into_iter()
+            .map(|collector| collector.finish(seconds));
+        Ok(Outcome {
+            recordings: recordings.collect(),
+            usage: observed.usage(),
+            threads,
+        })
+    }
+}
+
+fn collect(collectors: &mut [Collector], report: thread::Report) {
+    if let Some(collector) = collectors.get_mut(report.group) {
+        collector.add(report.interval, &report.slice);
+    }
+}

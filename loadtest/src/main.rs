@@ -1,0 +1,14 @@
+//! The program `loadtest`: parses the command line, measures, and ends with an exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use loadtest::{cli::Cli, run};
+
+// The load generator shares the machine with what it measures, so it must be light.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    run::execute(Cli::parse())
+}

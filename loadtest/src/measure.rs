@@ -1,0 +1,326 @@
+//! What is recorded while a load runs: latencies, errors by kind, bytes, and what programs used.
+//!
+//! Workers on a load thread share one [`Recorder`] for each group: no atomics, no locks, one
+//! histogram. At the end of each interval the thread hands over a [`Slice`]; the control thread
+//! merges slices into a [`Recording`]. Only what began within the [`Window`] counts, whenever it
+//! ended: nothing is lost at the edges, and the warm-up never shows.
+
+pub mod errors;
+pub mod latency;
+pub mod timeline;
+pub mod usage;
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt, mem,
+    rc::Rc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    measure::{
+        errors::{Errors, Kind},
+        latency::Latencies,
+        timeline::Timeline,
+    },
+    report::{Interval, Run},
+};
+
+/// The measured stretch of time; the warm-up lies before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// When the warm-up began and workers may start.
+    pub start: Instant,
+    /// When measuring begins.
+    pub begin: Instant,
+    /// When measuring ends; nothing new starts from here on.
+    pub end: Instant,
+}
+
+impl Window {
+    /// The window that starts now.
+    pub fn from_now(warm_up: Duration, duration: Duration) -> Self {
+        let start = Instant::now();
+        let begin = start + warm_up;
+        Self {
+            start,
+            begin,
+            end: begin + duration,
+        }
+    }
+
+    /// Whether something that began at `instant` counts.
+    pub fn contains(&self, instant: Instant) -> bool {
+        self.begin <= instant && instant < self.end
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.end
+    }
+}
+
+/// What happened in one interval, on one thread, in one group.
+#[derive(Debug)]
+pub struct Slice {
+    /// Requests that ended well.
+    pub completed: u64,
+    /// Body bytes sent.
+    pub bytes_up: u64,
+    /// Body bytes received.
+    pub bytes_down: u64,
+    /// How long they took.
+    pub latencies: Latencies,
+    /// What failed.
+    pub errors: Errors,
+    /// Requests that this program sent late although a connection was free (open loop).
+    pub late: u64,
+}
+
+impl Slice {
+    fn new() -> Self {
+        Self {
+            completed: 0,
+            bytes_up: 0,
+            bytes_down: 0,
+            latencies: Latencies::new(),
+            errors: Errors::default(),
+            late: 0,
+        }
+    }
+
+    /// Adds what `other` holds.
+    pub fn merge(&mut self, other: &Self) {
+        self.completed += other.completed;
+        self.bytes_up += other.bytes_up;
+        self.bytes_down += other.bytes_down;
+        self.latencies.merge(&other.latencies);
+        self.errors.merge(&other.errors);
+        self.late += other.late;
+    }
+
+    fn clear(&mut self) {
+        self.completed = 0;
+        self.bytes_up = 0;
+        self.bytes_down = 0;
+        self.latencies.clear();
+        self.errors.clear();
+        self.late = 0;
+    }
+}
+
+impl Default for Slice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where the workers of one group on one thread write to. Cheap to clone.
+#[derive(Clone)]
+pub struct Recorder {
+    window: Rc<Cell<Option<Window>>>,
+    slice: Rc<RefCell<Slice>>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Recorder")
+    }
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recorder {
+    /// One that records nothing before it knows the window.
+    pub fn new() -> Self {
+        Self {
+            window: Rc::new(Cell::new(None)),
+            slice: Rc::new(RefCell::new(Slice::new())),
+        }
+    }
+
+    /// Says what counts.
+    pub fn open(&self, window: Window) {
+        self.window.set(Some(window));
+    }
+
+    /// A request (message, call) ended well: its latency is from `begun` to now.
+    pub fn completed(&self, begun: Instant, bytes_up: u64, bytes_down: u64) {
+        if self.counts(begun) {
+            let latency = begun.elapsed();
+            let mut slice = self.slice.borrow_mut();
+            slice.completed += 1;
+            slice.bytes_up += bytes_up;
+            slice.bytes_down += bytes_down;
+            slice.latencies.record(latency);
+        }
+    }
+
+    /// Something whose delay was measured elsewhere arrived now, such as an event.
+    pub fn sample(&self, delay: Duration, bytes_down: u64) {
+        if self.counts(Instant::now()) {
+            let mut slice = self.slice.borrow_mut();
+            slice.completed += 1;
+            slice.bytes_down += bytes_down;
+            slice.latencies.record(delay);
+        }
+    }
+
+    /// Body bytes moved now, within something that is not over yet.
+    pub fn bytes(&self, up: u64, down: u64) {
+        if self.counts(Instant::now()) {
+            let mut slice = self.slice.borrow_mut();
+            slice.bytes_up += up;
+            slice.bytes_down += down;
+        }
+    }
+
+    /// What began (or was due) at `begun` failed.
+    pub fn failed(&self, begun: Instant, kind: Kind) {
+        self.failed_times(begun, kind, 1);
+    }
+
+    /// So many that were due at `begun` failed alike.
+    pub fn failed_times(&self, begun: Instant, kind: Kind, times: u64) {
+        if self.counts(begun) {
+            self.slice.borrow_mut().errors.add(kind, times);
+        }
+    }
+
+    /// What was due at `due` is sent late, and not for want of a connection.
+    pub fn late(&self, due: Instant) {
+        if self.counts(due) {
+            self.slice.borrow_mut().late += 1;
+        }
+    }
+
+    /// Hands over what was recorded since the last time. `spare` takes its place.
+    pub fn take(&self, mut spare: Slice) -> Slice {
+        spare.clear();
+        mem::replace(&mut self.slice.borrow_mut(), spare)
+    }
+
+    fn counts(&self, begun: Instant) -> bool {
+        self.window
+            .get()
+            .is_some_and(|window| window.contains(begun))
+    }
+}
+
+/// Everything that one group recorded.
+#[derive(Debug)]
+pub struct Recording {
+    /// The group's name.
+    pub name: String,
+    /// Length of the window, seconds.
+    pub seconds: f64,
+    /// The sum of all slices.
+    pub total: Slice,
+    /// One entry for each interval.
+    pub timeline: Vec<Interval>,
+}
+
+impl Recording {
+    /// This recording as a run of a report. What programs used is filled in by the caller.
+    pub fn into_run(self, name: impl Into<String>) -> Run {
+        Run {
+            name: name.into(),
+            seconds: self.seconds,
+            completed: self.total.completed,
+            rate: self.total.completed as f64 / self.seconds,
+            bytes_up: self.total.bytes_up,
+            bytes_down: self.total.bytes_down,
+            latency: self.total.latencies.summary(),
+            errors: self.total.errors.by_name(),
+            usage: Default::default(),
+            cpu_us_per_request: None,
+            timeline: self.timeline,
+            generator_bound: false,
+        }
+    }
+}
+
+/// Merges the slices of all threads of one group.
+#[derive(Debug)]
+pub struct Collector {
+    name: String,
+    total: Slice,
+    timeline: Timeline,
+}
+
+impl Collector {
+    /// An empty one, for intervals of this length.
+    pub fn new(name: String, interval: Duration, threads: usize) -> Self {
+        Self {
+            name,
+            total: Slice::new(),
+            timeline: Timeline::new(interval, threads),
+        }
+    }
+
+    /// Takes what one thread recorded in the interval with this number.
+    pub fn add(&mut self, interval: usize, slice: &Slice) {
+        self.total.merge(slice);
+        self.timeline.add(interval, slice);
+    }
+
+    /// What was collected so far.
+    pub fn total(&self) -> &Slice {
+        &self.total
+    }
+
+    /// The last interval that all threads have told about.
+    pub fn last(&self) -> Option<&Interval> {
+        self.timeline.last()
+    }
+
+    /// All of it, over a window of this many seconds.
+    pub fn finish(self, seconds: f64) -> Recording {
+        Recording {
+            name: self.name,
+            seconds,
+            total: self.total,
+            timeline: self.timeline.finish(seconds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_began_within_the_window_counts() {
+        let recorder = Recorder::new();
+        let begun = Instant::now();
+        recorder.completed(begun, 1, 1);
+        let window = Window::from_now(SECOND, SECOND);
+        recorder.open(window);
+        let half = SECOND / 2;
+        for (begins, counts) in [(half, 0), (half * 3, 1), (half * 5, 0)] {
+            let begun = window.start + begins;
+            tokio::time::sleep_until(begun + SECOND).await;
+            recorder.completed(begun, 10, 20);
+            recorder.failed(begun, Kind::Timeout);
+            let slice = recorder.take(Slice::default());
+            assert_eq!(slice.completed, counts, "begun after {begins:?}");
+            assert_eq!(slice.errors.total(), counts);
+            assert_eq!(
+                (slice.bytes_up, slice.bytes_down),
+                (10 * counts, 20 * counts)
+            );
+            if counts > 0 {
+                let latency = slice.latencies.quantile(0.5);
+                assert!((latency - 1.0).abs() < 0.002, "{latency}");
+            }
+        }
+    }
+}

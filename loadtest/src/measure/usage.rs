@@ -1,0 +1,331 @@
+//! What programs use: processor time and resident memory, by role, children included.
+//!
+//! Comes from `/proc`. A role is what a process is to the measurement (`load generator`, `tunnel
+//! server`, `nginx`); it may have many processes, and each process's descendants count with it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs, io,
+    path::Path,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::report::Usage;
+
+/// The role of this program itself.
+pub const GENERATOR: &str = "load generator";
+
+/// The role of the sample upstream.
+pub const UPSTREAM: &str = "upstream";
+
+/// The role of the tunnel server that this program started.
+pub const TUNNEL_SERVER: &str = "tunnel server";
+
+/// The role of the tunnel client that this program started.
+pub const TUNNEL_CLIENT: &str = "tunnel client";
+
+/// Processes by what they are to the measurement.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roles {
+    processes: BTreeMap<String, Vec<u32>>,
+}
+
+impl Roles {
+    /// This program alone.
+    pub fn generator() -> Self {
+        let mut roles = Self::default();
+        roles.add(GENERATOR, std::process::id());
+        roles
+    }
+
+    /// Adds a process.
+    pub fn add(&mut self, role: impl Into<String>, pid: u32) {
+        self.processes.entry(role.into()).or_default().push(pid);
+    }
+
+    /// Adds all processes of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        for (role, pids) in &other.processes {
+            let ours = self.processes.entry(role.clone()).or_default();
+            ours.extend(
+                pids.iter()
+                    .filter(|pid| !ours.contains(pid))
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
+        }
+    }
+
+    /// The processes of each role, with all that descend from them.
+    fn families(&self) -> BTreeMap<String, Vec<u32>> {
+        let children = children();
+        let families = self.processes.iter();
+        families
+            .map(|(role, roots)| (role.clone(), family(roots, &children)))
+            .collect()
+    }
+
+    /// Whether a process besides the load generator and the upstream is known.
+    pub fn has_target(&self) -> bool {
+        self.processes.keys().any(|role| is_target(role))
+    }
+}
+
+/// Whether this role's processor time belongs to what is measured.
+pub fn is_target(role: &str) -> bool {
+    role != GENERATOR && role != UPSTREAM
+}
+
+/// Processor time of the target's roles for each completed request, microseconds.
+pub fn cpu_us_per_request(usage: &BTreeMap<String, Usage>, completed: u64) -> Option<f64> {
+    let target = || usage.iter().filter(|(role, _)| is_target(role));
+    if completed == 0 || target().next().is_none() {
+        return None;
+    }
+    let seconds: f64 = target().map(|(_, usage)| usage.cpu_seconds).sum();
+    Some(seconds * 1e6 / completed as f64)
+}
+
+/// Reads the usage of all roles between its start and its end.
+#[derive(Debug)]
+pub struct Meter {
+    roles: Roles,
+    first: HashMap<u32, Cpu>,
+    last: HashMap<u32, Cpu>,
+    peak: BTreeMap<String, u64>,
+    now: BTreeMap<String, (usize, u64)>,
+    ever: BTreeMap<String, BTreeSet<u32>>,
+    families: Option<(Instant, BTreeMap<String, Vec<u32>>)>,
+}
+
+/// How long the list of a process's children is believed: making it means to read all of `/proc`.
+const BELIEVED: Duration = Duration::from_secs(1);
+
+impl Meter {
+    /// Starts to count: what was used before does not matter.
+    pub fn start(roles: Roles) -> Self {
+        let mut meter = Self {
+            roles,
+            first: HashMap::new(),
+            last: HashMap::new(),
+            peak: BTreeMap::new(),
+            now: BTreeMap::new(),
+            ever: BTreeMap::new(),
+            families: None,
+        };
+        meter.sample();
+        meter.first = meter.last.clone();
+        meter
+    }
+
+    /// Looks at all processes now, so that peaks are seen and short-lived children are known.
+    pub fn sample(&mut self) {
+        let now = Instant::now();
+        let (found, families) = match self.families.take() {
+            Some((found, families)) if now - found < BELIEVED => (found, families),
+            _ => (now, self.roles.families()),
+        };
+        for (role, pids) in &families {
+            let mut count = 0;
+            let mut memory = 0;
+            for &pid in pids {
+                let Some(cpu) = Cpu::of(pid) else { continue };
+                count += 1;
+                memory += resident(pid).unwrap_or(0);
+                self.last.insert(pid, cpu);
+            }
+            self.now.insert(role.clone(), (count, memory));
+            let peak = self.peak.entry(role.clone()).or_insert(0);
+            *peak = memory.max(*peak);
+            self.ever.entry(role.clone()).or_default().extend(pids);
+        }
+        self.families = Some((found, families));
+    }
+
+    /// Looks for the last time, and gives each role's use since the start.
+    pub fn finish(mut self) -> BTreeMap<String, Usage> {
+        self.families = None;
+        self.sample();
+        let mut usage = BTreeMap::new();
+        for (role, pids) in &self.ever {
+            let (processes, rss) = self.now.get(role).copied().unwrap_or((0, 0));
+            let cpu = pids.iter().filter_map(|pid| {
+                let last = self.last.get(pid)?;
+                let first = self.first.get(pid).copied().unwrap_or_default();
+                Some(last.since(first))
+            });
+            let entry = Usage {
+                processes,
+                cpu_seconds: cpu.sum::<Duration>().as_secs_f64(),
+                peak_rss: self.peak.get(role).copied().unwrap_or(0),
+                rss,
+            };
+            usage.insert(role.clone(), entry);
+        }
+        usage
+    }
+}
+
+/// Processor time of a process since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// User and system time of all its threads, those that ended too; in steps of 10 ms.
+    coarse: Duration,
+    /// The same of the threads that live, to the nanosecond.
+    fine: Duration,
+}
+
+impl Cpu {
+    /// What the process has used so far; none when it is gone.
+    pub fn of(pid: u32) -> Option<Self> {
+        let directory = format!("/proc/{pid}");
+        let stat = fs::read_to_string(format!("{directory}/stat")).ok()?;
+        let tasks = fs::read_dir(format!("{directory}/task")).ok()?;
+        let fine = tasks
+            .flatten()
+            .filter_map(|task| scheduled(&task.path()).map(|(ran, _)| ran))
+            .sum();
+        Some(Self {
+            coarse: coarse(&stat)?,
+            fine,
+        })
+    }
+
+    /// What was used between `earlier` and this.
+    pub fn since(self, earlier: Self) -> Duration {
+        let coarse = self.coarse.saturating_sub(earlier.coarse);
+        let fine = self.fine.saturating_sub(earlier.fine);
+        // Threads that ended are missing from the fine count, and some kernels have none: then the
+        // coarse one, whose steps are 10 ms for each of user and system time, knows better.
+        let step = Duration::from_millis(40);
+        if fine + step < coarse { coarse } else { fine }
+    }
+}
+
+/// How long a thread ran, and how long it waited for a processor though it could have run.
+///
+/// `directory` is the thread's directory in `/proc`.
+pub fn scheduled(directory: &Path) -> Option<(Duration, Duration)> {
+    let text = fs::read_to_string(directory.join("schedstat")).ok()?;
+    let mut fields = text.split_ascii_whitespace();
+    let mut next = || fields.next()?.parse().ok().map(Duration::from_nanos);
+    Some((next()?, next()?))
+}
+
+fn coarse(stat: &str) -> Option<Duration> {
+    // The name in brackets may contain anything, so fields are counted from its end.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let each = rustix::param::clock_ticks_per_second().max(1);
+    Some(Duration::from_secs_f64(ticks as f64 / each as f64))
+}
+
+/// Resident memory of a process, bytes.
+pub fn resident(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// Whether the process is there and its use can be read.
+///
+/// # Errors
+/// Says why not.
+pub fn check(pid: u32) -> io::Result<()> {
+    fs::read_to_string(format!("/proc/{pid}/stat")).map(drop)
+}
+
+/// All processes, by the process that started them.
+fn children() -> HashMap<u32, Vec<u32>> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return children;
+    };
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        let parent = stat.ok().and_then(|stat| {
+            let fields = stat.rsplit_once(')')?.1;
+            fields.split_ascii_whitespace().nth(1)?.parse().ok()
+        });
+        if let Some(parent) = parent {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    children
+}
+
+/// The processes themselves and their descendants. This program's children have roles of their
+/// own, so they do not count as its family.
+fn family(roots: &[u32], children: &HashMap<u32, Vec<u32>>) -> Vec<u32> {
+    let own = std::process::id();
+    let mut found: Vec<u32> = Vec::new();
+    let mut open = roots.to_vec();
+    while let Some(pid) = open.pop() {
+        if found.contains(&pid) {
+            continue;
+        }
+        found.push(pid);
+        if pid != own {
+            open.extend(children.get(&pid).into_iter().flatten());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn counts_what_a_child_of_a_process_uses() {
+        // The shell waits; its child burns.
+        let script =
+            "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; sleep 60) & wait";
+        let mut shell = Command::new("sh")
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut roles = Roles::default();
+        roles.add("burner", shell.id());
+        let meter = Meter::start(roles);
+        let mut line = String::new();
+        let output = shell.stdout.take().unwrap();
+        io::BufRead::read_line(&mut io::BufReader::new(output), &mut line).unwrap();
+        let usage = meter.finish();
+        let pids = family(&[shell.id()], &children());
+        for pid in pids.iter().rev() {
+            drop(Command::new("kill").arg(pid.to_string()).status());
+        }
+        drop(shell.wait());
+        let burner = &usage["burner"];
+        assert!(burner.processes >= 2, "{burner:?}");
+        assert!(burner.cpu_seconds > 0.0 && burner.rss > 0, "{burner:?}");
+    }
+
+    #[test]
+    fn the_cost_of_a_request_is_that_of_the_target() {
+        let used = |cpu_seconds| Usage {
+            processes: 1,
+            cpu_seconds,
+            peak_rss: 0,
+            rss: 0,
+        };
+        let mut usage = BTreeMap::from([
+            (GENERATOR.to_owned(), used(5.0)),
+            (UPSTREAM.to_owned(), used(3.0)),
+        ]);
+        assert_eq!(cpu_us_per_request(&usage, 1000), None);
+        usage.insert(TUNNEL_SERVER.to_owned(), used(0.02));
+        usage.insert(TUNNEL_CLIENT.to_owned(), used(0.01));
+        let cost = cpu_us_per_request(&usage, 1000).unwrap();
+        assert!((cost - 30.0).abs() < 1e-6, "{cost}");
+    }
+}

@@ -1,0 +1,202 @@
+//! How scenarios put a report together: its frame, its settings, and the charts that all share.
+
+use std::{fmt, fs, thread, time::SystemTime};
+
+use crate::{
+    load::{LoadArgs, Outcome},
+    report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Unit},
+};
+
+impl Report {
+    /// One without figures yet, that begins now.
+    pub fn new(scenario: &str, title: impl Into<String>) -> Self {
+        Self {
+            scenario: scenario.to_owned(),
+            title: title.into(),
+            started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: Machine::here(),
+            settings: Vec::new(),
+            runs: Vec::new(),
+            tables: Vec::new(),
+            charts: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds a setting, by the name of its flag.
+    pub fn setting(&mut self, name: &str, value: impl fmt::Display) {
+        self.settings.push(Setting {
+            name: name.to_owned(),
+            value: value.to_string(),
+        });
+    }
+
+    /// Adds the settings of [`LoadArgs`].
+    pub fn load_settings(&mut self, load: &LoadArgs) {
+        self.setting("duration", humantime::format_duration(load.duration));
+        self.setting("warm-up", humantime::format_duration(load.warm_up));
+        self.setting("timeout", humantime::format_duration(load.timeout));
+        self.setting("threads", load.threads);
+    }
+
+    /// Adds a run for each group of a load, and what to know about them.
+    pub fn add(&mut self, outcome: Outcome) {
+        let (runs, notes) = outcome.into_runs();
+        self.runs.extend(runs);
+        self.notes.extend(notes);
+    }
+
+    /// Adds what a reader should know.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(Note {
+            level: Level::Info,
+            text: text.into(),
+        });
+    }
+
+    /// Adds what takes worth from the figures.
+    pub fn warn(&mut self, text: impl Into<String>) {
+        self.notes.push(Note::warning(text));
+    }
+
+    /// Adds the charts that fit any runs: latency by percentile, rate and latency over time.
+    pub fn add_standard_charts(&mut self) {
+        let charts = [
+            latency_chart(&self.runs),
+            rate_chart(&self.runs),
+            latency_over_time_chart(&self.runs),
+        ];
+        self.charts.extend(charts.into_iter().flatten());
+    }
+
+    /// Whether anything at all was completed.
+    pub fn has_completed(&self) -> bool {
+        self.runs
+            .iter()
+            .any(|run| run.completed > 0 || run.bytes_down > 0 || run.bytes_up > 0)
+            || (self.runs.is_empty() && !self.tables.is_empty())
+    }
+}
+
+impl Note {
+    /// One that takes worth from the figures.
+    pub fn warning(text: impl Into<String>) -> Self {
+        Self {
+            level: Level::Warning,
+            text: text.into(),
+        }
+    }
+}
+
+impl Axis {
+    /// One of these three.
+    pub fn new(label: &str, unit: Unit, scale: Scale) -> Self {
+        Self {
+            label: label.to_owned(),
+            unit,
+            scale,
+        }
+    }
+}
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Self {
+        let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = processor.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == "model name").then(|| value.trim().to_owned())
+        });
+        let system = rustix::system::uname();
+        let name = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        Self {
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            processor: model.unwrap_or_else(|| name(system.machine())),
+            system: format!("{} {}", name(system.sysname()), name(system.release())),
+        }
+    }
+}
+
+/// Latency by percentile, a line for each run; none when nothing has latencies.
+pub fn latency_chart(runs: &[Run]) -> Option<Chart> {
+    let series = series(runs, |run| match &run.latency {
+        // A point at one has no place on a scale of nines.
+        Some(latency) => latency
+            .curve
+            .iter()
+            .filter(|(at, _)| *at < 1.0)
+            .copied()
+            .collect(),
+        None => Vec::new(),
+    });
+    chart(
+        "Latency by percentile",
+        Axis::new("percentile", Unit::Quantile, Scale::Tail),
+        Axis::new("latency", Unit::Seconds, Scale::Log),
+        series,
+    )
+}
+
+/// What was completed over time, a line for each run.
+pub fn rate_chart(runs: &[Run]) -> Option<Chart> {
+    let series = series(runs, |run| {
+        run.timeline
+            .iter()
+            .map(|interval| (interval.at, interval.rate))
+            .collect()
+    });
+    chart(
+        "Completed over time",
+        Axis::new("time", Unit::Seconds, Scale::Linear),
+        Axis::new("completed", Unit::PerSecond, Scale::Linear),
+        series,
+    )
+}
+
+/// Bytes over time, a line for each run.
+pub fn throughput_chart(runs: &[Run]) -> Option<Chart> {
+    let series = series(runs, |run| {
+        let point = |interval: &super::Interval| (interval.at, interval.bytes_per_second);
+        run.timeline.iter().map(point).collect()
+    });
+    chart(
+        "Throughput over time",
+        Axis::new("time", Unit::Seconds, Scale::Linear),
+        Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear),
+        series,
+    )
+}
+
+/// The 99th percentile over time, a line for each run.
+pub fn latency_over_time_chart(runs: &[Run]) -> Option<Chart> {
+    let series = series(runs, |run| {
+        let measured = run.timeline.iter().filter(|interval| interval.p99 > 0.0);
+        measured
+            .map(|interval| (interval.at, interval.p99))
+            .collect()
+    });
+    chart(
+        "99th percentile over time",
+        Axis::new("time", Unit::Seconds, Scale::Linear),
+        Axis::new("latency", Unit::Seconds, Scale::Log),
+        series,
+    )
+}
+
+fn series(runs: &[Run], points: impl Fn(&Run) -> Vec<(f64, f64)>) -> Vec<Series> {
+    let all = runs.iter().map(|run| Series {
+        name: run.name.clone(),
+        points: points(run),
+    });
+    all.filter(|series| !series.points.is_empty()).collect()
+}
+
+fn chart(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Option<Chart> {
+    (!series.is_empty()).then(|| Chart {
+        title: title.to_owned(),
+        x,
+        y,
+        series,
+    })
+}

@@ -1,0 +1,73 @@
+//! What a scenario is: flags, and a function that measures and gives a [`Report`].
+//!
+//! To add one: a file in `scenario/` with `Args` and `run`, a line in [`Scenario`] and a line in
+//! [`Scenario::run`].
+
+pub mod bulk;
+pub mod compare;
+mod composition;
+mod connection;
+pub mod fairness;
+pub mod grpc;
+pub mod http;
+pub mod rounds;
+pub mod scale;
+pub mod sse;
+pub mod storm;
+pub mod tunnels;
+pub mod websocket;
+
+use crate::{progress::Progress, report::Report};
+
+/// What every scenario is given.
+#[derive(Debug)]
+pub struct Context {
+    /// The live line.
+    pub progress: Progress,
+}
+
+/// The subcommands that measure.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Scenario {
+    /// Requests and answers: closed loop over connections, or open loop with --rate
+    Http(http::Args),
+    /// Streams of bytes, down, up or both: throughput, fair shares, cost; over a slow link if wished
+    Bulk(bulk::Args),
+    /// Messages that come back over WebSockets: rate and round trip
+    Websocket(websocket::Args),
+    /// Server-Sent Events to many subscribers: how late they are, and whether all come
+    Sse(sse::Args),
+    /// gRPC calls, unary or streaming
+    Grpc(grpc::Args),
+    /// Small requests beside large ones and slow readers, on the same tunnel and a neighbour's
+    Fairness(fairness::Args),
+    /// Many idle tunnels: memory and CPU of each, and how fast all connect
+    Tunnels(tunnels::Args),
+    /// All tunnels lose the server and come back: how long until all are served
+    Storm(storm::Args),
+    /// One scenario over a list of levels: how cost grows
+    Scale(scale::Args),
+    /// The same load over several targets, interleaved in rounds: a table of ratios
+    Compare(compare::Args),
+}
+
+impl Scenario {
+    /// Measures.
+    ///
+    /// # Errors
+    /// It could not be run at all; what failed while it ran is part of the report.
+    pub async fn run(self, context: &Context) -> anyhow::Result<Report> {
+        match self {
+            Self::Http(args) => http::run(args, context).await,
+            Self::Bulk(args) => bulk::run(args, context).await,
+            Self::Websocket(args) => websocket::run(args, context).await,
+            Self::Sse(args) => sse::run(args, context).await,
+            Self::Grpc(args) => grpc::run(args, context).await,
+            Self::Fairness(args) => fairness::run(args, context).await,
+            Self::Tunnels(args) => Box::pin(tunnels::run(args, context)).await,
+            Self::Storm(args) => Box::pin(storm::run(args, context)).await,
+            Self::Scale(args) => scale::run(args, context).await,
+            Self::Compare(args) => compare::run(args, context).await,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Small requests beside large ones: whether a tunnel keeps its neighbours, and its own small
+//! requests, alive while bytes flow.
+//!
+//! ```text
+//!   phase                      small requests     beside them
+//!   unloaded                   tunnel             nothing
+//!   paced                      tunnel             downloads of a steady rate, same tunnel
+//!   paced, neighbour           other tunnel       the same downloads
+//!   unthrottled                tunnel             downloads as fast as they come, same tunnel
+//!   slow readers               tunnel             downloads that hardly anybody reads, same tunnel
+//! ```
+//!
+//! Small requests are open loop, so that a stall shows in all that it delays. What runs beside them
+//! has threads of its own here, so that reading it does not delay the small ones. The phases are
+//! interleaved in rounds; ratios are within a round.
+
+mod beside;
+mod phase;
+mod place;
+mod results;
+
+use std::{sync::Arc, time::Duration};
+
+use bytesize::ByteSize;
+use http::{Method, Uri};
+use tokio::join;
+
+use crate::{
+    load::{Load, LoadArgs, Outcome, Pace, Stretch},
+    progress::Progress,
+    report::{Report, format, markdown::MarkdownArgs},
+    scenario::{
+        Context,
+        connection::path,
+        fairness::{
+            phase::{Phase, Spot},
+            place::Place,
+            results::{Results, Sample},
+        },
+        http::Requests,
+        rounds,
+    },
+    target::{Target, TargetArgs},
+};
+
+/// Flags of `loadtest fairness`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("duration", |flag| flag.default_value("5s")))]
+#[command(mut_arg("warm_up", |flag| flag.default_value("1s")))]
+pub struct Args {
+    /// The target.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// URL of a neighbour's tunnel on the same server; a self-contained run starts one itself
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with = "self_contained",
+        help_heading = "Target"
+    )]
+    pub neighbour: Option<Uri>,
+    /// Measure the same phases at the upstream itself too: what the machine alone makes of them
+    #[arg(long, requires = "self_contained", help_heading = "Target")]
+    pub direct: bool,
+    /// How long and how much.
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Small requests a second, due at even intervals
+    #[arg(long, short = 'r', value_name = "PER_SECOND", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Load")]
+    pub rate: u32,
+    /// Connections of the small requests
+    #[arg(
+        long,
+        short = 'c',
+        value_name = "N",
+        default_value_t = 8,
+        help_heading = "Load"
+    )]
+    pub connections: usize,
+    /// Downloads beside them
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Load")]
+    pub bulk_streams: usize,
+    /// Bytes a second of each paced download
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "8MiB",
+        help_heading = "Load"
+    )]
+    pub bulk_rate: ByteSize,
+    /// Connections that ask for much and read little
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Load")]
+    pub slow_readers: usize,
+    /// Bytes a second that each of them reads
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1KiB",
+        help_heading = "Load"
+    )]
+    pub slow_rate: ByteSize,
+    /// Path of a large download; what the sample upstream has by default
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/bytes/1099511627776",
+        help_heading = "Load"
+    )]
+    pub bulk_path: String,
+    /// Path of a download that the upstream paces; {rate} becomes the bytes a second
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/pace?rate={rate}",
+        help_heading = "Load"
+    )]
+    pub paced_path: String,
+    /// Rounds: in each, every phase comes once
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = "Load")]
+    pub rounds: u16,
+    /// Where the table goes.
+    #[command(flatten)]
+    pub markdown: MarkdownArgs,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    args.markdown.check()?;
+    context.progress.message("starting");
+    let place = Box::pin(Place::open(&args)).await?;
+    let mut report = describe(&args, &place);
+    let phases = phase::all(&place, args.direct);
+    if !phases.iter().any(|phase| phase.spot == Spot::Neighbour) {
+        report.warn("no neighbour was measured: name its URL with --neighbour");
+    }
+    let mut results = Results::new(phases);
+    for round in 0..usize::from(args.rounds) {
+        for number in rounds::order(results.phases().len(), round) {
+            let Some(phase) = results.phases().get(number).copied() else {
+                continue;
+            };
+            let label = format!("round {} of {}, {phase}", round + 1, args.rounds);
+            context.progress.label(label);
+            let sample = Box::pin(measure(&args, &place, phase, &context.progress)).await?;
+            results.add(number, sample);
+        }
+    }
+    results.fill(args.load.duration, args.rounds.into(), &mut report);
+    args.markdown.write(&report)?;
+    Ok(report)
+}
+
+/// One phase once.
+async fn measure(
+    args: &Args,
+    place: &Place,
+    phase: Phase,
+    progress: &Progress,
+) -> anyhow::Result<Sample> {
+    let (asked, loaded) = (place.at(phase.spot), place.at(phase.spot.beside()));
+    let small = small(args, asked)?;
+    let small = small.run(progress, &asked.roles);
+    let Some(beside) = beside::load(args, loaded, phase.beside)? else {
+        return Ok(Sample::new(Box::pin(small).await?, None));
+    };
+    let quiet = Progress::none();
+    let beside = beside.run(&quiet, &loaded.roles);
+    let (small, beside): (_, anyhow::Result<Outcome>) = join!(Box::pin(small), Box::pin(beside));
+    Ok(Sample::new(small?, Some(beside?)))
+}
+
+fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
+    let client = Requests::new(target, Method::GET, path(target, "/"), 0)?;
+    let mut load = Load::new(args.load.stretch(), 1);
+    let pace = Pace::Open(args.rate.into());
+    load.requests("small requests", args.connections, pace, Arc::new(client));
+    Ok(load)
+}
+
+impl Args {
+    /// What runs beside starts within the small requests' warm-up, and ends after them.
+    fn stretch_beside(&self) -> Stretch {
+        let Stretch {
+            warm_up,
+            duration,
+            timeout,
+        } = self.load.stretch();
+        Stretch {
+            warm_up: warm_up / 2,
+            duration: duration + warm_up,
+            // Its answers have no end that is worth waiting for.
+            timeout: timeout.min(Duration::from_secs(2)),
+        }
+    }
+}
+
+fn describe(args: &Args, place: &Place) -> Report {
+    let title = format!(
+        "small requests beside large ones, {}",
+        place.at(Spot::Tunnel).name
+    );
+    let mut report = Report::new("fairness", title);
+    report.setting("rate", args.rate);
+    report.setting("connections", args.connections);
+    report.setting("bulk-streams", args.bulk_streams);
+    report.setting("bulk-rate", format::bytes(args.bulk_rate.as_u64() as f64));
+    report.setting("slow-readers", args.slow_readers);
+    report.setting("slow-rate", format::bytes(args.slow_rate.as_u64() as f64));
+    report.setting("rounds", args.rounds);
+    report.load_settings(&args.load);
+    report
+}

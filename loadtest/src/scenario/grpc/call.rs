@@ -1,0 +1,246 @@
+//! Calls: what is sent, and what must come back for it to have gone well.
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use super::message::{self, Messages, PREFIX};
+use crate::{
+    client::{Dialer, body::Outgoing, http2::Http2, shared::Shared},
+    load::{Client, Moved},
+    measure::errors::{Failure, Kind},
+    target::Template,
+};
+
+/// What all calls have in common.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) dialer: Dialer,
+    pub(super) template: Template,
+    /// The message, behind its prefix.
+    pub(super) message: Bytes,
+    /// Whether each message must come back as it is.
+    pub(super) is_echoed: bool,
+    /// Messages of a streaming call.
+    pub(super) messages: u64,
+    /// The connections, each for several calls.
+    pub(super) shared: Shared,
+}
+
+impl Plan {
+    async fn connect(&self, worker: usize) -> Result<Http2, Failure> {
+        self.shared.connect(&self.dialer, worker).await
+    }
+
+    fn check(&self, message: &Bytes) -> Result<(), Failure> {
+        if !self.is_echoed || self.message.get(PREFIX..) == Some(&message[..]) {
+            Ok(())
+        } else {
+            Err(Failure::harmless(Kind::Other("wrong_message")))
+        }
+    }
+
+    fn moved(&self, message: &Bytes) -> Moved {
+        Moved {
+            up: self.message.len() as u64,
+            down: (PREFIX + message.len()) as u64,
+        }
+    }
+}
+
+/// One message, one answer.
+#[derive(Debug)]
+pub(super) struct Unary(pub(super) Plan);
+
+impl Client for Unary {
+    type Connection = Http2;
+
+    async fn connect(&self, worker: usize) -> Result<Http2, Failure> {
+        self.0.connect(worker).await
+    }
+
+    async fn exchange(&self, connection: &mut Http2) -> Result<Moved, Failure> {
+        let request = self.0.template.with(&self.0.message);
+        let answer = connection.send(request).await?;
+        let mut answer = Answer::new(answer)?;
+        let Some(message) = answer.message(connection).await? else {
+            // A call that fails has a status and no message.
+            answer.end(connection).await?;
+            return Err(Failure::harmless(Kind::Other("no_message")));
+        };
+        answer.end(connection).await?;
+        self.0.check(&message)?;
+        Ok(self.0.moved(&message))
+    }
+
+    fn is_open(connection: &mut Http2) -> bool {
+        connection.is_open()
+    }
+}
+
+/// Many messages in a call, each answered before the next is sent.
+#[derive(Debug)]
+pub(super) struct Streaming(pub(super) Plan);
+
+/// A connection, and the call that is going on.
+#[derive(Debug)]
+pub(super) struct Line {
+    connection: Http2,
+    call: Option<Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    /// None once the last message was sent.
+    sender: Option<mpsc::Sender<Bytes>>,
+    answer: Answer,
+    sent: u64,
+}
+
+impl Client for Streaming {
+    type Connection = Line;
+
+    async fn connect(&self, worker: usize) -> Result<Line, Failure> {
+        Ok(Line {
+            connection: self.0.connect(worker).await?,
+            call: None,
+        })
+    }
+
+    async fn exchange(&self, line: &mut Line) -> Result<Moved, Failure> {
+        let Line { connection, call } = line;
+        // A call that fails is not put back, so the next message begins another.
+        let mut current = match call.take() {
+            Some(mut current) => {
+                current.send(self.0.message.clone()).await;
+                current
+            }
+            None => self.begin(connection).await?,
+        };
+        let is_last = current.sent >= self.0.messages;
+        if is_last {
+            // The target hears of the end together with the last message.
+            current.sender = None;
+        }
+        let Some(message) = current.answer.message(connection).await? else {
+            current.answer.end(connection).await?;
+            return Err(Failure::harmless(Kind::Other("ended_early")));
+        };
+        self.0.check(&message)?;
+        if is_last {
+            current.answer.end(connection).await?;
+        } else {
+            *call = Some(current);
+        }
+        Ok(self.0.moved(&message))
+    }
+
+    fn is_open(line: &mut Line) -> bool {
+        line.connection.is_open()
+    }
+}
+
+impl Streaming {
+    /// Begins a call with its first message: a target may wait for it before it answers.
+    async fn begin(&self, connection: &mut Http2) -> Result<Call, Failure> {
+        let (sender, receiver) = mpsc::channel(1);
+        // There is room for one.
+        drop(sender.try_send(self.0.message.clone()));
+        // A target that hears of no more messages may answer at the end only.
+        let sender = (self.0.messages > 1).then_some(sender);
+        let request = self.0.template.request(Outgoing::Channel(receiver));
+        let answer = connection.send(request).await?;
+        Ok(Call {
+            sender,
+            answer: Answer::new(answer)?,
+            sent: 1,
+        })
+    }
+}
+
+impl Call {
+    async fn send(&mut self, message: Bytes) {
+        if let Some(sender) = &self.sender {
+            // When nobody takes it, the call is over, and its answer says why.
+            drop(sender.send(message).await);
+        }
+        self.sent += 1;
+    }
+}
+
+/// What comes back of one call.
+#[derive(Debug)]
+struct Answer {
+    content: Incoming,
+    messages: Messages,
+    status: Option<Result<(), Kind>>,
+}
+
+impl Answer {
+    fn new(answer: Response<Incoming>) -> Result<Self, Failure> {
+        if answer.status() != StatusCode::OK {
+            return Err(Failure::harmless(Kind::Status(answer.status().as_u16())));
+        }
+        if !is_grpc(answer.headers()) {
+            return Err(Failure::harmless(Kind::Other("no_grpc")));
+        }
+        Ok(Self {
+            // A call that fails at once may have its status here, and no trailers.
+            status: message::status(answer.headers()),
+            content: answer.into_body(),
+            messages: Messages::default(),
+        })
+    }
+
+    /// The next message; none when no more come.
+    async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let message = self.messages.next();
+            let message = message.map_err(|_| Failure::harmless(Kind::Protocol))?;
+            if message.is_some() {
+                return Ok(message);
+            }
+            let Some(frame) = self.content.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| failure(&error, connection))?;
+            match frame.into_data() {
+                Ok(data) => self.messages.push(&data),
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        self.status = message::status(&trailers).or(self.status);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the end, which has no more messages and a good status.
+    async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
+        let extra = self.message(connection).await?;
+        match self.status {
+            None => Err(Failure::harmless(Kind::Other("grpc_status_missing"))),
+            Some(Err(kind)) => Err(Failure::harmless(kind)),
+            Some(Ok(())) if extra.is_some() || self.messages.is_cut() => {
+                Err(Failure::harmless(Kind::Other("wrong_message")))
+            }
+            Some(Ok(())) => Ok(()),
+        }
+    }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// A failure of a stream leaves the connection alone.
+fn failure(error: &hyper::Error, connection: &Http2) -> Failure {
+    let kind = Kind::of_hyper(error);
+    Failure {
+        kind,
+        connection_good: kind == Kind::StreamReset && connection.is_open(),
+    }
+}

@@ -1,0 +1,157 @@
+//! Messages behind their prefix of five bytes, and what a call's status is called. Pure.
+
+use anyhow::Context as _;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use http::HeaderMap;
+
+use crate::measure::errors::Kind;
+
+/// A flag for compression, and four bytes of length.
+pub(super) const PREFIX: usize = 5;
+
+/// Longer messages are not taken: gRPC libraries stop at 4 MiB unless told otherwise.
+const LONGEST: usize = 64 * 1024 * 1024;
+
+/// Where a call's status is, in trailers or in the head of a call that failed at once.
+const STATUS: &str = "grpc-status";
+
+/// The kinds of failures, by status.
+const FAILED: [&str; 17] = [
+    "grpc_status_0",
+    "grpc_status_1",
+    "grpc_status_2",
+    "grpc_status_3",
+    "grpc_status_4",
+    "grpc_status_5",
+    "grpc_status_6",
+    "grpc_status_7",
+    "grpc_status_8",
+    "grpc_status_9",
+    "grpc_status_10",
+    "grpc_status_11",
+    "grpc_status_12",
+    "grpc_status_13",
+    "grpc_status_14",
+    "grpc_status_15",
+    "grpc_status_16",
+];
+
+/// A message behind its prefix.
+pub(super) fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
+    let length = u32::try_from(message.len()).context("a message has less than 4 GiB")?;
+    let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
+    bytes.put_u8(0);
+    bytes.put_u32(length);
+    bytes.put_slice(message);
+    Ok(bytes.freeze())
+}
+
+/// A message that cannot be read: compressed, which nobody asked for, or too long.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unreadable;
+
+/// Messages out of bytes as they come, in pieces of any size.
+#[derive(Debug, Default)]
+pub(super) struct Messages {
+    buffer: BytesMut,
+}
+
+impl Messages {
+    /// Takes a piece.
+    pub(super) fn push(&mut self, piece: &[u8]) {
+        self.buffer.extend_from_slice(piece);
+    }
+
+    /// The next message that is complete, without its prefix.
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Unreadable> {
+        let Some(mut prefix) = self.buffer.get(..PREFIX) else {
+            return Ok(None);
+        };
+        let is_compressed = prefix.get_u8() != 0;
+        let length = prefix.get_u32() as usize;
+        if is_compressed || length > LONGEST {
+            return Err(Unreadable);
+        }
+        if self.buffer.len() < PREFIX + length {
+            return Ok(None);
+        }
+        self.buffer.advance(PREFIX);
+        Ok(Some(self.buffer.split_to(length).freeze()))
+    }
+
+    /// Whether a message was begun and not ended.
+    pub(super) fn is_cut(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+}
+
+/// The status in these fields; none when there is none. The error is what to count.
+pub(super) fn status(fields: &HeaderMap) -> Option<Result<(), Kind>> {
+    let status = fields.get(STATUS)?;
+    let code = status
+        .to_str()
+        .ok()
+        .and_then(|status| status.parse::<usize>().ok());
+    Some(match code {
+        Some(0) => Ok(()),
+        Some(code) => Err(Kind::Other(
+            FAILED.get(code).unwrap_or(&"grpc_status_unknown"),
+        )),
+        None => Err(Kind::Other("grpc_status_unknown")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_back_however_they_are_cut() {
+        let mut stream = with_prefix(b"hello").unwrap().to_vec();
+        stream.extend_from_slice(&with_prefix(b"").unwrap());
+        stream.extend_from_slice(&with_prefix(&[7; 300]).unwrap());
+        for size in [1, 2, 3, 7, 311, 1000] {
+            let mut messages = Messages::default();
+            let mut found = Vec::new();
+            for piece in stream.chunks(size) {
+                messages.push(piece);
+                while let Some(message) = messages.next().unwrap() {
+                    found.push(message);
+                }
+            }
+            assert_eq!(
+                found,
+                [&b"hello"[..], b"", &[7; 300]],
+                "in pieces of {size}"
+            );
+            assert!(!messages.is_cut());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_message_is_refused() {
+        for prefix in [[1, 0, 0, 0, 1], [0, 0xff, 0, 0, 0]] {
+            let mut messages = Messages::default();
+            messages.push(&prefix);
+            assert_eq!(messages.next(), Err(Unreadable));
+        }
+    }
+
+    #[test]
+    fn a_status_is_counted_by_its_number() {
+        let of = |text: &'static str| {
+            let fields = [(
+                http::HeaderName::from_static(STATUS),
+                HeaderValue::from_static(text),
+            )];
+            status(&fields.into_iter().collect())
+        };
+        assert_eq!(of("0"), Some(Ok(())));
+        assert_eq!(of("14"), Some(Err(Kind::Other("grpc_status_14"))));
+        assert_eq!(of("99"), Some(Err(Kind::Other("grpc_status_unknown"))));
+        assert_eq!(of("x"), Some(Err(Kind::Other("grpc_status_unknown"))));
+        assert_eq!(status(&HeaderMap::new()), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! All tunnels lose their server at once, and come back: how long until all are served.
+//!
+//! ```text
+//!   connect ─▶ settle ─▶ SIGKILL ─▶ outage ─▶ same port again ─▶ all are back ─▶ each is asked once
+//! ```
+//!
+//! The clients know nothing of each other: nothing bounds how many dial at once but their own
+//! waits, which are those of real clients whose sessions were stable.
+
+mod show;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::bail;
+use tokio::time::sleep;
+
+use crate::{
+    fleet::{
+        FLEET,
+        flags::CrowdArgs,
+        in_turn,
+        process::{Fleet, Members},
+        runtimes::Runtimes,
+        status::{Status, clock},
+        watch::{Samples, Watch, kinds},
+    },
+    measure::{
+        errors::Errors,
+        usage::{self, Meter, Roles, TUNNEL_SERVER},
+    },
+    report::{Report, Usage, format::count},
+    scenario::Context,
+    stack::{self, Server, StackArgs, files::Files},
+};
+
+/// Connections over which each runtime is asked once in the end.
+const ASKING: usize = 32;
+
+/// Flags of `loadtest storm`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Tunnels, each with a runtime of its own
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=25_000), help_heading = "Load")]
+    pub tunnels: u64,
+    /// How long to wait after the last has connected, before the server is killed
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    pub settle: Duration,
+    /// How long the server is away
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    pub outage: Duration,
+    /// The fleet and the programs.
+    #[command(flatten)]
+    pub crowd: CrowdArgs,
+}
+
+/// What was seen from the kill on.
+#[derive(Debug)]
+struct Found {
+    tunnels: u64,
+    fleet_threads: f64,
+    /// When the server was killed, and when its successor listened, by the fleet's clock.
+    killed: f64,
+    listening: f64,
+    /// The fleet just before the kill.
+    before: Status,
+    /// Whether all came back within the limit.
+    all: bool,
+    samples: Samples,
+    usage: BTreeMap<String, Usage>,
+    /// Resident memory of the first server with all tunnels connected.
+    rss_before: u64,
+    /// Runtimes that answered in the end, and what the others did.
+    answered: u64,
+    unanswered: Errors,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The programs cannot be started, or not all tunnels were connected in the first place.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let stack = args.crowd.stack("storm")?;
+    context.progress.message("making runtimes and tokens");
+    let files = Files::new(&stack)?;
+    let runtimes = Runtimes::write(&files, args.tunnels)?;
+    let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
+    let mut report = Report::new("storm", title);
+    report.setting("tunnels", args.tunnels);
+    report.setting("settle", humantime::format_duration(args.settle));
+    report.setting("outage", humantime::format_duration(args.outage));
+    args.crowd.settings(&mut report);
+    let found = measure(&args, &stack, &files, &runtimes, context).await?;
+    show::show(&mut report, &found);
+    Ok(report)
+}
+
+async fn measure(
+    args: &Args,
+    stack: &StackArgs,
+    files: &Files,
+    runtimes: &Runtimes,
+    context: &Context,
+) -> anyhow::Result<Found> {
+    context.progress.message("starting the tunnel server");
+    let mut server = stack::start_server(stack, files, None).await?;
+    let members = Members::Clients(runtimes.tokens());
+    // All sessions count as stable, as they are in a server that has run for a while.
+    let fleet = Fleet::start(&args.crowd, server.tunnel, members, Duration::ZERO)?;
+    let mut watch = Watch::new(fleet, server.child.id());
+    connect(args, &mut watch, context).await?;
+    watch.meanwhile(sleep(args.settle)).await?;
+    let rss_before = usage::resident(server.child.id()).unwrap_or(0);
+    drop(watch.take());
+    let before = watch.next().await?.clone();
+
+    context.progress.message("killing the tunnel server");
+    let killed = clock();
+    server.child.kill();
+    let tunnel = server.tunnel;
+    watch.meanwhile(sleep(args.outage)).await?;
+    let starting = stack::start_server(stack, files, Some(tunnel));
+    let server = watch.meanwhile(Box::pin(starting)).await??;
+    let listening = clock();
+    watch.server_is(server.child.id());
+    let meter = Meter::start(roles(&server, &watch));
+    let is_back =
+        |status: &Status| status.lost - before.lost >= args.tunnels && status.up >= args.tunnels;
+    let tell = |status: &Status| {
+        let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
+        context
+            .progress
+            .message(format_args!("{up} of {all} are back"));
+    };
+    let all = watch.until(args.crowd.limit, is_back, tell).await?;
+    let usage = meter.finish();
+    let samples = watch.take();
+
+    context.progress.message("asking each runtime once");
+    let requests = in_turn::requests(server.public, &runtimes.hosts()?).await?;
+    let asking = in_turn::once_each(server.public, requests, ASKING);
+    let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
+    Ok(Found {
+        tunnels: args.tunnels,
+        fleet_threads: args.crowd.fleet_threads.into(),
+        killed,
+        listening,
+        before,
+        all,
+        samples,
+        usage,
+        rss_before,
+        answered,
+        unanswered,
+    })
+}
+
+async fn connect(args: &Args, watch: &mut Watch, context: &Context) -> anyhow::Result<()> {
+    let all = count(args.tunnels as f64);
+    let mut seen = Status::default();
+    let tell = |status: &Status| {
+        let up = count(status.up as f64);
+        context
+            .progress
+            .message(format_args!("{up} of {all} connected"));
+        seen.clone_from(status);
+    };
+    let done = |status: &Status| status.up >= args.tunnels;
+    if !watch.until(args.crowd.limit, done, tell).await? {
+        let up = count(seen.up as f64);
+        bail!(
+            "only {up} of {all} connected within the limit: {}",
+            kinds(&seen.failures)
+        );
+    }
+    Ok(())
+}
+
+fn roles(server: &Server, watch: &Watch) -> Roles {
+    let mut roles = Roles::generator();
+    roles.add(TUNNEL_SERVER, server.child.id());
+    roles.add(FLEET, watch.fleet_id());
+    roles
+}

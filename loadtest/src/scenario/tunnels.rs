@@ -1,0 +1,194 @@
+//! Many tunnels that do nothing: what each costs, and how fast all of them connect.
+//!
+//! ```text
+//!   TLS alone, half of them ─▶ tunnels connect ─▶ settle ─▶ idle ─▶ (real client) ─▶ (load spread
+//!   over all, over one, ...) ─▶ TLS alone, the other half ─▶ report
+//! ```
+//!
+//! The two halves of TLS alone stand before and after, so that a machine which gets slower meanwhile
+//! is not mistaken for a slow server.
+
+mod baseline;
+mod connect;
+mod show;
+pub mod spread;
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::{
+    fleet::{
+        FLEET,
+        flags::CrowdArgs,
+        process::{Fleet, Members},
+        runtimes::Runtimes,
+        status::{Status, clock},
+        watch::Watch,
+    },
+    measure::usage::{self, Meter, Roles, TUNNEL_SERVER},
+    report::{
+        Report,
+        format::{count, seconds},
+    },
+    scenario::{
+        Context,
+        tunnels::{show::Found, spread::SpreadArgs},
+    },
+    stack::{self, Server, StackArgs, files::Files},
+};
+
+/// After a server's start its memory is that of its tables; what starting left goes first.
+const AFTER_START: Duration = Duration::from_millis(500);
+
+/// How long a real client may take to connect, and then rests before its memory is read.
+const CLIENT_START: Duration = Duration::from_secs(20);
+const CLIENT_REST: Duration = Duration::from_secs(3);
+
+/// A session lasts that long before its client counts it as stable, as a real one.
+const STABLE: Duration = Duration::from_secs(60);
+
+/// Flags of `loadtest tunnels`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Tunnels, each with a runtime of its own
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=25_000), help_heading = "Load")]
+    pub tunnels: u64,
+    /// How long to wait after the last has connected, before memory is read
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    pub settle: Duration,
+    /// How long to measure what they cost at rest
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    pub idle: Duration,
+    /// Measure too what the TLS library alone reaches; =false to leave it out
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set,
+        default_value_t = true, default_missing_value = "true", help_heading = "Load"
+    )]
+    pub tls_baseline: bool,
+    /// Measure too the memory of one real tunnel client at rest
+    #[arg(long, help_heading = "Load")]
+    pub real_client: bool,
+    /// Requests over all tunnels.
+    #[command(flatten)]
+    pub spread: SpreadArgs,
+    /// The fleet and the programs.
+    #[command(flatten)]
+    pub crowd: CrowdArgs,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The programs cannot be started, or nobody could connect.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let stack = args.crowd.stack("tunnels")?;
+    context.progress.message("making runtimes and tokens");
+    let files = Files::new(&stack)?;
+    let runtimes = Runtimes::write(&files, args.tunnels)?;
+    let title = format!("{} idle tunnels", count(args.tunnels as f64));
+    let mut report = Report::new("tunnels", title);
+    report.setting("tunnels", args.tunnels);
+    report.setting("settle", humantime::format_duration(args.settle));
+    report.setting("idle", humantime::format_duration(args.idle));
+    args.crowd.settings(&mut report);
+
+    let mut alone = Vec::new();
+    let halves = [args.tunnels / 2, args.tunnels - args.tunnels / 2];
+    if args.tls_baseline {
+        alone.extend(baseline::measure(&args.crowd, &files, halves[0], context).await?);
+    }
+    let found = measure(&args, &stack, &files, &runtimes, context, &mut report).await?;
+    if args.tls_baseline {
+        alone.extend(baseline::measure(&args.crowd, &files, halves[1], context).await?);
+    }
+    show::show(&mut report, &found, &alone);
+    Ok(report)
+}
+
+/// All that needs the tunnel server; it is gone when this is over.
+async fn measure(
+    args: &Args,
+    stack: &StackArgs,
+    files: &Files,
+    runtimes: &Runtimes,
+    context: &Context,
+    report: &mut Report,
+) -> anyhow::Result<Found> {
+    context.progress.message("starting the tunnel server");
+    let server = stack::start_server(stack, files, None).await?;
+    sleep(AFTER_START).await;
+    let before = usage::resident(server.child.id()).unwrap_or(0);
+    let members = Members::Clients(runtimes.tokens());
+    let fleet = Fleet::start(&args.crowd, server.tunnel, members, STABLE)?;
+    let mut watch = Watch::new(fleet, server.child.id());
+    let wanted = (args.tunnels, before);
+    let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, context);
+    let connected = Box::pin(connecting).await?;
+    context.progress.message("connected; settling");
+    watch.meanwhile(sleep(args.settle)).await?;
+    let settled = usage::resident(server.child.id()).unwrap_or(0);
+    let mut found = Found::new(connected, settled);
+    rest(args.idle, &server, &mut watch, &mut found, context).await?;
+    if args.real_client {
+        context.progress.message("starting a real tunnel client");
+        let resting = real_client(stack, files, &server, runtimes);
+        found.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
+    }
+    if args.spread.spread_load {
+        let (roles, threads) = (roles(&server, &watch), args.crowd.fleet_threads);
+        let load = spread::measure(&args.spread, threads, &server, runtimes, &roles, context);
+        watch.meanwhile(Box::pin(load)).await??.show(report);
+    }
+    // While everything was done, nobody may have fallen.
+    let end = watch.next().await?;
+    found.lost = end.lost;
+    Ok(found)
+}
+
+/// What everybody uses while nothing is asked.
+async fn rest(
+    idle: Duration,
+    server: &Server,
+    watch: &mut Watch,
+    found: &mut Found,
+    context: &Context,
+) -> anyhow::Result<()> {
+    let meter = Meter::start(roles(server, watch));
+    let began = clock();
+    let tell = |status: &Status| {
+        let left = seconds((idle.as_secs_f64() - (status.at - began)).max(0.0).ceil());
+        context.progress.message(format_args!(
+            "{} at rest, {left} left",
+            count(status.up as f64)
+        ));
+    };
+    watch.until(idle, |_| false, tell).await?;
+    found.idle_seconds = clock() - began;
+    found.idle = meter.finish();
+    Ok(())
+}
+
+async fn real_client(
+    stack: &StackArgs,
+    files: &Files,
+    server: &Server,
+    runtimes: &Runtimes,
+) -> anyhow::Result<u64> {
+    // Nothing is asked of it, so its upstream need not be there.
+    let (token, upstream) = (runtimes.single_token(), "http://127.0.0.1:9");
+    let client = stack::start_client(stack, files, server.tunnel, token, upstream).await?;
+    client
+        .child
+        .wait_ready(client.address, CLIENT_START)
+        .await?;
+    sleep(CLIENT_REST).await;
+    Ok(usage::resident(client.child.id()).unwrap_or(0))
+}
+
+fn roles(server: &Server, watch: &Watch) -> Roles {
+    let mut roles = Roles::generator();
+    roles.add(TUNNEL_SERVER, server.child.id());
+    roles.add(FLEET, watch.fleet_id());
+    roles
+}

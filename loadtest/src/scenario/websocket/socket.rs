@@ -1,0 +1,269 @@
+//! One WebSocket: the upgrade over HTTP/1.1 (RFC 6455) or HTTP/2 (RFC 8441), and numbered messages
+//! that are expected back in order.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::{
+    SinkExt as _, StreamExt as _,
+    stream::{SplitSink, SplitStream},
+};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
+use hyper::ext::Protocol;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Error, Message,
+        error::ProtocolError,
+        handshake::client::generate_key,
+        protocol::{Role, WebSocketConfig},
+    },
+};
+
+use crate::{
+    client::{Dialer, body::Outgoing, http2::Http2},
+    measure::errors::{Failure, Kind},
+    target::Template,
+};
+
+/// Memory for each of many sockets; a longer message takes more reads.
+const READ_BUFFER: usize = 16 * 1024;
+
+/// A message is filled up with this behind its number.
+const FILL: u8 = b'x';
+
+/// What all sockets have in common.
+#[derive(Debug)]
+pub(super) struct Maker {
+    pub(super) dialer: Dialer,
+    pub(super) http2: bool,
+    pub(super) template: Template,
+    /// Size of a message.
+    pub(super) size: usize,
+}
+
+/// Bytes below a WebSocket, whichever way they were agreed on.
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
+
+type Web = WebSocketStream<Box<dyn Io>>;
+
+/// A WebSocket whose two directions can be used at once.
+pub(super) struct Socket {
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+}
+
+/// Sends the next message.
+pub(super) struct Sender {
+    sink: SplitSink<Web, Message>,
+    numbers: Numbers,
+    /// The connection of a WebSocket over HTTP/2 ends with this.
+    _connection: Option<Http2>,
+}
+
+/// Expects the next message.
+pub(super) struct Receiver {
+    stream: SplitStream<Web>,
+    numbers: Numbers,
+}
+
+impl Maker {
+    /// Connects and agrees on a WebSocket.
+    pub(super) async fn connect(&self) -> Result<Socket, Failure> {
+        let (web, connection) = if self.http2 {
+            let (web, connection) = self.extended_connect().await?;
+            (web, Some(connection))
+        } else {
+            (self.upgrade().await?, None)
+        };
+        let (sink, stream) = web.split();
+        Ok(Socket {
+            sender: Sender {
+                sink,
+                numbers: Numbers::new(self.size),
+                _connection: connection,
+            },
+            receiver: Receiver {
+                stream,
+                numbers: Numbers::new(self.size),
+            },
+        })
+    }
+
+    async fn upgrade(&self) -> Result<Web, Failure> {
+        let stream: Box<dyn Io> = Box::new(self.dialer.dial().await?);
+        let mut request = Request::new(());
+        let template = self.template.request(Outgoing::Empty);
+        *request.uri_mut() = with_scheme(template.uri());
+        let headers = request.headers_mut();
+        headers.clone_from(template.headers());
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        headers.insert(
+            header::SEC_WEBSOCKET_VERSION,
+            HeaderValue::from_static("13"),
+        );
+        // Sixteen bytes in base64 always are a header's value.
+        if let Ok(key) = HeaderValue::try_from(generate_key()) {
+            headers.insert(header::SEC_WEBSOCKET_KEY, key);
+        }
+        let made = tokio_tungstenite::client_async_with_config(request, stream, Some(config()));
+        let (web, _) = made
+            .await
+            .map_err(|error| Failure::fatal(kind_of_upgrade(&error)))?;
+        Ok(web)
+    }
+
+    async fn extended_connect(&self) -> Result<(Web, Http2), Failure> {
+        let mut connection = self.dialer.http2().await?;
+        let mut request = self.template.request(Outgoing::Empty);
+        *request.method_mut() = Method::CONNECT;
+        request
+            .extensions_mut()
+            .insert(Protocol::from_static("websocket"));
+        let version = HeaderValue::from_static("13");
+        request
+            .headers_mut()
+            .insert(header::SEC_WEBSOCKET_VERSION, version);
+        let mut answer = connection.send(request).await?;
+        if answer.status() != StatusCode::OK {
+            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
+        }
+        let upgraded = hyper::upgrade::on(&mut answer).await;
+        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
+        let io: Box<dyn Io> = Box::new(TokioIo::new(upgraded));
+        let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
+        Ok((web, connection))
+    }
+}
+
+impl Socket {
+    /// Sends the next message.
+    pub(super) async fn send(&mut self) -> Result<(), Failure> {
+        self.sender.send().await
+    }
+
+    /// Waits for the next message that comes back.
+    pub(super) async fn receive(&mut self) -> Result<(), Failure> {
+        self.receiver.receive().await
+    }
+}
+
+impl Sender {
+    /// Sends the next message.
+    pub(super) async fn send(&mut self) -> Result<(), Failure> {
+        let message = Message::Binary(self.numbers.next());
+        self.sink
+            .send(message)
+            .await
+            .map_err(|error| Failure::fatal(kind(&error)))
+    }
+}
+
+impl Receiver {
+    /// Waits for the next message that comes back, and compares it with what was sent.
+    pub(super) async fn receive(&mut self) -> Result<(), Failure> {
+        loop {
+            let message = match self.stream.next().await {
+                None => return Err(Failure::fatal(Kind::ClosedEarly)),
+                Some(message) => message.map_err(|error| Failure::fatal(kind(&error)))?,
+            };
+            return match message {
+                Message::Binary(_) | Message::Text(_) => {
+                    let is_right = message.into_data() == self.numbers.next();
+                    let wrong = Failure::fatal(Kind::Other("wrong_echo"));
+                    if is_right { Ok(()) } else { Err(wrong) }
+                }
+                Message::Close(_) => Err(Failure::fatal(Kind::Other("closed_by_target"))),
+                // The library answers a ping when the next message is sent.
+                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
+            };
+        }
+    }
+}
+
+/// The messages of one socket: a number, as far as there is room for it, and a filling.
+struct Numbers {
+    size: usize,
+    next: u64,
+}
+
+impl Numbers {
+    fn new(size: usize) -> Self {
+        Self { size, next: 0 }
+    }
+
+    fn next(&mut self) -> Bytes {
+        let mut message = BytesMut::with_capacity(self.size);
+        // The last bytes of the number change most.
+        let number = self.next.to_be_bytes();
+        let room = self.size.min(number.len());
+        message.put_slice(&number[number.len() - room..]);
+        message.put_bytes(FILL, self.size - room);
+        self.next += 1;
+        message.freeze()
+    }
+}
+
+/// The library wants a scheme and an authority; it sends neither, but path and `host` field.
+fn with_scheme(uri: &Uri) -> Uri {
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let uri = Uri::builder()
+        .scheme("ws")
+        .authority("target")
+        .path_and_query(path);
+    // All parts were those of a URL already.
+    uri.build().unwrap_or_default()
+}
+
+fn config() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER)
+        // Nobody is measured with a message that must wait for the next.
+        .write_buffer_size(0)
+        .max_message_size(None)
+        .max_frame_size(None)
+}
+
+/// Why there is no WebSocket.
+fn kind_of_upgrade(error: &Error) -> Kind {
+    match error {
+        Error::Http(answer) => Kind::Status(answer.status().as_u16()),
+        Error::Protocol(ProtocolError::HandshakeIncomplete) => Kind::ClosedEarly,
+        Error::Protocol(ProtocolError::SecWebSocketAcceptKeyMismatch) => {
+            Kind::Other("upgrade_wrong_accept")
+        }
+        Error::Protocol(
+            ProtocolError::MissingConnectionUpgradeHeader
+            | ProtocolError::MissingUpgradeWebSocketHeader,
+        ) => Kind::Other("upgrade_incomplete"),
+        _ => kind(error),
+    }
+}
+
+/// Why a WebSocket broke.
+fn kind(error: &Error) -> Kind {
+    match error {
+        Error::Io(error) => Kind::of_io(error),
+        Error::ConnectionClosed | Error::AlreadyClosed => Kind::Other("closed_by_target"),
+        Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Kind::ClosedEarly,
+        _ => Kind::Protocol,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_numbered_as_far_as_there_is_room() {
+        let mut numbers = Numbers::new(10);
+        assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\0xx");
+        assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\x01xx");
+        let mut small = Numbers::new(1);
+        assert_eq!((&small.next()[..], &small.next()[..]), (&[0][..], &[1][..]));
+        assert_eq!(Numbers::new(0).next().len(), 0);
+    }
+}

@@ -1,0 +1,269 @@
+//! A whole tunnel as child processes: sample upstream, tunnel server, tunnel client.
+//!
+//! Everything is on the loopback on free ports, with certificates and tokens made for this run in
+//! a directory that goes with it. The parts can be started one by one, for scenarios that need
+//! other compositions: [`Files`], [`start_upstream`], [`start_server`], [`start_client`].
+
+pub mod child;
+pub mod files;
+
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use http::Uri;
+
+use crate::{
+    measure::usage::{Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    stack::{child::Child, files::Files},
+    upstream::UpstreamArgs,
+};
+
+/// The account of runtimes made here.
+pub const ACCOUNT: &str = "load";
+
+/// The runtime that a plain stack has.
+pub const RUNTIME: &str = "test";
+
+/// The domain of a server started here.
+pub const DOMAIN: &str = "tunnels.localhost";
+
+/// A program that has not said where it listens by then never will.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// Flags for the programs that a self-contained run starts.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Self-contained")]
+pub struct StackArgs {
+    /// Directory of tunnel-server and tunnel-client; by default this program's own
+    #[arg(long, value_name = "DIR")]
+    pub programs: Option<PathBuf>,
+    /// Threads of the tunnel server that carry traffic
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub shards: u16,
+    /// Flag for the tunnel server, such as --server-flag=--max-exchanges=512; repeat for more
+    #[arg(long = "server-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    pub server_flags: Vec<String>,
+    /// Flag for the tunnel client; repeat for more
+    #[arg(long = "client-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    pub client_flags: Vec<String>,
+    /// How the sample upstream behaves.
+    #[command(flatten)]
+    pub upstream: UpstreamArgs,
+}
+
+/// Running programs, tunnel connected. They are killed and waited for when this is dropped.
+#[derive(Debug)]
+pub struct Stack {
+    /// The tunnel client.
+    pub client: Running,
+    /// The tunnel server.
+    pub server: Server,
+    /// The sample upstream.
+    pub upstream: Running,
+    /// Certificates, runtimes, tokens.
+    pub files: Files,
+}
+
+/// A program and the address that it tells: the upstream's listener, the client's admin listener.
+#[derive(Debug)]
+pub struct Running {
+    /// The process.
+    pub child: Child,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// A running tunnel server.
+#[derive(Debug)]
+pub struct Server {
+    /// The process.
+    pub child: Child,
+    /// Where platform clients connect, plain.
+    pub public: SocketAddr,
+    /// Where tunnel clients connect, over TLS.
+    pub tunnel: SocketAddr,
+    /// Metrics and health.
+    pub admin: SocketAddr,
+}
+
+impl Stack {
+    /// Starts upstream, server and client, and waits until the tunnel is connected.
+    ///
+    /// # Errors
+    /// A program is not there or does not start; with the last lines that it wrote.
+    pub async fn start(args: &StackArgs) -> anyhow::Result<Self> {
+        let files = Files::new(args)?;
+        let token = files.create_token(ACCOUNT, RUNTIME)?;
+        let upstream = start_upstream(&args.upstream).await?;
+        let server = start_server(args, &files, None).await?;
+        let url = format!("http://{}", upstream.address);
+        let client = start_client(args, &files, server.tunnel, &token, &url).await?;
+        client.child.wait_ready(client.address, START_LIMIT).await?;
+        Ok(Self {
+            client,
+            server,
+            upstream,
+            files,
+        })
+    }
+
+    /// The URL of the runtime; its name leads nowhere, so connect to [`Self::public_address`].
+    pub fn url(&self) -> Uri {
+        runtime_url(RUNTIME, self.server.public)
+    }
+
+    /// Where platform clients connect.
+    pub fn public_address(&self) -> SocketAddr {
+        self.server.public
+    }
+
+    /// The URL of the upstream itself.
+    pub fn upstream_url(&self) -> Uri {
+        url(&self.upstream.address.to_string())
+    }
+
+    /// All its processes.
+    pub fn roles(&self) -> Roles {
+        let mut roles = Roles::default();
+        roles.add(UPSTREAM, self.upstream.child.id());
+        roles.add(TUNNEL_SERVER, self.server.child.id());
+        roles.add(TUNNEL_CLIENT, self.client.child.id());
+        roles
+    }
+}
+
+/// The URL of a runtime of [`ACCOUNT`] on a server whose public listener is there.
+pub fn runtime_url(runtime: &str, public: SocketAddr) -> Uri {
+    url(&format!("{ACCOUNT}-{runtime}.{DOMAIN}:{}", public.port()))
+}
+
+fn url(authority: &str) -> Uri {
+    Uri::builder()
+        .scheme("http")
+        .authority(authority)
+        .path_and_query("/")
+        .build()
+        .unwrap_or_default()
+}
+
+/// Starts the sample upstream, which is this program again.
+///
+/// # Errors
+/// It does not start.
+pub async fn start_upstream(args: &UpstreamArgs) -> anyhow::Result<Running> {
+    let program = env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.args(["upstream", "--listen", "127.0.0.1:0"]);
+    command.args(args.flags());
+    let child = Child::start(UPSTREAM, command)?;
+    let find = |line: &str| line.strip_prefix("listening on http://")?.parse().ok();
+    let address = child
+        .wait_line("where it listens", START_LIMIT, find)
+        .await?;
+    Ok(Running { child, address })
+}
+
+/// Starts a tunnel server; on `tunnel` if given, else on a free port.
+///
+/// # Errors
+/// It is not there or does not start.
+pub async fn start_server(
+    args: &StackArgs,
+    files: &Files,
+    tunnel: Option<SocketAddr>,
+) -> anyhow::Result<Server> {
+    let free = SocketAddr::from(([127, 0, 0, 1], 0)).to_string();
+    let tunnel = tunnel.map_or_else(|| free.clone(), |address| address.to_string());
+    let mut command = Command::new(program(args, "tunnel-server")?);
+    command.args(["run", "--log-format", "json", "--access-log=false"]);
+    command.args(["--domain", DOMAIN, "--tunnel-listen", &tunnel]);
+    command.args(["--public-listen", &free, "--admin-listen", &free]);
+    command.args(["--shards", &args.shards.to_string()]);
+    // All the load comes from one address, and goes through one session.
+    default_flag(
+        &mut command,
+        &args.server_flags,
+        "--max-connections-per-address",
+        "50000",
+    );
+    default_flag(&mut command, &args.server_flags, "--max-exchanges", "4096");
+    command.arg("--tls-cert").arg(files.certificate());
+    command.arg("--tls-key").arg(files.key());
+    command.arg("--runtimes").arg(files.runtimes());
+    command.args(&args.server_flags);
+    let child = Child::start(TUNNEL_SERVER, command)?;
+    let tunnel = child.wait_listening("tunnel", START_LIMIT).await?;
+    let public = child.wait_listening("public", START_LIMIT).await?;
+    let admin = child.wait_listening("admin", START_LIMIT).await?;
+    Ok(Server {
+        child,
+        public,
+        tunnel,
+        admin,
+    })
+}
+
+/// Adds a flag that the user has not given.
+fn default_flag(command: &mut Command, given: &[String], flag: &str, value: &str) {
+    let is_it = |given: &String| given.split('=').next() == Some(flag);
+    if !given.iter().any(is_it) {
+        command.args([flag, value]);
+    }
+}
+
+/// Starts a tunnel client, which may still be dialling: [`Child::wait_ready`] waits for it.
+///
+/// # Errors
+/// It is not there or does not start.
+pub async fn start_client(
+    args: &StackArgs,
+    files: &Files,
+    server: SocketAddr,
+    token: &Path,
+    upstream: &str,
+) -> anyhow::Result<Running> {
+    let mut command = Command::new(program(args, "tunnel-client")?);
+    command.args(["run", "--log-format", "json", "--access-log=false"]);
+    command.args(["--admin-listen", "127.0.0.1:0"]);
+    command.args([
+        "--server",
+        &format!("wss://{server}"),
+        "--upstream",
+        upstream,
+    ]);
+    command.arg("--token-file").arg(token);
+    command.arg("--ca-file").arg(files.authority());
+    command.args(&args.client_flags);
+    let child = Child::start(TUNNEL_CLIENT, command)?;
+    let address = child.wait_listening("admin", START_LIMIT).await?;
+    Ok(Running { child, address })
+}
+
+/// The path of one of the programs of the tunnel.
+///
+/// # Errors
+/// It is not there; says how to build it.
+pub fn program(args: &StackArgs, name: &str) -> anyhow::Result<PathBuf> {
+    let directory = match &args.programs {
+        Some(directory) => directory.clone(),
+        None => {
+            let own = env::current_exe().context("cannot find this program's own file")?;
+            own.parent().map(Path::to_owned).unwrap_or_default()
+        }
+    };
+    let path = directory.join(name);
+    if !path.is_file() {
+        bail!(
+            "there is no {}: run `cargo build --release` in the project, or name the directory \
+             with --programs",
+            path.display()
+        );
+    }
+    Ok(path)
+}

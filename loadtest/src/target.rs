@@ -1,0 +1,257 @@
+//! What is measured: any URL, or a tunnel that this program starts itself.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, uri::PathAndQuery};
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+
+use crate::{
+    client::{Dialer, body::Outgoing},
+    measure::usage::{self, Roles},
+    stack::{Stack, StackArgs},
+    target::tls::Trust,
+};
+
+pub mod tls;
+
+/// Flags that name the target.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Target")]
+pub struct TargetArgs {
+    /// URL to measure, http or https
+    #[arg(long, value_name = "URL", required_unless_present = "self_contained")]
+    pub url: Option<Uri>,
+    /// Start an upstream, a tunnel server and a tunnel client, and measure through them
+    #[arg(long, conflicts_with = "url")]
+    pub self_contained: bool,
+    /// Connect to this address, whatever the URL's host is
+    #[arg(long, value_name = "IP:PORT")]
+    pub connect_to: Option<SocketAddr>,
+    /// Header to send with each request, such as "authorization: Bearer x"; repeat for more
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Speak HTTP/2: by ALPN over TLS, with prior knowledge without
+    #[arg(long)]
+    pub http2: bool,
+    /// Believe any certificate
+    #[arg(long, conflicts_with = "ca")]
+    pub insecure: bool,
+    /// CA certificates to believe instead of the system's, PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Account the processor time and memory of this process, and of its children, under a role;
+    /// repeat for more
+    #[arg(long = "pid", value_name = "ROLE=PID", value_parser = parse_pid)]
+    pub pids: Vec<(String, u32)>,
+    /// The programs of a self-contained run.
+    #[command(flatten)]
+    pub stack: StackArgs,
+}
+
+/// A target that is ready to be asked. The programs it started end when it is dropped.
+#[derive(Debug)]
+pub struct Target {
+    /// For people: the URL, or `self-contained`.
+    pub name: String,
+    /// Makes connections to it.
+    pub dialer: Dialer,
+    /// Whether to speak HTTP/2.
+    pub http2: bool,
+    /// The processes whose use is known, the load generator among them.
+    pub roles: Roles,
+    /// What this program started, if anything.
+    pub stack: Option<Stack>,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+impl TargetArgs {
+    /// Resolves the URL, or starts the programs.
+    ///
+    /// # Errors
+    /// Says what is wrong with the flags, the name, or the programs.
+    pub async fn open(&self) -> anyhow::Result<Target> {
+        if self.self_contained {
+            let stack = Stack::start(&self.stack).await?;
+            let mut target = self.at(&stack.url(), Some(stack.public_address())).await?;
+            "self-contained".clone_into(&mut target.name);
+            target.roles.extend(&stack.roles());
+            target.stack = Some(stack);
+            return Ok(target);
+        }
+        let Some(url) = &self.url else {
+            bail!("no target: give --url or --self-contained");
+        };
+        self.at(url, self.connect_to).await
+    }
+
+    /// A target at another URL, with the same headers, protocol and trust. `connect_to` is used
+    /// instead of the URL's host.
+    ///
+    /// # Errors
+    /// The URL is not usable, or its name is unknown.
+    pub async fn at(&self, url: &Uri, connect_to: Option<SocketAddr>) -> anyhow::Result<Target> {
+        let secure = match url.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => bail!("{url}: a URL starts with http:// or https://"),
+        };
+        let host = url
+            .host()
+            .with_context(|| format!("{url}: names no host"))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = url.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let addresses = match connect_to {
+            Some(address) => vec![address],
+            None => resolve(host, port).await?,
+        };
+        let tls = if secure {
+            let trust = match &self.ca {
+                _ if self.insecure => Trust::Anybody,
+                Some(file) => Trust::Only(read_certificates(file)?),
+                None => Trust::System,
+            };
+            let name = ServerName::try_from(host.to_owned())
+                .with_context(|| format!("{host}: is no name that a certificate can have"))?;
+            Some((tls::client(trust, self.http2)?, name))
+        } else {
+            None
+        };
+        let mut roles = Roles::generator();
+        for (role, pid) in &self.pids {
+            usage::check(*pid).with_context(|| format!("--pid {role}={pid}: no such process"))?;
+            roles.add(role, *pid);
+        }
+        let mut headers: HeaderMap = self.headers.iter().cloned().collect();
+        if !self.http2 && !headers.contains_key(header::HOST) {
+            let authority = url.authority().map(ToString::to_string).unwrap_or_default();
+            headers.insert(header::HOST, HeaderValue::try_from(authority)?);
+        }
+        Ok(Target {
+            name: url.to_string(),
+            dialer: Dialer::new(addresses, tls),
+            http2: self.http2,
+            roles,
+            stack: None,
+            uri: url.clone(),
+            headers,
+        })
+    }
+}
+
+impl Target {
+    /// The URL that is asked.
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// A request template for `path`, or for the URL's own path if there is none.
+    ///
+    /// # Errors
+    /// The path is none.
+    pub fn template(&self, method: Method, path: Option<&str>) -> anyhow::Result<Template> {
+        let path = match path {
+            Some(path) => PathAndQuery::try_from(path).context(path.to_owned())?,
+            None => self
+                .uri
+                .path_and_query()
+                .cloned()
+                .unwrap_or_else(|| PathAndQuery::from_static("/")),
+        };
+        // HTTP/1.1 sends the path alone; HTTP/2 needs scheme and authority.
+        let uri = if self.http2 {
+            let mut parts = self.uri.clone().into_parts();
+            parts.path_and_query = Some(path);
+            Uri::from_parts(parts)?
+        } else {
+            Uri::from(path)
+        };
+        Ok(Template {
+            method,
+            uri,
+            headers: self.headers.clone(),
+        })
+    }
+}
+
+/// What all requests of a kind have in common.
+#[derive(Clone, Debug)]
+pub struct Template {
+    method: Method,
+    uri: Uri,
+    /// Sent with each request.
+    pub headers: HeaderMap,
+}
+
+impl Template {
+    /// The method of each.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// What each asks for: the path alone with HTTP/1.1.
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// The next request.
+    pub fn request(&self, content: Outgoing) -> Request<Outgoing> {
+        let mut request = Request::new(content);
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        request.headers_mut().clone_from(&self.headers);
+        request
+    }
+
+    /// The next request, with content that is there already.
+    pub fn with(&self, content: &Bytes) -> Request<Outgoing> {
+        self.request(Outgoing::full(content.clone()))
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
+    let found = tokio::net::lookup_host((host, port)).await;
+    let found: Vec<_> = found
+        .with_context(|| format!("{host}: cannot find the address of this name"))?
+        .collect();
+    if found.is_empty() {
+        bail!("{host}: has no address");
+    }
+    Ok(found)
+}
+
+fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let text = fs::read(file).with_context(|| format!("--ca {}", file.display()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let certificates =
+        certificates.with_context(|| format!("--ca {}: is no PEM", file.display()))?;
+    if certificates.is_empty() {
+        bail!("--ca {}: holds no certificate", file.display());
+    }
+    Ok(certificates)
+}
+
+fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text
+        .split_once(':')
+        .ok_or("a header is written \"name: value\"")?;
+    let name = HeaderName::try_from(name.trim()).map_err(|error| error.to_string())?;
+    let value = HeaderValue::try_from(value.trim()).map_err(|error| error.to_string())?;
+    Ok((name, value))
+}
+
+fn parse_pid(text: &str) -> Result<(String, u32), String> {
+    let wrong = || "a process is written ROLE=PID, such as nginx=4711".to_owned();
+    let (role, pid) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let pid = pid.parse().map_err(|_| wrong())?;
+    if role.is_empty() {
+        return Err(wrong());
+    }
+    Ok((role.to_owned(), pid))
+}

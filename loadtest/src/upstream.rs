@@ -1,0 +1,155 @@
+//! The sample upstream: answers with known delay, known errors and known sizes.
+//!
+//! HTTP/1.1 and h2c on one thread, as cheap as it can be, so that what is measured is in front of
+//! it. What it does for each path is said in `upstream/answer.rs`; errors come evenly, not at
+//! random, so that a test can count them.
+
+mod answer;
+mod events;
+mod grpc;
+mod paced;
+mod plain;
+mod websocket;
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use bytesize::ByteSize;
+use hyper_util::{rt::TokioIo, server::conn::auto};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::{Builder, LocalOptions},
+    task::JoinSet,
+    time::sleep,
+};
+
+use crate::upstream::answer::{Local, Site};
+
+/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// As many waiting connections as the system allows.
+const BACKLOG: u32 = 65_535;
+
+/// Flow-control window of HTTP/2: uploads must not wait for it.
+const WINDOW: u32 = 4 * 1024 * 1024;
+
+/// How the sample upstream behaves.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Sample upstream")]
+pub struct UpstreamArgs {
+    /// Wait so long before each answer to a plain request
+    #[arg(long = "delay", value_name = "TIME", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub delay: Duration,
+    /// Answer this share (0 to 1) of plain requests with 503
+    #[arg(long = "error-rate", value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
+    pub error_rate: f64,
+    /// Content of each answer to a plain request
+    #[arg(long = "answer-size", value_name = "SIZE", default_value = "16B")]
+    pub answer_size: ByteSize,
+}
+
+impl UpstreamArgs {
+    /// The same, as flags of the subcommand.
+    pub fn flags(&self) -> Vec<String> {
+        vec![
+            format!("--delay={}", humantime::format_duration(self.delay)),
+            format!("--error-rate={}", self.error_rate),
+            format!("--answer-size={}B", self.answer_size.as_u64()),
+        ]
+    }
+}
+
+/// Flags of `loadtest upstream`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Where to listen
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+    /// How it behaves.
+    #[command(flatten)]
+    pub upstream: UpstreamArgs,
+}
+
+/// Serves until the process ends. Says where it listens in one line on standard output.
+///
+/// # Errors
+/// It cannot listen there.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default())
+        .context("cannot start")?;
+    runtime.block_on(async {
+        let listener = listen(args.listen);
+        let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
+        let address = listener.local_addr()?;
+        let mut out = io::stdout().lock();
+        writeln!(out, "listening on http://{address}")?;
+        out.flush()?;
+        drop(out);
+        serve(listener, &args.upstream).await;
+        Ok(())
+    })
+}
+
+/// Listens with room for thousands that connect at once.
+///
+/// # Errors
+/// The address is taken or not ours.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves for ever, on a local runtime.
+pub async fn serve(listener: TcpListener, args: &UpstreamArgs) {
+    let site = Site::new(args);
+    let mut connections = JoinSet::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn_local(connection(stream, site.clone()));
+            }
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connection(stream: TcpStream, site: Site) {
+    // It fails only on a socket that is already dead, which the first write tells.
+    drop(stream.set_nodelay(true));
+    let Ok(Some(stream)) = plain::serve(stream, &site).await else {
+        return;
+    };
+    let service = hyper::service::service_fn(move |request| site.clone().answer(request));
+    let mut builder = auto::Builder::new(Local);
+    builder
+        .http2()
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .enable_connect_protocol();
+    // The peer knows what went wrong with its own connection.
+    drop(
+        builder
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .await,
+    );
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to 1".to_owned()),
+    }
+}

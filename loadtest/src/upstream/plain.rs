@@ -1,0 +1,224 @@
+//! Plain requests over HTTP/1.1, answered with bytes that were put together once.
+//!
+//! A whole server library costs three times as much for them, on the cores of what is measured.
+//! The first request that is anything else goes, with its connection, to that library.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf as _, Bytes};
+use http::StatusCode;
+use httparse::{ParserConfig, Request, Status};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    net::TcpStream,
+    time::sleep,
+};
+
+use crate::upstream::answer::{Site, is_special};
+
+/// More fields, or a longer head, are the library's.
+const MOST_FIELDS: usize = 64;
+const MOST_HEAD: usize = 16 * 1024;
+
+/// Fields that make a request more than plain.
+const NOT_PLAIN: [&str; 5] = [
+    "content-length",
+    "content-type",
+    "expect",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// What comes first in a connection.
+enum Next {
+    /// A plain request of this length.
+    Plain(usize),
+    /// Not all of a request's head is there.
+    Unknown,
+    /// Something for the library.
+    Other,
+}
+
+/// The answers to plain requests, in one piece.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    good: Bytes,
+    error: Bytes,
+}
+
+impl Written {
+    pub(super) fn new(content: &[u8]) -> Self {
+        let answer = |status: StatusCode| {
+            let head = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n",
+                content.len()
+            );
+            Bytes::from([head.as_bytes(), content].concat())
+        };
+        Self {
+            good: answer(StatusCode::OK),
+            error: answer(StatusCode::SERVICE_UNAVAILABLE),
+        }
+    }
+}
+
+/// Answers plain requests until something else comes, which it gives back with the connection.
+/// None when the peer has closed it.
+pub(super) async fn serve(mut stream: TcpStream, site: &Site) -> io::Result<Option<Read>> {
+    let mut buffer = vec![0; 2048];
+    let mut filled = 0;
+    loop {
+        match next(&buffer[..filled]) {
+            Next::Plain(length) => {
+                if !site.delay.is_zero() {
+                    sleep(site.delay).await;
+                }
+                let answer = if site.errors.is_due() {
+                    &site.written.error
+                } else {
+                    &site.written.good
+                };
+                stream.write_all(answer).await?;
+                buffer.copy_within(length..filled, 0);
+                filled -= length;
+                if filled > 0 {
+                    continue;
+                }
+            }
+            Next::Unknown if filled < MOST_HEAD => {}
+            Next::Unknown | Next::Other => {
+                buffer.truncate(filled);
+                let first = Bytes::from(buffer);
+                return Ok(Some(Read { first, stream }));
+            }
+        }
+        if filled == buffer.len() {
+            buffer.resize(filled * 2, 0);
+        }
+        match stream.read(&mut buffer[filled..]).await? {
+            0 => return Ok(None),
+            read => filled += read,
+        }
+    }
+}
+
+fn next(bytes: &[u8]) -> Next {
+    if bytes.is_empty() {
+        return Next::Unknown;
+    }
+    let mut fields = [const { MaybeUninit::uninit() }; MOST_FIELDS];
+    let mut request = Request::new(&mut []);
+    let config = ParserConfig::default();
+    let parsed = config.parse_request_with_uninit_headers(&mut request, bytes, &mut fields);
+    let length = match parsed {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) => return Next::Unknown,
+        // HTTP/2 begins with what is no request of HTTP/1.
+        Err(_) => return Next::Other,
+    };
+    let is_plain = request.method == Some("GET")
+        && request.version == Some(1)
+        && request.path.is_some_and(|path| !is_special(path));
+    let is_more = request.headers.iter().any(|field| {
+        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+        NOT_PLAIN.into_iter().any(is)
+            || is("connection") && !field.value.eq_ignore_ascii_case(b"keep-alive")
+    });
+    if is_plain && !is_more {
+        Next::Plain(length)
+    } else {
+        Next::Other
+    }
+}
+
+/// A connection of which some bytes were read already.
+#[derive(Debug)]
+pub(super) struct Read {
+    first: Bytes,
+    stream: TcpStream,
+}
+
+impl AsyncRead for Read {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.first.is_empty() {
+            return Pin::new(&mut this.stream).poll_read(context, buffer);
+        }
+        let length = this.first.len().min(buffer.remaining());
+        buffer.put_slice(&this.first[..length]);
+        this.first.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Read {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_requests_are_answered_here() {
+        let plain = [
+            "GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+            "GET /any/path?x HTTP/1.1\r\nhost: a\r\nConnection: keep-alive\r\n\r\n",
+        ];
+        for request in plain {
+            let next = next(request.as_bytes());
+            assert!(matches!(next, Next::Plain(length) if length == request.len()));
+        }
+        let other = [
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "GET /bytes/5 HTTP/1.1\r\n\r\n",
+            "GET /echo HTTP/1.1\r\nupgrade: websocket\r\n\r\n",
+            "GET / HTTP/1.0\r\n\r\n",
+            "GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
+            "HEAD / HTTP/1.1\r\n\r\n",
+        ];
+        for request in other {
+            assert!(
+                matches!(next(request.as_bytes()), Next::Other),
+                "{request:?}"
+            );
+        }
+        assert!(matches!(next(b"GET / HTTP/1.1\r\nho"), Next::Unknown));
+    }
+}

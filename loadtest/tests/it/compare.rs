@@ -1,0 +1,227 @@
+//! Ratios must be those that are known, and what cannot be measured must be told.
+
+use std::{fs, process::Command};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::language::{Measured, Upstream, loadtest, nobody, programs};
+
+/// Short, and never without figures.
+const SHORT: &str = "--rounds 3 --duration 400ms --warm-up 100ms";
+
+/// `IP:PORT` of an upstream.
+fn address(upstream: &Upstream) -> &str {
+    upstream.url.strip_prefix("http://").unwrap()
+}
+
+/// The row of a target in the table of a level, by the heads of its columns.
+struct Row(Vec<(String, String)>);
+
+impl Row {
+    fn of(measured: &Measured, table: usize, target: &str) -> Self {
+        let table = &measured.report["tables"][table];
+        let texts = |cells: &Value| -> Vec<String> {
+            let cells = cells
+                .as_array()
+                .unwrap_or_else(|| panic!("no table: {measured:#?}"));
+            cells
+                .iter()
+                .map(|cell| cell.as_str().unwrap().to_owned())
+                .collect()
+        };
+        let heads = texts(&table["columns"]);
+        let mut rows = table["rows"].as_array().unwrap().iter().map(texts);
+        let row = rows.find(|row| row[0] == target);
+        let row = row.unwrap_or_else(|| panic!("no row {target}: {measured:#?}"));
+        Self(heads.into_iter().zip(row).collect())
+    }
+
+    fn cell(&self, head: &str) -> &str {
+        let place = self.place(head);
+        &self.0[place].1
+    }
+
+    /// The ratio that stands beside a figure, without its spread.
+    fn ratio(&self, head: &str) -> f64 {
+        let cell = &self.0[self.place(head) + 1].1;
+        let median = cell
+            .split_once(' ')
+            .map_or(cell.as_str(), |(median, _)| median);
+        median
+            .parse()
+            .unwrap_or_else(|_| panic!("{head}: no ratio in {cell:?}"))
+    }
+
+    fn place(&self, head: &str) -> usize {
+        let place = self.0.iter().position(|(name, _)| name == head);
+        place.unwrap_or_else(|| panic!("no column {head}"))
+    }
+}
+
+#[test]
+fn a_target_of_twice_the_delay_is_told_as_twice_as_slow() {
+    let (fast, slow) = (
+        Upstream::start("--delay 50ms"),
+        Upstream::start("--delay 100ms"),
+    );
+    let measured = loadtest(&format!(
+        "compare --load http --connections 1,4 {SHORT} --upstream {} --base direct \
+         --only direct,slow --target slow={},{}",
+        address(&fast),
+        slow.url,
+        slow.id()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    for table in 0..2 {
+        let row = Row::of(&measured, table, "slow");
+        assert!((1.5..2.6).contains(&row.ratio("p50")), "{measured:#?}");
+        assert!((0.35..0.7).contains(&row.ratio("rate")), "{measured:#?}");
+        // Its process is known; that of an upstream that ran already is not.
+        assert!(row.cell("CPU/request").ends_with('s'), "{measured:#?}");
+        let base = Row::of(&measured, table, "direct");
+        assert_eq!(base.cell("CPU/request"), "–");
+        assert_eq!(base.ratio("p50"), 1.0);
+        assert_eq!(base.cell("errors"), "0");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_keeps_its_row_and_its_reason() {
+    let (upstream, other) = (Upstream::start(""), Upstream::start("--answer-size 5B"));
+    let measured = loadtest(&format!(
+        "compare --load http --connections 1 {SHORT} --upstream {} --base direct \
+         --only direct,dead,other --target dead=http://{} --target other={}",
+        address(&upstream),
+        nobody(),
+        other.url
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    for target in ["dead", "other"] {
+        assert_eq!(Row::of(&measured, 0, target).cell("errors"), "not measured");
+    }
+    let dead = "dead was not measured: it fails: connect_refused";
+    let other = "other was not measured: it answers 200 OK (5 bytes) where the upstream answers \
+                 200 OK (16 bytes)";
+    for expected in [dead, other] {
+        assert!(measured.text.contains(expected), "{measured:#?}");
+    }
+}
+
+#[test]
+fn nothing_to_measure_is_a_failure_with_reasons() {
+    let upstream = Upstream::start("");
+    let measured = loadtest(&format!(
+        "compare --upstream {} --only dead --target dead=http://{}",
+        address(&upstream),
+        nobody()
+    ));
+    assert_eq!(measured.code, 1);
+    let expected = "dead was not measured: it fails: connect_refused";
+    assert!(measured.complaint.contains(expected), "{measured:#?}");
+}
+
+#[test]
+fn a_hop_costs_what_the_upstream_does_not() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("tables.md");
+    let measured = loadtest(&format!(
+        "compare --upstream sample --only direct,hop --base hop --connections 4 {SHORT} \
+         --size 8MiB --markdown {}",
+        file.display()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    // One level of small requests, a download, an upload.
+    for (table, cost, speed) in [
+        (0, "CPU/request", "rate"),
+        (1, "CPU/GiB", "throughput"),
+        (2, "CPU/GiB", "throughput"),
+    ] {
+        let (hop, direct) = (
+            Row::of(&measured, table, "hop"),
+            Row::of(&measured, table, "direct"),
+        );
+        assert_eq!(
+            (hop.cell("errors"), direct.cell("errors")),
+            ("0", "0"),
+            "{measured:#?}"
+        );
+        assert_eq!(direct.cell(cost), "–");
+        assert!(hop.cell(cost).ends_with('s'), "{measured:#?}");
+        assert!(direct.ratio(speed) > 0.0);
+    }
+    let text = fs::read_to_string(file).unwrap();
+    let expected = "| target | CPU/request | × hop | rate | × hop |";
+    assert!(
+        text.contains(expected) && text.contains("| direct | – | – |"),
+        "{text}"
+    );
+}
+
+#[test]
+fn errors_of_a_target_are_counted_in_its_row() {
+    let upstream = Upstream::start("--error-rate 0.5");
+    let measured = loadtest(&format!(
+        "compare --load http --connections 1 {SHORT} --upstream {} --only direct --base direct",
+        address(&upstream)
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    assert_ne!(Row::of(&measured, 0, "direct").cell("errors"), "0");
+    assert!(
+        measured.text.contains("failed with status_503"),
+        "{measured:#?}"
+    );
+}
+
+#[test]
+fn our_tunnel_and_the_nginx_pair_are_started() {
+    let has_nginx = Command::new("nginx").arg("-v").output().is_ok();
+    let (only, upstream) = if has_nginx {
+        ("nginx,ours", "nginx")
+    } else {
+        ("hop,ours", "sample")
+    };
+    let measured = loadtest(&format!(
+        "compare --only {only} --upstream {upstream} --connections 2 --rounds 1 --duration 300ms \
+         --warm-up 100ms --size 2MiB --programs {}",
+        programs().display()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    for table in 0..3 {
+        for target in only.split(',') {
+            let row = Row::of(&measured, table, target);
+            assert_eq!(row.cell("errors"), "0", "{measured:#?}");
+            let cost = if table == 0 { "CPU/request" } else { "CPU/GiB" };
+            assert!(row.ratio(cost) > 0.0, "{measured:#?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_targets_are_refused_with_what_is_wrong() {
+    let cases = [
+        ("--target frp", "NAME=URL[,PID...]"),
+        ("--target frp=http://a,x", "neither the id of a process"),
+        (
+            "--target ours=http://a",
+            "there is another target of this name",
+        ),
+        ("--only frp", "no such target; there are direct, hop"),
+        ("--base frp", "no such target; there are direct"),
+        ("--connections 0", "numbers above zero"),
+        ("--upstream somewhere", "neither nginx nor sample"),
+    ];
+    for (arguments, expected) in cases {
+        let measured = loadtest(&format!(
+            "compare --programs missing --only direct {arguments}"
+        ));
+        assert_ne!(measured.code, 0, "{arguments}");
+        // Long lines are wrapped.
+        let complaint = measured
+            .complaint
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert!(complaint.contains(expected), "{arguments}: {complaint}");
+    }
+}

@@ -1,0 +1,109 @@
+//! What runs beside small requests must be there, and who starves must be counted.
+
+use crate::language::{Measured, Upstream, loadtest, programs};
+
+const SHORT: &str = "--rounds 1 --duration 600ms --warm-up 200ms --bulk-streams 2 --slow-readers 2";
+
+/// The row of a phase: phase, p50, ratio, p99, ratio, max, answered, starved, not sent,
+/// other errors, beside.
+fn row(measured: &Measured, phase: &str) -> Vec<String> {
+    let rows = measured.report["tables"][0]["rows"].as_array();
+    let rows = rows.unwrap_or_else(|| panic!("no table: {measured:#?}"));
+    let row = rows.iter().find(|row| row[0] == phase);
+    let row = row.unwrap_or_else(|| panic!("no phase {phase}: {measured:#?}"));
+    let cells = row.as_array().unwrap().iter();
+    cells
+        .map(|cell| cell.as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn each_phase_has_its_load_beside() {
+    let upstream = Upstream::start("");
+    let url = &upstream.url;
+    let measured = loadtest(&format!(
+        "fairness --url {url} --neighbour {url} {SHORT} --rate 100 --bulk-rate 1MiB"
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    assert_eq!(
+        measured.report["runs"].as_array().unwrap().len(),
+        5,
+        "{measured:#?}"
+    );
+    let unloaded = row(&measured, "unloaded");
+    assert_eq!(
+        (unloaded[4].as_str(), unloaded[10].as_str()),
+        ("1.00 (1.00–1.00)", "–")
+    );
+    for phase in ["paced downloads", "paced downloads, neighbour"] {
+        let row = row(&measured, phase);
+        // All that was due is there, however busy the machine was.
+        let [answered, starved, unsent, others] =
+            [6, 7, 8, 9].map(|cell| row[cell].parse::<u32>().unwrap());
+        assert_eq!(
+            (answered + unsent, starved, others),
+            (60, 0, 0),
+            "{measured:#?}"
+        );
+        // Two downloads of 1 MiB a second: a busy machine makes it less, never more.
+        let beside = row[10].strip_suffix(" MiB/s");
+        let beside: f64 = beside.unwrap_or("0").parse().unwrap();
+        assert!(beside < 2.5, "{measured:#?}");
+        assert_ne!(row[10], "0 B/s", "{measured:#?}");
+    }
+    let unthrottled = &row(&measured, "unthrottled downloads")[10];
+    assert!(
+        unthrottled.ends_with(" MiB/s") || unthrottled.ends_with(" GiB/s"),
+        "{measured:#?}"
+    );
+    assert_eq!(row(&measured, "slow readers")[7], "0", "{measured:#?}");
+}
+
+#[test]
+fn who_gets_no_answer_is_starved() {
+    let upstream = Upstream::start("--delay 2s");
+    let measured = loadtest(&format!(
+        "fairness --url {} {SHORT} --rate 20 --timeout 200ms",
+        upstream.url
+    ));
+    // 12 requests were due in each phase, and none was answered.
+    assert_eq!(
+        row(&measured, "unloaded")[6..10],
+        ["0", "12", "0", "0"],
+        "{measured:#?}"
+    );
+    assert!(
+        measured.text.contains("no neighbour was measured"),
+        "{measured:#?}"
+    );
+}
+
+#[test]
+fn a_self_contained_run_has_a_neighbour() {
+    let measured = loadtest(&format!(
+        "fairness --self-contained --direct --programs {} {SHORT} --rate 50 --bulk-rate 1MiB",
+        programs().display()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    for phase in [
+        "unloaded",
+        "paced downloads, neighbour",
+        "slow readers",
+        "unloaded, direct",
+    ] {
+        let row = row(&measured, phase);
+        assert_ne!(row[6], "0", "{measured:#?}");
+        assert_eq!(
+            (row[7].as_str(), row[9].as_str()),
+            ("0", "0"),
+            "{measured:#?}"
+        );
+    }
+    assert_ne!(row(&measured, "paced downloads")[4], "–");
+    assert!(
+        !measured
+            .text
+            .contains("downloads beside the small requests failed"),
+        "{measured:#?}"
+    );
+}

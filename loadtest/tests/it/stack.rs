@@ -1,0 +1,103 @@
+//! The programs that `--self-contained` starts: measured apart, and never left behind.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::language::{PROGRAM, loadtest, programs};
+
+#[test]
+fn a_tunnel_is_started_and_measured_by_role() {
+    let programs = programs();
+    let measured = loadtest(&format!(
+        "http --self-contained --programs {} --warm-up 0s --duration 1s --connections 4 \
+         --error-rate 0.5",
+        programs.display()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    let usage = &measured.run()["usage"];
+    for role in [
+        "load generator",
+        "tunnel client",
+        "tunnel server",
+        "upstream",
+    ] {
+        assert!(
+            usage[role]["cpu_seconds"].as_f64().unwrap() > 0.0,
+            "{measured:#?}"
+        );
+    }
+    assert!(measured.run()["cpu_us_per_request"].as_f64().unwrap() > 0.0);
+    // The answers came from the upstream behind the tunnel.
+    let (completed, failed) = (measured.completed(), measured.errors("status_503"));
+    assert!(
+        completed > 0 && completed.abs_diff(failed) <= 4,
+        "{measured:#?}"
+    );
+}
+
+#[test]
+fn missing_programs_are_told_with_what_to_do() {
+    let measured = loadtest("http --self-contained --programs missing/directory");
+    assert_eq!(measured.code, 1);
+    for expected in ["missing/directory/tunnel-server", "cargo build --release"] {
+        assert!(measured.complaint.contains(expected), "{measured:#?}");
+    }
+}
+
+#[test]
+fn a_program_that_does_not_start_is_quoted() {
+    let measured = loadtest(&format!(
+        "http --self-contained --programs {} --server-flag=--no-such-flag",
+        programs().display()
+    ));
+    assert_eq!(measured.code, 1);
+    assert!(measured.complaint.contains("no-such-flag"), "{measured:#?}");
+}
+
+#[test]
+fn no_program_is_left_when_it_is_interrupted() {
+    let programs = programs();
+    for signal in ["INT", "TERM"] {
+        let mut loadtest = Command::new(PROGRAM)
+            .args(["http", "--self-contained", "--duration", "5m", "--programs"])
+            .arg(&programs)
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(loadtest.stderr.take().unwrap());
+        // A line every few seconds; the first after all programs were started.
+        let mut lines = output.lines().map(Result::unwrap);
+        lines
+            .find(|line| line.contains("warming up") || line.contains("p99"))
+            .unwrap();
+        let children = children(loadtest.id());
+        assert_eq!(children.len(), 3, "upstream, server, client");
+        let id = loadtest.id().to_string();
+        let kill = Command::new("kill").args(["-s", signal, &id]).status();
+        assert!(kill.unwrap().success());
+        assert_eq!(loadtest.wait().unwrap().code(), Some(1));
+        for child in children {
+            assert!(
+                !Path::new(&format!("/proc/{child}")).exists(),
+                "{child} lives"
+            );
+        }
+    }
+}
+
+fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
+        let ppid = fields.and_then(|fields| fields.split_ascii_whitespace().nth(1));
+        ppid == Some(parent.to_string().as_str())
+    };
+    processes.filter(is_child).collect()
+}
