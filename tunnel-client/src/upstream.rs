@@ -112,7 +112,7 @@ impl Upstream {
 
     /// Closes connections that nobody needs, for as long as it is polled.
     pub(crate) async fn sweep(&self) {
-        let mut ticks = interval(pool::REST / 2);
+        let mut ticks = interval(pool::REST / pool::SWEEPS);
         loop {
             ticks.tick().await;
             self.pool.sweep();

@@ -35,8 +35,8 @@ pub const EXCHANGES: usize = 1_024;
 /// Largest value to which the number of open exchanges can be configured.
 pub const EXCHANGES_MAX: usize = 4_096;
 
-/// Streams open at once on one session. A tunnel server that opens more breaks the protocol, so this
-/// lies above [`EXCHANGES_MAX`] by as many as may be resting, or closed at one end only.
+/// Streams open at once on one session. What a tunnel server opens beyond is reset, so this lies
+/// above [`EXCHANGES_MAX`] by as many as may be resting, or closed at one end only.
 pub const STREAMS: usize = EXCHANGES_MAX + 1_024;
 
 /// Streams that may wait to be acknowledged. Other implementations of yamux stop accepting there.

@@ -260,7 +260,11 @@ impl Session {
         match self.shared.mux.open() {
             Ok(Opening::Open(stream)) => Ok(stream),
             Ok(Opening::Waiting(opening)) => opening.await.map_err(|_| OpenError::Closed),
-            Err(_) => Err(OpenError::Closed),
+            Err(_) => {
+                // Nothing can be opened on it any more: another session has to take over.
+                self.close(CloseReason::Internal);
+                Err(OpenError::Closed)
+            }
         }
     }
 

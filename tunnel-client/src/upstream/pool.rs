@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::Connection;
 
@@ -15,17 +14,21 @@ use super::Connection;
 /// 5 s), the look at the connection when it is taken and the one safe retry do the rest.
 pub(super) const REST: Duration = Duration::from_secs(30);
 
+/// Sweeps in that time. Age is counted in them: a look at the clock for each exchange is not free.
+pub(super) const SWEEPS: u32 = 2;
+
 /// The connections of one upstream.
 pub(super) struct Pool {
-    /// In the order in which they came to rest.
-    resting: Mutex<Vec<Resting>>,
+    resting: Mutex<AtRest>,
     /// Most that are kept.
     limit: usize,
 }
 
-struct Resting {
-    connection: Box<Connection>,
-    since: Instant,
+#[derive(Default)]
+struct AtRest {
+    /// In the order in which they came to rest, each with the number of sweeps before.
+    connections: Vec<(Box<Connection>, u32)>,
+    sweeps: u32,
 }
 
 impl Pool {
@@ -39,9 +42,9 @@ impl Pool {
     /// A connection that can be used at once.
     pub(super) fn take(&self) -> Option<Box<Connection>> {
         loop {
-            let mut resting = self.resting.lock().pop()?;
-            if resting.since.elapsed() < REST && resting.connection.is_alive() {
-                return Some(resting.connection);
+            let (mut connection, _) = self.resting.lock().connections.pop()?;
+            if connection.is_alive() {
+                return Some(connection);
             }
         }
     }
@@ -53,19 +56,22 @@ impl Pool {
         }
         connection.rest();
         let mut resting = self.resting.lock();
-        if resting.len() < self.limit {
-            resting.push(Resting {
-                connection,
-                since: Instant::now(),
-            });
+        if resting.connections.len() < self.limit {
+            let sweeps = resting.sweeps;
+            resting.connections.push((connection, sweeps));
         }
     }
 
-    /// Closes those that have rested for too long.
+    /// Closes those that have rested for too long. To be called [`SWEEPS`] times in [`REST`].
     pub(super) fn sweep(&self) {
         let mut resting = self.resting.lock();
-        let young = resting.partition_point(|resting| resting.since.elapsed() >= REST);
-        let old: Vec<_> = resting.drain(..young).collect();
+        resting.sweeps = resting.sweeps.wrapping_add(1);
+        let now = resting.sweeps;
+        let is_old = |since: u32| now.wrapping_sub(since) > SWEEPS;
+        let young = resting
+            .connections
+            .partition_point(|(_, since)| is_old(*since));
+        let old: Vec<_> = resting.connections.drain(..young).collect();
         drop(resting);
         // Closing them is a system call each, for which nobody should have to wait.
         drop(old);

@@ -258,7 +258,8 @@ impl Drop for MuxStream {
         let woken = std::mem::take(&mut streams.woken);
         let has_ended = streams.has_ended();
         drop(streams);
-        drop(woken);
+        // Of this stream; whoever still waits for something of it is to find out.
+        self.mux.wake(woken);
         if !has_ended {
             // There may be a frame to send, and room for another stream.
             self.mux.driver.wake();

@@ -208,17 +208,19 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
 
     /// Writes what is queued. Ready when all of it is with the socket.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WebSocketError>> {
-        if let Some(payload) = self.pong.take() {
-            self.send(OpCode::Control(Control::Pong), payload)?;
+        loop {
+            if self.is_unflushed {
+                let written = ready!(self.outgoing.poll_write(&mut self.io, cx));
+                written.map_err(WebSocketError::Io)?;
+                ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(WebSocketError::Io)?;
+                self.is_unflushed = false;
+            }
+            // Only now, so that pings cannot fill what the other end does not read.
+            match self.pong.take() {
+                Some(payload) => self.send(OpCode::Control(Control::Pong), payload)?,
+                None => return Poll::Ready(Ok(())),
+            }
         }
-        if !self.is_unflushed {
-            return Poll::Ready(Ok(()));
-        }
-        let written = ready!(self.outgoing.poll_write(&mut self.io, cx));
-        written.map_err(WebSocketError::Io)?;
-        ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(WebSocketError::Io)?;
-        self.is_unflushed = false;
-        Poll::Ready(Ok(()))
     }
 
     /// Gives space back that a burst has left.

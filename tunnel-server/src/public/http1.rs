@@ -24,6 +24,21 @@ pub mod framing;
 mod handle;
 mod head;
 mod syntax;
+/// Short pieces as one: a vectored write costs more than the copy.
+fn joined<'a>(bufs: &'a [io::IoSlice<'_>], space: &'a mut [u8; JOINED_BYTES]) -> Option<&'a [u8]> {
+    if let [only] = bufs {
+        return Some(only);
+    }
+    let mut used = 0;
+    for piece in bufs {
+        space
+            .get_mut(used..used + piece.len())?
+            .copy_from_slice(piece);
+        used += piece.len();
+    }
+    Some(&space[..used])
+}
+
 #[cfg(test)]
 mod tests;
 mod violation;
@@ -55,6 +70,9 @@ const EARLY_BYTES: usize = 8 * 1024;
 /// What hyper writes by itself when somebody wants the body of a request that expects it: not yet
 /// an answer, so that other informational heads may follow.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// A head and content up to this length together are written as one piece.
+const JOINED_BYTES: usize = 1024;
 
 /// What a connection may take, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -481,7 +499,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         let this = self.get_mut();
         this.begin_write(!matches!(bufs, [only] if &**only == CONTINUE));
         ready!(this.poll_informational(cx))?;
-        let written = Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        let io = Pin::new(&mut this.io);
+        let mut space = [0; JOINED_BYTES];
+        let written = match joined(bufs, &mut space) {
+            Some(bytes) => io.poll_write(cx, bytes),
+            None => io.poll_write_vectored(cx, bufs),
+        };
         this.after_output(cx, written.is_ready());
         written
     }

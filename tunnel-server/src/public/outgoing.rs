@@ -172,11 +172,15 @@ fn copy_end_to_end(checked: &CheckedRequest<'_>, origin: &Origin, head: &mut Hea
     }
     if checked.seen.cookie && !nominated.contains(&header::COOKIE) {
         let mut parts: Vec<&[u8]> = Vec::new();
-        for crumb in checked.headers.get_all(header::COOKIE) {
-            if !parts.is_empty() {
-                parts.push(b"; ");
+        let crumbs = checked.headers.get_all(header::COOKIE).iter();
+        for crumb in crumbs.map(|crumb| crumb.as_bytes().trim_ascii()) {
+            // An empty one would leave white space at an end, which the tunnel client refuses.
+            if !crumb.is_empty() {
+                if !parts.is_empty() {
+                    parts.push(b"; ");
+                }
+                parts.push(crumb);
             }
-            parts.push(crumb.as_bytes().trim_ascii());
         }
         head.field_of(&header::COOKIE, &parts);
     }
@@ -353,7 +357,9 @@ mod tests {
                 ("accept", "a"),
                 ("cookie", "a=1"),
                 ("accept", "b"),
+                ("cookie", " "),
                 ("cookie", "b=2"),
+                ("cookie", ""),
                 ("accept", "a"),
             ],
             false,

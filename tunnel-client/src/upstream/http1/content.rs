@@ -111,7 +111,7 @@ impl Content {
             }
         }
         if *self == Self::Chunked(Chunks::Trailers) && input.bytes().starts_with(b"\r\n") {
-            input.bytes().advance(2);
+            input.take(2);
             *self = Self::Ended;
         }
     }
@@ -138,6 +138,9 @@ impl Chunks {
         match self {
             Self::Size => match httparse::parse_chunk_size(input.bytes()) {
                 Ok(Status::Complete((line, size))) => {
+                    if !is_size_line(&input.bytes()[..line]) {
+                        return Err(ContentError::ChunkSize);
+                    }
                     input.bytes().advance(line);
                     Ok(Step::Next(match size {
                         0 => Self::Trailers,
@@ -150,7 +153,7 @@ impl Chunks {
             Self::DataEnd => match input.bytes()[..] {
                 [] | [b'\r'] => Ok(Step::More),
                 [b'\r', b'\n', ..] => {
-                    input.bytes().advance(2);
+                    input.take(2);
                     Ok(Step::Next(Self::Size))
                 }
                 _ => Err(ContentError::ChunkEnd),
@@ -159,6 +162,14 @@ impl Chunks {
             Self::Data(_) => Ok(Step::More),
         }
     }
+}
+
+/// Whether a line has a size, and but one end: the parser takes none for zero, which would make an end
+/// of what is none.
+fn is_size_line(line: &[u8]) -> bool {
+    let text = line.strip_suffix(b"\r\n").unwrap_or(b"\n");
+    text.first().is_some_and(u8::is_ascii_hexdigit)
+        && !text.iter().any(|byte| matches!(byte, b'\n' | b'\r' | 0))
 }
 
 /// Up to `left` bytes of data.
@@ -171,7 +182,7 @@ fn data(bytes: &mut BytesMut, left: &mut u64) -> Option<Frame<Bytes>> {
 fn read_trailers(input: &mut Input) -> Result<Step, ContentError> {
     let invalid = |what: &dyn std::fmt::Display| ContentError::Trailers(what.to_string());
     if input.bytes().starts_with(b"\r\n") {
-        input.bytes().advance(2);
+        input.take(2);
         return Ok(Step::End(None));
     }
     let Some(end) = input.empty_line() else {
@@ -249,6 +260,11 @@ mod tests {
         for text in [
             "x\r\n",
             "-1\r\n",
+            "\r\n\r\n",
+            ";x\r\n\r\n",
+            "5\r\nhello\r\n\r\n\r\n",
+            "0\n\r\n",
+            "1;a\nb\r\na\r\n0\r\n\r\n",
             "fffffffffffffffff\r\n",
             "1\r\nabc",
             "1\r\na\n0\r\n\r\n",

@@ -167,7 +167,8 @@ fn head(
     Ok(Head {
         status,
         headers,
-        is_kept: is_kept && !is_closed,
+        // What ends with its connection leaves none behind.
+        is_kept: is_kept && !is_closed && !matches!(content, Content::ToEnd),
         content,
     })
 }
@@ -243,11 +244,12 @@ mod tests {
     #[test]
     fn the_connection_is_kept_as_version_and_options_say() {
         for (version, options, is_kept) in [
-            (1, "", true),
+            (1, "", false),
+            (1, "content-length: 0\r\n", true),
             (1, "connection: x, Close\r\n", false),
             (1, "connection: close\r\nconnection: keep-alive\r\n", false),
             (0, "", false),
-            (0, "connection: keep-alive\r\n", true),
+            (0, "connection: keep-alive\r\ncontent-length: 0\r\n", true),
         ] {
             let text = format!("HTTP/1.{version} 200 OK\r\n{options}\r\n");
             assert_eq!(read(&text).unwrap().unwrap().is_kept, is_kept, "{text:?}");

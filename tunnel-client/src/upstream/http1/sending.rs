@@ -41,10 +41,9 @@ pub(in crate::upstream) enum Framing {
 }
 
 /// What is to be sent.
-#[derive(Default)]
-pub(super) struct Sending {
+pub(super) struct Sending<B = OutgoingBody> {
     /// `None` once its end is among what waits.
-    body: Option<OutgoingBody>,
+    body: Option<B>,
     framing: Framing,
     /// Waits to be written, from `written` on.
     out: Vec<u8>,
@@ -59,7 +58,22 @@ pub(super) struct Sending {
     has_begun: bool,
 }
 
-impl Sending {
+impl<B> Default for Sending<B> {
+    fn default() -> Self {
+        Self {
+            body: None,
+            framing: Framing::default(),
+            out: Vec::new(),
+            written: 0,
+            content: Bytes::new(),
+            tail: b"",
+            is_unflushed: false,
+            has_begun: false,
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
     /// The place where a request's head is to be written.
     pub(super) fn head(&mut self) -> &mut Vec<u8> {
         self.out.clear();
@@ -68,7 +82,7 @@ impl Sending {
     }
 
     /// Begins with the content that follows the head.
-    pub(super) fn begin(&mut self, framing: Framing, body: OutgoingBody) {
+    pub(super) fn begin(&mut self, framing: Framing, body: B) {
         self.body = Some(body).filter(|body| !body.is_end_stream());
         self.framing = framing;
         self.is_unflushed = true;
@@ -81,7 +95,7 @@ impl Sending {
     }
 
     /// Takes the content back, should the upstream not have seen anything of the request.
-    pub(super) fn take_back(&mut self) -> Option<Option<OutgoingBody>> {
+    pub(super) fn take_back(&mut self) -> Option<Option<B>> {
         (!self.has_begun).then(|| self.body.take())
     }
 
@@ -92,7 +106,9 @@ impl Sending {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), SendError>> {
         loop {
-            if self.body.is_none() || !self.content.is_empty() || self.out.len() >= COPY_BYTES {
+            // What follows the content counts too: a write may have ended between the two.
+            let is_content_waiting = !self.content.is_empty() || !self.tail.is_empty();
+            if self.body.is_none() || is_content_waiting || self.out.len() >= COPY_BYTES {
                 ready!(self.poll_write(connection, cx)).map_err(SendError::Write)?;
             }
             let Some(body) = &mut self.body else {
@@ -224,4 +240,119 @@ pub(in crate::upstream) fn field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b": ");
     out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Pieces of content, one at each second poll.
+    struct Pieces {
+        left: VecDeque<Vec<u8>>,
+        is_late: bool,
+    }
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            self.is_late = !self.is_late;
+            if self.is_late {
+                return Poll::Pending;
+            }
+            Poll::Ready(
+                self.left
+                    .pop_front()
+                    .map(|piece| Ok(Frame::data(piece.into()))),
+            )
+        }
+    }
+
+    /// Takes so many bytes at once, and none each second time.
+    struct Narrow {
+        bytes: usize,
+        is_full: bool,
+        taken: Vec<u8>,
+    }
+
+    impl AsyncWrite for Narrow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.is_full = !self.is_full;
+            if self.is_full {
+                return Poll::Pending;
+            }
+            let taken = bytes.len().min(self.bytes);
+            self.taken.extend_from_slice(&bytes[..taken]);
+            Poll::Ready(Ok(taken))
+        }
+
+        fn poll_write_vectored(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            slices: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            let all: Vec<u8> = slices
+                .iter()
+                .flat_map(|slice| slice.iter().copied())
+                .collect();
+            self.poll_write(cx, &all)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// What the upstream gets of these pieces when its connection takes so many bytes at once.
+    fn sent(pieces: &[Vec<u8>], bytes: usize) -> Vec<u8> {
+        let body = Pieces {
+            left: pieces.to_vec().into(),
+            is_late: false,
+        };
+        let mut sending = Sending::default();
+        sending.head().extend_from_slice(b"HEAD");
+        sending.begin(Framing::Chunked(Vec::new()), body);
+        let mut connection = Narrow {
+            bytes,
+            is_full: true,
+            taken: Vec::new(),
+        };
+        let mut cx = Context::from_waker(Waker::noop());
+        while sending.poll(&mut connection, &mut cx).is_pending() {}
+        connection.taken
+    }
+
+    #[test]
+    fn chunks_are_whole_wherever_a_write_ends() {
+        let pieces: Vec<Vec<u8>> = [10, COPY_BYTES + 1, 3, COPY_BYTES + 2, COPY_BYTES + 3]
+            .map(|length| vec![b'x'; length])
+            .into();
+        let mut expected = b"HEAD".to_vec();
+        for piece in &pieces {
+            expected.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
+            expected.extend_from_slice(piece);
+            expected.extend_from_slice(CHUNK_END);
+        }
+        expected.extend_from_slice(LAST_CHUNK);
+        // Around each length at which a write can end within what follows a piece.
+        let around = [1, 7, 10, COPY_BYTES, COPY_BYTES + 30].map(|at| at..at + 40);
+        for bytes in around.into_iter().flatten() {
+            assert!(sent(&pieces, bytes) == expected, "{bytes} bytes at once");
+        }
+    }
 }

@@ -49,8 +49,9 @@ impl Output {
 
     /// The next bytes to send, at most a batch.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
-        let piece = match self.pieces.pop_front() {
-            Some(piece) => piece,
+        let piece = match self.pieces.front_mut() {
+            Some(piece) if piece.len() > limits::BATCH_BYTES => piece.split_to(limits::BATCH_BYTES),
+            Some(_) => self.pieces.pop_front()?,
             None if self.tail.is_empty() => return None,
             None => {
                 let length = self.tail.len().min(limits::BATCH_BYTES);

@@ -194,6 +194,10 @@ impl Streams {
         }
         if header.flags & RST != 0 {
             stream.reset(&mut self.woken);
+            // Whoever holds it has no use for its turn any more.
+            if std::mem::replace(&mut stream.turn, Turn::None) == Turn::Granted {
+                self.granted -= 1;
+            }
             return Ok(());
         }
         let value = header.value as usize;
@@ -237,7 +241,7 @@ impl Streams {
             return Err(MuxError::Protocol("a new stream with an even id"));
         }
         if self.table.len() >= limits::STREAMS {
-            return Err(MuxError::Protocol("more streams than allowed"));
+            return self.refuse(id);
         }
         let Entry::Vacant(place) = self.table.entry(id) else {
             return Err(MuxError::Protocol("a new stream with a used id"));
@@ -247,8 +251,27 @@ impl Streams {
         Ok(())
     }
 
+    /// Resets a stream beyond the limit. It may be an honest one: those that were reset count until
+    /// their holders know.
+    fn refuse(&mut self, stream: u32) -> Result<(), MuxError> {
+        if self.output.len() >= 2 * limits::OUTPUT_BYTES {
+            return Err(MuxError::Protocol("more streams than allowed"));
+        }
+        self.output.push(Header {
+            kind: Kind::Data,
+            flags: RST,
+            stream,
+            value: 0,
+        });
+        Ok(())
+    }
+
+    /// Takes a piece in, unless the stream has ended, or began only after the frame did.
     fn on_body(&mut self, id: u32, piece: Bytes) {
-        if let Some(stream) = self.table.get_mut(&id) {
+        if let Some(stream) = self.table.get_mut(&id)
+            && !stream.has_ended
+            && stream.receive.allows(piece.len())
+        {
             stream.receive.take(piece.len());
             stream.unread.push(piece);
             self.woken.extend(stream.reader.take());
@@ -283,7 +306,7 @@ impl Streams {
         if stream.has_ended {
             return Poll::Ready(None);
         }
-        set(&mut stream.reader, cx);
+        set(&mut stream.reader, cx, &mut self.woken);
         Poll::Pending
     }
 
@@ -302,7 +325,7 @@ impl Streams {
     pub(super) fn poll_reset(&mut self, id: u32, cx: &Context<'_>) -> Poll<()> {
         match self.table.get_mut(&id) {
             Some(stream) if !stream.is_reset => {
-                set(&mut stream.watcher, cx);
+                set(&mut stream.watcher, cx, &mut self.woken);
                 Poll::Pending
             }
             _ => Poll::Ready(()),
@@ -321,7 +344,7 @@ impl Streams {
         };
         let wanted = bytes.remaining();
         if stream.send == 0 {
-            set(&mut stream.writer, cx);
+            set(&mut stream.writer, cx, &mut self.woken);
             return Poll::Pending;
         }
         let is_free = self.output.len() < limits::OUTPUT_BYTES && self.waiting.is_empty();
@@ -333,7 +356,7 @@ impl Streams {
             }
             _ if is_free || is_short => stream.turn = Turn::None,
             turn => {
-                set(&mut stream.writer, cx);
+                set(&mut stream.writer, cx, &mut self.woken);
                 if turn == Turn::None {
                     stream.turn = Turn::Waits;
                     self.waiting.push_back(id);
@@ -351,7 +374,10 @@ impl Streams {
     /// The next bytes for the WebSocket; those who wait to write get their turn as it takes them.
     pub(super) fn take(&mut self) -> Option<Bytes> {
         let bytes = self.output.pop();
-        while self.output.len() + self.granted * limits::FRAME_BYTES < limits::OUTPUT_BYTES {
+        // One at least, since short messages fill the output beyond what is granted from.
+        while self.granted == 0
+            || self.output.len() + self.granted * limits::FRAME_BYTES < limits::OUTPUT_BYTES
+        {
             let Some(id) = self.waiting.pop_front() else {
                 break;
             };
@@ -401,9 +427,11 @@ impl Streams {
     pub(super) fn end(&mut self) {
         self.has_ended = true;
         self.waiting.clear();
+        self.granted = 0;
         self.output = Output::default();
         for stream in self.table.values_mut() {
             stream.reset(&mut self.woken);
+            stream.turn = Turn::None;
         }
     }
 
@@ -438,11 +466,12 @@ impl Streams {
     }
 }
 
-/// Keeps the waker of this task.
-fn set(waker: &mut Option<Waker>, cx: &Context<'_>) {
-    match waker {
-        Some(waker) => waker.clone_from(cx.waker()),
-        None => *waker = Some(cx.waker().clone()),
+/// Keeps the waker of this task. One of another task is not dropped here: it may be the last to hold
+/// that task, which could want the lock.
+fn set(waker: &mut Option<Waker>, cx: &Context<'_>, woken: &mut Vec<Waker>) {
+    let is_same = |waker: &Waker| waker.will_wake(cx.waker());
+    if !waker.as_ref().is_some_and(is_same) {
+        woken.extend(waker.replace(cx.waker().clone()));
     }
 }
 

@@ -163,6 +163,84 @@ fn nothing_is_left_of_streams_that_have_gone() {
     }
 }
 
+#[test]
+fn whoever_was_reset_while_it_waited_keeps_no_turn() {
+    let mut two = Two::new();
+    let mut streams: Vec<_> = (0..30).map(|_| two.open()).collect();
+    for stream in &mut streams {
+        assert!(write(stream, &mut Bytes::from_static(b"hello")));
+    }
+    two.settle();
+    for stream in &mut streams {
+        write(stream, &mut Bytes::from(vec![0; 200_000]));
+    }
+    // All but the last are reset by the other end, and held on to here.
+    let mut last = streams.pop().unwrap();
+    let _theirs = two.accepted.pop().unwrap();
+    two.accepted.clear();
+    while let Some(down) = two.client.take() {
+        two.server.receive(down, |_| {}).unwrap();
+    }
+    while two.server.take().is_some() {}
+    assert!(write(&mut last, &mut Bytes::from(vec![0; 30_000])));
+    assert_eq!(two.server.streams.lock().counts().2, 0);
+    drop(streams);
+}
+
+#[test]
+fn what_no_window_allows_is_never_kept() {
+    use frame::{Header, Kind, RST, SYN};
+    let header = |flags, stream, value| {
+        Header {
+            kind: Kind::Data,
+            flags,
+            stream,
+            value,
+        }
+        .encode()
+    };
+    let flood = vec![0; 4 * limits::STREAM_WINDOW_BYTES];
+    // Behind a reset.
+    let mut streams = Streams::new(Side::Client);
+    streams
+        .receive(Bytes::copy_from_slice(&header(SYN, 1, 0)))
+        .unwrap();
+    let reset = header(RST, 1, flood.len() as u32);
+    streams
+        .receive([&reset[..], &flood].concat().into())
+        .unwrap();
+    assert_eq!(streams.poll_read(1, &context()), Poll::Ready(None));
+    // In a frame that is older than its stream.
+    let mut streams = Streams::new(Side::Server);
+    streams
+        .receive(Bytes::copy_from_slice(&header(0, 1, flood.len() as u32)))
+        .unwrap();
+    streams.open().unwrap();
+    streams.receive(flood.into()).unwrap();
+    let mut kept = 0;
+    while let Poll::Ready(Some(bytes)) = streams.poll_read(1, &context()) {
+        kept += bytes.len();
+    }
+    assert!(kept <= limits::STREAM_WINDOW_BYTES, "{kept}");
+}
+
+#[test]
+fn no_piece_is_longer_than_a_batch() {
+    let two = Two::new();
+    let mut long = two.open();
+    write(&mut long, &mut Bytes::from(vec![0; 200_000]));
+    for _ in 0..200 {
+        let _ = write(&mut two.open(), &mut Bytes::from(vec![0; 1_500]));
+    }
+    while let Some(piece) = two.server.take() {
+        assert!(piece.len() <= limits::BATCH_BYTES);
+        write(&mut long, &mut Bytes::from(vec![0; 20_000]));
+        if two.server.streams.lock().output_bytes() == 0 {
+            break;
+        }
+    }
+}
+
 /// A pipe under the crate's connection.
 #[derive(Clone, Default)]
 struct Pipe(Arc<PipeLock<(BytesMut, BytesMut)>>);

@@ -435,14 +435,16 @@ async fn frames_that_break_the_protocol_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_beyond_the_limit_end_the_session() {
+async fn streams_beyond_the_limit_are_reset_and_no_other() {
     let mut attack = Attack::start().await;
     let requests = request("/never", &[]);
-    let opening = (0..=limits::STREAMS as u32).map(|n| Frame::data(SYN, 1 + 2 * n, &requests));
-    attack.peer.frames(opening).await;
-    assert_eq!(attack.peer.close_code().await, Some(4004));
-    let end = attack.end().await;
-    assert_eq!(end.reason(), CloseReason::ProtocolError);
+    let count = limits::STREAMS as u32;
+    let opening = (0..=count).map(|n| Frame::data(SYN, 1 + 2 * n, &requests));
+    assert!(attack.peer.frames(opening).await);
+    let refused = attack.peer.next_of(1 + 2 * count).await;
+    assert_eq!((refused.kind, refused.flags), (DATA, RST));
+    settle().await;
+    assert_eq!(attack.handlers(), limits::STREAMS);
 }
 
 #[tokio::test(start_paused = true)]
