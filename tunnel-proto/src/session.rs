@@ -11,6 +11,7 @@
 //! waiting exchange and queued message ends with it.
 
 pub(crate) mod driver;
+pub(crate) mod events;
 pub(crate) mod liveness;
 pub(crate) mod mux;
 pub(crate) mod websocket;
@@ -28,18 +29,18 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, watch},
 };
 
-use self::{
-    driver::Owner,
-    mux::{Mux, MuxStream, Opening},
-    websocket::WebSocket,
-};
 pub use self::{
     driver::{Driver, SessionEnd},
+    events::{SessionEvent, SessionEvents},
     mux::MuxError,
     websocket::WebSocketError,
+};
+use self::{
+    mux::{Mux, MuxStream, Opening},
+    websocket::WebSocket,
 };
 use crate::{close::CloseReason, control::Control, exchange::Idle, limits};
 
@@ -74,20 +75,6 @@ impl Default for SessionSettings {
 #[derive(Clone)]
 pub struct Session {
     shared: Arc<Shared>,
-}
-
-/// What the driver hands to the owner of a session.
-pub struct SessionEvents {
-    controls: mpsc::Receiver<Control>,
-    streams: mpsc::Receiver<MuxStream>,
-}
-
-/// One event of a session.
-pub enum SessionEvent {
-    /// The other end said something.
-    Control(Control),
-    /// The other end opened a stream; serve it with [`crate::exchange::serve`].
-    Exchanges(AcceptedStream),
 }
 
 /// A stream that the tunnel server opened; it carries one exchange after another.
@@ -141,12 +128,7 @@ impl Session {
         IO: AsyncRead + AsyncWrite + Unpin,
     {
         let websocket = WebSocket::new(io, leftover, side);
-        let (controls_in, controls) = mpsc::channel(limits::CONTROLS_WAITING);
-        let (streams_in, streams) = mpsc::channel(limits::STREAMS);
-        let owner = Owner {
-            controls: controls_in,
-            streams: streams_in,
-        };
+        let (owner, events) = events::events();
         let shared = Arc::new(Shared {
             side,
             settings,
@@ -162,7 +144,7 @@ impl Session {
         });
         let session = Self { shared };
         let driver = Driver::new(websocket, session.clone(), owner);
-        (session, SessionEvents { controls, streams }, driver)
+        (session, events, driver)
     }
 
     /// Sends a control message.
@@ -281,21 +263,6 @@ impl Session {
         self.shared.controls_out.lock().clear();
         self.shared.closed.send_replace(true);
         self.shared.at_rest.notify_waiters();
-    }
-}
-
-impl SessionEvents {
-    /// The next event; `None` when the session has ended. Control messages come first.
-    pub async fn next(&mut self, session: &Session) -> Option<SessionEvent> {
-        tokio::select! {
-            biased;
-            Some(control) = self.controls.recv() => Some(SessionEvent::Control(control)),
-            Some(stream) = self.streams.recv() => Some(SessionEvent::Exchanges(AcceptedStream {
-                stream,
-                session: session.clone(),
-            })),
-            else => None,
-        }
     }
 }
 

@@ -23,6 +23,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
+use self::session::LiveSession;
 use crate::public::places::Place;
 use crate::{auth::authenticate, listener::accept, node::Node, runtimes::RuntimeEntry};
 
@@ -76,13 +77,25 @@ async fn one(
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
     }
-    let admitted = tokio::select! {
-        admitted = greet(&node, socket, peer, tls) => admitted,
-        () = node.patience_ended() => None,
-    };
-    if let Some((admitted, io, leftover)) = admitted {
-        session::run(&node, admitted, io, leftover, peer).await;
+    // In a box of its own, so that the session, which lives for days, does not hold its space.
+    let begun = Box::pin(begin(&node, socket, peer, tls)).await;
+    if let Some(session) = begun {
+        session.run(&node).await;
     }
+}
+
+/// From the first byte to a session that has begun, unless the tunnel client is refused.
+async fn begin(
+    node: &Arc<Node>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+) -> Option<LiveSession> {
+    let (admitted, io, leftover) = tokio::select! {
+        admitted = greet(node, socket, peer, tls) => admitted?,
+        () = node.patience_ended() => return None,
+    };
+    Some(LiveSession::begin(node, admitted, io, leftover, peer).await)
 }
 
 /// From the first byte to the answer; the session's stream if the tunnel client was let in.

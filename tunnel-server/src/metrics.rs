@@ -6,15 +6,15 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
 use http::StatusCode;
 use parking_lot::Mutex;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, core::Collector,
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    core::Collector,
 };
 use tunnel_proto::problem::Problem;
 
@@ -51,7 +51,7 @@ pub struct Metrics {
     exchanges: IntCounterVec,
     bytes: IntCounterVec,
     open_exchanges: IntGaugeVec,
-    round_trip: HistogramVec,
+    round_trip: Histogram,
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
 }
 
@@ -59,14 +59,14 @@ pub struct Metrics {
 pub struct RuntimeMetrics {
     label: RuntimeLabel,
     metrics: Arc<Metrics>,
-    classes: [IntCounter; 5],
+    /// Made when first counted: most runtimes are quiet most of the time.
+    classes: [OnceLock<IntCounter>; 5],
     /// Bytes of request bodies sent to the runtime.
     pub bytes_in: IntCounter,
     /// Bytes of response bodies received from it.
     pub bytes_out: IntCounter,
     /// Open exchanges, upgraded connections among them.
     pub open: IntGauge,
-    round_trip: Histogram,
 }
 
 /// One open connection. Dropped when its task ends, however that comes about.
@@ -121,10 +121,9 @@ impl Metrics {
                 &["runtime", "direction"],
             )?,
             open_exchanges: new.gauges("open_exchanges", "Open exchanges", &["runtime"])?,
-            round_trip: new.durations_by(
+            round_trip: new.durations(
                 "round_trip_seconds",
                 "Round-trip time that pings through a session showed",
-                &["runtime"],
             )?,
             runtimes: Mutex::default(),
             registry,
@@ -145,6 +144,12 @@ impl Metrics {
         OpenConnection(gauge)
     }
 
+    /// Records the round-trip time of a session. Of all runtimes together: buckets for each of
+    /// thousands would be more than anybody stores.
+    pub fn observe_round_trip(&self, time: Duration) {
+        self.round_trip.observe(time.as_secs_f64());
+    }
+
     /// Counts a failure that the tunnel answers itself.
     pub fn count_problem(&self, problem: &Problem) {
         let labels = [problem.reason().name(), problem.hop().name()];
@@ -162,11 +167,10 @@ impl Metrics {
         let made = Arc::new(RuntimeMetrics {
             label: label.clone(),
             metrics: self.clone(),
-            classes: CLASSES.map(|class| self.exchanges.with_label_values(&[name, class])),
+            classes: Default::default(),
             bytes_in: self.bytes.with_label_values(&[name, "in"]),
             bytes_out: self.bytes.with_label_values(&[name, "out"]),
             open: self.open_exchanges.with_label_values(&[name]),
-            round_trip: self.round_trip.with_label_values(&[name]),
         });
         runtimes.insert(label.clone(), Arc::downgrade(&made));
         made
@@ -207,16 +211,6 @@ impl Families<'_> {
         let options = HistogramOpts::from(Self::options(name, help)).buckets(DURATIONS.to_vec());
         self.register(Histogram::with_opts(options)?)
     }
-
-    fn durations_by(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> prometheus::Result<HistogramVec> {
-        let options = HistogramOpts::from(Self::options(name, help)).buckets(DURATIONS.to_vec());
-        self.register(HistogramVec::new(options, labels)?)
-    }
 }
 
 impl RuntimeMetrics {
@@ -229,12 +223,11 @@ impl RuntimeMetrics {
     /// Counts an answered exchange.
     pub fn count_answer(&self, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100).clamp(1, CLASSES.len()) - 1;
-        self.classes[class].inc();
-    }
-
-    /// Records the round-trip time of a session.
-    pub fn observe_round_trip(&self, time: Duration) {
-        self.round_trip.observe(time.as_secs_f64());
+        let made = || {
+            let labels = [self.label.as_str(), CLASSES[class]];
+            self.metrics.exchanges.with_label_values(&labels)
+        };
+        self.classes[class].get_or_init(made).inc();
     }
 }
 
@@ -257,7 +250,6 @@ impl Drop for RuntimeMetrics {
             let _ = self.metrics.bytes.remove_label_values(&[name, direction]);
         }
         let _ = self.metrics.open_exchanges.remove_label_values(&[name]);
-        let _ = self.metrics.round_trip.remove_label_values(&[name]);
     }
 }
 

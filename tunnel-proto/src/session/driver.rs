@@ -15,14 +15,14 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::mpsc,
     time::{Instant, Sleep, sleep_until},
 };
 
 use super::{
     Session,
+    events::Owner,
     liveness::{Due, Liveness},
-    mux::{MuxError, MuxStream},
+    mux::MuxError,
     websocket::{Received, WebSocket, WebSocketError},
 };
 use crate::{close::CloseReason, control::Control, limits};
@@ -84,12 +84,6 @@ pub struct Driver<IO> {
     patience: Option<Pin<Box<Sleep>>>,
     unknown_controls: usize,
     state: State,
-}
-
-/// Where events go.
-pub(super) struct Owner {
-    pub(super) controls: mpsc::Sender<Control>,
-    pub(super) streams: mpsc::Sender<MuxStream>,
 }
 
 /// What came of sending.
@@ -237,8 +231,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             return Ok(());
         };
         owner
-            .controls
-            .try_send(control)
+            .control(control)
             .map_err(|_| SessionEnd::Protocol("more control messages than are handled"))
     }
 
@@ -246,8 +239,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let mux = &self.session.shared.mux;
         let accept = |stream| {
             if let Some(owner) = &self.owner {
-                // Full only when the owner no longer serves: the stream is reset by being dropped.
-                let _ = owner.streams.try_send(stream);
+                owner.stream(stream);
             }
         };
         mux.receive(data, accept).map_err(SessionEnd::Mux)

@@ -10,7 +10,8 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
-    session::{Driver, Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
+    handshake::Greeting,
+    session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
 use super::Admitted;
@@ -19,85 +20,116 @@ use crate::{auth::authenticate, node::Node, registry::Membership, runtimes::Runt
 /// What is kept of the grace period, at most, for telling the other end why its session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Carries a session until it ends. Whatever the cause, its place in the registry goes with it.
-pub(super) async fn run(
-    node: &Arc<Node>,
-    admitted: Admitted,
-    io: TlsStream<TcpStream>,
-    leftover: Bytes,
+/// A session that has begun. Whatever the cause of its end, its place in the registry goes with it.
+pub(super) struct LiveSession {
+    session: Session,
+    events: SessionEvents,
+    /// Moves the bytes, in a task of its own, so that nothing that is done here holds it up.
+    driver: Owned<SessionEnd>,
+    membership: Membership,
+    runtime: Arc<RuntimeEntry>,
+    greeting: Greeting,
     peer: SocketAddr,
-) {
-    let Admitted {
-        runtime, greeting, ..
-    } = admitted;
-    let exchanges = runtime
-        .limits
-        .exchanges
-        .unwrap_or(node.config.max_exchanges);
-    let settings = SessionSettings {
-        ping_interval: node.config.ping_interval,
-        exchanges: exchanges.min(node.config.max_exchanges) as usize,
-    };
-    let (session, events, driver) = Session::new(io, leftover, Side::Server, settings).await;
-    let slot = node.registry.slot(&runtime.label);
-    let membership = node
-        .registry
-        .join(&slot, &greeting.instance, session.clone());
-    let label = runtime.label.as_str();
-    let (instance, number) = (greeting.instance.as_str(), greeting.session_number);
-    tracing::info!(runtime = label, instance, number, %peer, "a session has begun");
-    let _ = session.send(Control::Welcome {
-        runtime: label.into(),
-        session: format!("{instance}/{number}"),
-        version: env!("CARGO_PKG_VERSION").into(),
-    });
-    let end = attend(node, &runtime, &session, events, driver, &membership).await;
-    let reason = end.reason().name();
-    node.metrics
-        .sessions_ended
-        .with_label_values(&[reason])
-        .inc();
-    tracing::info!(runtime = label, instance, number, %peer, reason, %end, "a session has ended");
 }
 
-/// Does what a session asks for while its driver moves the bytes.
-async fn attend(
-    node: &Arc<Node>,
-    runtime: &RuntimeEntry,
-    session: &Session,
-    mut events: SessionEvents,
-    driver: Driver<TlsStream<TcpStream>>,
-    membership: &Membership,
-) -> SessionEnd {
-    // A task of its own, so that nothing that is done here holds up the bytes.
-    let mut driver = Owned::spawn("session", driver);
-    let mut leaving = pin!(leave(node, session, membership));
-    let mut round_trip = tokio::time::interval(node.config.ping_interval);
-    loop {
-        tokio::select! {
-            end = &mut driver => {
-                return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
-            }
-            event = events.next(session) => match event {
-                Some(SessionEvent::Control(control)) => {
-                    on_control(node, runtime, session, control);
+impl LiveSession {
+    /// Takes over a connection that was let in, and says welcome.
+    pub(super) async fn begin(
+        node: &Arc<Node>,
+        admitted: Admitted,
+        io: TlsStream<TcpStream>,
+        leftover: Bytes,
+        peer: SocketAddr,
+    ) -> Self {
+        let Admitted {
+            runtime, greeting, ..
+        } = admitted;
+        let exchanges = runtime
+            .limits
+            .exchanges
+            .unwrap_or(node.config.max_exchanges);
+        let settings = SessionSettings {
+            ping_interval: node.config.ping_interval,
+            exchanges: exchanges.min(node.config.max_exchanges) as usize,
+        };
+        let (session, events, driver) = Session::new(io, leftover, Side::Server, settings).await;
+        let slot = node.registry.slot(&runtime.label);
+        let membership = node
+            .registry
+            .join(&slot, &greeting.instance, session.clone());
+        let label = runtime.label.as_str();
+        let (instance, number) = (greeting.instance.as_str(), greeting.session_number);
+        tracing::info!(runtime = label, instance, number, %peer, "a session has begun");
+        let _ = session.send(Control::Welcome {
+            runtime: label.into(),
+            session: format!("{instance}/{number}"),
+            version: env!("CARGO_PKG_VERSION").into(),
+        });
+        Self {
+            session,
+            events,
+            driver: Owned::spawn("session", driver),
+            membership,
+            runtime,
+            greeting,
+            peer,
+        }
+    }
+
+    /// Carries the session until it ends.
+    pub(super) async fn run(mut self, node: &Arc<Node>) {
+        let end = self.attend(node).await;
+        let reason = end.reason().name();
+        node.metrics
+            .sessions_ended
+            .with_label_values(&[reason])
+            .inc();
+        let (instance, number) = (
+            self.greeting.instance.as_str(),
+            self.greeting.session_number,
+        );
+        let (runtime, peer) = (self.runtime.label.as_str(), self.peer);
+        tracing::info!(runtime, instance, number, %peer, reason, %end, "a session has ended");
+    }
+
+    /// Does what the session asks for while its driver moves the bytes.
+    async fn attend(&mut self, node: &Arc<Node>) -> SessionEnd {
+        let Self {
+            session,
+            events,
+            driver,
+            membership,
+            runtime,
+            ..
+        } = self;
+        let mut leaving = pin!(leave(node, session, membership));
+        let mut round_trip = tokio::time::interval(node.config.ping_interval);
+        loop {
+            tokio::select! {
+                end = &mut *driver => {
+                    return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
                 }
-                // The driver ends a session whose client opens streams.
-                Some(SessionEvent::Exchanges(_)) => {}
-                None => {
-                    return driver.await.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
+                event = events.next(session) => match event {
+                    Some(SessionEvent::Control(control)) => {
+                        on_control(node, runtime, session, control);
+                    }
+                    // The driver ends a session whose client opens streams.
+                    Some(SessionEvent::Exchanges(_)) => {}
+                    None => break,
+                },
+                _ = round_trip.tick() => {
+                    if let Some(time) = session.round_trip() {
+                        node.metrics.observe_round_trip(time);
+                    }
                 }
-            },
-            _ = round_trip.tick() => {
-                if let Some(time) = session.round_trip() {
-                    membership.tunnel().metrics.observe_round_trip(time);
+                reason = &mut leaving => {
+                    session.close(reason);
+                    break;
                 }
-            }
-            reason = &mut leaving => {
-                session.close(reason);
-                return driver.await.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
             }
         }
+        let end = driver.await;
+        end.unwrap_or(SessionEnd::Closed(CloseReason::Internal))
     }
 }
 

@@ -34,7 +34,7 @@ const MASKED_BYTES: usize = 1024;
 /// Frames that wait for the socket.
 pub(super) struct Outgoing {
     /// `None` for the server, which masks nothing.
-    masks: Option<Masks>,
+    masks: Option<Box<Masks>>,
     pieces: VecDeque<Bytes>,
     /// What follows `pieces`.
     tail: BytesMut,
@@ -43,7 +43,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(is_masked: bool) -> Self {
         Self {
-            masks: is_masked.then(Masks::new),
+            masks: is_masked.then(|| Box::new(Masks::new())),
             pieces: VecDeque::new(),
             tail: BytesMut::new(),
         }
@@ -51,7 +51,7 @@ impl Outgoing {
 
     /// Queues a frame, which is a whole message.
     pub(super) fn push(&mut self, opcode: OpCode, payload: Bytes) -> Result<(), WebSocketError> {
-        let mask = self.masks.as_mut().map(Masks::next).transpose();
+        let mask = self.masks.as_mut().map(|masks| masks.next()).transpose();
         let mask = mask.map_err(|error| WebSocketError::Io(error.into()))?;
         let header = FrameHeader {
             opcode,

@@ -14,7 +14,6 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_tungstenite::tungstenite::Message;
 use tunnel_proto::{
     bhttp::{Decoder, Event, Limits, encode},
-    close::CloseReason,
     exchange::{Informational, Protocol, RecvBody},
     limits,
     problem::Problem,
