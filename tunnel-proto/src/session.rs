@@ -29,7 +29,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Notify, watch},
+    sync::Notify,
 };
 
 pub use self::{
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
     draining: AtomicBool,
     controls_out: Mutex<VecDeque<Control>>,
     close: Mutex<Option<CloseReason>>,
-    closed: watch::Sender<bool>,
+    has_ended: AtomicBool,
     round_trip_micros: AtomicU64,
 }
 
@@ -139,7 +139,7 @@ impl Session {
             draining: AtomicBool::new(false),
             controls_out: Mutex::default(),
             close: Mutex::new(None),
-            closed: watch::Sender::new(false),
+            has_ended: AtomicBool::new(false),
             round_trip_micros: AtomicU64::new(0),
         });
         let session = Self { shared };
@@ -184,7 +184,7 @@ impl Session {
     /// Whether the session has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        *self.shared.closed.borrow()
+        self.shared.has_ended.load(Ordering::SeqCst)
     }
 
     /// Whether a new exchange may be opened now.
@@ -195,9 +195,13 @@ impl Session {
 
     /// Resolves when the session has ended.
     pub async fn closed(&self) {
-        let mut closed = self.shared.closed.subscribe();
-        // The sender lives as long as `self`.
-        let _ = closed.wait_for(|closed| *closed).await;
+        loop {
+            let notified = self.shared.at_rest.notified();
+            if self.is_closed() {
+                return;
+            }
+            notified.await;
+        }
     }
 
     /// Resolves when no exchange is open, or the session has ended.
@@ -261,7 +265,7 @@ impl Session {
         self.shared.mux.end();
         self.shared.idle.lock().clear();
         self.shared.controls_out.lock().clear();
-        self.shared.closed.send_replace(true);
+        self.shared.has_ended.store(true, Ordering::SeqCst);
         self.shared.at_rest.notify_waiters();
     }
 }

@@ -1,7 +1,7 @@
 //! Every metric family of the tunnel server, and the series of single runtimes.
 //!
 //! Labels come from the configuration and from our own tables only, never from a request. A
-//! runtime's series begin with its tunnel and end with it: their handles are in a
+//! runtime's series begin with its first exchange and end with its tunnel: their handles are in a
 //! [`RuntimeMetrics`] that takes its series away when the last holder lets go.
 
 use std::{
@@ -61,6 +61,11 @@ pub struct RuntimeMetrics {
     metrics: Arc<Metrics>,
     /// Made when first counted: most runtimes are quiet most of the time.
     classes: [OnceLock<IntCounter>; 5],
+    traffic: OnceLock<Traffic>,
+}
+
+/// The series of what a runtime carries, made with its first exchange.
+pub struct Traffic {
     /// Bytes of request bodies sent to the runtime.
     pub bytes_in: IntCounter,
     /// Bytes of response bodies received from it.
@@ -163,14 +168,11 @@ impl Metrics {
         if let Some(held) = runtimes.get(label).and_then(Weak::upgrade) {
             return held;
         }
-        let name = label.as_str();
         let made = Arc::new(RuntimeMetrics {
             label: label.clone(),
             metrics: self.clone(),
             classes: Default::default(),
-            bytes_in: self.bytes.with_label_values(&[name, "in"]),
-            bytes_out: self.bytes.with_label_values(&[name, "out"]),
-            open: self.open_exchanges.with_label_values(&[name]),
+            traffic: OnceLock::new(),
         });
         runtimes.insert(label.clone(), Arc::downgrade(&made));
         made
@@ -218,6 +220,18 @@ impl RuntimeMetrics {
     #[must_use]
     pub fn label(&self) -> &RuntimeLabel {
         &self.label
+    }
+
+    /// What it carries.
+    pub fn traffic(&self) -> &Traffic {
+        self.traffic.get_or_init(|| {
+            let name = self.label.as_str();
+            Traffic {
+                bytes_in: self.metrics.bytes.with_label_values(&[name, "in"]),
+                bytes_out: self.metrics.bytes.with_label_values(&[name, "out"]),
+                open: self.metrics.open_exchanges.with_label_values(&[name]),
+            }
+        })
     }
 
     /// Counts an answered exchange.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tunnel_proto::{handshake::InstanceId, session::Session};
 
 use crate::{directory::Claim, metrics::RuntimeMetrics};
@@ -13,7 +13,8 @@ pub struct Tunnel {
     claim: Claim,
     sessions: Mutex<Vec<Session>>,
     /// The instance that took the runtime over, once one has.
-    superseded: watch::Sender<Option<InstanceId>>,
+    superseded_by: Mutex<Option<InstanceId>>,
+    superseded: Notify,
     /// The runtime's series.
     pub metrics: Arc<RuntimeMetrics>,
 }
@@ -23,7 +24,8 @@ impl Tunnel {
         Self {
             claim,
             sessions: Mutex::default(),
-            superseded: watch::Sender::new(None),
+            superseded_by: Mutex::default(),
+            superseded: Notify::new(),
             metrics,
         }
     }
@@ -67,20 +69,18 @@ impl Tunnel {
         for session in &*self.sessions.lock() {
             session.start_drain();
         }
-        self.superseded.send_replace(Some(by.clone()));
+        *self.superseded_by.lock() = Some(by.clone());
+        self.superseded.notify_waiters();
     }
 
     /// Resolves with the newer holder, once there is one.
     pub async fn superseded(&self) -> InstanceId {
-        let mut superseded = self.superseded.subscribe();
-        match superseded
-            .wait_for(Option::is_some)
-            .await
-            .map(|by| by.clone())
-        {
-            Ok(Some(by)) => by,
-            // The sender lives as long as `self`.
-            _ => std::future::pending().await,
+        loop {
+            let notified = self.superseded.notified();
+            if let Some(by) = &*self.superseded_by.lock() {
+                return by.clone();
+            }
+            notified.await;
         }
     }
 }

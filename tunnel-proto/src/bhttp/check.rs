@@ -4,7 +4,7 @@
 //! keeps nothing and knows nothing of lengths and order.
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::DecodeError;
 
@@ -53,12 +53,48 @@ pub(super) fn status(value: u64) -> Result<StatusCode, DecodeError> {
 
 /// A token in lower case.
 pub(super) fn field_name(bytes: &[u8]) -> Result<HeaderName, DecodeError> {
+    if let Some(name) = usual_name(bytes) {
+        return Ok(name);
+    }
     // Not `from_lowercase`: it lets `"` through, which is no token.
     let name = HeaderName::from_bytes(bytes).map_err(|_| DecodeError::FieldName)?;
     if name.as_str().as_bytes() != bytes {
         return Err(DecodeError::FieldNameCase);
     }
     Ok(name)
+}
+
+/// The names that most messages have, without a look at each byte, and without an allocation for those
+/// that the library does not know.
+fn usual_name(bytes: &[u8]) -> Option<HeaderName> {
+    const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+    const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+    const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+    const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+    Some(match bytes {
+        b"accept" => header::ACCEPT,
+        b"accept-encoding" => header::ACCEPT_ENCODING,
+        b"accept-language" => header::ACCEPT_LANGUAGE,
+        b"cache-control" => header::CACHE_CONTROL,
+        b"content-encoding" => header::CONTENT_ENCODING,
+        b"content-length" => header::CONTENT_LENGTH,
+        b"content-type" => header::CONTENT_TYPE,
+        b"cookie" => header::COOKIE,
+        b"date" => header::DATE,
+        b"etag" => header::ETAG,
+        b"forwarded" => header::FORWARDED,
+        b"last-modified" => header::LAST_MODIFIED,
+        b"server" => header::SERVER,
+        b"set-cookie" => header::SET_COOKIE,
+        b"user-agent" => header::USER_AGENT,
+        b"vary" => header::VARY,
+        b"via" => header::VIA,
+        b"x-forwarded-for" => X_FORWARDED_FOR,
+        b"x-forwarded-host" => X_FORWARDED_HOST,
+        b"x-forwarded-proto" => X_FORWARDED_PROTO,
+        b"x-request-id" => X_REQUEST_ID,
+        _ => return None,
+    })
 }
 
 /// No control byte except a tab, no white space around it.

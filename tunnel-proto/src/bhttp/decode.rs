@@ -268,19 +268,27 @@ impl Decoder {
     /// Takes all field lines that are complete; true when the section ended.
     fn read_fields(&mut self) -> Result<bool, DecodeError> {
         loop {
-            let Some(name) = self.string_at(0)? else {
-                return Ok(false);
+            let left = self.limits.head_bytes.saturating_sub(self.spent_bytes);
+            let usual = self.input.usual_line();
+            let (name, value) = match usual.filter(|(_, value)| value.end <= left) {
+                Some(line) => line,
+                None => {
+                    let Some(name) = self.string_at(0)? else {
+                        return Ok(false);
+                    };
+                    if name.is_empty() {
+                        self.input.advance(name.end);
+                        return Ok(true);
+                    }
+                    let Some(value) = self.string_at(name.end)? else {
+                        return Ok(false);
+                    };
+                    (name, value)
+                }
             };
-            if name.is_empty() {
-                self.input.advance(name.end);
-                return Ok(true);
-            }
             if self.field_lines >= self.limits.fields {
                 return Err(DecodeError::TooManyFields(self.limits.fields));
             }
-            let Some(value) = self.string_at(name.end)? else {
-                return Ok(false);
-            };
             self.field_lines += 1;
             self.spent_bytes += value.end;
             if self.input.front()[name.start] == b':' {

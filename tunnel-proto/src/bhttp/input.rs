@@ -12,6 +12,8 @@
 //! is copied, and of the second piece no more than its rest. So each byte is copied once at most
 //! (and moved a constant number of times when `partial` grows), however small the pieces are.
 
+use std::ops::Range;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::varint;
@@ -82,6 +84,29 @@ impl Input {
         }
         let (value, length) = varint::read(&self.front()[at..])?;
         Some((value, at + length))
+    }
+
+    /// Where name and value of the field line at the front are, if all of it lies in one piece and its
+    /// lengths are usual. Others go the general way.
+    pub(super) fn usual_line(&self) -> Option<(Range<usize>, Range<usize>)> {
+        if !self.partial.is_empty() {
+            return None;
+        }
+        let whole = &self.whole[..];
+        let name_end = match *whole.first()? {
+            length @ 1..=63 => 1 + usize::from(length),
+            _ => return None,
+        };
+        let (length, start) = match *whole.get(name_end)? {
+            length @ 0..=63 => (usize::from(length), name_end + 1),
+            high @ 64..=127 => {
+                let low = *whole.get(name_end + 1)?;
+                (usize::from(high - 64) << 8 | usize::from(low), name_end + 2)
+            }
+            _ => return None,
+        };
+        let end = start + length;
+        (end <= whole.len()).then_some((1..name_end, start..end))
     }
 
     /// Drops bytes from the front, no more than [`Input::front`] has.

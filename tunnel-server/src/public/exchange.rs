@@ -102,7 +102,7 @@ fn request_body(
     tunnel: &Tunnel,
 ) -> (RequestBody, Option<UpgradeSender>, Unanswered) {
     if asked.is_upgrade {
-        let (body, upload) = RequestBody::upgrade(tunnel.metrics.bytes_in.clone());
+        let (body, upload) = RequestBody::upgrade(tunnel.metrics.traffic().bytes_in.clone());
         return (body, Some(upload), Unanswered::default());
     }
     let Some(incoming) = incoming else {
@@ -112,7 +112,7 @@ fn request_body(
     let idle = connection
         .is_http2()
         .then_some(connection.node.config.body_idle_timeout);
-    let bytes = tunnel.metrics.bytes_in.clone();
+    let bytes = tunnel.metrics.traffic().bytes_in.clone();
     let (mut body, mut unanswered) = RequestBody::received(incoming, idle, bytes);
     if asked.expects_continue {
         body.expect(&mut unanswered, connection.node.config.expect_wait);

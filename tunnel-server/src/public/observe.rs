@@ -68,10 +68,10 @@ impl Observation {
 
     /// The exchange is about to be sent through this tunnel.
     pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) {
-        tunnel.metrics.open.inc();
+        tunnel.metrics.traffic().open.inc();
         if let Some(before) = self.tunnel.replace(tunnel) {
             // Sent once more.
-            before.metrics.open.dec();
+            before.metrics.traffic().open.dec();
             return;
         }
         self.metrics
@@ -95,7 +95,7 @@ impl Observation {
             let length = data.len() as u64;
             self.bytes_out += length;
             if let Some(tunnel) = &self.tunnel {
-                tunnel.metrics.bytes_out.inc_by(length);
+                tunnel.metrics.traffic().bytes_out.inc_by(length);
             }
         }
     }
@@ -155,7 +155,7 @@ impl Drop for Observation {
             }
         }
         if let Some(tunnel) = &self.tunnel {
-            tunnel.metrics.open.dec();
+            tunnel.metrics.traffic().open.dec();
             if let Some(status) = self.status {
                 tunnel.metrics.count_answer(status);
             }
