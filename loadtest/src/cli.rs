@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::{fleet, hop, relay, scenario::Scenario, tls_sink, upstream};
+use crate::{
+    fleet, hop, relay, scenario::Scenario, stack::child::END_WITH_INPUT, tls_sink, upstream,
+};
 
 /// Measures any HTTP tunnel or gateway: rate, latency, errors, and what its programs use.
 #[derive(Clone, Debug, Parser)]
@@ -16,6 +18,9 @@ pub struct Cli {
     /// Where the result goes.
     #[command(flatten)]
     pub output: OutputArgs,
+    /// End when standard input does, as the program does that started this one
+    #[arg(long = END_WITH_INPUT, global = true, hide = true)]
+    pub end_with_input: bool,
 }
 
 /// The subcommands.
@@ -53,6 +58,9 @@ pub struct OutputArgs {
     /// Write a page with plots to this file, HTML
     #[arg(long, global = true, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
+    /// Write the tables to this file, Markdown
+    #[arg(long, global = true, value_name = "FILE.md")]
+    pub markdown: Option<PathBuf>,
     /// Show no progress
     #[arg(long, short, global = true)]
     pub quiet: bool,

@@ -22,6 +22,9 @@ use crate::{
     measure::errors::{Failure, Kind},
 };
 
+/// What the system says when a process has no descriptor left: `EMFILE`.
+const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
+
 /// Makes connections to one target.
 #[derive(Clone, Debug)]
 pub struct Dialer {
@@ -39,11 +42,6 @@ impl Dialer {
             addresses: addresses.into(),
             tls,
         }
-    }
-
-    /// Where it connects to.
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
     }
 
     /// Makes a connection, through the TLS handshake. Has no time limit of its own.
@@ -76,10 +74,15 @@ impl Dialer {
     }
 }
 
-fn kind_of_connect(error: &io::Error) -> Kind {
+/// What kind of failure it is not to be connected.
+pub(crate) fn kind_of_connect(error: &io::Error) -> Kind {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => Kind::ConnectRefused,
         io::ErrorKind::TimedOut => Kind::ConnectTimeout,
+        io::ErrorKind::ConnectionReset => Kind::ConnectionReset,
+        // These two are this machine's limits, not the target's.
+        io::ErrorKind::AddrNotAvailable => Kind::Other("no_local_port"),
+        _ if error.raw_os_error() == Some(TOO_MANY_FILES) => Kind::Other("no_descriptor"),
         _ => Kind::ConnectFailed,
     }
 }

@@ -50,9 +50,6 @@ use crate::{
     target::tls::{self, Trust},
 };
 
-/// The role of this process in what programs use.
-pub const FLEET: &str = "fleet";
-
 /// Between two lines that tell how it stands.
 const TELL: Duration = Duration::from_millis(100);
 

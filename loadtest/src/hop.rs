@@ -4,15 +4,8 @@
 //! answers handed through as they are. It checks nothing, encrypts nothing, limits nothing, so never
 //! put it in front of anything real. Each client connection has its own connection to the upstream.
 
-use std::{
-    cell::RefCell,
-    io::{self, Write},
-    net::SocketAddr,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
-use anyhow::Context as _;
 use http::{Request, Response};
 use hyper::{
     body::Incoming,
@@ -21,15 +14,9 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    runtime::{Builder, LocalOptions},
-    task::JoinSet,
-    time::sleep,
-};
+use tokio::{net::TcpStream, task::JoinSet};
 
-/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+use crate::serve;
 
 /// Flags of `loadtest hop`.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,35 +34,7 @@ pub struct Args {
 /// # Errors
 /// It cannot listen there.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .context("cannot start")?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind(args.listen).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
-        let address = listener.local_addr()?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "listening on http://{address}")?;
-        out.flush()?;
-        drop(out);
-        serve(listener, args.upstream).await;
-        Ok(())
-    })
-}
-
-/// Serves for ever, on a local runtime.
-pub async fn serve(listener: TcpListener, upstream: SocketAddr) {
-    let mut connections = JoinSet::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                connections.spawn_local(connection(stream, upstream));
-            }
-            Err(_) => sleep(ACCEPT_PAUSE).await,
-        }
-        while connections.try_join_next().is_some() {}
-    }
+    serve::run(args.listen, move |stream| connection(stream, args.upstream))
 }
 
 async fn connection(stream: TcpStream, upstream: SocketAddr) {

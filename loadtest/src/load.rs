@@ -28,7 +28,7 @@ use crate::{
     progress::{Live, Progress},
 };
 
-pub use outcome::Outcome;
+pub use outcome::{BUSY, Outcome};
 pub use pacer::Schedule;
 pub use thread::ThreadUse;
 
@@ -236,6 +236,7 @@ impl Load {
             timeout,
         } = self.stretch;
         let interval = timeline::interval(duration);
+        let workers = self.groups.iter().map(|group| group.workers).sum();
         // A thread without workers would only be waited for.
         let most = self.groups.iter().map(|group| group.workers).max();
         let threads = self.threads.min(most.unwrap_or(1)).max(1);
@@ -258,7 +259,9 @@ impl Load {
         let threads = thread::Threads::start(start)?;
 
         progress.message("connecting");
-        drop(tokio::time::timeout(timeout, all_ready.recv()).await);
+        let all = tokio::time::timeout(timeout, all_ready.recv()).await;
+        // Whoever is ready drops its sender.
+        let missing = all.map_or_else(|_| all_ready.sender_strong_count(), |_| 0);
         let window = Window::from_now(warm_up, duration);
         opening.send_replace(Some(window));
 
@@ -299,6 +302,8 @@ impl Load {
             recordings: recordings.collect(),
             usage: observed.usage(),
             threads,
+            workers,
+            missing,
         })
     }
 }
@@ -306,5 +311,55 @@ impl Load {
 fn collect(collectors: &mut [Collector], report: thread::Report) {
     if let Some(collector) = collectors.get_mut(report.group) {
         collector.add(report.interval, &report.slice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{task::yield_now, time::sleep};
+
+    use super::*;
+
+    fn load(timeout: u64) -> Load {
+        let stretch = Stretch {
+            warm_up: Duration::ZERO,
+            duration: Duration::from_millis(300),
+            timeout: Duration::from_millis(timeout),
+        };
+        Load::new(stretch, 1)
+    }
+
+    #[tokio::test]
+    async fn what_threads_used_is_known_when_all_workers_end_first() {
+        let mut load = load(1_000);
+        load.group("busy", 1, |mut worker| async move {
+            let window = worker.ready().await;
+            while Instant::now() + Duration::from_millis(50) < window.end {
+                yield_now().await;
+            }
+        });
+        let outcome = load.run(&Progress::none(), &Roles::generator()).await;
+        let outcome = outcome.unwrap();
+        let [used] = outcome.threads[..] else {
+            panic!("{outcome:?}")
+        };
+        assert!(used.ran > 0.0 && used.ran < 1.1, "{used:?}");
+    }
+
+    #[tokio::test]
+    async fn who_is_not_ready_in_time_is_told() {
+        let mut load = load(100);
+        load.group("late", 3, |mut worker| async move {
+            if worker.index == 2 {
+                sleep(Duration::from_millis(350)).await;
+            }
+            worker.ready().await;
+        });
+        let outcome = load.run(&Progress::none(), &Roles::generator()).await;
+        let outcome = outcome.unwrap();
+        assert_eq!((outcome.workers, outcome.missing), (3, 1));
+        let notes = outcome.notes();
+        let told = |text: &str| notes.iter().any(|note| note.text.contains(text));
+        assert!(told("late: only 2 of 3 connections"), "{notes:?}");
     }
 }

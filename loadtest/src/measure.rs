@@ -162,16 +162,6 @@ impl Recorder {
         }
     }
 
-    /// Something whose delay was measured elsewhere arrived now, such as an event.
-    pub fn sample(&self, delay: Duration, bytes_down: u64) {
-        if self.counts(Instant::now()) {
-            let mut slice = self.slice.borrow_mut();
-            slice.completed += 1;
-            slice.bytes_down += bytes_down;
-            slice.latencies.record(delay);
-        }
-    }
-
     /// Body bytes moved now, within something that is not over yet.
     pub fn bytes(&self, up: u64, down: u64) {
         if self.counts(Instant::now()) {

@@ -12,36 +12,14 @@
 mod lane;
 mod rate;
 
-use std::{
-    env,
-    io::{self, Write as _},
-    net::SocketAddr,
-    process::Command,
-    rc::Rc,
-    time::Duration,
-};
+use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
 
-use anyhow::Context as _;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    runtime::{Builder, LocalOptions},
-    task::JoinSet,
-    time::sleep,
-};
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::stack::{Running, child::Child};
+use crate::{measure::usage::RELAY, serve, stack::Running};
 use lane::Lane;
 
 pub use rate::BitRate;
-
-/// What a relay is to the measurement.
-pub const ROLE: &str = "relay";
-
-/// Accepting goes on after a failure, but not in a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// A relay that has not said where it listens by then never will.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// What kind of link it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -74,41 +52,25 @@ pub struct Args {
 /// # Errors
 /// It cannot listen there.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .context("cannot start")?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind(args.listen).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
-        let address = listener.local_addr()?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "listening on {address}")?;
-        out.flush()?;
-        drop(out);
-        let link = Link {
-            delay: args.delay,
-            rate: args.rate,
-        };
-        serve(listener, args.to, link).await;
-        Ok(())
-    })
+    let link = Link {
+        delay: args.delay,
+        rate: args.rate,
+    };
+    serve::run(args.listen, connections(args.to, link))
 }
 
 /// Relays for ever, on a local runtime.
 pub async fn serve(listener: TcpListener, to: SocketAddr, link: Link) {
+    serve::each(listener, connections(to, link)).await;
+}
+
+fn connections(
+    to: SocketAddr,
+    link: Link,
+) -> impl Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()>>> {
     let up = Rc::new(Lane::new(link));
     let down = Rc::new(Lane::new(link));
-    let mut connections = JoinSet::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                connections.spawn_local(carry(stream, to, up.clone(), down.clone()));
-            }
-            Err(_) => sleep(ACCEPT_PAUSE).await,
-        }
-        while connections.try_join_next().is_some() {}
-    }
+    move |stream| Box::pin(carry(stream, to, up.clone(), down.clone()))
 }
 
 /// One connection, until both directions have ended. Where the server cannot be reached, the
@@ -134,20 +96,13 @@ async fn carry(client: TcpStream, to: SocketAddr, up: Rc<Lane>, down: Rc<Lane>) 
 /// # Errors
 /// It does not start.
 pub async fn start(to: SocketAddr, link: Link) -> anyhow::Result<Running> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.args(["relay", "--to", &to.to_string()]);
-    command.arg(format!(
-        "--delay={}",
-        humantime::format_duration(link.delay)
-    ));
+    let mut flags = vec![
+        "relay".to_owned(),
+        format!("--to={to}"),
+        format!("--delay={}", humantime::format_duration(link.delay)),
+    ];
     if let Some(rate) = link.rate {
-        command.arg(format!("--rate={}bit", rate.bits()));
+        flags.push(format!("--rate={}bit", rate.bits()));
     }
-    let child = Child::start(ROLE, command)?;
-    let find = |line: &str| line.strip_prefix("listening on ")?.parse().ok();
-    let address = child
-        .wait_line("where it listens", START_LIMIT, find)
-        .await?;
-    Ok(Running { child, address })
+    Running::start_own(RELAY, flags).await
 }

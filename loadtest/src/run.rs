@@ -2,10 +2,10 @@
 //! writes its report.
 
 use std::{
-    fs,
     io::{self, Write},
-    path::Path,
-    process::ExitCode,
+    path::PathBuf,
+    process::{self, ExitCode},
+    thread,
 };
 
 use anyhow::{Context as _, bail};
@@ -14,9 +14,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     cli::{Cli, Command, OutputArgs},
     fleet, hop,
+    output::OutputFile,
     progress::Progress,
     relay,
-    report::{Report, html, json, text},
+    report::{Report, html, json, markdown, text},
     scenario::{Context, Scenario},
     tls_sink, upstream,
 };
@@ -25,6 +26,9 @@ use crate::{
 pub fn execute(cli: Cli) -> ExitCode {
     // Each connection is a descriptor, and the usual limit is 1,024.
     drop(rlimit::increase_nofile_limit(u64::MAX));
+    if cli.end_with_input {
+        thread::spawn(end_with_input);
+    }
     let done = match cli.command {
         Command::Scenario(scenario) => measure(scenario, &cli.output),
         Command::Upstream(args) => upstream::run(args),
@@ -43,9 +47,8 @@ pub fn execute(cli: Cli) -> ExitCode {
 }
 
 fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
-    for file in [&output.json, &output.report].into_iter().flatten() {
-        check_writable(file)?;
-    }
+    // A measurement must not be lost because its file cannot be written.
+    let files = Files::open(output)?;
     let context = Context {
         progress: Progress::new(output.quiet),
     };
@@ -65,7 +68,7 @@ fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
     });
     context.progress.finish();
     let report = measured?;
-    write(&report, output)?;
+    files.write(&report)?;
     if !report.has_completed() {
         bail!("nothing was completed; the errors above say why");
     }
@@ -84,26 +87,41 @@ async fn interrupted() -> io::Result<()> {
     Ok(())
 }
 
-/// A measurement must not be lost because its file cannot be written.
-fn check_writable(file: &Path) -> anyhow::Result<()> {
-    let opened = fs::OpenOptions::new().create(true).append(true).open(file);
-    opened
-        .map(drop)
-        .with_context(|| format!("cannot write {}", file.display()))
+/// The one who started this program holds the other end of its input, and writes nothing.
+fn end_with_input() {
+    drop(io::copy(&mut io::stdin().lock(), &mut io::sink()));
+    process::exit(0);
 }
 
-fn write(report: &Report, output: &OutputArgs) -> anyhow::Result<()> {
-    if let Some(file) = &output.json {
-        put(file, &json::render(report)?)?;
-    }
-    if let Some(file) = &output.report {
-        put(file, &html::render(report))?;
-    }
-    let mut out = io::stdout().lock();
-    out.write_all(text::render(report).as_bytes())
-        .context("cannot write the result")
+/// Where the result goes, besides standard output.
+struct Files {
+    json: Option<OutputFile>,
+    report: Option<OutputFile>,
+    markdown: Option<OutputFile>,
 }
 
-fn put(file: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+impl Files {
+    fn open(output: &OutputArgs) -> anyhow::Result<Self> {
+        let open = |file: &Option<PathBuf>| file.as_deref().map(OutputFile::open).transpose();
+        Ok(Self {
+            json: open(&output.json)?,
+            report: open(&output.report)?,
+            markdown: open(&output.markdown)?,
+        })
+    }
+
+    fn write(self, report: &Report) -> anyhow::Result<()> {
+        if let Some(file) = self.json {
+            file.write(&json::render(report)?)?;
+        }
+        if let Some(file) = self.report {
+            file.write(&html::render(report))?;
+        }
+        if let Some(file) = self.markdown {
+            file.write(&markdown::render(report))?;
+        }
+        let mut out = io::stdout().lock();
+        out.write_all(text::render(report).as_bytes())
+            .context("cannot write the result")
+    }
 }

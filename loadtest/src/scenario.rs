@@ -5,7 +5,6 @@
 
 pub mod bulk;
 pub mod compare;
-mod composition;
 mod connection;
 pub mod fairness;
 pub mod grpc;

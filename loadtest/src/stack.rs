@@ -1,8 +1,8 @@
 //! A whole tunnel as child processes: sample upstream, tunnel server, tunnel client.
 //!
 //! Everything is on the loopback on free ports, with certificates and tokens made for this run in
-//! a directory that goes with it. The parts can be started one by one, for scenarios that need
-//! other compositions: [`Files`], [`start_upstream`], [`start_server`], [`start_client`].
+//! a directory that goes with it. A [`Plan`] says what it is made of; scenarios that need only a part
+//! start that by itself: [`Files`], [`start_upstream`], [`start_server`], [`start_client`].
 
 pub mod child;
 pub mod files;
@@ -19,7 +19,8 @@ use anyhow::{Context as _, bail};
 use http::Uri;
 
 use crate::{
-    measure::usage::{Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    measure::usage::{RELAY, Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    relay::{self, Link},
     stack::{child::Child, files::Files},
     upstream::UpstreamArgs,
 };
@@ -34,13 +35,14 @@ pub const RUNTIME: &str = "test";
 pub const DOMAIN: &str = "tunnels.localhost";
 
 /// A program that has not said where it listens by then never will.
-const START_LIMIT: Duration = Duration::from_secs(20);
+pub const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Flags for the programs that a self-contained run starts.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Self-contained")]
 pub struct StackArgs {
-    /// Directory of tunnel-server and tunnel-client; by default this program's own
+    /// Directory of tunnel-server and tunnel-client; by default this program's own. They end with
+    /// it, unless it is killed by SIGKILL
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
     /// Threads of the tunnel server that carry traffic
@@ -57,15 +59,41 @@ pub struct StackArgs {
     pub upstream: UpstreamArgs,
 }
 
-/// Running programs, tunnel connected. They are killed and waited for when this is dropped.
+/// What stack to start. By default one runtime before a sample upstream of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// The runtimes, each with a tunnel client.
+    pub runtimes: &'a [&'a str],
+    /// How the clients speak to the upstream: `http` or `h2c`.
+    pub scheme: &'a str,
+    /// An upstream that runs already.
+    pub upstream: Option<SocketAddr>,
+    /// The link by way of which the clients dial the server.
+    pub link: Option<Link>,
+}
+
+impl Default for Plan<'_> {
+    fn default() -> Self {
+        Self {
+            runtimes: &[RUNTIME],
+            scheme: "http",
+            upstream: None,
+            link: None,
+        }
+    }
+}
+
+/// Running programs, tunnels connected. They are killed and waited for when this is dropped.
 #[derive(Debug)]
 pub struct Stack {
-    /// The tunnel client.
-    pub client: Running,
+    /// The tunnel clients, in the order of their runtimes.
+    pub clients: Vec<Running>,
+    /// The link between clients and server, if there is one.
+    pub relay: Option<Running>,
     /// The tunnel server.
     pub server: Server,
-    /// The sample upstream.
-    pub upstream: Running,
+    /// The sample upstream, if it was started here.
+    pub upstream: Option<Running>,
     /// Certificates, runtimes, tokens.
     pub files: Files,
 }
@@ -92,30 +120,74 @@ pub struct Server {
     pub admin: SocketAddr,
 }
 
+impl Running {
+    /// Starts one of this program's own servers, and waits until it says where it listens.
+    ///
+    /// # Errors
+    /// It does not start; with the last lines that it wrote.
+    pub async fn start_own(
+        role: &str,
+        arguments: impl IntoIterator<Item = String>,
+    ) -> anyhow::Result<Self> {
+        let child = Child::start_own(role, arguments)?;
+        let find = |line: &str| line.strip_prefix("listening on http://")?.parse().ok();
+        let address = child
+            .wait_line("where it listens", START_LIMIT, find)
+            .await?;
+        Ok(Self { child, address })
+    }
+}
+
 impl Stack {
-    /// Starts upstream, server and client, and waits until the tunnel is connected.
+    /// Starts what is planned, and waits until all tunnels are connected.
     ///
     /// # Errors
     /// A program is not there or does not start; with the last lines that it wrote.
-    pub async fn start(args: &StackArgs) -> anyhow::Result<Self> {
+    pub async fn start(args: &StackArgs, plan: Plan<'_>) -> anyhow::Result<Self> {
         let files = Files::new(args)?;
-        let token = files.create_token(ACCOUNT, RUNTIME)?;
-        let upstream = start_upstream(&args.upstream).await?;
+        let tokens = plan.runtimes.iter();
+        let tokens = tokens.map(|runtime| files.create_token(ACCOUNT, runtime));
+        let tokens = tokens.collect::<anyhow::Result<Vec<_>>>()?;
+        let (upstream, address) = match plan.upstream {
+            Some(address) => (None, address),
+            None => {
+                let upstream = start_upstream(&args.upstream, None).await?;
+                let address = upstream.address;
+                (Some(upstream), address)
+            }
+        };
         let server = start_server(args, &files, None).await?;
-        let url = format!("http://{}", upstream.address);
-        let client = start_client(args, &files, server.tunnel, &token, &url).await?;
-        client.child.wait_ready(client.address, START_LIMIT).await?;
+        let relay = match plan.link {
+            Some(link) => Some(relay::start(server.tunnel, link).await?),
+            None => None,
+        };
+        let dialled = relay.as_ref().map_or(server.tunnel, |relay| relay.address);
+        let url = format!("{}://{address}", plan.scheme);
+        let mut clients = Vec::new();
+        for token in &tokens {
+            clients.push(start_client(args, &files, dialled, token, &url).await?);
+        }
+        for client in &clients {
+            client.child.wait_ready(client.address, START_LIMIT).await?;
+        }
         Ok(Self {
-            client,
+            clients,
+            relay,
             server,
             upstream,
             files,
         })
     }
 
-    /// The URL of the runtime; its name leads nowhere, so connect to [`Self::public_address`].
-    pub fn url(&self) -> Uri {
-        runtime_url(RUNTIME, self.server.public)
+    /// The URL of a runtime; its name leads nowhere, so connect to [`Self::public_address`].
+    pub fn url(&self, runtime: &str) -> Uri {
+        let port = self.server.public.port();
+        Uri::builder()
+            .scheme("http")
+            .authority(format!("{ACCOUNT}-{runtime}.{DOMAIN}:{port}"))
+            .path_and_query("/")
+            .build()
+            .unwrap_or_default()
     }
 
     /// Where platform clients connect.
@@ -123,50 +195,34 @@ impl Stack {
         self.server.public
     }
 
-    /// The URL of the upstream itself.
-    pub fn upstream_url(&self) -> Uri {
-        url(&self.upstream.address.to_string())
-    }
-
     /// All its processes.
     pub fn roles(&self) -> Roles {
         let mut roles = Roles::default();
-        roles.add(UPSTREAM, self.upstream.child.id());
+        if let Some(upstream) = &self.upstream {
+            roles.add(UPSTREAM, upstream.child.id());
+        }
         roles.add(TUNNEL_SERVER, self.server.child.id());
-        roles.add(TUNNEL_CLIENT, self.client.child.id());
+        for client in &self.clients {
+            roles.add(TUNNEL_CLIENT, client.child.id());
+        }
+        if let Some(relay) = &self.relay {
+            roles.add(RELAY, relay.child.id());
+        }
         roles
     }
 }
 
-/// The URL of a runtime of [`ACCOUNT`] on a server whose public listener is there.
-pub fn runtime_url(runtime: &str, public: SocketAddr) -> Uri {
-    url(&format!("{ACCOUNT}-{runtime}.{DOMAIN}:{}", public.port()))
-}
-
-fn url(authority: &str) -> Uri {
-    Uri::builder()
-        .scheme("http")
-        .authority(authority)
-        .path_and_query("/")
-        .build()
-        .unwrap_or_default()
-}
-
-/// Starts the sample upstream, which is this program again.
+/// Starts the sample upstream, which is this program again; there if given, else on a free port.
 ///
 /// # Errors
 /// It does not start.
-pub async fn start_upstream(args: &UpstreamArgs) -> anyhow::Result<Running> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.args(["upstream", "--listen", "127.0.0.1:0"]);
-    command.args(args.flags());
-    let child = Child::start(UPSTREAM, command)?;
-    let find = |line: &str| line.strip_prefix("listening on http://")?.parse().ok();
-    let address = child
-        .wait_line("where it listens", START_LIMIT, find)
-        .await?;
-    Ok(Running { child, address })
+pub async fn start_upstream(
+    args: &UpstreamArgs,
+    listen: Option<SocketAddr>,
+) -> anyhow::Result<Running> {
+    let listen = listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+    let flags = ["upstream".to_owned(), format!("--listen={listen}")];
+    Running::start_own(UPSTREAM, flags.into_iter().chain(args.flags())).await
 }
 
 /// Starts a tunnel server; on `tunnel` if given, else on a free port.

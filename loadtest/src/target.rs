@@ -14,7 +14,7 @@ use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use crate::{
     client::{Dialer, body::Outgoing},
     measure::usage::{self, Roles},
-    stack::{Stack, StackArgs},
+    stack::{Plan, RUNTIME, Stack, StackArgs},
     target::tls::Trust,
 };
 
@@ -77,11 +77,18 @@ impl TargetArgs {
     /// # Errors
     /// Says what is wrong with the flags, the name, or the programs.
     pub async fn open(&self) -> anyhow::Result<Target> {
+        self.open_with(Plan::default()).await
+    }
+
+    /// The same, with programs as planned where they are started.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_with(&self, plan: Plan<'_>) -> anyhow::Result<Target> {
         if self.self_contained {
-            let stack = Stack::start(&self.stack).await?;
-            let mut target = self.at(&stack.url(), Some(stack.public_address())).await?;
-            "self-contained".clone_into(&mut target.name);
-            target.roles.extend(&stack.roles());
+            let stack = Box::pin(Stack::start(&self.stack, plan)).await?;
+            let runtime = plan.runtimes.first().copied().unwrap_or(RUNTIME);
+            let mut target = self.in_stack(&stack, runtime).await?;
             target.stack = Some(stack);
             return Ok(target);
         }
@@ -91,12 +98,63 @@ impl TargetArgs {
         self.at(url, self.connect_to).await
     }
 
-    /// A target at another URL, with the same headers, protocol and trust. `connect_to` is used
-    /// instead of the URL's host.
+    /// A runtime of a running stack. The stack stays the caller's.
+    ///
+    /// # Errors
+    /// A process of `--pid` is not there.
+    pub async fn in_stack(&self, stack: &Stack, runtime: &str) -> anyhow::Result<Target> {
+        let public = Some(stack.public_address());
+        let mut target = self.at(&stack.url(runtime), public).await?;
+        "self-contained".clone_into(&mut target.name);
+        target.roles.extend(&stack.roles());
+        Ok(target)
+    }
+
+    /// A target at another URL, with the same headers, protocol, trust and processes. `connect_to`
+    /// is used instead of the URL's host.
     ///
     /// # Errors
     /// The URL is not usable, or its name is unknown.
     pub async fn at(&self, url: &Uri, connect_to: Option<SocketAddr>) -> anyhow::Result<Target> {
+        let manner = Manner {
+            headers: self.headers.clone(),
+            http2: self.http2,
+            insecure: self.insecure,
+            ca: self.ca.clone(),
+        };
+        let mut target = Target::at(url, connect_to, &manner).await?;
+        for (role, pid) in &self.pids {
+            usage::check(*pid).with_context(|| format!("--pid {role}={pid}: no such process"))?;
+            target.roles.add(role, *pid);
+        }
+        Ok(target)
+    }
+}
+
+/// How a target is spoken to.
+#[derive(Clone, Debug, Default)]
+pub struct Manner {
+    /// Sent with each request.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Whether to speak HTTP/2.
+    pub http2: bool,
+    /// Whether to believe any certificate.
+    pub insecure: bool,
+    /// CA certificates to believe instead of the system's.
+    pub ca: Option<PathBuf>,
+}
+
+impl Target {
+    /// What is at this URL. `connect_to` is used instead of the URL's host. Of its processes
+    /// nothing is known yet.
+    ///
+    /// # Errors
+    /// The URL is not usable, its name is unknown, or there is no such file of certificates.
+    pub async fn at(
+        url: &Uri,
+        connect_to: Option<SocketAddr>,
+        manner: &Manner,
+    ) -> anyhow::Result<Self> {
         let secure = match url.scheme_str() {
             Some("http") => false,
             Some("https") => true,
@@ -112,40 +170,33 @@ impl TargetArgs {
             None => resolve(host, port).await?,
         };
         let tls = if secure {
-            let trust = match &self.ca {
-                _ if self.insecure => Trust::Anybody,
+            let trust = match &manner.ca {
+                _ if manner.insecure => Trust::Anybody,
                 Some(file) => Trust::Only(read_certificates(file)?),
                 None => Trust::System,
             };
             let name = ServerName::try_from(host.to_owned())
                 .with_context(|| format!("{host}: is no name that a certificate can have"))?;
-            Some((tls::client(trust, self.http2)?, name))
+            Some((tls::client(trust, manner.http2)?, name))
         } else {
             None
         };
-        let mut roles = Roles::generator();
-        for (role, pid) in &self.pids {
-            usage::check(*pid).with_context(|| format!("--pid {role}={pid}: no such process"))?;
-            roles.add(role, *pid);
-        }
-        let mut headers: HeaderMap = self.headers.iter().cloned().collect();
-        if !self.http2 && !headers.contains_key(header::HOST) {
+        let mut headers: HeaderMap = manner.headers.iter().cloned().collect();
+        if !manner.http2 && !headers.contains_key(header::HOST) {
             let authority = url.authority().map(ToString::to_string).unwrap_or_default();
             headers.insert(header::HOST, HeaderValue::try_from(authority)?);
         }
-        Ok(Target {
+        Ok(Self {
             name: url.to_string(),
             dialer: Dialer::new(addresses, tls),
-            http2: self.http2,
-            roles,
+            http2: manner.http2,
+            roles: Roles::generator(),
             stack: None,
             uri: url.clone(),
             headers,
         })
     }
-}
 
-impl Target {
     /// The URL that is asked.
     pub fn uri(&self) -> &Uri {
         &self.uri
@@ -237,7 +288,8 @@ fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>
     Ok(certificates)
 }
 
-fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+/// `NAME: VALUE`.
+pub(crate) fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let (name, value) = text
         .split_once(':')
         .ok_or("a header is written \"name: value\"")?;

@@ -21,22 +21,15 @@ use rustls::{ServerConfig, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::{
     io::AsyncReadExt as _,
-    net::{TcpListener, TcpSocket, TcpStream},
-    runtime::{Builder, LocalOptions},
-    task::JoinSet,
-    time::sleep,
+    net::{TcpListener, TcpStream},
 };
 use tokio_rustls::TlsAcceptor;
+
+use crate::serve;
 
 /// Between two lines that tell how many handshakes there were. They also show that somebody still
 /// reads them.
 const TELL: Duration = Duration::from_millis(500);
-
-/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 4096;
 
 /// Flags of `loadtest tls-sink`.
 #[derive(Clone, Debug, clap::Args)]
@@ -61,9 +54,12 @@ pub struct Args {
 /// The certificate is not usable, or it cannot listen there.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let acceptor = TlsAcceptor::from(config(args)?);
-    let listener = listen(args.listen);
+    let listener = serve::on_this_thread(async { Ok(serve::listen(args.listen)?.into_std()?) });
     let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
-    tell(format_args!("listening on {}", listener.local_addr()?))?;
+    tell(format_args!(
+        "listening on http://{}",
+        listener.local_addr()?
+    ))?;
     let handshakes = Arc::new(AtomicU64::new(0));
     let mut running = Vec::new();
     for _ in 0..args.threads {
@@ -80,20 +76,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         tell(format_args!("handshakes {}", handshakes.load(Relaxed)))?;
     }
-}
-
-/// With room for as many waiting connections as the tunnel server has.
-fn listen(address: SocketAddr) -> io::Result<StdListener> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let socket = match address {
-            SocketAddr::V4(_) => TcpSocket::new_v4()?,
-            SocketAddr::V6(_) => TcpSocket::new_v6()?,
-        };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)?.into_std()
-    })
 }
 
 fn tell(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
@@ -126,22 +108,13 @@ fn accept_all(
     acceptor: &TlsAcceptor,
     handshakes: &Arc<AtomicU64>,
 ) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .context("cannot start a runtime")?;
-    runtime.block_on(async {
+    serve::on_this_thread(async {
         let listener = TcpListener::from_std(listener)?;
-        let mut connections = JoinSet::new();
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    connections.spawn_local(one(stream, acceptor.clone(), handshakes.clone()));
-                }
-                Err(_) => sleep(ACCEPT_PAUSE).await,
-            }
-            while connections.try_join_next().is_some() {}
-        }
+        serve::each(listener, |stream| {
+            one(stream, acceptor.clone(), handshakes.clone())
+        })
+        .await;
+        Ok(())
     })
 }
 

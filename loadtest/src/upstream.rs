@@ -9,31 +9,19 @@ mod events;
 mod grpc;
 mod paced;
 mod plain;
+mod repeated;
 mod websocket;
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{future::Future, net::SocketAddr, pin::Pin, time::Duration};
 
-use anyhow::Context as _;
 use bytesize::ByteSize;
 use hyper_util::{rt::TokioIo, server::conn::auto};
-use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream},
-    runtime::{Builder, LocalOptions},
-    task::JoinSet,
-    time::sleep,
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::{
+    serve,
+    upstream::answer::{Local, Site},
 };
-
-use crate::upstream::answer::{Local, Site};
-
-/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// As many waiting connections as the system allows.
-const BACKLOG: u32 = 65_535;
 
 /// Flow-control window of HTTP/2: uploads must not wait for it.
 const WINDOW: u32 = 4 * 1024 * 1024;
@@ -80,50 +68,17 @@ pub struct Args {
 /// # Errors
 /// It cannot listen there.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .context("cannot start")?;
-    runtime.block_on(async {
-        let listener = listen(args.listen);
-        let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
-        let address = listener.local_addr()?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "listening on http://{address}")?;
-        out.flush()?;
-        drop(out);
-        serve(listener, &args.upstream).await;
-        Ok(())
-    })
-}
-
-/// Listens with room for thousands that connect at once.
-///
-/// # Errors
-/// The address is taken or not ours.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
+    serve::run(args.listen, connections(&args.upstream))
 }
 
 /// Serves for ever, on a local runtime.
 pub async fn serve(listener: TcpListener, args: &UpstreamArgs) {
+    serve::each(listener, connections(args)).await;
+}
+
+fn connections(args: &UpstreamArgs) -> impl Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()>>> {
     let site = Site::new(args);
-    let mut connections = JoinSet::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                connections.spawn_local(connection(stream, site.clone()));
-            }
-            Err(_) => sleep(ACCEPT_PAUSE).await,
-        }
-        while connections.try_join_next().is_some() {}
-    }
+    move |stream| Box::pin(connection(stream, site.clone()))
 }
 
 async fn connection(stream: TcpStream, site: Site) {

@@ -17,15 +17,12 @@ use tokio_rustls::TlsConnector;
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
 use crate::{
-    client::{body::Outgoing, http1::Http1, stream::Stream},
+    client::{body::Outgoing, http1::Http1, kind_of_connect, stream::Stream},
     measure::errors::{Failure, Kind},
 };
 
 /// Most bytes read of a refusal's content; the server's are far smaller.
 const REFUSAL_BYTES: usize = 16 * 1024;
-
-/// What the system says when a process has no descriptor left: `EMFILE`.
-const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
 
 /// The name that is asked for. Any certificate is believed.
 const HOST_NAME: &str = "localhost";
@@ -112,18 +109,6 @@ impl Dialler {
 
 async fn within<F: Future>(limit: Duration, late: Kind, step: F) -> Result<F::Output, Kind> {
     timeout(limit, step).await.map_err(|_| late)
-}
-
-fn kind_of_connect(error: &io::Error) -> Kind {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => Kind::ConnectRefused,
-        io::ErrorKind::TimedOut => Kind::ConnectTimeout,
-        io::ErrorKind::ConnectionReset => Kind::ConnectionReset,
-        // These two are this machine's limits, not the server's.
-        io::ErrorKind::AddrNotAvailable => Kind::Other("no_local_port"),
-        _ if error.raw_os_error() == Some(TOO_MANY_FILES) => Kind::Other("no_descriptor"),
-        _ => Kind::ConnectFailed,
-    }
 }
 
 /// A server that is gone in the midst of it is no failure of TLS.

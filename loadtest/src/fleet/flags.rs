@@ -25,7 +25,8 @@ pub struct CrowdArgs {
     /// Not possible here; known so that it can be said why.
     #[arg(long, hide = true)]
     pub url: Option<Uri>,
-    /// Directory of tunnel-server and tunnel-client; by default this program's own
+    /// Directory of tunnel-server and tunnel-client; by default this program's own. They end with
+    /// it, unless it is killed by SIGKILL
     #[arg(long, value_name = "DIR", help_heading = "Self-contained")]
     pub programs: Option<PathBuf>,
     /// Threads of the tunnel server that carry traffic

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser as _;
 use futures_util::future::join_all;
 use http::{HeaderValue, Method, StatusCode, header::HOST};
 use tokio::time::timeout;
@@ -21,7 +20,7 @@ use crate::{
     },
     load::{Client, Moved},
     measure::errors::{Errors, Failure, Kind},
-    target::TargetArgs,
+    target::{Manner, Target},
 };
 
 /// Longest time for one request of [`once_each`].
@@ -35,21 +34,14 @@ pub struct InTurn {
     next: AtomicUsize,
 }
 
-/// A target as a user would name it.
-#[derive(clap::Parser)]
-struct Plain {
-    #[command(flatten)]
-    target: TargetArgs,
-}
-
 /// A small request for each of these hosts.
 ///
 /// # Errors
 /// The listener's address makes no URL.
 pub async fn requests(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Arc<[Written]>> {
-    let url = format!("http://{public}/");
-    let target = Plain::try_parse_from(["in-turn", "--url", &url])?.target;
-    let template = target.open().await?.template(Method::GET, None)?;
+    let url = format!("http://{public}/").parse()?;
+    let target = Target::at(&url, Some(public), &Manner::default()).await?;
+    let template = target.template(Method::GET, None)?;
     let written = hosts.iter().map(|host| {
         let mut template = template.clone();
         template.headers.insert(HOST, host.clone());

@@ -1,11 +1,10 @@
 //! A fleet as its parent sees it: a process that is started, and tells how it stands.
 
-use std::{env, net::SocketAddr, path::Path, process::Command, time::Duration};
-
-use anyhow::Context as _;
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use crate::{
-    fleet::{FLEET, flags::CrowdArgs, status::Status},
+    fleet::{flags::CrowdArgs, status::Status},
+    measure::usage::FLEET,
     stack::child::Child,
 };
 
@@ -40,17 +39,15 @@ impl Fleet {
         members: Members<'_>,
         stable: Duration,
     ) -> anyhow::Result<Self> {
-        let program = env::current_exe().context("cannot find this program's own file")?;
-        let mut command = Command::new(program);
-        command.args(["fleet", "--server", &server.to_string()]);
-        match members {
-            Members::Clients(tokens) => command.arg("--tokens").arg(tokens),
-            Members::Handshakes(count) => command.args(["--handshakes", &count.to_string()]),
-        };
-        command.args(["--concurrency", &args.concurrency.to_string()]);
-        command.args(["--threads", &args.fleet_threads.to_string()]);
-        command.args(["--stable", &humantime::format_duration(stable).to_string()]);
-        let child = Child::start(FLEET, command)?;
+        let mut flags = vec!["fleet".to_owned(), format!("--server={server}")];
+        flags.push(match members {
+            Members::Clients(tokens) => format!("--tokens={}", tokens.display()),
+            Members::Handshakes(count) => format!("--handshakes={count}"),
+        });
+        flags.push(format!("--concurrency={}", args.concurrency));
+        flags.push(format!("--threads={}", args.fleet_threads));
+        flags.push(format!("--stable={}", humantime::format_duration(stable)));
+        let child = Child::start_own(FLEET, flags)?;
         Ok(Self { child, next: 0 })
     }
 

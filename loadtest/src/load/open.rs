@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::load::{Client, Worker, closed::Line};
 
@@ -25,4 +25,6 @@ pub async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
             Err(failure) => worker.recorder.failed(due, failure.kind),
         }
     }
+    // The stretch is as long as it was planned, not until the last that was due is answered.
+    sleep_until(window.end).await;
 }

@@ -10,7 +10,7 @@ use crate::{
 
 /// A load thread that ran for this share of the time was busy: what is left goes to the kernel's
 /// switches between threads.
-const BUSY: f64 = 0.95;
+pub const BUSY: f64 = 0.95;
 
 /// A load thread that waited for a processor for this share of the time sent late.
 const WAITED: f64 = 0.25;
@@ -24,6 +24,10 @@ pub struct Outcome {
     pub usage: BTreeMap<String, Usage>,
     /// One for each load thread.
     pub threads: Vec<ThreadUse>,
+    /// Workers of all groups.
+    pub workers: usize,
+    /// How many of them were not ready when the warm-up began.
+    pub missing: usize,
 }
 
 impl Outcome {
@@ -61,7 +65,8 @@ impl Outcome {
         (runs.collect(), notes)
     }
 
-    fn notes(&self) -> Vec<Note> {
+    /// What to know about the figures.
+    pub fn notes(&self) -> Vec<Note> {
         let names: Vec<_> = self
             .recordings
             .iter()
@@ -91,6 +96,13 @@ impl Outcome {
                 level: Level::Info,
                 text,
             });
+        }
+        if self.missing > 0 {
+            let (all, there) = (self.workers, self.workers.saturating_sub(self.missing));
+            notes.push(Note::warning(format!(
+                "{names}: only {there} of {all} connections were there when the warm-up began; \
+                 the others came later or never"
+            )));
         }
         for (role, usage) in &self.usage {
             if usage.processes == 0 {

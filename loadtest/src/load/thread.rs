@@ -71,8 +71,9 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Waits for all. They end by themselves when their workers have.
+    /// Lets all end, and waits for them. Their workers have ended when they report no more.
     pub(super) fn join(mut self) -> anyhow::Result<Vec<ThreadUse>> {
+        self.stop = None;
         let running = std::mem::take(&mut self.running);
         let ends = running.into_iter().map(|thread| {
             let end = thread.join();
@@ -97,11 +98,14 @@ fn run(number: usize, start: Start, mut stopped: watch::Receiver<()>) -> io::Res
         .enable_all()
         .build_local(LocalOptions::default())?;
     runtime.block_on(async move {
-        tokio::select! {
+        // The sender is never used, only dropped.
+        let used = tokio::select! {
             used = work(number, start) => used,
-            // The sender is never used, only dropped.
-            _ = stopped.changed() => Ok(ThreadUse::default()),
-        }
+            _ = stopped.changed() => return Ok(ThreadUse::default()),
+        };
+        // What a thread has used goes with it, so it stays until the control thread has read that.
+        drop(stopped.changed().await);
+        used
     })
 }
 
@@ -132,7 +136,8 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
         interval: start.interval,
         timeout: start.timeout,
         told: 0,
-        used: ThreadUse::default(),
+        before: None,
+        used: None,
     };
     drop(start.ready);
     let end = tokio::select! {
@@ -141,7 +146,8 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
         () = teller.run(start.window) => Ok(()),
     };
     teller.tell().await;
-    end.map(|()| teller.used)
+    // Workers may all have ended before the window was seen to.
+    end.map(|()| teller.used.unwrap_or_else(|| teller.use_so_far()))
 }
 
 /// The workers of one thread: neighbours, since they may share connections.
@@ -164,7 +170,10 @@ struct Teller {
     interval: Duration,
     timeout: Duration,
     told: usize,
-    used: ThreadUse,
+    /// The window's begin, and what this thread had used by then.
+    before: Option<(Instant, (Duration, Duration))>,
+    /// Within the window; none before its end.
+    used: Option<ThreadUse>,
 }
 
 impl Teller {
@@ -174,7 +183,7 @@ impl Teller {
             return;
         };
         sleep_until(window.begin).await;
-        let before = own_use();
+        self.before = Some((Instant::now(), own_use()));
         let mut due = window.begin + self.interval;
         while due < window.end {
             sleep_until(due).await;
@@ -182,15 +191,22 @@ impl Teller {
             due += self.interval;
         }
         sleep_until(window.end).await;
-        let ran = own_use().0.saturating_sub(before.0).as_secs_f64();
-        let waited = own_use().1.saturating_sub(before.1).as_secs_f64();
-        let seconds = (Instant::now() - window.begin).as_secs_f64();
-        self.used = ThreadUse {
-            ran: ran / seconds,
-            waited: waited / seconds,
-        };
+        self.used = Some(self.use_so_far());
         self.tell().await;
         sleep_until(window.end + self.timeout + LATE).await;
+    }
+
+    /// From the window's begin to now; nothing before it.
+    fn use_so_far(&self) -> ThreadUse {
+        let Some((begun, before)) = self.before else {
+            return ThreadUse::default();
+        };
+        let now = own_use();
+        let seconds = begun.elapsed().as_secs_f64().max(1e-9);
+        ThreadUse {
+            ran: now.0.saturating_sub(before.0).as_secs_f64() / seconds,
+            waited: now.1.saturating_sub(before.1).as_secs_f64() / seconds,
+        }
     }
 
     async fn tell(&mut self) {

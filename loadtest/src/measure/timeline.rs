@@ -13,6 +13,9 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// The longest interval, so that the live line lives.
 const LONGEST: Duration = Duration::from_secs(2);
 
+/// Of the last interval at least this share must lie within the window: rates over less are noise.
+const LEAST_SHARE: f64 = 0.1;
+
 /// How long the intervals of a run of this length are.
 pub fn interval(duration: Duration) -> Duration {
     (duration / MOST).clamp(SHORTEST, LONGEST)
@@ -70,13 +73,26 @@ impl Timeline {
         self.done.last()
     }
 
-    /// The intervals that lie within the window. What ended after it is part of the totals only.
+    /// The intervals that lie within the window; the last may be shorter. What ended after it is
+    /// part of the totals only.
     pub fn finish(mut self, seconds: f64) -> Vec<Interval> {
         while !self.pending.is_empty() {
             self.close_first();
         }
-        let slack = self.length.as_secs_f64() / 2.0;
-        self.done.retain(|interval| interval.at <= seconds + slack);
+        let length = self.length.as_secs_f64();
+        let begin = |interval: &Interval| interval.at - length;
+        let rest = |interval: &Interval| seconds - begin(interval);
+        self.done
+            .retain(|interval| rest(interval) > length * LEAST_SHARE);
+        if let Some(last) = self.done.last_mut()
+            && rest(last) < length
+        {
+            let factor = length / rest(last);
+            last.at = seconds;
+            last.rate *= factor;
+            last.error_rate *= factor;
+            last.bytes_per_second *= factor;
+        }
         self.done
     }
 }
@@ -114,5 +130,20 @@ mod tests {
         let intervals = timeline.finish(1.0);
         let told: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
         assert_eq!(told, [(0.5, 14.0), (1.0, 20.0)]);
+    }
+
+    #[test]
+    fn the_last_interval_may_be_shorter() {
+        let mut timeline = Timeline::new(Duration::from_millis(500), 1);
+        for interval in 0..3 {
+            let slice = Slice {
+                completed: 2,
+                ..Slice::default()
+            };
+            timeline.add(interval, &slice);
+        }
+        let intervals = timeline.finish(0.75);
+        let told: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
+        assert_eq!(told, [(0.5, 4.0), (0.75, 8.0)]);
     }
 }

@@ -26,6 +26,12 @@ pub const TUNNEL_SERVER: &str = "tunnel server";
 /// The role of the tunnel client that this program started.
 pub const TUNNEL_CLIENT: &str = "tunnel client";
 
+/// The role of many simulated tunnel clients.
+pub const FLEET: &str = "fleet";
+
+/// The role of a slow link between two programs.
+pub const RELAY: &str = "relay";
+
 /// Processes by what they are to the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roles {
@@ -66,16 +72,29 @@ impl Roles {
             .map(|(role, roots)| (role.clone(), family(roots, &children)))
             .collect()
     }
-
-    /// Whether a process besides the load generator and the upstream is known.
-    pub fn has_target(&self) -> bool {
-        self.processes.keys().any(|role| is_target(role))
-    }
 }
 
 /// Whether this role's processor time belongs to what is measured.
 pub fn is_target(role: &str) -> bool {
-    role != GENERATOR && role != UPSTREAM
+    ![GENERATOR, UPSTREAM, FLEET, RELAY].contains(&role)
+}
+
+/// Adds what the same roles used at another time: processor time adds up, and of memory the most
+/// and the latest count.
+pub fn add(sum: &mut BTreeMap<String, Usage>, more: &BTreeMap<String, Usage>) {
+    for (role, used) in more {
+        match sum.get_mut(role) {
+            None => {
+                sum.insert(role.clone(), used.clone());
+            }
+            Some(sum) => {
+                sum.processes = used.processes;
+                sum.cpu_seconds += used.cpu_seconds;
+                sum.peak_rss = sum.peak_rss.max(used.peak_rss);
+                sum.rss = used.rss;
+            }
+        }
+    }
 }
 
 /// Processor time of the target's roles for each completed request, microseconds.
@@ -321,6 +340,8 @@ mod tests {
         let mut usage = BTreeMap::from([
             (GENERATOR.to_owned(), used(5.0)),
             (UPSTREAM.to_owned(), used(3.0)),
+            (FLEET.to_owned(), used(2.0)),
+            (RELAY.to_owned(), used(1.0)),
         ]);
         assert_eq!(cpu_us_per_request(&usage, 1000), None);
         usage.insert(TUNNEL_SERVER.to_owned(), used(0.02));

@@ -154,20 +154,6 @@ pub fn rate_chart(runs: &[Run]) -> Option<Chart> {
     )
 }
 
-/// Bytes over time, a line for each run.
-pub fn throughput_chart(runs: &[Run]) -> Option<Chart> {
-    let series = series(runs, |run| {
-        let point = |interval: &super::Interval| (interval.at, interval.bytes_per_second);
-        run.timeline.iter().map(point).collect()
-    });
-    chart(
-        "Throughput over time",
-        Axis::new("time", Unit::Seconds, Scale::Linear),
-        Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear),
-        series,
-    )
-}
-
 /// The 99th percentile over time, a line for each run.
 pub fn latency_over_time_chart(runs: &[Run]) -> Option<Chart> {
     let series = series(runs, |run| {

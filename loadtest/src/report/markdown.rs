@@ -1,47 +1,7 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
 //! text; it knows nothing of scenarios, and leaves runs and charts to the other renderers.
 
-use std::{fs, path::PathBuf};
-
-use anyhow::Context as _;
-
 use crate::report::{Level, Report, Table};
-
-/// The flag of those scenarios whose result is a table.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Result")]
-pub struct MarkdownArgs {
-    /// Write the tables to this file, Markdown
-    #[arg(long, value_name = "FILE.md")]
-    pub markdown: Option<PathBuf>,
-}
-
-impl MarkdownArgs {
-    /// Fails now rather than after the measurement when the file cannot be written.
-    ///
-    /// # Errors
-    /// It cannot.
-    pub fn check(&self) -> anyhow::Result<()> {
-        let Some(file) = &self.markdown else {
-            return Ok(());
-        };
-        let opened = fs::OpenOptions::new().create(true).append(true).open(file);
-        opened
-            .map(drop)
-            .with_context(|| format!("cannot write {}", file.display()))
-    }
-
-    /// Writes the tables, if it was asked for.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn write(&self, report: &Report) -> anyhow::Result<()> {
-        let Some(file) = &self.markdown else {
-            return Ok(());
-        };
-        fs::write(file, render(report)).with_context(|| format!("cannot write {}", file.display()))
-    }
-}
 
 /// Title, settings, tables and notes.
 pub fn render(report: &Report) -> String {

@@ -7,6 +7,9 @@ use crate::report::{
     format::{bytes, bytes_per_second, count, per_second, seconds},
 };
 
+/// More than these nobody reads on a terminal when there are tables, which say it shorter.
+const MOST_RUNS: usize = 10;
+
 /// The whole report.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
@@ -18,9 +21,17 @@ pub fn render(report: &Report) -> String {
     if !settings.is_empty() {
         line(&mut out, format_args!("  {}", settings.join(", ")));
     }
-    for run in &report.runs {
-        out.push('\n');
-        show_run(&mut out, run);
+    if report.runs.len() > MOST_RUNS && !report.tables.is_empty() {
+        let runs = report.runs.len();
+        line(
+            &mut out,
+            format_args!("  {runs} runs: see --json or --report for each"),
+        );
+    } else {
+        for run in &report.runs {
+            out.push('\n');
+            show_run(&mut out, run);
+        }
     }
     for table in &report.tables {
         out.push('\n');

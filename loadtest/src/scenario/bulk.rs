@@ -19,9 +19,10 @@ use crate::{
     relay::{BitRate, Link},
     report::Report,
     scenario::{
-        Context, composition,
+        Context,
         connection::{has_own_path, path},
     },
+    stack,
     target::{Target, TargetArgs},
 };
 use observe::{Flow, Shared};
@@ -129,9 +130,11 @@ impl Direction {
 /// The target cannot be opened.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
-    let link = args.link();
-    let opened = Box::pin(composition::open(&args.target, "http", link)).await?;
-    let target = &opened.target;
+    let programs = stack::Plan {
+        link: args.link(),
+        ..stack::Plan::default()
+    };
+    let target = &Box::pin(args.target.open_with(programs)).await?;
     let mut report = Report::new("bulk", format!("bulk streams through {}", target.name));
     settings(&mut report, &args, target);
 

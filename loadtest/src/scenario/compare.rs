@@ -30,7 +30,7 @@ use http::{HeaderName, HeaderValue};
 
 use crate::{
     load::LoadArgs,
-    report::{Report, format, markdown::MarkdownArgs},
+    report::{Report, format},
     scenario::{
         Context,
         compare::{
@@ -44,6 +44,7 @@ use crate::{
         rounds,
     },
     stack::StackArgs,
+    target::parse_header,
 };
 
 /// The base where nginx is not installed: the least that any proxy costs.
@@ -62,7 +63,8 @@ pub struct Args {
         help_heading = "Targets"
     )]
     pub targets: Vec<Named>,
-    /// Compare these alone, by name [default: all]
+    /// Compare these alone, by name [default: all]. What is started ends with this program, but
+    /// nginx, rathole and the tunnel's programs not when it is killed by SIGKILL
     #[arg(
         long,
         value_name = "NAME,...",
@@ -74,7 +76,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", help_heading = "Targets")]
     pub base: Option<String>,
     /// Header to send to the targets of --target, such as "host: a.example"; repeat for more
-    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = named::parse_header, help_heading = "Targets")]
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header, help_heading = "Targets")]
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Believe any certificate of the targets of --target
     #[arg(long, conflicts_with = "ca", help_heading = "Targets")]
@@ -119,9 +121,6 @@ pub struct Args {
     /// Ours, and the sample upstream.
     #[command(flatten)]
     pub stack: StackArgs,
-    /// Where the tables go.
-    #[command(flatten)]
-    pub markdown: MarkdownArgs,
 }
 
 /// The kinds of load.
@@ -138,7 +137,6 @@ pub enum Traffic {
 /// # Errors
 /// The flags contradict one another, there is no upstream, or no target could be measured.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    args.markdown.check()?;
     let kinds = Kind::chosen(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
     let load_average = noise::load_average();
@@ -160,8 +158,9 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     }
     results.fill(&base, &mut report);
     report.note(rounds::meaning(args.rounds.into()));
-    noise.tell(load_average, &mut report);
-    args.markdown.write(&report)?;
+    let is_named = kinds.iter().any(Kind::has_unknown_processes);
+    let is_partial = is_named || fields.iter().any(|field| field.site.pid.is_none());
+    noise.tell(load_average, is_partial, &mut report);
     Ok(report)
 }
 
@@ -254,7 +253,7 @@ impl Field {
         uploads: bool,
         downloads: bool,
     ) -> anyhow::Result<Self> {
-        let expected = contender::expected(args, &site).await?;
+        let expected = contender::expected(&site).await?;
         let mut contenders = Vec::new();
         for kind in kinds {
             let opened = Box::pin(Contender::open(kind, args, &site, &expected)).await;

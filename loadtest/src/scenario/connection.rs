@@ -15,7 +15,7 @@ use crate::{
 
 /// A connection of either version.
 #[derive(Debug)]
-pub(super) enum Connection {
+pub(crate) enum Connection {
     /// HTTP/1.1.
     One(Box<Http1>),
     /// HTTP/2.
@@ -54,13 +54,25 @@ impl Connection {
         }
     }
 
-    /// This connection, if it may carry the next request.
-    pub(super) fn if_open(mut self) -> Option<Self> {
-        let is_open = match &mut self {
+    /// Takes the whole of an answer's content, and gives its length.
+    pub(super) async fn drain(&mut self, content: Incoming) -> Result<u64, Failure> {
+        match self {
+            Self::One(connection) => connection.drain(content).await,
+            Self::Two(connection) => connection.drain(content).await,
+        }
+    }
+
+    /// Whether it may carry the next request.
+    pub(super) fn is_open(&mut self) -> bool {
+        match self {
             Self::One(connection) => connection.is_open(),
             Self::Two(connection) => connection.is_open(),
-        };
-        is_open.then_some(self)
+        }
+    }
+
+    /// This connection, if it may carry the next request.
+    pub(super) fn if_open(mut self) -> Option<Self> {
+        self.is_open().then_some(self)
     }
 }
 

@@ -5,6 +5,7 @@
 //!   phase                      small requests     beside them
 //!   unloaded                   tunnel             nothing
 //!   paced                      tunnel             downloads of a steady rate, same tunnel
+//!   unloaded, neighbour        other tunnel       nothing
 //!   paced, neighbour           other tunnel       the same downloads
 //!   unthrottled                tunnel             downloads as fast as they come, same tunnel
 //!   slow readers               tunnel             downloads that hardly anybody reads, same tunnel
@@ -28,7 +29,7 @@ use tokio::join;
 use crate::{
     load::{Load, LoadArgs, Outcome, Pace, Stretch},
     progress::Progress,
-    report::{Report, format, markdown::MarkdownArgs},
+    report::{Report, format},
     scenario::{
         Context,
         connection::path,
@@ -42,6 +43,9 @@ use crate::{
     },
     target::{Target, TargetArgs},
 };
+
+/// The small requests' connections are made while the downloads run already.
+const CONNECTING: Duration = Duration::from_millis(250);
 
 /// Flags of `loadtest fairness`.
 #[derive(Clone, Debug, clap::Args)]
@@ -118,9 +122,6 @@ pub struct Args {
     /// Rounds: in each, every phase comes once
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = "Load")]
     pub rounds: u16,
-    /// Where the table goes.
-    #[command(flatten)]
-    pub markdown: MarkdownArgs,
 }
 
 /// Measures.
@@ -128,7 +129,6 @@ pub struct Args {
 /// # Errors
 /// The target cannot be opened.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    args.markdown.check()?;
     context.progress.message("starting");
     let place = Box::pin(Place::open(&args)).await?;
     let mut report = describe(&args, &place);
@@ -149,7 +149,6 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
         }
     }
     results.fill(args.load.duration, args.rounds.into(), &mut report);
-    args.markdown.write(&report)?;
     Ok(report)
 }
 
@@ -163,8 +162,13 @@ async fn measure(
     let (asked, loaded) = (place.at(phase.spot), place.at(phase.spot.beside()));
     let small = small(args, asked)?;
     let small = small.run(progress, &asked.roles);
-    let Some(beside) = beside::load(args, loaded, phase.beside)? else {
+    let Some((beside, mut is_open)) = beside::load(args, loaded, phase.beside)? else {
         return Ok(Sample::new(Box::pin(small).await?, None));
+    };
+    let small = async {
+        // Its window must lie within the other one. Nobody tells when there are no downloads.
+        drop(is_open.wait_for(|is_open| *is_open).await);
+        small.await
     };
     let quiet = Progress::none();
     let beside = beside.run(&quiet, &loaded.roles);
@@ -181,7 +185,7 @@ fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
 }
 
 impl Args {
-    /// What runs beside starts within the small requests' warm-up, and ends after them.
+    /// What runs beside is measured from within the small requests' warm-up until after them.
     fn stretch_beside(&self) -> Stretch {
         let Stretch {
             warm_up,
@@ -190,7 +194,7 @@ impl Args {
         } = self.load.stretch();
         Stretch {
             warm_up: warm_up / 2,
-            duration: duration + warm_up,
+            duration: duration + warm_up + CONNECTING,
             // Its answers have no end that is worth waiting for.
             timeout: timeout.min(Duration::from_secs(2)),
         }

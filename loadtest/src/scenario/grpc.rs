@@ -19,9 +19,10 @@ use crate::{
     load::{Load, LoadArgs, Pace},
     report::Report,
     scenario::{
-        Context, composition,
+        Context,
         connection::{has_own_path, parse_rate, path},
     },
+    stack,
     target::TargetArgs,
 };
 use call::{Plan, Streaming, Unary};
@@ -81,8 +82,11 @@ pub async fn run(mut args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
     // There is no gRPC over anything else.
     args.target.http2 = true;
-    let opened = Box::pin(composition::open(&args.target, "h2c", None)).await?;
-    let target = &opened.target;
+    let programs = stack::Plan {
+        scheme: "h2c",
+        ..stack::Plan::default()
+    };
+    let target = &Box::pin(args.target.open_with(programs)).await?;
     let message = match &args.message_file {
         Some(file) => {
             fs::read(file).with_context(|| format!("--message-file {}", file.display()))?

@@ -10,15 +10,16 @@ use crate::{
     client::{
         Dialer,
         body::Outgoing,
-        http1::Http1,
-        http2::Http2,
         lean::{Lean, MOST_CONTENT, Written},
         shared::Shared,
     },
     load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::{Failure, Kind},
     report::Report,
-    scenario::Context,
+    scenario::{
+        Context,
+        connection::{Connection, parse_rate},
+    },
     target::{Target, TargetArgs, Template},
 };
 
@@ -122,7 +123,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 
 /// Sends the same request over and over, and takes every answer to its end.
 #[derive(Debug)]
-pub struct Requests {
+pub(crate) struct Requests {
     dialer: Dialer,
     http2: Option<Shared>,
     template: Template,
@@ -131,18 +132,9 @@ pub struct Requests {
     written: Option<Written>,
 }
 
-/// A connection of either version.
-#[derive(Debug)]
-pub enum Connection {
-    /// HTTP/1.1.
-    One(Box<Http1>),
-    /// HTTP/2.
-    Two(Box<Http2>),
-}
-
 /// What requests go over.
 #[derive(Debug)]
-pub enum Line {
+pub(crate) enum Line {
     /// HTTP/1.1, for requests in one piece.
     Lean(Box<Lean>, Written),
     /// For all others.
@@ -154,7 +146,7 @@ impl Requests {
     ///
     /// # Errors
     /// The path is none.
-    pub fn new(
+    pub(crate) fn new(
         target: &Target,
         method: Method,
         path: Option<&str>,
@@ -174,7 +166,7 @@ impl Requests {
 
     /// With HTTP/2, so many workers share a connection.
     #[must_use]
-    pub fn with_streams(self, streams: usize) -> Self {
+    pub(crate) fn with_streams(self, streams: usize) -> Self {
         Self {
             http2: self.http2.map(|_| Shared::new(streams)),
             ..self
@@ -203,12 +195,7 @@ impl Client for Requests {
                 let answer = connection.exchange(written).await?;
                 (answer.status, answer.length)
             }
-            Line::Whole(Connection::One(connection)) => {
-                let answer = connection.send(request()).await?;
-                let status = answer.status().as_u16();
-                (status, connection.drain(answer.into_body()).await?)
-            }
-            Line::Whole(Connection::Two(connection)) => {
+            Line::Whole(connection) => {
                 let answer = connection.send(request()).await?;
                 let status = answer.status().as_u16();
                 (status, connection.drain(answer.into_body()).await?)
@@ -222,8 +209,7 @@ impl Client for Requests {
     fn is_open(line: &mut Line) -> bool {
         match line {
             Line::Lean(connection, _) => connection.is_open(),
-            Line::Whole(Connection::One(connection)) => connection.is_open(),
-            Line::Whole(Connection::Two(connection)) => connection.is_open(),
+            Line::Whole(connection) => connection.is_open(),
         }
     }
 }
@@ -234,12 +220,5 @@ fn success(status: u16) -> Result<(), Kind> {
         Ok(())
     } else {
         Err(Kind::Status(status))
-    }
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("a rate is a number above zero".to_owned()),
     }
 }

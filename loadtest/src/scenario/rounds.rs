@@ -4,7 +4,7 @@
 //! round only, and what is told is the median of those ratios with their spread. Figures in,
 //! figures out; nothing here measures.
 
-use crate::report::format::NONE;
+use crate::report::{Note, format::NONE};
 
 /// From so many rounds on the spread is told by quartiles, which one bad round does not move.
 /// With fewer rounds quartiles would hide more than they tell.
@@ -92,6 +92,28 @@ pub fn cell<T>(figure: Option<T>, show: impl FnOnce(T) -> String) -> String {
     figure.map_or_else(|| NONE.to_owned(), show)
 }
 
+/// The notes of all rounds of one thing, each kind once. Figures in them are of the first round
+/// that has it; with several rounds it is said in how many it was so.
+pub fn notes(name: &str, rounds: &[&[Note]]) -> Vec<Note> {
+    let kind = |note: &Note| note.text.replace(|digit: char| digit.is_ascii_digit(), "");
+    let mut found: Vec<(String, Note, usize)> = Vec::new();
+    for note in rounds.iter().copied().flatten() {
+        let kind = kind(note);
+        match found.iter_mut().find(|(other, ..)| *other == kind) {
+            Some((_, _, times)) => *times += 1,
+            None => found.push((kind, note.clone(), 1)),
+        }
+    }
+    let told = found.into_iter().map(|(_, note, times)| Note {
+        level: note.level,
+        text: match rounds.len() {
+            1 => format!("{name}: {}", note.text),
+            all => format!("{name}: {} (in {times} of {all} rounds)", note.text),
+        },
+    });
+    told.collect()
+}
+
 /// What the spread means, for a note.
 pub fn meaning(rounds: usize) -> String {
     let spread = if rounds < QUARTILES_FROM {
@@ -162,6 +184,27 @@ mod tests {
         assert_eq!(ratios(&ours, &[None, None, Some(0.0)]), None);
         assert_eq!(ratios(&[], &[]), None);
         assert_eq!(cell(None::<f64>, |_| String::new()), NONE);
+    }
+
+    #[test]
+    fn what_is_told_of_many_rounds_is_told_once() {
+        let busy = |share: u32| Note::warning(format!("busy for {share} % of the time"));
+        let rounds = [
+            vec![busy(96)],
+            vec![],
+            vec![busy(100), Note::warning("dead")],
+        ];
+        let rounds: Vec<_> = rounds.iter().map(Vec::as_slice).collect();
+        let texts = |rounds: &[&[Note]]| -> Vec<String> {
+            let notes = notes("a", rounds).into_iter();
+            notes.map(|note| note.text).collect()
+        };
+        let expected = [
+            "a: busy for 96 % of the time (in 2 of 3 rounds)",
+            "a: dead (in 1 of 3 rounds)",
+        ];
+        assert_eq!(texts(&rounds), expected);
+        assert_eq!(texts(&rounds[..1]), ["a: busy for 96 % of the time"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use clap::Parser as _;
 
 use crate::{
     cli::{Cli, Command},
-    report::{Report, markdown::MarkdownArgs},
+    report::Report,
     scenario::{
         Context, Scenario, rounds,
         scale::{axis::Axis, results::Results},
@@ -31,9 +31,6 @@ pub struct Args {
     /// Rounds: in each, every level comes once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub rounds: u16,
-    /// Where the tables go.
-    #[command(flatten)]
-    pub markdown: MarkdownArgs,
     /// The scenario and its flags, last on the line [default: http --self-contained --duration 5s]
     #[arg(
         value_name = "SCENARIO",
@@ -48,7 +45,6 @@ pub struct Args {
 /// # Errors
 /// The scenario's flags are wrong, or one of its levels cannot be measured.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    args.markdown.check()?;
     let command = args.command();
     let levels = args.over.levels();
     // All are parsed before the first is run: a wrong level must not cost a measurement.
@@ -78,19 +74,20 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
             let measured = Box::pin(scenario.clone().run(context)).await;
             let measured = measured.with_context(|| format!("{flag} {}", level.text))?;
             results.add(number, measured, &mut report);
+            // One that has none at its first level has none at any.
+            if results.is_empty() {
+                bail!("{name} has no runs that could be scaled");
+            }
         }
-    }
-    if results.is_empty() {
-        bail!("{name} has no runs that could be scaled");
     }
     results.fill(&mut report);
     if args.rounds > 1 {
-        report.note(format!(
-            "figures are medians of {} interleaved rounds",
-            args.rounds
-        ));
+        report.note(rounds::meaning(args.rounds.into()));
+        report.note(
+            "each run is all rounds of a level together; its latencies and its course over time \
+             are those of the round whose median latency is in the middle",
+        );
     }
-    args.markdown.write(&report)?;
     Ok(report)
 }
 
@@ -110,8 +107,12 @@ fn scenario(command: &[String], flag: &str, level: &str) -> anyhow::Result<Scena
     let words = words.chain([format!("--{flag}={level}")]);
     let parsed = Cli::try_parse_from(words).map_err(|error| anyhow::anyhow!("{error}"))?;
     let output = &parsed.output;
-    if output.json.is_some() || output.report.is_some() || output.quiet {
-        bail!("--json, --report and --quiet are flags of scale: they stand before the scenario");
+    let files = [&output.json, &output.report, &output.markdown];
+    if output.quiet || files.into_iter().any(Option::is_some) {
+        bail!(
+            "--json, --report, --markdown and --quiet are flags of scale: they stand before the \
+             scenario"
+        );
     }
     match parsed.command {
         Command::Scenario(Scenario::Scale(_)) => bail!("scale cannot scale itself"),

@@ -2,7 +2,7 @@
 //!
 //! An event's data begins with the time of its sending, nanoseconds since the Unix epoch, so source
 //! and receiver must share a clock. Events with an `id:` that counts tell of gaps; the sample
-//! upstream's rate is known, and tells as much.
+//! upstream's rate is known, so that silence at either end of the window is told too.
 
 mod parse;
 mod subscriber;

@@ -16,7 +16,6 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        FLEET,
         flags::CrowdArgs,
         in_turn,
         process::{Fleet, Members},
@@ -26,7 +25,7 @@ use crate::{
     },
     measure::{
         errors::Errors,
-        usage::{self, Meter, Roles, TUNNEL_SERVER},
+        usage::{self, FLEET, Meter, Roles, TUNNEL_SERVER},
     },
     report::{Report, Usage, format::count},
     scenario::Context,

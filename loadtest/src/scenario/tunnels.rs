@@ -19,14 +19,13 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        FLEET,
         flags::CrowdArgs,
         process::{Fleet, Members},
         runtimes::Runtimes,
         status::{Status, clock},
         watch::Watch,
     },
-    measure::usage::{self, Meter, Roles, TUNNEL_SERVER},
+    measure::usage::{self, FLEET, Meter, Roles, TUNNEL_SERVER},
     report::{
         Report,
         format::{count, seconds},
@@ -41,8 +40,7 @@ use crate::{
 /// After a server's start its memory is that of its tables; what starting left goes first.
 const AFTER_START: Duration = Duration::from_millis(500);
 
-/// How long a real client may take to connect, and then rests before its memory is read.
-const CLIENT_START: Duration = Duration::from_secs(20);
+/// How long a real client rests before its memory is read.
 const CLIENT_REST: Duration = Duration::from_secs(3);
 
 /// A session lasts that long before its client counts it as stable, as a real one.
@@ -180,7 +178,7 @@ async fn real_client(
     let client = stack::start_client(stack, files, server.tunnel, token, upstream).await?;
     client
         .child
-        .wait_ready(client.address, CLIENT_START)
+        .wait_ready(client.address, stack::START_LIMIT)
         .await?;
     sleep(CLIENT_REST).await;
     Ok(usage::resident(client.child.id()).unwrap_or(0))

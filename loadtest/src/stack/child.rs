@@ -30,6 +30,12 @@ const SHOWN: usize = 12;
 /// Between two questions whether a program is ready.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
+/// The flag that this program is given when it starts itself.
+pub const END_WITH_INPUT: &str = "end-with-input";
+
+/// This program's own file, even when another has taken its place since it was started.
+const OWN: &str = "/proc/self/exe";
+
 /// A running program. It is killed and waited for when this is dropped.
 pub struct Child {
     role: String,
@@ -53,8 +59,25 @@ impl Child {
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(role: impl Into<String>, mut command: Command) -> anyhow::Result<Self> {
-        let role = role.into();
+    pub fn start(role: impl Into<String>, command: Command) -> anyhow::Result<Self> {
+        Self::launch(role.into(), command, Stdio::null())
+    }
+
+    /// Starts this program again with this role and these arguments. However this process ends,
+    /// the child sees the end of its input then, and ends too.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_own(
+        role: impl Into<String>,
+        arguments: impl IntoIterator<Item = String>,
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new(OWN);
+        command.arg(format!("--{END_WITH_INPUT}")).args(arguments);
+        Self::launch(role.into(), command, Stdio::piped())
+    }
+
+    fn launch(role: String, mut command: Command, input: Stdio) -> anyhow::Result<Self> {
         for (variable, _) in env::vars_os() {
             // Neither proxies nor the settings of another tunnel may change what is measured.
             let text = variable.to_string_lossy().to_ascii_lowercase();
@@ -62,7 +85,7 @@ impl Child {
                 command.env_remove(&variable);
             }
         }
-        command.stdin(Stdio::null());
+        command.stdin(input);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let name = command.get_program().to_owned();
         let child = command.spawn();
@@ -84,11 +107,6 @@ impl Child {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
-    }
-
-    /// What it is to the measurement.
-    pub fn role(&self) -> &str {
-        &self.role
     }
 
     /// Kills it and waits until it is gone.

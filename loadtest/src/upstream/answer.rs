@@ -26,8 +26,11 @@ use hyper::body::Incoming;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
-    client::body::{CHUNK, Outgoing},
-    upstream::{UpstreamArgs, events::Events, grpc, paced::Paced, plain::Written, websocket},
+    client::body::CHUNK,
+    upstream::{
+        UpstreamArgs, events::Events, grpc, paced::Paced, plain::Written, repeated::Repeated,
+        websocket,
+    },
 };
 
 /// The content of an answer: small ones without a box, since they are what is measured most.
@@ -106,10 +109,7 @@ impl Site {
 
     fn bytes(self, length: &str) -> Response<Content> {
         match length.parse() {
-            Ok(left) => Response::new(boxed(Outgoing::Repeated {
-                chunk: self.chunk,
-                left,
-            })),
+            Ok(left) => Response::new(boxed(Repeated::new(self.chunk, left))),
             Err(_) => text(
                 StatusCode::BAD_REQUEST,
                 "/bytes/N: N is a number of bytes\n",

@@ -1,7 +1,8 @@
 //! Server-Sent Events that carry the time of their sending.
 //!
-//! An event is `data: NS PAD`, with nanoseconds since the Unix epoch, so that a receiver on the same
-//! machine knows its delay. `?rate=N` events come each second, `&count=N` in all, `&size=N` pads
+//! An event is `id: N` and `data: NS PAD`. NS are nanoseconds since the Unix epoch, so that a receiver
+//! on the same machine knows its delay; N rises by one from event to event and is the same for all
+//! subscribers of a rate, so that a receiver knows what it missed, even while it was not subscribed. `?rate=N` events come each second, `&count=N` in all, `&size=N` pads
 //! each to about so many bytes. All subscribers of one rate get theirs at the same time, as
 //! subscribers of one source do.
 
@@ -22,6 +23,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub(super) struct Events {
     every: u64,
     left: Option<u64>,
+    size: usize,
     pad: String,
     next: u64,
     timer: Pin<Box<Sleep>>,
@@ -41,7 +43,8 @@ impl Events {
         Self {
             every,
             left: count,
-            pad: "x".repeat(size.saturating_sub("data: 1700000000000000000 \n\n".len())),
+            size,
+            pad: "x".repeat(size),
             next,
             timer: Box::pin(sleep_until(at(next))),
         }
@@ -65,8 +68,10 @@ impl Body for Events {
             ready!(this.timer.as_mut().poll(context));
         }
         this.left = this.left.map(|left| left - 1);
+        let mut event = format!("id: {}\ndata: {} ", this.next / this.every, now());
         this.next += this.every;
-        let event = format!("data: {} {}\n\n", now(), this.pad);
+        let room = this.size.saturating_sub(event.len() + "\n\n".len());
+        event.extend([&this.pad[..room], "\n\n"]);
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))))
     }
 
@@ -99,10 +104,13 @@ mod tests {
         let content = String::from_utf8(content.to_bytes().to_vec()).unwrap();
         let events: Vec<_> = content.split_terminator("\n\n").collect();
         assert_eq!(events.len(), 3);
-        let mut last = before;
+        let (mut last, mut number) = (before, None);
         for event in events {
             assert_eq!(event.len() + 2, 100);
-            let sent = event.strip_prefix("data: ").unwrap();
+            let (id, sent) = event.split_once("\ndata: ").unwrap();
+            let id: u64 = id.strip_prefix("id: ").unwrap().parse().unwrap();
+            assert!(number.is_none_or(|number| id == number + 1), "{event}");
+            number = Some(id);
             let sent: u64 = sent.split(' ').next().unwrap().parse().unwrap();
             assert!(sent >= last && sent <= now(), "{event}");
             last = sent;

@@ -1,5 +1,12 @@
 //! Streams of bytes: exactly those that moved are reported, and a link is not outrun.
 
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener},
+    thread,
+    time::Duration,
+};
+
 use serde_json::Value;
 
 use crate::{
@@ -107,6 +114,36 @@ fn what_is_cut_or_too_short_is_no_transfer() {
     let refused = scripted(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n");
     let measured = loadtest(&format!("bulk --url http://{refused} --size 10B"));
     measured.assert_only("status_503");
+}
+
+#[test]
+fn what_began_in_the_warm_up_and_breaks_in_the_window_is_counted() {
+    let address = breaking(Duration::from_millis(900));
+    let measured = loadtest(&format!(
+        "bulk --url http://{address}/file --warm-up 200ms --duration 1200ms"
+    ));
+    // The second transfer would break after the window.
+    assert_eq!(measured.errors("body_short"), 1, "{measured:#?}");
+}
+
+/// A server whose answers are cut after so long.
+fn breaking(after: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut head = [0; 4096];
+                if stream.read(&mut head).is_ok_and(|length| length > 0) {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello";
+                    drop(stream.write_all(answer));
+                    thread::sleep(after);
+                }
+            });
+        }
+    });
+    address
 }
 
 #[test]

@@ -27,10 +27,13 @@ fn each_phase_has_its_load_beside() {
     assert_eq!(measured.code, 0, "{measured:#?}");
     assert_eq!(
         measured.report["runs"].as_array().unwrap().len(),
-        5,
+        6,
         "{measured:#?}"
     );
     let unloaded = row(&measured, "unloaded");
+    // What the processes used is told, with the cost of those that ran alone.
+    let used = &measured.report["runs"][0]["usage"]["load generator"];
+    assert!(used["cpu_seconds"].as_f64().unwrap() > 0.0, "{measured:#?}");
     assert_eq!(
         (unloaded[4].as_str(), unloaded[10].as_str()),
         ("1.00 (1.00–1.00)", "–")
@@ -46,10 +49,15 @@ fn each_phase_has_its_load_beside() {
             "{measured:#?}"
         );
         // Two downloads of 1 MiB a second: a busy machine makes it less, never more.
-        let beside = row[10].strip_suffix(" MiB/s");
-        let beside: f64 = beside.unwrap_or("0").parse().unwrap();
-        assert!(beside < 2.5, "{measured:#?}");
-        assert_ne!(row[10], "0 B/s", "{measured:#?}");
+        let (beside, unit) = row[10].split_once(' ').unwrap();
+        let unit = match unit {
+            "B/s" => 1.0,
+            "KiB/s" => 1024.0,
+            "MiB/s" => 1024.0 * 1024.0,
+            other => panic!("{other}: {measured:#?}"),
+        };
+        let beside = beside.parse::<f64>().unwrap() * unit / 1024.0 / 1024.0;
+        assert!(beside > 0.0 && beside < 4.0, "{measured:#?}");
     }
     let unthrottled = &row(&measured, "unthrottled downloads")[10];
     assert!(
@@ -63,15 +71,18 @@ fn each_phase_has_its_load_beside() {
 fn who_gets_no_answer_is_starved() {
     let upstream = Upstream::start("--delay 2s");
     let measured = loadtest(&format!(
-        "fairness --url {} {SHORT} --rate 20 --timeout 200ms",
+        "fairness --url {} {SHORT} --connections 16 --rate 20 --timeout 200ms",
         upstream.url
     ));
     // 12 requests were due in each phase, and none was answered.
+    let [answered, starved, unsent, others] =
+        [6, 7, 8, 9].map(|cell| row(&measured, "unloaded")[cell].parse::<u32>().unwrap());
     assert_eq!(
-        row(&measured, "unloaded")[6..10],
-        ["0", "12", "0", "0"],
+        (answered, starved + unsent, others),
+        (0, 12, 0),
         "{measured:#?}"
     );
+    assert!(starved > 0, "{measured:#?}");
     assert!(
         measured.text.contains("no neighbour was measured"),
         "{measured:#?}"

@@ -11,6 +11,7 @@ use std::{
     thread,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -65,8 +66,18 @@ impl Measured {
     }
 }
 
-/// Runs the program with these arguments, one after the other between blanks.
+/// Two that make load at once would measure each other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Waits until no other test measures; none does while the guard is held.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock()
+}
+
+/// Runs the program with these arguments, one after the other between blanks, while no other test
+/// does.
 pub(crate) fn loadtest(arguments: &str) -> Measured {
+    let _alone = alone();
     let directory = TempDir::new().unwrap();
     let json = directory.path().join("report.json");
     let mut command = Command::new(PROGRAM);

@@ -28,7 +28,7 @@ impl Relay {
         let output = child.stdout.take().unwrap();
         BufReader::new(output).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on ").unwrap();
-        let url = format!("http://{address}");
+        let url = address.to_owned();
         Self { child, url }
     }
 }

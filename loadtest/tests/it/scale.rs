@@ -5,10 +5,11 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::language::{PROGRAM, Upstream};
+use crate::language::{PROGRAM, Upstream, alone};
 
 /// Runs `loadtest scale`; its own flags stand before those of the scenario.
 fn scale(arguments: &str) -> (Output, Value) {
+    let _alone = alone();
     let directory = TempDir::new().unwrap();
     let json = directory.path().join("report.json");
     let mut command = Command::new(PROGRAM);
@@ -45,6 +46,10 @@ fn four_connections_that_wait_do_four_times_as_much() {
     assert!((2.5..6.0).contains(&(rate(1) / rate(0))), "{report:#?}");
     let rows = report["tables"][0]["rows"].as_array().unwrap();
     assert_eq!((rows.len(), &rows[1][0]), (2, &Value::from("4")));
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2, "{report:#?}");
+    assert_eq!(runs[1]["seconds"].as_f64(), Some(1.5), "{report:#?}");
+    assert!(runs[1]["usage"]["upstream"].is_object(), "{report:#?}");
 }
 
 #[test]

@@ -5,9 +5,13 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
-use crate::language::{PROGRAM, loadtest, programs};
+use tokio::time::Instant;
+
+use crate::language::{PROGRAM, alone, loadtest, programs};
 
 #[test]
 fn a_tunnel_is_started_and_measured_by_role() {
@@ -61,6 +65,7 @@ fn a_program_that_does_not_start_is_quoted() {
 #[test]
 fn no_program_is_left_when_it_is_interrupted() {
     let programs = programs();
+    let _alone = alone();
     for signal in ["INT", "TERM"] {
         let mut loadtest = Command::new(PROGRAM)
             .args(["http", "--self-contained", "--duration", "5m", "--programs"])
@@ -87,6 +92,35 @@ fn no_program_is_left_when_it_is_interrupted() {
                 "{child} lives"
             );
         }
+    }
+}
+
+#[test]
+fn its_own_servers_end_with_it_even_when_it_is_killed() {
+    let _alone = alone();
+    let mut loadtest = Command::new(PROGRAM)
+        .args(["compare", "--only", "direct,hop", "--upstream", "sample"])
+        .args(["--duration", "5m", "--connections", "1"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(loadtest.stderr.take().unwrap());
+    let mut lines = output.lines().map(Result::unwrap);
+    lines.find(|line| line.contains("round 1 of")).unwrap();
+    let children = children(loadtest.id());
+    assert_eq!(children.len(), 2, "upstream and hop");
+    loadtest.kill().unwrap();
+    loadtest.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    // One that nobody has waited for yet has no command line any more.
+    let lives = |child: &u32| {
+        let line = fs::read(format!("/proc/{child}/cmdline"));
+        line.is_ok_and(|line| !line.is_empty())
+    };
+    while children.iter().any(lives) {
+        assert!(Instant::now() < until, "one of {children:?} lives");
+        thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -153,7 +153,10 @@ fn a_server_that_does_not_answer_is_given_up_and_dialled_again() {
     let tokens = file("tokens", "one\ntwo\n");
     // It does the TLS handshake, and then nothing.
     let mut sink = Started::new(&["tls-sink", "--cert", &cert, "--key", &key]);
-    let address = sink.line(|line| line.strip_prefix("listening on ").map(ToOwned::to_owned));
+    let address = sink.line(|line| {
+        line.strip_prefix("listening on http://")
+            .map(ToOwned::to_owned)
+    });
     let mut fleet = Started::new(&[
         "fleet",
         "--server",

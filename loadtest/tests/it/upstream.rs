@@ -106,7 +106,7 @@ fn events_come_one_by_one() {
         for _ in 0..3 {
             let event = connection.frame(&mut content).await.unwrap().unwrap();
             assert!(
-                event.starts_with(b"data: ") && event.ends_with(b"\n\n"),
+                event.starts_with(b"id: ") && event.ends_with(b"\n\n"),
                 "{event:?}"
             );
         }

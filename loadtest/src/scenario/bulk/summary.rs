@@ -7,16 +7,13 @@ use super::{
     observe::{Flow, Observed, Shared, throughput},
 };
 use crate::{
-    load::Outcome,
+    load::{BUSY, Outcome},
     measure::{timeline, usage::GENERATOR},
     report::{
         Interval, Latency, Report, Run, Series, Table, Usage,
         format::{NONE, bytes, bytes_per_second, count, seconds},
     },
 };
-
-/// A load generator that used this share of its threads' time was the limit.
-const BUSY: f64 = 0.95;
 
 /// A gibibyte.
 const GIB: f64 = 1_073_741_824.0;

@@ -78,7 +78,8 @@ pub(super) async fn work(plan: Arc<Plan>, shared: Arc<Shared>, flow: usize, mut 
         let is_good = ended.is_ok();
         match ended {
             Ok(()) => worker.recorder.completed(begun, 0, 0),
-            Err(failure) => worker.recorder.failed(begun, failure.kind),
+            // It may have begun in the warm-up; what counts is when it broke.
+            Err(failure) => worker.recorder.failed(Instant::now(), failure.kind),
         }
         if plan.size.is_some() {
             stream.end(window.start.elapsed(), is_good);

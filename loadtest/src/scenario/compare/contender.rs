@@ -1,29 +1,25 @@
 //! One of those that are compared: how it is started, and whether it answers as it should.
 
-use std::{env, net::SocketAddr, process::Command, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use clap::Parser as _;
 use http::{Method, StatusCode, Uri};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     client::body::Outgoing,
-    measure::usage::{self, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    measure::usage::{self, UPSTREAM},
     scenario::compare::{
         Args,
         named::Named,
         nginx::{self, Nginx},
         rathole::{self, Rathole},
-        site::{self, Site},
+        site::Site,
     },
-    stack::{
-        ACCOUNT, RUNTIME, Server, StackArgs, child::Child, files::Files, runtime_url, start_client,
-        start_server,
-    },
-    target::{Target, TargetArgs},
+    stack::{Plan, RUNTIME, Running, Stack, child::Child},
+    target::{Manner, Target},
 };
 
 /// The name of the two nginx hops.
@@ -84,6 +80,11 @@ impl Kind {
         Ok(kinds)
     }
 
+    /// Whether it runs on this machine, maybe, in processes that nobody has named.
+    pub(super) fn has_unknown_processes(&self) -> bool {
+        matches!(self, Self::Named(target) if target.pids.is_empty())
+    }
+
     /// Its name in tables.
     pub(super) fn name(&self) -> &str {
         match self {
@@ -112,7 +113,7 @@ pub(super) struct Contender {
 struct Processes {
     _children: Vec<Child>,
     _nginx: Option<(Nginx, Nginx)>,
-    _files: Option<Files>,
+    _stack: Option<Stack>,
     _directory: Option<TempDir>,
 }
 
@@ -124,8 +125,8 @@ pub(super) struct Answer {
 }
 
 /// What all targets must answer: what the upstream itself does.
-pub(super) async fn expected(args: &Args, site: &Site) -> anyhow::Result<Answer> {
-    let target = at(&args.stack, site.address, site).await?;
+pub(super) async fn expected(site: &Site) -> anyhow::Result<Answer> {
+    let target = at(site.address, site).await?;
     let answer = ask(&target, Method::GET, None, Outgoing::Empty).await;
     let answer = answer.with_context(|| format!("the upstream at {}", site.address))?;
     if !answer.status.is_success() {
@@ -143,11 +144,11 @@ impl Contender {
         expected: &Answer,
     ) -> anyhow::Result<Self> {
         let contender = match kind {
-            Kind::Direct => direct(args, site).await,
-            Kind::Hop => hop(args, site).await,
-            Kind::Nginx => nginx_pair(args, site).await,
+            Kind::Direct => direct(site).await,
+            Kind::Hop => hop(site).await,
+            Kind::Nginx => nginx_pair(site).await,
             Kind::Ours => Box::pin(ours(args, site)).await,
-            Kind::Rathole => rathole_pair(args, site).await,
+            Kind::Rathole => rathole_pair(site).await,
             Kind::Named(target) => named(args, target, site).await,
         }?;
         let until = Instant::now() + PATIENCE;
@@ -201,52 +202,33 @@ pub(super) async fn ask(
         .map_err(|failure: crate::measure::errors::Failure| anyhow::anyhow!("it fails: {failure}"))
 }
 
-/// The flags of a target as they are by default, but for those of the programs.
-fn plain(stack: &StackArgs) -> anyhow::Result<TargetArgs> {
-    /// Whatever flags targets have.
-    #[derive(clap::Parser)]
-    struct Flags {
-        #[command(flatten)]
-        target: TargetArgs,
-    }
-    let flags = Flags::try_parse_from(["loadtest", "--url", "http://localhost/"])?;
-    Ok(TargetArgs {
-        url: None,
-        stack: stack.clone(),
-        ..flags.target
-    })
-}
-
 /// Whatever listens there, by its address.
-async fn at(stack: &StackArgs, address: SocketAddr, site: &Site) -> anyhow::Result<Target> {
+async fn at(address: SocketAddr, site: &Site) -> anyhow::Result<Target> {
     let url: Uri = format!("http://{address}/").parse()?;
-    let mut target = plain(stack)?.at(&url, Some(address)).await?;
+    let mut target = Target::at(&url, Some(address), &Manner::default()).await?;
     if let Some(pid) = site.pid {
         target.roles.add(UPSTREAM, pid);
     }
     Ok(target)
 }
 
-async fn direct(args: &Args, site: &Site) -> anyhow::Result<Contender> {
+async fn direct(site: &Site) -> anyhow::Result<Contender> {
     Ok(Contender {
-        target: at(&args.stack, site.address, site).await?,
+        target: at(site.address, site).await?,
         about: "the upstream itself".to_owned(),
         _processes: Processes::default(),
     })
 }
 
-async fn hop(args: &Args, site: &Site) -> anyhow::Result<Contender> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.args([
-        "hop",
-        "--listen",
-        "127.0.0.1:0",
-        "--upstream",
-        &site.address.to_string(),
-    ]);
-    let (child, address) = site::start("hop", command).await?;
-    let mut target = at(&args.stack, address, site).await?;
+async fn hop(site: &Site) -> anyhow::Result<Contender> {
+    let upstream = format!("--upstream={}", site.address);
+    let flags = [
+        "hop".to_owned(),
+        "--listen=127.0.0.1:0".to_owned(),
+        upstream,
+    ];
+    let Running { child, address } = Running::start_own("hop", flags).await?;
+    let mut target = at(address, site).await?;
     target.roles.add("hop", child.id());
     Ok(Contender {
         target,
@@ -258,9 +240,9 @@ async fn hop(args: &Args, site: &Site) -> anyhow::Result<Contender> {
     })
 }
 
-async fn nginx_pair(args: &Args, site: &Site) -> anyhow::Result<Contender> {
+async fn nginx_pair(site: &Site) -> anyhow::Result<Contender> {
     let (first, second) = nginx::pair(site.address).await?;
-    let mut target = at(&args.stack, first.address, site).await?;
+    let mut target = at(first.address, site).await?;
     target.roles.add("first nginx", first.child.id());
     target.roles.add("second nginx", second.child.id());
     Ok(Contender {
@@ -274,22 +256,14 @@ async fn nginx_pair(args: &Args, site: &Site) -> anyhow::Result<Contender> {
 }
 
 async fn ours(args: &Args, site: &Site) -> anyhow::Result<Contender> {
-    let stack = &args.stack;
-    let files = Files::new(stack)?;
-    let token = files.create_token(ACCOUNT, RUNTIME)?;
-    let server = start_server(stack, &files, None).await?;
-    let upstream = format!("http://{}", site.address);
-    let client = start_client(stack, &files, server.tunnel, &token, &upstream).await?;
-    client
-        .child
-        .wait_ready(client.address, site::START_LIMIT)
-        .await?;
-    let Server { child, public, .. } = server;
-    let mut target = plain(stack)?
-        .at(&runtime_url(RUNTIME, public), Some(public))
-        .await?;
-    target.roles.add(TUNNEL_SERVER, child.id());
-    target.roles.add(TUNNEL_CLIENT, client.child.id());
+    let plan = Plan {
+        upstream: Some(site.address),
+        ..Plan::default()
+    };
+    let stack = Stack::start(&args.stack, plan).await?;
+    let public = Some(stack.public_address());
+    let mut target = Target::at(&stack.url(RUNTIME), public, &Manner::default()).await?;
+    target.roles.extend(&stack.roles());
     if let Some(pid) = site.pid {
         target.roles.add(UPSTREAM, pid);
     }
@@ -297,27 +271,26 @@ async fn ours(args: &Args, site: &Site) -> anyhow::Result<Contender> {
         target,
         about: format!(
             "tunnel server ({}) and tunnel client, TLS 1.3 between",
-            match stack.shards {
+            match args.stack.shards {
                 1 => "1 shard".to_owned(),
                 shards => format!("{shards} shards"),
             }
         ),
         _processes: Processes {
-            _children: vec![child, client.child],
-            _files: Some(files),
+            _stack: Some(stack),
             ..Processes::default()
         },
     })
 }
 
-async fn rathole_pair(args: &Args, site: &Site) -> anyhow::Result<Contender> {
+async fn rathole_pair(site: &Site) -> anyhow::Result<Contender> {
     let Rathole {
         server,
         client,
         address,
         directory,
     } = rathole::start(site.address).await?;
-    let mut target = at(&args.stack, address, site).await?;
+    let mut target = at(address, site).await?;
     target.roles.add("rathole server", server.id());
     target.roles.add("rathole client", client.id());
     Ok(Contender {
@@ -332,13 +305,13 @@ async fn rathole_pair(args: &Args, site: &Site) -> anyhow::Result<Contender> {
 }
 
 async fn named(args: &Args, named: &Named, site: &Site) -> anyhow::Result<Contender> {
-    let flags = TargetArgs {
+    let manner = Manner {
         headers: args.headers.clone(),
+        http2: false,
         insecure: args.insecure,
         ca: args.ca.clone(),
-        ..plain(&args.stack)?
     };
-    let mut target = flags.at(&named.url, named.connect_to).await?;
+    let mut target = Target::at(&named.url, named.connect_to, &manner).await?;
     for pid in &named.pids {
         usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
         target.roles.add(&named.name, *pid);

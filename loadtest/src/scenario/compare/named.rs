@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, str::FromStr};
 
-use http::{HeaderName, HeaderValue, Uri};
+use http::Uri;
 
 /// A target of `--target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,16 +70,6 @@ fn parse_url(text: &str) -> Result<Uri, String> {
         ));
     }
     Ok(url)
-}
-
-/// `NAME: VALUE`.
-pub(super) fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let (name, value) = text
-        .split_once(':')
-        .ok_or("a header is written \"name: value\"")?;
-    let name = HeaderName::try_from(name.trim()).map_err(|error| error.to_string())?;
-    let value = HeaderValue::try_from(value.trim()).map_err(|error| error.to_string())?;
-    Ok((name, value))
 }
 
 #[cfg(test)]

@@ -67,8 +67,9 @@ impl Noise {
         self.all += passed(|ticks| ticks.all);
     }
 
-    /// Notes for the report.
-    pub(super) fn tell(&self, load_average: Option<f64>, report: &mut Report) {
+    /// Notes for the report. Where not all processes that were measured are known (`is_partial`),
+    /// theirs look like others', which is no reason to warn.
+    pub(super) fn tell(&self, load_average: Option<f64>, is_partial: bool, report: &mut Report) {
         if let Some(average) = load_average {
             let cores = report.machine.cores;
             let text = format!(
@@ -85,13 +86,18 @@ impl Noise {
             return;
         }
         let (others, stolen) = (self.others / self.all, self.stolen / self.all);
+        let known = if is_partial {
+            ", among them targets and upstreams whose processes are not known,"
+        } else {
+            ""
+        };
         let text = format!(
-            "while measuring, other programs and the kernel's own work took {:.1} % of the \
+            "while measuring, other programs{known} and the kernel's own work took {:.1} % of the \
              machine, and {:.1} % was stolen by its host",
             others * 100.0,
             stolen * 100.0
         );
-        if others > LOUD || stolen > LOUD {
+        if others > LOUD && !is_partial || stolen > LOUD {
             report.warn(text);
         } else {
             report.note(text);
@@ -133,6 +139,7 @@ fn parse(text: &str) -> Option<Ticks> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Level;
 
     #[test]
     fn the_kernels_line_is_understood() {
@@ -158,7 +165,16 @@ mod tests {
         noise.count(Ticks::default(), after, 2.5, 100.0);
         assert!((noise.others - 0.5).abs() < 1e-9 && (noise.stolen - 0.2).abs() < 1e-9);
         let mut report = Report::new("compare", "noise");
-        noise.tell(None, &mut report);
+        noise.tell(None, false, &mut report);
         assert!(report.notes[0].text.contains("5.0 %"), "{:?}", report.notes);
+        // What an unknown target uses is no reason to warn.
+        noise.others = 3.0;
+        noise.tell(None, true, &mut report);
+        noise.tell(None, false, &mut report);
+        let levels = report.notes.iter().map(|note| note.level);
+        assert_eq!(
+            levels.collect::<Vec<_>>(),
+            [Level::Info, Level::Info, Level::Warning]
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The figures of all rounds, and the tables and charts that are made of them.
 
 use crate::{
-    measure::{Recording, Slice, errors::Errors},
+    measure::{Recording, Slice, usage},
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit,
         build::latency_chart,
@@ -24,7 +24,8 @@ pub(super) struct Results {
 #[derive(Default)]
 struct Cell {
     rounds: Vec<Sample>,
-    all: Option<Slice>,
+    /// What was counted in all of them.
+    all: Slice,
 }
 
 impl Cell {
@@ -35,16 +36,30 @@ impl Cell {
             .collect()
     }
 
-    fn errors(&self) -> Errors {
-        let mut errors = Errors::default();
-        self.rounds
-            .iter()
-            .for_each(|sample| errors.merge(&sample.errors));
-        errors
-    }
-
-    fn completed(&self) -> u64 {
-        self.rounds.iter().map(|sample| sample.completed).sum()
+    /// All rounds as one run, if there are any.
+    fn run(&self, level: Level, name: &str) -> Option<Run> {
+        if self.rounds.is_empty() {
+            return None;
+        }
+        let mut total = Slice::default();
+        total.merge(&self.all);
+        let seconds: f64 = self.rounds.iter().map(|sample| sample.seconds).sum();
+        let recording = Recording {
+            name: name.to_owned(),
+            // A target that takes no connection for a transfer takes no time either.
+            seconds: seconds.max(1e-3),
+            total,
+            timeline: Vec::new(),
+        };
+        let mut run = recording.into_run(name);
+        for sample in &self.rounds {
+            usage::add(&mut run.usage, &sample.usage);
+            run.generator_bound |= sample.generator_bound;
+        }
+        if matches!(level, Level::Http(_)) {
+            run.cpu_us_per_request = usage::cpu_us_per_request(&run.usage, run.completed);
+        }
+        Some(run)
     }
 }
 
@@ -72,17 +87,20 @@ impl Results {
             .and_then(|cells| cells.get_mut(target));
         let Some(cell) = cell else { return };
         if let Some(slice) = sample.slice.take() {
-            cell.all.get_or_insert_default().merge(&slice);
+            cell.all.merge(&slice);
         }
         cell.rounds.push(sample);
     }
 
     /// Whether anything was completed.
     pub(super) fn has_any(&self) -> bool {
-        self.cells.iter().flatten().any(|cell| cell.completed() > 0)
+        self.cells
+            .iter()
+            .flatten()
+            .any(|cell| cell.all.completed > 0)
     }
 
-    /// Tables, charts and warnings.
+    /// Runs, tables, charts and warnings.
     pub(super) fn fill(&self, base: &str, report: &mut Report) {
         let of_base = self.names.iter().position(|name| name == base);
         for (level, cells) in self.levels.iter().zip(&self.cells) {
@@ -90,8 +108,20 @@ impl Results {
         }
         report.charts.extend(self.over_connections());
         for (level, cells) in self.levels.iter().zip(&self.cells) {
-            report.charts.extend(self.curves(*level, cells));
+            let named = self.names.iter().zip(cells);
+            let mut runs: Vec<_> = named
+                .filter_map(|(name, cell)| cell.run(*level, name))
+                .collect();
+            let curves = latency_chart(&runs).map(|chart| Chart {
+                title: format!("{level}: latency by percentile"),
+                ..chart
+            });
+            report.charts.extend(curves);
             report.charts.extend(self.over_rounds(*level, cells));
+            for run in &mut runs {
+                run.name = format!("{level}, {}", run.name);
+            }
+            report.runs.extend(runs);
         }
         for (level, cells) in self.levels.iter().zip(&self.cells) {
             for (name, cell) in self.names.iter().zip(cells) {
@@ -123,7 +153,7 @@ impl Results {
             row.push(if cell.rounds.is_empty() {
                 "not measured".to_owned()
             } else {
-                count(cell.errors().total() as f64)
+                count(cell.all.errors.total() as f64)
             });
             row
         };
@@ -190,25 +220,6 @@ impl Results {
             lines,
         )
     }
-
-    /// Latency by percentile, all rounds together.
-    fn curves(&self, level: Level, cells: &[Cell]) -> Option<Chart> {
-        let run = |(name, cell): (&String, &Cell)| -> Option<Run> {
-            let mut total = Slice::default();
-            total.merge(cell.all.as_ref()?);
-            let recording = Recording {
-                name: name.clone(),
-                seconds: 1.0,
-                total,
-                timeline: Vec::new(),
-            };
-            Some(recording.into_run(name))
-        };
-        let runs: Vec<_> = self.names.iter().zip(cells).filter_map(run).collect();
-        let mut chart = latency_chart(&runs)?;
-        chart.title = format!("{level}: latency by percentile");
-        Some(chart)
-    }
 }
 
 /// None when there is nothing to draw.
@@ -227,41 +238,47 @@ fn chart(
     })
 }
 
-/// Errors by kind, and rounds in which the load generator was the limit.
+/// Errors by kind, and the notes of all rounds.
 fn warn(level: Level, name: &str, cell: &Cell, report: &mut Report) {
-    let errors = cell.errors();
+    let errors = &cell.all.errors;
     if errors.total() > 0 {
-        let all = count((cell.completed() + errors.total()) as f64);
+        let all = count((cell.all.completed + errors.total()) as f64);
         let kinds = errors.by_name().into_iter();
         let kinds =
             kinds.map(|(kind, times)| format!("{} failed with {kind}", count(times as f64)));
         let kinds = kinds.collect::<Vec<_>>().join(", ");
         report.warn(format!("{level}, {name}: of {all}, {kinds}"));
     }
-    let bound = cell
-        .rounds
-        .iter()
-        .filter(|sample| sample.generator_bound)
-        .count();
-    if bound > 0 {
-        report.warn(format!(
-            "{level}, {name}: the load generator was the limit in {bound} of {} rounds: the target \
-             may be faster than this",
-            cell.rounds.len()
-        ));
-    }
+    let samples = cell.rounds.iter();
+    let notes: Vec<_> = samples.map(|sample| sample.notes.as_slice()).collect();
+    let notes = rounds::notes(&format!("{level}, {name}"), &notes);
+    report.notes.extend(notes);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::errors::Kind;
+    use crate::{
+        measure::errors::Kind,
+        report::{Note, Usage},
+    };
 
     fn sample(cost: f64, p50: f64) -> Sample {
         let mut sample = Sample {
-            completed: 100,
+            slice: Some(Slice {
+                completed: 100,
+                ..Slice::default()
+            }),
+            seconds: 2.0,
             ..Sample::default()
         };
+        let used = Usage {
+            processes: 1,
+            cpu_seconds: cost * 100.0,
+            peak_rss: 5,
+            rss: 4,
+        };
+        sample.usage.insert("gateway".to_owned(), used);
         sample.set(Figure::Cost, Some(cost));
         sample.set(Figure::P50, Some(p50));
         sample
@@ -293,17 +310,30 @@ mod tests {
                 .all(|row| row.len() == table.columns.len())
         );
         assert!(results.has_any());
+        // The rounds together are a run; what was not measured is none.
+        let [run, _] = &report.runs[..] else {
+            panic!("{:?}", report.runs)
+        };
+        assert_eq!(run.name, "small GET, 64 connections, ours");
+        assert_eq!((run.completed, run.seconds, run.rate), (300, 6.0, 50.0));
+        let cost = run.cpu_us_per_request.unwrap();
+        assert!((cost - 52.0 / 3.0).abs() < 1e-6, "{cost}");
     }
 
     #[test]
     fn errors_and_limits_are_told() {
         let mut results = Results::new(vec![Level::Upload(1 << 30)], vec!["a".to_owned()]);
-        let mut bad = Sample {
-            generator_bound: true,
-            ..Sample::default()
-        };
-        bad.errors.add(Kind::Timeout, 2);
-        results.add(0, 0, bad);
+        for seconds in [1.0, 2.0] {
+            let mut slice = Slice::default();
+            slice.errors.add(Kind::Timeout, 1);
+            let bad = Sample {
+                slice: Some(slice),
+                seconds,
+                notes: vec![Note::warning(format!("busy for {seconds} s"))],
+                ..Sample::default()
+            };
+            results.add(0, 0, bad);
+        }
         let mut report = Report::new("compare", "errors");
         results.fill("b", &mut report);
         let notes: Vec<_> = report.notes.iter().map(|note| note.text.as_str()).collect();
@@ -311,7 +341,11 @@ mod tests {
             notes[0],
             "upload of 1.00 GiB, a: of 2, 2 failed with timeout"
         );
-        assert!(notes[1].contains("limit in 1 of 1 rounds"), "{notes:?}");
+        assert_eq!(
+            notes[1],
+            "upload of 1.00 GiB, a: busy for 1 s (in 2 of 2 rounds)"
+        );
+        assert_eq!(report.runs[0].errors["timeout"], 2);
         assert!(!results.has_any());
         assert_eq!(report.tables[0].rows[0][1], "–");
     }

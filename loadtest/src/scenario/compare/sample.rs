@@ -11,14 +11,14 @@ use crate::{
         http1::Http1,
         lean::{Lean, Written},
     },
-    load::{Load, LoadArgs, Pace},
+    load::{BUSY, Load, LoadArgs, Pace},
     measure::{
         Slice,
-        errors::{Errors, Failure, Kind},
+        errors::{Failure, Kind},
         usage::{Meter, cpu_us_per_request, scheduled},
     },
     progress::Progress,
-    report::{Unit, format},
+    report::{Note, Unit, Usage, format},
     scenario::{
         compare::{
             contender::Contender,
@@ -28,9 +28,6 @@ use crate::{
     },
     target::Target,
 };
-
-/// A thread that ran for this share of the time was the limit.
-const BUSY: f64 = 0.95;
 
 /// What goes over a connection before a transfer is measured, so that its windows have grown.
 const WARM: u64 = 64 << 20;
@@ -119,14 +116,16 @@ impl Figure {
 pub(super) struct Sample {
     /// Those that could be measured.
     pub(super) figures: BTreeMap<Figure, f64>,
-    /// What failed.
-    pub(super) errors: Errors,
-    /// What ended well.
-    pub(super) completed: u64,
+    /// Everything that was counted; latencies only of requests, not of transfers.
+    pub(super) slice: Option<Slice>,
+    /// How long was measured.
+    pub(super) seconds: f64,
+    /// What programs used meanwhile.
+    pub(super) usage: BTreeMap<String, Usage>,
+    /// What to know about it.
+    pub(super) notes: Vec<Note>,
     /// Whether the load generator was the limit.
     pub(super) generator_bound: bool,
-    /// Latencies, for curves; none for transfers.
-    pub(super) slice: Option<Slice>,
 }
 
 /// Measures.
@@ -169,9 +168,9 @@ impl<'a> Sampler<'a> {
             Arc::new(client),
         );
         let outcome = load.run(self.progress, &target.roles).await?;
-        let generator_bound = outcome.generator_bound();
         let mut sample = Sample {
-            generator_bound,
+            notes: outcome.notes(),
+            generator_bound: outcome.generator_bound(),
             ..Sample::default()
         };
         for recording in outcome.recordings {
@@ -186,10 +185,10 @@ impl<'a> Sampler<'a> {
                 sample.set(Figure::P50, Some(total.latencies.quantile(0.5)));
                 sample.set(Figure::P99, Some(total.latencies.quantile(0.99)));
             }
-            sample.completed += total.completed;
-            sample.errors.merge(&total.errors);
+            sample.seconds = recording.seconds;
             sample.slice = Some(total);
         }
+        sample.usage = outcome.usage;
         Ok(sample)
     }
 
@@ -211,14 +210,19 @@ impl<'a> Sampler<'a> {
         let moved = timeout(patience, line.transfer(target, size)).await;
         let seconds = begun.elapsed().as_secs_f64();
         let ran = own_time().saturating_sub(ran).as_secs_f64();
-        let usage = meter.finish();
+        sample.usage = meter.finish();
+        sample.seconds = seconds;
         match moved.unwrap_or_else(|_| Err(Failure::fatal(Kind::Timeout))) {
             Err(failure) => return sample.failed(failure.kind),
-            Ok(()) => sample.completed = 1,
+            Ok(()) => sample.slice = Some(way.moved(size)),
         }
-        sample.generator_bound = ran >= seconds * BUSY;
+        if ran >= seconds * BUSY {
+            sample.generator_bound = true;
+            let text = "the load generator was the limit: the target may be faster than this";
+            sample.notes.push(Note::warning(text));
+        }
         sample.set(Figure::Throughput, Some(size as f64 / seconds));
-        let cost = cpu_us_per_request(&usage, 1);
+        let cost = cpu_us_per_request(&sample.usage, 1);
         let gibs = size as f64 / GIB;
         sample.set(
             Figure::CostPerGib,
@@ -237,7 +241,7 @@ impl Sample {
     }
 
     fn failed(mut self, kind: Kind) -> Self {
-        self.errors.add(kind, 1);
+        self.slice.get_or_insert_default().errors.add(kind, 1);
         self
     }
 }
@@ -257,6 +261,22 @@ fn patience(limit: Duration, size: u64) -> Duration {
 enum Way {
     Down,
     Up,
+}
+
+impl Way {
+    /// One transfer that ended well.
+    fn moved(self, size: u64) -> Slice {
+        let (bytes_up, bytes_down) = match self {
+            Self::Down => (0, size),
+            Self::Up => (size, 0),
+        };
+        Slice {
+            completed: 1,
+            bytes_up,
+            bytes_down,
+            ..Slice::default()
+        }
+    }
 }
 
 /// A connection for transfers.

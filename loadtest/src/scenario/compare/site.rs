@@ -1,18 +1,12 @@
 //! What stands behind all targets and answers: nginx, the sample upstream, or what runs already.
 
-use std::{net::SocketAddr, process::Command, str::FromStr, time::Duration};
-
-use anyhow::Context as _;
+use std::{net::SocketAddr, str::FromStr};
 
 use crate::{
-    measure::usage::UPSTREAM,
     scenario::compare::{Args, nginx},
-    stack::child::Child,
+    stack::{Running, start_upstream},
     upstream::UpstreamArgs,
 };
-
-/// A program that has not said where it listens by then never will.
-pub(super) const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Which upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,15 +43,8 @@ pub(super) struct Site {
     pub(super) address: SocketAddr,
     /// Its process, if known.
     pub(super) pid: Option<u32>,
-    sink: Option<Sink>,
+    sink: Option<Running>,
     nginx: Option<nginx::Nginx>,
-}
-
-/// The sample upstream that takes the uploads.
-#[derive(Debug)]
-struct Sink {
-    address: SocketAddr,
-    child: Child,
 }
 
 /// Where uploads go, if not to the site itself.
@@ -83,14 +70,14 @@ impl Site {
         match choice {
             Choice::At(address) => Ok(Self::of("an upstream that ran already", address, None)),
             Choice::Sample => {
-                let sample = start_sample(&args.stack.upstream, listen).await?;
+                let sample = start_upstream(&args.stack.upstream, listen).await?;
                 let (address, pid) = (sample.address, sample.child.id());
                 let mut site = Self::of("sample upstream", address, Some(pid));
                 site.sink = Some(sample);
                 Ok(site)
             }
             Choice::Nginx => {
-                let sink = start_sample(&args.stack.upstream, None).await?;
+                let sink = start_upstream(&args.stack.upstream, None).await?;
                 let nginx = nginx::upstream(size, sink.address, listen).await?;
                 let mut site = Self::of("nginx upstream", nginx.address, Some(nginx.child.id()));
                 site.sink = Some(sink);
@@ -131,27 +118,6 @@ impl Site {
 
 fn is_plain(args: &UpstreamArgs) -> bool {
     args.delay.is_zero() && args.error_rate == 0.0 && args.answer_size.as_u64() == 16
-}
-
-async fn start_sample(args: &UpstreamArgs, listen: Option<SocketAddr>) -> anyhow::Result<Sink> {
-    let listen = listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command
-        .args(["upstream", "--listen", &listen.to_string()])
-        .args(args.flags());
-    let (child, address) = start(UPSTREAM, command).await?;
-    Ok(Sink { address, child })
-}
-
-/// Starts one of this program's own servers, which say where they listen.
-pub(super) async fn start(role: &str, command: Command) -> anyhow::Result<(Child, SocketAddr)> {
-    let child = Child::start(role, command)?;
-    let find = |line: &str| line.strip_prefix("listening on http://")?.parse().ok();
-    let address = child
-        .wait_line("where it listens", START_LIMIT, find)
-        .await?;
-    Ok((child, address))
 }
 
 #[cfg(test)]

@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use http::Method;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use hyper::body::Incoming;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
 
 use crate::{
     client::{Dialer, body::Outgoing},
@@ -13,7 +17,7 @@ use crate::{
         errors::{Failure, Kind},
     },
     scenario::{
-        connection::{PAUSE, dial_within, within},
+        connection::{Connection, PAUSE, dial_within, within},
         fairness::{Args, phase::Beside},
     },
     target::{Target, Template},
@@ -26,10 +30,17 @@ struct Downloads {
     template: Template,
     /// Bytes a second that are read at most.
     reads: Option<f64>,
+    /// Whether their window is open.
+    is_open: watch::Sender<bool>,
 }
 
-/// The load beside small requests, if any.
-pub(super) fn load(args: &Args, target: &Target, beside: Beside) -> anyhow::Result<Option<Load>> {
+/// The load beside small requests, if any, and who is told that its window is open: all downloads
+/// that can run do so then.
+pub(super) fn load(
+    args: &Args,
+    target: &Target,
+    beside: Beside,
+) -> anyhow::Result<Option<(Load, watch::Receiver<bool>)>> {
     let paced = args
         .paced_path
         .replace("{rate}", &args.bulk_rate.as_u64().to_string());
@@ -42,60 +53,90 @@ pub(super) fn load(args: &Args, target: &Target, beside: Beside) -> anyhow::Resu
             (args.slow_readers, &args.bulk_path, Some(rate))
         }
     };
+    let (is_open, told) = watch::channel(false);
     let downloads = Arc::new(Downloads {
         dialer: target.dialer.clone(),
         http2: target.http2,
         template: target.template(Method::GET, Some(path))?,
         reads,
+        is_open,
     });
     let mut load = Load::new(args.stretch_beside(), args.load.threads.into());
     load.group("downloads", count, move |worker| {
         work(downloads.clone(), worker)
     });
-    Ok(Some(load))
+    Ok(Some((load, told)))
 }
 
 async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
+    let limit = worker.timeout;
+    // What fails here fails again below, and is counted there.
+    let mut begun = downloads.begin(limit).await.ok();
     let window = worker.ready().await;
+    downloads.is_open.send_replace(true);
     while !window.is_over() {
-        let begun = Instant::now();
-        let download = downloads.one(worker.timeout, &worker.recorder);
+        let since = Instant::now();
+        let first = begun.take();
+        let download = async {
+            let begun = match first {
+                Some(begun) => begun,
+                None => downloads.begin(limit).await?,
+            };
+            downloads.read(begun, &worker.recorder).await
+        };
         // Those that last until the end are cut off, which is no failure.
         let Ok(done) = timeout_at(window.end, download).await else {
             return;
         };
         match done {
-            Ok(length) => worker.recorder.completed(begun, 0, length),
+            // Its bytes were recorded as they came.
+            Ok(()) => worker.recorder.completed(since, 0, 0),
             Err(failure) => {
                 // In the warm-up too, or the phase would be called loaded when it was not.
                 worker
                     .recorder
-                    .failed(begun.max(window.begin), failure.kind);
+                    .failed(since.max(window.begin), failure.kind);
                 sleep(PAUSE).await;
             }
         }
     }
 }
 
+/// A download of which the head has come.
+struct Begun {
+    connection: Connection,
+    content: Incoming,
+}
+
 impl Downloads {
-    /// One download. Its bytes are recorded as they come; gives zero, for they count once.
-    async fn one(&self, limit: Duration, recorder: &Recorder) -> Result<u64, Failure> {
+    async fn begin(&self, limit: Duration) -> Result<Begun, Failure> {
         let mut connection = dial_within(limit, &self.dialer, self.http2).await?;
         let request = self.template.request(Outgoing::Empty);
-        let (head, mut content) = within(limit, connection.send(request)).await?.into_parts();
+        let (head, content) = within(limit, connection.send(request)).await?.into_parts();
         if !head.status.is_success() {
             return Err(Failure::fatal(Kind::Status(head.status.as_u16())));
         }
-        let begun = Instant::now();
+        Ok(Begun {
+            connection,
+            content,
+        })
+    }
+
+    async fn read(&self, begun: Begun, recorder: &Recorder) -> Result<(), Failure> {
+        let Begun {
+            mut connection,
+            mut content,
+        } = begun;
+        let since = Instant::now();
         let mut read = 0;
         while let Some(piece) = connection.frame(&mut content).await? {
             recorder.bytes(0, piece.len() as u64);
             read += piece.len();
             if let Some(rate) = self.reads {
                 // What is not read stays where it is: in sockets, and in the tunnel.
-                sleep_until(begun + Duration::from_secs_f64(read as f64 / rate)).await;
+                sleep_until(since + Duration::from_secs_f64(read as f64 / rate)).await;
             }
         }
-        Ok(0)
+        Ok(())
     }
 }

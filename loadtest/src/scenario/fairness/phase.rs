@@ -63,7 +63,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// All phases that can be measured there; the first of each upstream's is the unloaded one.
+/// All phases that can be measured there; the first of each spot's is the unloaded one.
 pub(super) fn all(place: &Place, direct: bool) -> Vec<Phase> {
     let phase = |spot, beside| Phase { spot, beside };
     let mut phases = vec![
@@ -71,6 +71,7 @@ pub(super) fn all(place: &Place, direct: bool) -> Vec<Phase> {
         phase(Spot::Tunnel, Beside::Paced),
     ];
     if place.has_neighbour() {
+        phases.push(phase(Spot::Neighbour, Beside::Nothing));
         phases.push(phase(Spot::Neighbour, Beside::Paced));
     }
     phases.push(phase(Spot::Tunnel, Beside::Unthrottled));

@@ -1,22 +1,14 @@
 //! Where fairness is measured: a tunnel, maybe a neighbour's, maybe the upstream itself.
 
-use std::time::Duration;
-
 use crate::{
-    measure::usage::{Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    measure::usage::UPSTREAM,
     scenario::fairness::{Args, phase::Spot},
-    stack::{
-        ACCOUNT, RUNTIME, Running, Server, files::Files, runtime_url, start_client, start_server,
-        start_upstream,
-    },
+    stack::{Plan, RUNTIME, Stack},
     target::Target,
 };
 
 /// The runtime beside that of a plain stack.
 const NEIGHBOUR: &str = "neighbour";
-
-/// A tunnel that is not connected by then never will be.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Open targets. The programs that were started for them end when this is dropped.
 #[derive(Debug)]
@@ -24,16 +16,8 @@ pub(super) struct Place {
     tunnel: Target,
     neighbour: Option<Target>,
     direct: Option<Target>,
-    _programs: Option<Programs>,
-}
-
-/// One server with two tunnels, both of which lead to one upstream.
-#[derive(Debug)]
-struct Programs {
-    clients: [Running; 2],
-    server: Server,
-    upstream: Running,
-    _files: Files,
+    /// One server with two tunnels, both of which lead to one upstream.
+    _stack: Option<Stack>,
 }
 
 impl Place {
@@ -51,7 +35,7 @@ impl Place {
             tunnel,
             neighbour,
             direct: None,
-            _programs: None,
+            _stack: None,
         })
     }
 
@@ -72,59 +56,25 @@ impl Place {
 }
 
 async fn self_contained(args: &Args) -> anyhow::Result<Place> {
-    let programs = Box::pin(start(args)).await?;
-    let public = programs.server.public;
-    let mut roles = Roles::default();
-    roles.add(UPSTREAM, programs.upstream.child.id());
-    let mut tunnel = args
-        .target
-        .at(&runtime_url(RUNTIME, public), Some(public))
-        .await?;
-    let mut neighbour = args
-        .target
-        .at(&runtime_url(NEIGHBOUR, public), Some(public))
-        .await?;
-    let upstream = programs.upstream.address;
-    let url = format!("http://{upstream}/").parse()?;
-    let mut direct = args.target.at(&url, Some(upstream)).await?;
-    direct.roles.extend(&roles);
-    roles.add(TUNNEL_SERVER, programs.server.child.id());
-    for client in &programs.clients {
-        roles.add(TUNNEL_CLIENT, client.child.id());
+    let plan = Plan {
+        runtimes: &[RUNTIME, NEIGHBOUR],
+        ..Plan::default()
+    };
+    let stack = Box::pin(Stack::start(&args.target.stack, plan)).await?;
+    let tunnel = args.target.in_stack(&stack, RUNTIME).await?;
+    let neighbour = args.target.in_stack(&stack, NEIGHBOUR).await?;
+    let mut direct = None;
+    if let Some(upstream) = &stack.upstream {
+        let (address, id) = (upstream.address, upstream.child.id());
+        let url = format!("http://{address}/").parse()?;
+        let mut target = args.target.at(&url, Some(address)).await?;
+        target.roles.add(UPSTREAM, id);
+        direct = Some(target);
     }
-    "self-contained".clone_into(&mut tunnel.name);
-    tunnel.roles.extend(&roles);
-    neighbour.roles.extend(&roles);
     Ok(Place {
         tunnel,
         neighbour: Some(neighbour),
-        direct: Some(direct),
-        _programs: Some(programs),
-    })
-}
-
-async fn start(args: &Args) -> anyhow::Result<Programs> {
-    let stack = &args.target.stack;
-    let files = Files::new(stack)?;
-    let tokens = [
-        files.create_token(ACCOUNT, RUNTIME)?,
-        files.create_token(ACCOUNT, NEIGHBOUR)?,
-    ];
-    let upstream = start_upstream(&stack.upstream).await?;
-    let server = start_server(stack, &files, None).await?;
-    let url = format!("http://{}", upstream.address);
-    let [token, neighbour] = &tokens;
-    let clients = [
-        start_client(stack, &files, server.tunnel, token, &url).await?,
-        start_client(stack, &files, server.tunnel, neighbour, &url).await?,
-    ];
-    for client in &clients {
-        client.child.wait_ready(client.address, START_LIMIT).await?;
-    }
-    Ok(Programs {
-        clients,
-        server,
-        upstream,
-        _files: files,
+        direct,
+        _stack: Some(stack),
     })
 }

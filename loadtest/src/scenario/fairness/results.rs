@@ -1,12 +1,12 @@
 //! The latencies of small requests in all phases and rounds, and the table that is made of them.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     load::Outcome,
-    measure::{Recording, Slice, errors::Kind},
+    measure::{Recording, Slice, errors::Kind, usage},
     report::{
-        Report, Table,
+        Level, Note, Report, Table, Usage,
         build::latency_chart,
         format::{bytes_per_second, count, seconds},
     },
@@ -20,9 +20,14 @@ use crate::{
 const WAITED: f64 = 0.1;
 
 /// One phase in one round.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Sample {
     small: Slice,
+    /// What programs used, what runs beside included.
+    usage: BTreeMap<String, Usage>,
+    /// What takes worth from the figures.
+    warnings: Vec<Note>,
+    generator_bound: bool,
     /// Bytes a second that came beside.
     beside: Option<f64>,
     /// Downloads beside that failed.
@@ -50,9 +55,14 @@ impl Sample {
             .recordings
             .iter()
             .for_each(|group| merged.merge(&group.total));
+        let notes = beside.iter().flat_map(Outcome::notes).chain(small.notes());
+        let warnings = notes.filter(|note| note.level == Level::Warning).collect();
         let recordings = beside.as_ref().map(|beside| &beside.recordings);
         let groups = || recordings.into_iter().flatten();
         Self {
+            generator_bound: small.generator_bound(),
+            usage: small.usage,
+            warnings,
             small: merged,
             beside: recordings.map(|_| {
                 groups()
@@ -134,14 +144,23 @@ impl Results {
                 total: measured.merged(),
                 timeline: Vec::new(),
             };
-            report.runs.push(recording.into_run(phase.to_string()));
+            let mut run = recording.into_run(phase.to_string());
+            for sample in &measured.samples {
+                usage::add(&mut run.usage, &sample.usage);
+                run.generator_bound |= sample.generator_bound;
+            }
+            if phase.beside == Beside::Nothing {
+                // Else most of the cost is that of the large requests.
+                run.cpu_us_per_request = usage::cpu_us_per_request(&run.usage, run.completed);
+            }
+            report.runs.push(run);
             self.warn(*phase, measured, report);
         }
         report.charts.extend(latency_chart(&report.runs));
         report.note(rounds::meaning(rounds));
         report.note(
-            "ratios are to the unloaded phase of the same tunnel (of the upstream for direct \
-             phases); starved requests got no answer within --timeout; those not sent were \
+            "ratios are to the unloaded phase of the same place (tunnel, neighbour, upstream); \
+             what programs used is for small and large requests together; starved requests got no answer within --timeout; those not sent were \
              still waiting for a free connection at the end",
         );
     }
@@ -199,10 +218,10 @@ impl Results {
         }
     }
 
-    /// The same figure without anything beside, at the same upstream.
+    /// The same figure at the same place without anything beside.
     fn unloaded(&self, phase: Phase, quantile: f64) -> Vec<Option<f64>> {
         let base = Phase {
-            spot: phase.spot.beside(),
+            spot: phase.spot,
             beside: Beside::Nothing,
         };
         let mut all = self.phases.iter().zip(&self.rounds);
@@ -219,6 +238,11 @@ impl Results {
                 "{phase}: {failed} downloads beside the small requests failed"
             ));
         }
+        let samples = measured.samples.iter();
+        let warnings: Vec<_> = samples.map(|sample| sample.warnings.as_slice()).collect();
+        report
+            .notes
+            .extend(rounds::notes(&phase.to_string(), &warnings));
         let count = measured.samples.len().max(1) as f64;
         let waited = measured
             .samples
@@ -254,6 +278,7 @@ mod tests {
             beside: Some(8_388_608.0),
             failed: 2,
             waited: 0.2,
+            ..Sample::default()
         }
     }
 
@@ -262,25 +287,28 @@ mod tests {
         let phase = |spot, beside| Phase { spot, beside };
         let phases = vec![
             phase(Spot::Tunnel, Beside::Nothing),
+            phase(Spot::Neighbour, Beside::Nothing),
             phase(Spot::Neighbour, Beside::Paced),
             phase(Spot::Direct, Beside::Paced),
         ];
         let mut results = Results::new(phases);
         for (unloaded, loaded) in [(1, 2), (2, 6), (1, 2)] {
-            results.add(0, sample(unloaded, 0));
-            results.add(1, sample(loaded, 3));
-            results.add(2, sample(loaded, 0));
+            // What the tunnel itself does unloaded is not the neighbour's measure.
+            results.add(0, sample(unloaded * 5, 0));
+            results.add(1, sample(unloaded, 0));
+            results.add(2, sample(loaded, 3));
+            results.add(3, sample(loaded, 0));
         }
         let mut report = Report::new("fairness", "test");
         results.fill(Duration::from_secs(1), 3, &mut report);
         let rows = &report.tables[0].rows;
         assert_eq!(rows[0][4], "1.00 (1.00–1.00)");
-        assert_eq!(rows[1][0], "paced downloads, neighbour");
-        assert_eq!(rows[1][4], "2.00 (2.00–3.00)");
-        assert_eq!(rows[1][6..], ["300", "9", "0", "3", "8.00 MiB/s"]);
+        assert_eq!(rows[2][0], "paced downloads, neighbour");
+        assert_eq!(rows[2][4], "2.00 (2.00–3.00)");
+        assert_eq!(rows[2][6..], ["300", "9", "0", "3", "8.00 MiB/s"]);
         // Nothing is known of the unloaded upstream.
-        assert_eq!(rows[2][4], "–");
-        assert_eq!(report.runs[1].completed, 300);
+        assert_eq!(rows[3][4], "–");
+        assert_eq!(report.runs[2].completed, 300);
         let told = |text: &str| report.notes.iter().any(|note| note.text.contains(text));
         assert!(
             told("6 downloads beside") && told("20 %"),

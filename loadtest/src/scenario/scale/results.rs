@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    measure::usage::is_target,
+    measure::usage::{self, is_target},
     report::Axis as ChartAxis,
     report::{Chart, Level as Grade, Note, Report, Run, Scale, Series, Table, Unit, format},
     scenario::{rounds, scale::axis::Axis},
@@ -99,7 +99,8 @@ impl Results {
             let text = format!("{} {name}: {}", self.axis.flag, note.text);
             let is_new = self.told.insert(note.text.clone());
             // What is a warning at one level may be none at another; what only informs is not.
-            if is_new || (note.level == Grade::Warning && self.told.insert(text.clone())) {
+            let is_new_here = self.told.insert(text.clone());
+            if is_new || (note.level == Grade::Warning && is_new_here) {
                 report.notes.push(Note {
                     level: note.level,
                     text,
@@ -116,11 +117,14 @@ impl Results {
         self.names().is_empty()
     }
 
-    /// A table for each run of the scenario, and a chart for each figure.
+    /// A table and the runs of all levels for each run of the scenario, and a chart for each figure.
     pub(super) fn fill(&self, report: &mut Report) {
         let names = self.names();
         for (number, name) in names.iter().enumerate() {
             report.tables.push(self.table(number, name));
+            let levels = 0..self.levels.len();
+            let runs = levels.filter_map(|level| self.run(level, number, name));
+            report.runs.extend(runs);
         }
         for figure in FIGURES.iter().filter(|figure| figure.is_drawn) {
             report.charts.extend(self.chart(figure, &names));
@@ -151,11 +155,46 @@ impl Results {
 
     /// The median of a figure at one level, of the run with this number.
     fn median(&self, level: usize, number: usize, figure: &Figure) -> Option<f64> {
+        rounds::median(&self.values(level, number, figure))
+    }
+
+    /// The same in each round.
+    fn values(&self, level: usize, number: usize, figure: &Figure) -> Vec<Option<f64>> {
+        let rounds = self.levels.get(level).into_iter().flatten();
+        let values = rounds.map(|runs| runs.get(number).and_then(figure.of));
+        values.collect()
+    }
+
+    /// All rounds of one level as one run, if there are any.
+    fn run(&self, level: usize, number: usize, name: &str) -> Option<Run> {
         let rounds = self.levels.get(level)?;
-        let values = rounds
+        let mut rounds: Vec<_> = rounds.iter().filter_map(|runs| runs.get(number)).collect();
+        let costs = rounds.iter().map(|run| run.cpu_us_per_request);
+        let cost = rounds::median(&costs.collect::<Vec<_>>());
+        let p50 = |run: &Run| run.latency.as_ref().map_or(0.0, |latency| latency.p50);
+        rounds.sort_by(|one, other| p50(one).total_cmp(&p50(other)));
+        let mut sum = Run::clone(rounds.get(rounds.len() / 2)?);
+        let middle = rounds.len() / 2;
+        for (_, other) in rounds
             .iter()
-            .map(|runs| runs.get(number).and_then(figure.of));
-        rounds::median(&values.collect::<Vec<_>>())
+            .enumerate()
+            .filter(|(place, _)| *place != middle)
+        {
+            sum.seconds += other.seconds;
+            sum.completed += other.completed;
+            sum.bytes_up += other.bytes_up;
+            sum.bytes_down += other.bytes_down;
+            sum.generator_bound |= other.generator_bound;
+            for (kind, times) in &other.errors {
+                *sum.errors.entry(kind.clone()).or_default() += times;
+            }
+            usage::add(&mut sum.usage, &other.usage);
+        }
+        sum.rate = sum.completed as f64 / sum.seconds;
+        sum.cpu_us_per_request = cost;
+        let text = &self.axis.levels().get(level)?.text;
+        sum.name = format!("{} {text}, {name}", self.axis.flag);
+        Some(sum)
     }
 
     fn table(&self, number: usize, name: &str) -> Table {
@@ -175,9 +214,15 @@ impl Results {
                     format::value(figure.unit, value)
                 }));
                 if column == 0 {
-                    let first = self.median(0, number, figure);
-                    let ratio = rounds::ratios(&[value], &[first]);
-                    row.push(rounds::cell(ratio, |ratio| format!("{:.2}", ratio.median)));
+                    let (values, first) = (
+                        self.values(place, number, figure),
+                        self.values(0, number, figure),
+                    );
+                    let ratio = rounds::ratios(&values, &first);
+                    row.push(rounds::cell(ratio, |ratio| match values.len() {
+                        1 => format!("{:.2}", ratio.median),
+                        _ => ratio.ratio(),
+                    }));
                 }
             }
             row.push(format::count(self.errors(place, number) as f64));
@@ -253,19 +298,33 @@ mod tests {
         let mut results = Results::new("connections=1,100".parse().unwrap());
         let mut whole = Report::new("scale", "test");
         assert!(results.is_empty());
-        for (level, cost, completed) in [(0, 10.0, 20), (1, 5.0, 40), (1, 7.0, 60), (1, 6.0, 80)] {
+        for (level, cost, completed) in [
+            (0, 10.0, 20),
+            (1, 5.0, 40),
+            (0, 20.0, 20),
+            (1, 12.0, 60),
+            (0, 10.0, 20),
+            (1, 6.0, 80),
+        ] {
             results.add(level, report("a", cost, completed), &mut whole);
         }
         results.fill(&mut whole);
         let rows = &whole.tables[0].rows;
-        assert_eq!(rows[0][..4], ["1", "10.0 µs", "1.00", "10/s"]);
-        assert_eq!(rows[1][..4], ["100", "6.00 µs", "0.60", "30/s"]);
+        assert_eq!(rows[0][..4], ["1", "10.0 µs", "1.00 (1.00–1.00)", "10/s"]);
+        // Within the rounds: the second was slow for both levels.
+        assert_eq!(rows[1][..4], ["100", "6.00 µs", "0.60 (0.50–0.60)", "30/s"]);
+        let run = &whole.runs[1];
+        assert_eq!(
+            (run.name.as_str(), run.completed),
+            ("connections 100, a", 180)
+        );
+        assert_eq!((run.rate, run.errors["timeout"]), (30.0, 3));
         assert_eq!(
             (
                 rows[0].last().unwrap().as_str(),
                 rows[1].last().unwrap().as_str()
             ),
-            ("1", "3")
+            ("3", "3")
         );
         assert_eq!(
             whole.charts[0].series[0].points,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use hyper::body::Incoming;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Event, Parser};
 use crate::{
@@ -82,6 +82,9 @@ pub(super) async fn work(plan: Arc<Plan>, counts: Arc<Counts>, mut worker: Worke
     // What fails here fails again within the window, and is counted there.
     let mut source = subscribe(&plan, limit).await.ok();
     let window = worker.ready().await;
+    // The last instant that counts: what breaks or is missing after the window was due within it.
+    let last = window.end - Duration::from_nanos(1);
+    let mut seen = Seen::default();
     while !window.is_over() {
         let begun = Instant::now();
         let subscribed = match source.take() {
@@ -97,10 +100,10 @@ pub(super) async fn work(plan: Arc<Plan>, counts: Arc<Counts>, mut worker: Worke
                     recorder: &worker.recorder,
                     window,
                     limit,
-                    seen: Seen::default(),
+                    seen: &mut seen,
                 };
                 let Err(failure) = listener.listen(source).await else {
-                    return;
+                    break;
                 };
                 if window.contains(Instant::now()) {
                     counts.disconnects.fetch_add(1, Relaxed);
@@ -109,8 +112,16 @@ pub(super) async fn work(plan: Arc<Plan>, counts: Arc<Counts>, mut worker: Worke
             }
             Err(failure) => (begun, failure),
         };
-        worker.recorder.failed(since, failure.kind);
+        worker.recorder.failed(since.min(last), failure.kind);
         sleep(PAUSE).await;
+    }
+    if let Some(rate) = plan.rate {
+        let begin = at_clock(window.begin);
+        let end = begin + nanoseconds(window.end - window.begin);
+        let missed = missing(&seen, rate, begin, end);
+        worker
+            .recorder
+            .failed_times(last, Kind::Other(MISSED), missed);
     }
 }
 
@@ -133,12 +144,13 @@ async fn subscribe(plan: &Plan, limit: Duration) -> Result<Source, Failure> {
     })
 }
 
-/// What one subscription has brought within the window.
+/// What a subscriber was sent before the window's end.
 #[derive(Debug, Default)]
 struct Seen {
     last_id: Option<u64>,
-    first_ns: u64,
-    last_ns: u64,
+    /// When the first and the last event were sent.
+    span: Option<(u64, u64)>,
+    /// Events within the window.
     events: u64,
 }
 
@@ -150,26 +162,33 @@ struct Listener<'a> {
     recorder: &'a Recorder,
     window: Window,
     limit: Duration,
-    seen: Seen,
+    seen: &'a mut Seen,
 }
 
 impl Listener<'_> {
     /// Ends well with the first event that was sent after the window.
     async fn listen(&mut self, mut source: Source) -> Result<(), Failure> {
-        let heard = self.hear(&mut source).await;
-        self.count_missing();
-        heard
+        if self.plan.rate.is_none() {
+            // Only the sample upstream is known to number its events across subscriptions.
+            self.seen.last_id = None;
+        }
+        self.hear(&mut source).await
     }
 
     async fn hear(&mut self, source: &mut Source) -> Result<(), Failure> {
         let period = self.plan.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
         let limit = self.limit.max(Duration::from_secs_f64(period));
+        // Longer than the time limit nobody waits for what was sent within the window.
+        let latest = self.window.end + self.limit;
         let mut parser = Parser::default();
         loop {
+            let silent = Instant::now() + limit;
             let next = source.connection.frame(&mut source.content);
-            let data = match timeout(limit, next).await {
+            let data = match timeout_at(silent.min(latest), next).await {
                 Ok(data) => data?,
-                Err(_) => return Err(Failure::fatal(Kind::Timeout)),
+                Err(_) if silent <= latest => return Err(Failure::fatal(Kind::Timeout)),
+                // It was silent, but not for longer than its rate allows.
+                Err(_) => return Ok(()),
             };
             let Some(data) = data else {
                 return Err(Failure::fatal(Kind::Other("stream_ended")));
@@ -199,15 +218,13 @@ impl Listener<'_> {
             return true;
         }
         self.check_order(event, begun);
+        let first = self.seen.span.map_or(sent, |(first, _)| first);
+        self.seen.span = Some((first, sent));
         if self.window.contains(begun) {
             self.recorder.completed(begun, 0, event.bytes);
             if let Some(events) = self.events {
                 events.fetch_add(1, Relaxed);
             }
-            if self.seen.events == 0 {
-                self.seen.first_ns = sent;
-            }
-            self.seen.last_ns = sent;
             self.seen.events += 1;
         }
         false
@@ -224,28 +241,29 @@ impl Listener<'_> {
             }
         }
     }
+}
 
-    /// Where events have no numbers but a known rate, as many must have come as fit between the
-    /// first and the last.
-    fn count_missing(&self) {
-        let Some(rate) = self.plan.rate.filter(|_| self.seen.last_id.is_none()) else {
-            return;
-        };
-        let missed = missing(&self.seen, rate);
-        // The last instant of the window that counts.
-        let when = Instant::now().min(self.window.end - Duration::from_nanos(1));
-        self.recorder
-            .failed_times(when, Kind::Other(MISSED), missed);
+/// Events that a source of this rate owes between the two instants and that never came. Numbered
+/// ones tell of gaps between them, so only what lies before the first and after the last is open.
+fn missing(seen: &Seen, rate: f64, begin: u64, end: u64) -> u64 {
+    // Where in its period an instant lies is not known, so one less may be due.
+    let due = |from: u64, to: u64| {
+        let seconds = to.saturating_sub(from.max(begin)) as f64 / 1e9;
+        ((seconds * rate) as u64).saturating_sub(1)
+    };
+    match seen.span {
+        None => due(begin, end),
+        Some((first, last)) if seen.last_id.is_some() => due(begin, first) + due(last, end),
+        Some(_) => due(begin, end).saturating_sub(seen.events),
     }
 }
 
-fn missing(seen: &Seen, rate: f64) -> u64 {
-    if seen.events == 0 {
-        return 0;
-    }
-    let seconds = seen.last_ns.saturating_sub(seen.first_ns) as f64 / 1e9;
-    let expected = (seconds * rate).round() as u64 + 1;
-    expected.saturating_sub(seen.events)
+/// What the clock said, or will say, at this instant: nanoseconds since the Unix epoch.
+fn at_clock(instant: Instant) -> u64 {
+    let (now, clock) = (Instant::now(), since_epoch());
+    let before = nanoseconds(now.saturating_duration_since(instant));
+    let after = nanoseconds(instant.saturating_duration_since(now));
+    clock.saturating_sub(before).saturating_add(after)
 }
 
 /// Nanoseconds since the Unix epoch.
@@ -253,7 +271,11 @@ fn since_epoch() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(since)
+}
+
+fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -262,17 +284,25 @@ mod tests {
 
     #[test]
     fn missing_events_are_those_that_the_rate_tells_of() {
-        let seen = |seconds: f64, events| Seen {
-            last_id: None,
-            first_ns: 1_000,
-            last_ns: 1_000 + (seconds * 1e9) as u64,
+        const SECOND: u64 = 1_000_000_000;
+        let (begin, end) = (5 * SECOND, 6 * SECOND);
+        let seen = |last_id, first: f64, last: f64, events| Seen {
+            last_id,
+            span: Some(((first * 1e9) as u64, (last * 1e9) as u64)),
             events,
         };
-        assert_eq!(missing(&seen(1.0, 11), 10.0), 0);
-        // The last came a little late.
-        assert_eq!(missing(&seen(1.04, 11), 10.0), 0);
-        assert_eq!(missing(&seen(1.0, 8), 10.0), 3);
-        assert_eq!(missing(&seen(0.0, 1), 10.0), 0);
-        assert_eq!(missing(&Seen::default(), 10.0), 0);
+        let missing = |seen: Seen| missing(&seen, 10.0, begin, end);
+        // Nothing at all: all that was due, but for one at an edge.
+        assert_eq!(missing(Seen::default()), 9);
+        assert_eq!(missing(seen(Some(7), 5.05, 5.95, 10)), 0);
+        // Gaps between numbers are counted where they are seen.
+        assert_eq!(missing(seen(Some(7), 5.05, 5.95, 4)), 0);
+        // The tail is silent, and so is the head.
+        assert_eq!(missing(seen(Some(7), 4.0, 5.55, 6)), 3);
+        assert_eq!(missing(seen(Some(7), 5.55, 5.95, 5)), 4);
+        assert_eq!(missing(seen(Some(7), 4.0, 4.5, 0)), 9);
+        // Without numbers only the count can tell.
+        assert_eq!(missing(seen(None, 5.05, 5.95, 10)), 0);
+        assert_eq!(missing(seen(None, 5.05, 5.95, 6)), 3);
     }
 }

@@ -2,19 +2,14 @@
 
 use super::Found;
 use crate::{
-    fleet::{
-        FLEET,
-        watch::{failures_since, kinds, peak_rate, raise_peak, thinned, when_reached},
-    },
-    measure::usage::TUNNEL_SERVER,
+    fleet::watch::{failures_since, kinds, peak_rate, raise_peak, thinned, when_reached},
+    load::BUSY,
+    measure::usage::{FLEET, TUNNEL_SERVER},
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, build,
         format::{NONE, bytes, count, seconds},
     },
 };
-
-/// A fleet that ran for this share of the time was the limit.
-const BUSY: f64 = 0.95;
 
 /// Lines over the time since the kill.
 struct Lines {

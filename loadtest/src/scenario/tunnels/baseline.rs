@@ -1,8 +1,7 @@
 //! What the TLS library alone reaches on this machine, dialled by the same kind of fleet.
 
-use std::{env, net::SocketAddr, process::Command, time::Duration};
+use std::time::Duration;
 
-use anyhow::Context as _;
 use tokio::time::sleep;
 
 use crate::{
@@ -16,14 +15,11 @@ use crate::{
         Context,
         tunnels::connect::{self, Connected},
     },
-    stack::{child::Child, files::Files},
+    stack::{Running, files::Files},
 };
 
 /// The role of the process that only does handshakes.
 pub(super) const ALONE: &str = "TLS alone";
-
-/// A process that has not said where it listens by then never will.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Before memory is read, so that what handshakes needed is given back.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -42,7 +38,10 @@ pub(super) async fn measure(
     if wanted == 0 {
         return Ok(None);
     }
-    let (sink, address) = start(args, files).await?;
+    let Running {
+        child: sink,
+        address,
+    } = start(args, files).await?;
     let before = resident(sink.id()).unwrap_or(0);
     let fleet = Fleet::start(args, address, Members::Handshakes(wanted), Duration::ZERO)?;
     let mut watch = Watch::new(fleet, sink.id());
@@ -56,17 +55,12 @@ pub(super) async fn measure(
     Ok(Some((connected, settled)))
 }
 
-async fn start(args: &CrowdArgs, files: &Files) -> anyhow::Result<(Child, SocketAddr)> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.args(["tls-sink", "--listen", "127.0.0.1:0"]);
-    command.args(["--threads", &args.shards.max(1).to_string()]);
-    command.arg("--cert").arg(files.certificate());
-    command.arg("--key").arg(files.key());
-    let sink = Child::start(ALONE, command)?;
-    let find = |line: &str| line.strip_prefix("listening on ")?.parse().ok();
-    let address = sink
-        .wait_line("where it listens", START_LIMIT, find)
-        .await?;
-    Ok((sink, address))
+async fn start(args: &CrowdArgs, files: &Files) -> anyhow::Result<Running> {
+    let flags = [
+        "tls-sink".to_owned(),
+        format!("--threads={}", args.shards.max(1)),
+        format!("--cert={}", files.certificate().display()),
+        format!("--key={}", files.key().display()),
+    ];
+    Running::start_own(ALONE, flags).await
 }

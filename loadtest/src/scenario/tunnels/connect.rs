@@ -4,18 +4,15 @@ use anyhow::bail;
 
 use crate::{
     fleet::{
-        FLEET,
         flags::CrowdArgs,
         status::Status,
         watch::{self, Watch, kinds, peak_rate, thinned},
     },
-    measure::usage::{Meter, Roles},
+    load::BUSY,
+    measure::usage::{FLEET, Meter, Roles},
     report::{Run, format::count},
     scenario::Context,
 };
-
-/// A fleet whose threads ran for this share of the time was the limit.
-const BUSY: f64 = 0.95;
 
 /// What was seen until all were connected.
 #[derive(Debug)]

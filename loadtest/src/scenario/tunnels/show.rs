@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    fleet::{FLEET, watch::kinds},
-    measure::usage::TUNNEL_SERVER,
+    fleet::watch::kinds,
+    measure::usage::{FLEET, TUNNEL_SERVER},
     report::{
         Axis, Chart, Report, Scale, Series, Table, Unit, Usage, build,
         format::{NONE, bytes, count, per_second, seconds},

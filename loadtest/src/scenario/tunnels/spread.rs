@@ -7,9 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     client::lean::Written,
-    fleet::{FLEET, in_turn, in_turn::InTurn, runtimes::Runtimes, watch::kinds},
-    load::{Load, Pace, Stretch},
-    measure::usage::{Roles, TUNNEL_SERVER},
+    fleet::{in_turn, in_turn::InTurn, runtimes::Runtimes, watch::kinds},
+    load::{BUSY, Load, Pace, Stretch},
+    measure::usage::{FLEET, Roles},
     report::{
         Note, Report, Run, Table, build,
         format::{NONE, count, per_second, seconds},
@@ -26,9 +26,6 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Longest time for one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A fleet that ran for this share of its threads' time was the limit.
-const BUSY: f64 = 0.95;
 
 /// Flags of this part.
 #[derive(Clone, Debug, clap::Args)]
@@ -113,7 +110,7 @@ pub(super) async fn measure(
             let outcome = Box::pin(load.run(&context.progress, roles)).await?;
             let (run, notes) = outcome.into_run(name);
             found.notes.extend(notes);
-            pair[which] = run.map(at_the_server);
+            pair[which] = run;
         }
         if let [Some(all), Some(one)] = pair {
             found.rounds.push([all, one]);
@@ -121,13 +118,6 @@ pub(super) async fn measure(
     }
     context.progress.label("");
     Ok(found)
-}
-
-/// The fleet is no part of what is measured, so its processor time is none of the requests'.
-fn at_the_server(mut run: Run) -> Run {
-    let server = run.usage.get(TUNNEL_SERVER).filter(|_| run.completed > 0);
-    run.cpu_us_per_request = server.map(|server| server.cpu_seconds * 1e6 / run.completed as f64);
-    run
 }
 
 impl Found {

@@ -68,29 +68,28 @@ pub(super) async fn work(maker: Arc<Maker>, beat: Beat, mut worker: Worker) {
     while line.due() < window.end {
         if window.is_over() {
             line.give_up();
-            return;
+            break;
         }
         let ready = match socket.take() {
             Some(socket) => Ok(socket),
             None => connect(&maker, limit).await,
         };
-        let failure = match ready {
+        match ready {
             Ok(socket) => match line.exchange(socket).await {
-                Ok(()) => return,
-                Err(failure) => failure,
+                Ok(()) => break,
+                Err(failure) => line.fail_open(failure.kind),
             },
             Err(failure) => {
                 // Nothing was sent over it, so this is the failure of what is due now.
-                worker
-                    .recorder
-                    .failed(line.due().min(Instant::now()), failure.kind);
+                let due = line.due().min(Instant::now());
+                worker.recorder.failed(due, failure.kind);
                 line.skip_due();
-                failure
             }
-        };
-        line.fail_open(failure.kind);
+        }
         sleep(PAUSE).await;
     }
+    // The stretch is as long as it was planned, not until the last that was due is answered.
+    sleep_until(window.end).await;
 }
 
 async fn connect(maker: &Maker, limit: Duration) -> Result<Socket, Failure> {
@@ -192,8 +191,12 @@ impl Line {
         }
     }
 
-    /// Everything that is on its way failed with its connection.
+    /// Everything that is on its way failed with its connection; when nothing is, the connection
+    /// is all that failed.
     fn fail_open(&self, kind: Kind) {
+        if self.open.borrow().is_empty() {
+            self.recorder.failed(Instant::now(), kind);
+        }
         for begun in self.open.borrow_mut().drain(..) {
             self.recorder.failed(begun, kind);
         }
