@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use std::{convert::Infallible, task::Poll, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
