@@ -1,7 +1,7 @@
 //! WebSocket messages that come back: how many a second, and how long the round trip takes.
 //!
 //! Without a rate each connection sends the next message when the last has come back. With a rate
-//! each connection sends at even intervals, whatever the target does; see [`paced`].
+//! each connection sends at even intervals, whatever the target does; see `paced`.
 
 mod paced;
 mod socket;

@@ -9,6 +9,10 @@ use super::Failure;
 use crate::client::Client;
 use crate::config::{Config, Given};
 
+/// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
+/// batch of a large body, so that many would hold up whoever has just asked for something.
+const TASKS_BETWEEN_EVENTS: u32 = 16;
+
 pub(super) fn run(given: Given) -> Result<(), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
     // The log comes first, so that nothing the next steps have to say is lost.
@@ -25,6 +29,7 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 /// it gives.
 fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
+        .event_interval(TASKS_BETWEEN_EVENTS)
         .enable_all()
         .build()
         .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?;

@@ -42,7 +42,7 @@ pub enum ExchangeError<E = Infallible> {
 
 /// Carries one request over the session and returns the response's head, its body following.
 ///
-/// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`] in its extensions; a
+/// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`](super::Protocol) in its extensions; a
 /// successful one is answered by 200, and the two bodies are then the bytes of the two directions.
 /// `on_informational` sees every 1xx response before the final one. Dropping the future, or the
 /// response's body before its end, cancels the exchange at the tunnel client within a round trip.

@@ -27,8 +27,10 @@ use super::{
 };
 use crate::{close::CloseReason, control::Control, limits};
 
-/// Rounds in one poll, so that a busy session cannot keep its thread from the others.
-const ROUNDS: usize = 32;
+/// Rounds in one poll, and bytes received in one round, so that a busy session cannot keep its thread
+/// from the others.
+const ROUNDS: usize = 2;
+const ROUND_BYTES: usize = limits::BATCH_BYTES;
 
 /// How long the other end may take to answer a close frame.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -176,7 +178,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let mut any = false;
         let mut bytes = 0;
-        while bytes < limits::MESSAGE_BYTES {
+        while bytes < ROUND_BYTES {
             let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
                 break;
             };

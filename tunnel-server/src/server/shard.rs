@@ -10,6 +10,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{connect, node::Node, public};
 
+/// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
+/// batch of a large body, so that many would hold up whoever has just asked for something.
+const TASKS_BETWEEN_EVENTS: u32 = 16;
+
 /// What a shard listens on.
 pub(super) struct Listeners {
     pub(super) tunnel: std::net::TcpListener,
@@ -30,6 +34,7 @@ pub(super) struct Shard {
 impl Shard {
     pub(super) fn start(number: usize, node: Arc<Node>, listeners: Listeners) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread()
+            .event_interval(TASKS_BETWEEN_EVENTS)
             .enable_all()
             .build()?;
         let (end, forced) = oneshot::channel();
