@@ -127,12 +127,18 @@ impl Connection {
                 Poll::Ready(Ok(true)) => {}
                 Poll::Ready(Ok(false)) => return Poll::Ready(Err(self.no_answer())),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                Poll::Pending if self.broken.is_some() => {
-                    return Poll::Ready(Err(self.no_answer()));
-                }
+                Poll::Pending if self.is_dead() => return Poll::Ready(Err(self.no_answer())),
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// Whether nothing more is to be expected. Of an upstream that takes no more, because it has
+    /// closed its end, what it said before may not have been looked at; its end is news in any case.
+    fn is_dead(&self) -> bool {
+        let closes = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        let kind = self.broken.as_ref().map(io::Error::kind);
+        kind.is_some_and(|kind| !closes.contains(&kind))
     }
 
     fn no_answer(&mut self) -> NoAnswer {

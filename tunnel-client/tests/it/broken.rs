@@ -1,5 +1,7 @@
 //! Upstreams that are hostile, broken, or not there.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -41,6 +43,28 @@ async fn reason(answer: impl Into<Vec<u8>>) -> Reason {
         "the broken one is never used again"
     );
     problem.reason()
+}
+
+/// Its end is a reset, and whoever still sends finds out by that first.
+#[tokio::test]
+async fn an_answer_given_before_the_upstream_closed_is_heard_by_who_still_sends() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let upstream = Scripted::start(move |mut connection| {
+        let taken = asked.fetch_add(1, Ordering::Relaxed) * 20_000;
+        async move {
+            connection.head().await.unwrap();
+            connection.bytes(taken).await;
+            connection.send(GOOD).await;
+        }
+    })
+    .await;
+    let setup = Setup::new(&upstream.url()).await;
+    let content: &'static str = Box::leak("x".repeat(5_000_000).into_boxed_str());
+    for _ in 0..60 {
+        let response = setup.session.ask(post(content)).await.unwrap();
+        let content = response.into_body().collect().await.unwrap();
+        assert_eq!(content.to_bytes(), "good");
+    }
 }
 
 #[tokio::test]
