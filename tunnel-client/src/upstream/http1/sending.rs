@@ -302,10 +302,8 @@ mod tests {
             cx: &mut Context<'_>,
             slices: &[IoSlice<'_>],
         ) -> Poll<io::Result<usize>> {
-            let all: Vec<u8> = slices
-                .iter()
-                .flat_map(|slice| slice.iter().copied())
-                .collect();
+            let all = slices.iter().flat_map(|slice| slice.iter().copied());
+            let all: Vec<u8> = all.take(self.bytes).collect();
             self.poll_write(cx, &all)
         }
 
