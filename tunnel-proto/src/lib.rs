@@ -18,7 +18,7 @@
 //! - [`limits`], [`fields`]: what a peer may send, and what never travels.
 //!
 //! This crate knows nothing of runtimes, tokens, routes, files, flags or listeners. Which
-//! multiplexer and which WebSocket library stand behind a session is seen in one file each.
+//! multiplexer and which WebSocket library stand behind a session is seen in one module each.
 //! `docs/protocol.md` describes the same in words.
 
 pub mod bhttp;

@@ -1,7 +1,7 @@
 //! One session: an established WebSocket connection with the multiplexer in it.
 //!
 //! ```text
-//!   exchanges ──open──▶ Session (handle) ──▶ mux ──▶ pipe ──▶ driver ──▶ websocket
+//!   exchanges ──open──▶ Session (handle) ──▶ mux ──▶ driver ──▶ websocket
 //!   SessionEvents ◀─accepted streams, control messages─ driver ◀─ websocket
 //! ```
 //!
