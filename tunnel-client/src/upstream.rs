@@ -10,7 +10,6 @@
 //! task and rests in between; HTTP/2 connections have tasks of their own and are shared. No request
 //! ever decides where a connection goes.
 
-mod alarm;
 mod answer;
 mod ask;
 mod body;

@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use tunnel_proto::exchange::{Informational, Protocol, RecvBody};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::alarm::Alarm;
 use super::body::UpstreamBody;
 use super::dial::Offer;
 use super::http1::{Connection, Framing, NoAnswer};
@@ -30,6 +29,7 @@ use super::progress::Progress;
 use super::upgrade::{self, Switched};
 use super::{Link, LinkKind, Upstream, answer, failure};
 use crate::config::UpstreamScheme;
+use tunnel_ops::alarm::Alarm;
 
 /// What is asked of an upstream.
 pub(crate) struct Asked {

@@ -30,9 +30,9 @@ use self::head::HeadError;
 use self::input::Input;
 use self::sending::Sending;
 pub(super) use self::sending::{Framing, SendError, field};
-use super::alarm::Alarm;
 use super::outgoing::OutgoingBody;
 use super::socket::Socket;
+use tunnel_ops::alarm::Alarm;
 
 /// A connection that can be asked one thing at a time.
 pub(super) struct Connection {

@@ -18,7 +18,6 @@
 //! What is left to hyper: it must run with `half_close(false)`, or no hang-up would end an exchange;
 //! it needs no timer, and must accept at least as many fields as [`HeadLimits`] allow.
 
-mod alarm;
 mod chunked;
 pub mod framing;
 mod handle;
@@ -55,12 +54,12 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use self::alarm::Alarm;
 use self::framing::{Framing, HeadLimits, Phase, Scan};
 pub use self::handle::{GuardHandle, InFlight, Refusal};
 use self::handle::{Shared, Upgrade};
 pub use self::syntax::{host_length, is_host_and_port};
 pub use self::violation::Violation;
+use tunnel_ops::alarm::Alarm;
 
 /// How much is read at once behind a head that is not whole. Small, since it is copied.
 const READ_BYTES: usize = 4 * 1024;
