@@ -97,7 +97,7 @@ fn in_messages(bytes: &[u8], side: Side) -> Vec<u8> {
 async fn receive(side: Side, sent: Vec<u8>) {
     let (ours, theirs) = duplex(1024);
     let settings = SessionSettings::default();
-    let (session, events, driver) = Session::new(ours, Bytes::new(), side, settings).await;
+    let (session, events, driver) = Session::new(ours, Bytes::new(), side, settings);
     let mut tasks = JoinSet::new();
     match side {
         Side::Server => ask(&session, &mut tasks),

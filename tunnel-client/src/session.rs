@@ -126,7 +126,7 @@ impl Session {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let began = Instant::now();
-        let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings).await;
+        let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings);
         // A session that has ended already says so below.
         let _ = handle.send(Control::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),

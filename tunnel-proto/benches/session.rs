@@ -230,7 +230,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let settings = SessionSettings::default();
-    let (session, events, driver) = Session::new(io, Bytes::new(), side, settings).await;
+    let (session, events, driver) = Session::new(io, Bytes::new(), side, settings);
     tasks.spawn(async move {
         Box::pin(driver).await;
     });

@@ -118,7 +118,7 @@ pub(crate) struct Shared {
 impl Session {
     /// Takes over a connection whose upgrade is done. `leftover` are bytes of the WebSocket that
     /// were read together with the end of the handshake.
-    pub async fn new<IO>(
+    pub fn new<IO>(
         io: IO,
         leftover: Bytes,
         side: Side,

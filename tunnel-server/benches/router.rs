@@ -227,8 +227,9 @@ impl Live {
             .enable_time()
             .build()
             .unwrap();
-        let made = Session::new(io, Bytes::new(), Side::Server, settings);
-        let (session, events, driver) = runtime.block_on(made);
+        // Its timers belong to a runtime.
+        let _entered = runtime.enter();
+        let (session, events, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
         Self {
             session,
             _rest: (events, driver, other),

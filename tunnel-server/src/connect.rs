@@ -95,7 +95,7 @@ async fn begin(
         admitted = greet(node, socket, peer, tls) => admitted?,
         () = node.patience_ended() => return None,
     };
-    Some(LiveSession::begin(node, admitted, io, leftover, peer).await)
+    Some(LiveSession::begin(node, admitted, io, leftover, peer))
 }
 
 /// From the first byte to the answer; the session's stream if the tunnel client was let in.

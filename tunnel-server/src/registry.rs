@@ -217,7 +217,7 @@ mod tests {
     async fn session() -> Session {
         let (io, _) = tokio::io::duplex(64);
         let settings = SessionSettings::default();
-        let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings).await;
+        let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
         // A driver that is dropped ends its session; here it has to look alive.
         std::mem::forget(driver);
         session

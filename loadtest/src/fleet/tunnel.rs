@@ -160,7 +160,7 @@ async fn hold(
 ) -> Result<Ended, NoSession> {
     let began = Instant::now();
     let settings = SessionSettings::default();
-    let made = Session::new(link.stream, link.unread, Side::Client, settings).await;
+    let made = Session::new(link.stream, link.unread, Side::Client, settings);
     let (session, mut events, driver) = made;
     // A session that has ended already says so below.
     let _ = session.send(Control::Hello {

@@ -102,7 +102,7 @@ impl TunnelServer {
         let arrived = timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap();
         let settings = SessionSettings::default();
         let (session, events, driver) =
-            Session::new(arrived.io, Bytes::new(), Side::Server, settings).await;
+            Session::new(arrived.io, Bytes::new(), Side::Server, settings);
         ServerSession {
             greeting: arrived.greeting,
             authorization: arrived.authorization,

@@ -159,7 +159,7 @@ pub(crate) async fn session<IO>(
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (session, events, driver) = Session::new(io, Bytes::new(), side, settings).await;
+    let (session, events, driver) = Session::new(io, Bytes::new(), side, settings);
     drivers.spawn(side, driver);
     (session, events)
 }

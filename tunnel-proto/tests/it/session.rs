@@ -451,7 +451,7 @@ async fn a_driver_that_has_ended_may_be_kept_and_polled() {
     let (server_io, client_io) = duplex(1024);
     let settings = SessionSettings::default();
     let (server, mut events, driver) =
-        Session::new(server_io, Bytes::new(), Side::Server, settings).await;
+        Session::new(server_io, Bytes::new(), Side::Server, settings);
     drop(client_io);
     let mut driver = Box::pin(driver);
     let end = within(driver.as_mut()).await;

@@ -34,7 +34,7 @@ pub(super) struct LiveSession {
 
 impl LiveSession {
     /// Takes over a connection that was let in, and says welcome.
-    pub(super) async fn begin(
+    pub(super) fn begin(
         node: &Arc<Node>,
         admitted: Admitted,
         io: TlsStream<TcpStream>,
@@ -52,7 +52,7 @@ impl LiveSession {
             ping_interval: node.config.ping_interval,
             exchanges: exchanges.min(node.config.max_exchanges) as usize,
         };
-        let (session, events, driver) = Session::new(io, leftover, Side::Server, settings).await;
+        let (session, events, driver) = Session::new(io, leftover, Side::Server, settings);
         let slot = node.registry.slot(&runtime.label);
         let membership = node
             .registry

@@ -134,7 +134,7 @@ impl FakeClient {
         assert_eq!(connected.status, 101);
         let settings = SessionSettings::default();
         let (session, events, driver) =
-            Session::new(connected.io, connected.behind, Side::Client, settings).await;
+            Session::new(connected.io, connected.behind, Side::Client, settings);
         let driver = Owned::spawn("driver", driver);
         let seen = watch::Sender::default();
         let (heard, mut controls) = watch::channel(Vec::new());
