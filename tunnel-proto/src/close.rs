@@ -21,6 +21,14 @@ pub enum CloseReason {
     Overloaded,
     /// A fault of our own.
     Internal,
+    /// The credential of this session ran out, and no newer one came.
+    Expired,
+    /// An older instance holds the runtime, and the server is told to keep it.
+    Conflict,
+    /// The tunnel client answers pings and takes no exchange.
+    Wedged,
+    /// An operator of the server ended the session.
+    Disconnected,
     /// Any other code, for instance one that a proxy on the way made (1001, 1011, …).
     Other(u16),
 }
@@ -49,6 +57,10 @@ impl CloseReason {
             Self::Dead => 4005,
             Self::Overloaded => 4006,
             Self::Internal => 4007,
+            Self::Expired => 4008,
+            Self::Conflict => 4009,
+            Self::Wedged => 4010,
+            Self::Disconnected => 4011,
             Self::Other(code) => code,
         }
     }
@@ -65,6 +77,10 @@ impl CloseReason {
             4005 => Self::Dead,
             4006 => Self::Overloaded,
             4007 => Self::Internal,
+            4008 => Self::Expired,
+            4009 => Self::Conflict,
+            4010 => Self::Wedged,
+            4011 => Self::Disconnected,
             other => Self::Other(other),
         }
     }
@@ -81,6 +97,10 @@ impl CloseReason {
             Self::Dead => "dead",
             Self::Overloaded => "overloaded",
             Self::Internal => "internal",
+            Self::Expired => "expired",
+            Self::Conflict => "conflict",
+            Self::Wedged => "wedged",
+            Self::Disconnected => "disconnected",
             Self::Other(_) => "other",
         }
     }
@@ -89,10 +109,15 @@ impl CloseReason {
     #[must_use]
     pub fn after(self) -> AfterClose {
         match self {
-            Self::Drained | Self::Dead | Self::Left => AfterClose::Redial,
-            Self::ProtocolError | Self::Overloaded | Self::Internal | Self::Other(_) => {
-                AfterClose::Wait
-            }
+            Self::Drained | Self::Dead | Self::Left | Self::Wedged => AfterClose::Redial,
+            // An expired token may have been replaced in its file meanwhile.
+            Self::ProtocolError
+            | Self::Overloaded
+            | Self::Internal
+            | Self::Expired
+            | Self::Conflict
+            | Self::Disconnected
+            | Self::Other(_) => AfterClose::Wait,
             Self::Superseded | Self::Revoked => AfterClose::Stop,
         }
     }
@@ -111,7 +136,7 @@ mod tests {
 
     #[test]
     fn only_a_lost_right_to_the_runtime_stops_the_client() {
-        let stopping: Vec<u16> = (4000..=4010)
+        let stopping: Vec<u16> = (4000..=4020)
             .filter(|code| CloseReason::from_code(*code).after() == AfterClose::Stop)
             .collect();
         assert_eq!(stopping, [4002, 4003]);

@@ -26,12 +26,17 @@ pub enum Control {
         /// Version of the tunnel server program.
         version: String,
     },
-    /// The sender takes no new exchange on this session and leaves when the open ones are done.
+    /// The sender leaves. A tunnel client takes no new exchange on this session and ends it when the
+    /// open ones are done. A tunnel server wants the client to have another session, and ends this one
+    /// by itself when nothing needs it any more.
     Drain {
-        /// Time over which the receiver should spread its redial, in milliseconds.
+        /// From a server: time over which the client should spread its redial, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spread_ms: Option<u64>,
     },
+    /// From a tunnel client that was told to drain: it has another session, on which it would rather
+    /// be asked. This one stands until the tunnel server ends it.
+    Moved,
     /// A newer instance holds the runtime; this session takes no new exchange.
     Superseded {
         /// Instance id of the newer holder.
@@ -43,10 +48,31 @@ pub enum Control {
         #[serde(default)]
         detail: String,
     },
+    /// The credential of this session runs out: from the tunnel server, which takes a newer one by
+    /// `refresh-token` until then, and a little longer.
+    Expiring {
+        /// Time until it does, in milliseconds; 0 when it has.
+        in_ms: u64,
+    },
     /// A newer credential for this session, from the tunnel client.
     RefreshToken {
         /// The bearer token.
         token: String,
+    },
+    /// The tunnel server's answer to `refresh-token`: the session goes on by it.
+    Refreshed {
+        /// Time until it runs out, in milliseconds; none when it never does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires_in_ms: Option<u64>,
+    },
+    /// The other answer to `refresh-token`: the session goes on by the credential before, for as long
+    /// as that is good.
+    RefreshRefused {
+        /// Why, as a stable name.
+        reason: String,
+        /// Why, for a person.
+        #[serde(default)]
+        detail: String,
     },
     /// Any kind that this version does not know.
     #[serde(other)]
@@ -90,9 +116,13 @@ impl Control {
             Self::Hello { .. } => "hello",
             Self::Welcome { .. } => "welcome",
             Self::Drain { .. } => "drain",
+            Self::Moved => "moved",
             Self::Superseded { .. } => "superseded",
             Self::Revoked { .. } => "revoked",
+            Self::Expiring { .. } => "expiring",
             Self::RefreshToken { .. } => "refresh-token",
+            Self::Refreshed { .. } => "refreshed",
+            Self::RefreshRefused { .. } => "refresh-refused",
             Self::Unknown => "unknown",
         }
     }
@@ -142,6 +172,9 @@ mod tests {
                 Control::Hello { version: version.clone() },
                 Control::Welcome { runtime: "a-b".into(), session: session.clone(), version: version.clone() },
                 Control::Drain { spread_ms: spread },
+                Control::Moved,
+                Control::Refreshed { expires_in_ms: spread },
+                Control::RefreshRefused { reason: session.clone(), detail: version.clone() },
             ] {
                 prop_assert_eq!(Control::decode(&control.encode()).unwrap(), control);
             }

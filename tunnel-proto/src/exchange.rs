@@ -33,11 +33,12 @@ pub use self::{
     accept::{AsProblem, Informational, serve},
     body::{BodyError, RecvBody},
     head::{EncodedHead, HeadEncoder},
-    open::{ExchangeError, exchange, exchange_encoded},
+    open::{ExchangeError, Opened, exchange, open},
     upgrade::{Protocol, UnknownProtocol, copy_body, read_body},
 };
 use crate::{
     bhttp::{DecodeError, Decoder, Event},
+    close::CloseReason,
     limits,
     session::{
         Outstanding,
@@ -48,7 +49,7 @@ use crate::{
 /// First byte of the tunnel client on a new stream: the exchange is in its hands.
 ///
 /// It also makes the multiplexer acknowledge the stream, which allows only 256 that are not.
-const ACCEPTED: u8 = 1;
+pub(crate) const ACCEPTED: u8 = 1;
 
 /// Pseudo-field that names the protocol of an upgrade (RFC 8441 section 4).
 pub(crate) const PROTOCOL: &str = ":protocol";
@@ -65,8 +66,8 @@ pub(crate) const DETAIL: &str = ":detail";
 /// Why nothing more can be read from an exchange.
 #[derive(Debug)]
 pub(crate) enum WireError {
-    /// The stream was reset, or its session ended.
-    Cut,
+    /// The stream was reset or, with a reason, its session has ended.
+    Cut(Option<CloseReason>),
     /// The other end's message cannot be read.
     Malformed(DecodeError),
     /// The first byte of a new stream was not [`ACCEPTED`].
@@ -104,11 +105,13 @@ impl Wire {
                 return Poll::Ready(Ok(event));
             }
             let Some(stream) = &mut self.stream else {
-                return Poll::Ready(Err(WireError::Cut));
+                return Poll::Ready(Err(WireError::Cut(None)));
             };
             match stream.poll_read(cx) {
                 Poll::Ready(Some(bytes)) => self.take_in(bytes)?,
-                Poll::Ready(None) => return Poll::Ready(Err(WireError::Cut)),
+                Poll::Ready(None) => {
+                    return Poll::Ready(Err(WireError::Cut(stream.close_reason())));
+                }
                 Poll::Pending => return Poll::Pending,
             }
         }
@@ -209,7 +212,8 @@ impl Idle {
         taken
     }
 
-    fn put(&mut self, stream: MuxStream) {
+    /// Has a stream rest that was accepted, and on which nothing is open.
+    pub(crate) fn put(&mut self, stream: MuxStream) {
         if self.streams.len() < limits::IDLE_STREAMS && !stream.is_reset() {
             self.streams.push(stream);
         } else {

@@ -24,6 +24,13 @@ pub const CLIENT_VERSION: HeaderName = HeaderName::from_static("tunnel-client-ve
 /// Carries the number of the session within its instance, counted from 1.
 pub const SESSION_NUMBER: HeaderName = HeaderName::from_static("tunnel-session");
 
+/// Carries the source addresses that the tunnel client lets its runtime be reached from: networks in
+/// CIDR form, separated by commas. Absent, it sets no bound of its own.
+pub const ALLOW_FROM: HeaderName = HeaderName::from_static("tunnel-allow-from");
+
+/// Longest list of networks in [`ALLOW_FROM`], in bytes: some 200 of them.
+const ALLOW_FROM_BYTES: usize = 4096;
+
 /// A random id that a tunnel client draws when it starts: 32 lower-case hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InstanceId(String);
@@ -87,6 +94,8 @@ pub struct Greeting {
     pub version: String,
     /// Number of the session within the instance, from 1.
     pub session_number: u32,
+    /// What [`ALLOW_FROM`] says, as it stands.
+    pub allow_from: Option<String>,
 }
 
 /// Why a request is no session request, with the answer that it gets.
@@ -110,8 +119,12 @@ pub enum NotASession {
     /// Not the subprotocol of this server.
     #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
     Subprotocol,
-    /// Instance id, version or session number is missing or malformed.
-    #[error("the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid")]
+    /// Instance id, version or session number is missing or malformed, or what else the client says of
+    /// itself is.
+    #[error(
+        "the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid, and \
+         tunnel-allow-from where there is one"
+    )]
     Greeting,
 }
 
@@ -152,7 +165,7 @@ impl NotASession {
 /// The client's request for a session, without `Host` and `Authorization`.
 #[must_use]
 pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
-    Request::builder()
+    let request = Request::builder()
         .method(Method::GET)
         .header(header::CONNECTION, "upgrade")
         .header(header::UPGRADE, "websocket")
@@ -161,7 +174,11 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
         .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
         .header(INSTANCE, greeting.instance.as_str())
         .header(CLIENT_VERSION, greeting.version.as_str())
-        .header(SESSION_NUMBER, greeting.session_number)
+        .header(SESSION_NUMBER, greeting.session_number);
+    match &greeting.allow_from {
+        Some(networks) => request.header(ALLOW_FROM, networks),
+        None => request,
+    }
 }
 
 /// Checks a request for a session: everything but the credential.
@@ -210,10 +227,15 @@ fn greeting(headers: &HeaderMap) -> Option<Greeting> {
         .parse()
         .ok()
         .filter(|number| *number > 0)?;
+    let allow_from = match headers.get(ALLOW_FROM) {
+        None => None,
+        Some(_) => Some(text(ALLOW_FROM).filter(|list| list.len() <= ALLOW_FROM_BYTES)?),
+    };
     Some(Greeting {
         instance: InstanceId::parse(text(INSTANCE)?).ok()?,
         version: version.to_owned(),
         session_number,
+        allow_from: allow_from.map(str::to_owned),
     })
 }
 
@@ -249,6 +271,7 @@ mod tests {
             instance: InstanceId::from_random([7; 16]),
             version: "0.1.0".into(),
             session_number: 1,
+            allow_from: Some("10.0.0.0/8, 2001:db8::/32".into()),
         }
     }
 

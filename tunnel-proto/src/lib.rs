@@ -11,7 +11,7 @@
 //!
 //! - [`session`]: one connection. A handle, a driver that moves bytes, and events.
 //! - [`exchange`]: one request and its response over one stream of a session, in the binary form of
-//!   [`bhttp`]. The server calls [`exchange::exchange_encoded`], the client [`exchange::serve`].
+//!   [`bhttp`]. The server calls [`exchange::open`] and [`exchange::Opened::carry`], the client [`exchange::serve`].
 //! - [`handshake`], [`control`], [`close`]: how a session begins, what the ends tell each other
 //!   beside the exchanges, and why it ended.
 //! - [`problem`]: the one table from what went wrong to what is answered.

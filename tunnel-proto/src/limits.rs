@@ -3,6 +3,8 @@
 //! Nothing here is about one runtime or one server: budgets of that kind belong to the tunnel
 //! server. These are the bounds without which a hostile peer could cost more than its own session.
 
+use std::time::Duration;
+
 /// Largest WebSocket message and frame accepted, in bytes. Our own side never sends more than
 /// [`BATCH_BYTES`]; the rest is room for other implementations.
 pub const MESSAGE_BYTES: usize = 256 * 1024;
@@ -14,6 +16,11 @@ pub const BATCH_BYTES: usize = 64 * 1024;
 /// Bytes waiting for the WebSocket above which streams have to wait. Two batches: one is on its way to
 /// the socket while the next is filled.
 pub const OUTPUT_BYTES: usize = 2 * BATCH_BYTES;
+
+/// Bytes that the kernel may hold of a session and has not sent yet, where that can be set. With more,
+/// a path that has become narrow could carry bytes for many seconds while the session sees neither
+/// that more of them are taken nor that anything is heard, and would be thought dead.
+pub const UNSENT_BYTES: u32 = 256 * 1024;
 
 /// Most bytes of one stream in one frame. Streams that wait for the WebSocket take turns by frames.
 pub const FRAME_BYTES: usize = 32 * 1024;
@@ -64,6 +71,10 @@ pub const CONTROLS_WAITING: usize = 64;
 
 /// Control messages of an unknown kind that are ignored before the session is ended.
 pub const CONTROLS_UNKNOWN: usize = 256;
+
+/// Time for the tunnel client to accept a new stream while nothing else moves. It takes a moment, since
+/// nothing but the way there and the start of a task is in it; one that takes longer is wedged.
+pub const ACCEPT_TIME: Duration = Duration::from_secs(10);
 
 const _: () = assert!(BATCH_BYTES <= MESSAGE_BYTES);
 const _: () = assert!(CONTROL_BYTES <= MESSAGE_BYTES);

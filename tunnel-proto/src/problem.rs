@@ -102,6 +102,8 @@ reasons! {
     VersionUnsupported = "version_unsupported", HTTP_VERSION_NOT_SUPPORTED, "http_request_error", PlatformClient;
     /// An expectation other than `100-continue`.
     ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient;
+    /// The platform client's address may not reach this runtime.
+    AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient;
     /// The request passed this very server before.
     LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
 
@@ -110,8 +112,16 @@ reasons! {
     RuntimeUnknown = "runtime_unknown", NOT_FOUND, "destination_not_found", PlatformClient;
     /// The runtime has no live session.
     RuntimeOffline = "runtime_offline", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
-    /// As many exchanges as allowed are open.
+    /// As many requests as allowed wait for the runtime to come back.
+    WaitingLimit = "waiting_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
+    /// As many exchanges as the runtime, or its session, may have are open.
     ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
+    /// More exchanges are begun in a second than the runtime may have.
+    ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
+    /// As many upgraded connections as the runtime may have are open.
+    WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
+    /// As many exchanges as this server carries are open.
+    ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The session ended under the exchange.
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
     /// The other end of the session sent a message that cannot be read.

@@ -10,10 +10,12 @@
 //! the driver hands to the session's owner. The session ends when its driver does; every stream,
 //! waiting exchange and queued message ends with it.
 
+pub(crate) mod acceptance;
 pub(crate) mod driver;
 pub(crate) mod events;
 pub(crate) mod liveness;
 pub(crate) mod mux;
+pub(crate) mod probe;
 pub(crate) mod websocket;
 
 use std::{
@@ -36,6 +38,7 @@ pub use self::{
     driver::{Driver, SessionEnd},
     events::{SessionEvent, SessionEvents},
     mux::MuxError,
+    probe::ProbeError,
     websocket::WebSocketError,
 };
 use self::{
@@ -56,7 +59,8 @@ pub enum Side {
 /// What an end may set for a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
-    /// Time between pings; a silent session is dead after two of them.
+    /// Time between pings; a silent session is dead after two of them, and after about three seconds
+    /// if something was sent on it.
     pub ping_interval: Duration,
     /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
     pub exchanges: usize,
@@ -111,8 +115,17 @@ pub(crate) struct Shared {
     draining: AtomicBool,
     controls_out: Mutex<VecDeque<Control>>,
     close: Mutex<Option<CloseReason>>,
+    /// `close` has something: looked at for each poll of the driver.
+    is_closing: AtomicBool,
+    /// What is open is not to go on until then.
+    is_cut: AtomicBool,
+    is_suspected: AtomicBool,
     has_ended: AtomicBool,
-    round_trip_micros: AtomicU64,
+    /// In microseconds, zero while nothing was measured.
+    round_trip: AtomicU64,
+    smoothed_round_trip: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
 }
 
 impl Session {
@@ -139,8 +152,14 @@ impl Session {
             draining: AtomicBool::new(false),
             controls_out: Mutex::default(),
             close: Mutex::new(None),
+            is_closing: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            is_suspected: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            round_trip_micros: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
+            smoothed_round_trip: AtomicU64::new(0),
+            bytes_sent: AtomicU64::new(0),
+            bytes_received: AtomicU64::new(0),
         });
         let session = Self { shared };
         let driver = Driver::new(websocket, session.clone(), owner);
@@ -172,6 +191,29 @@ impl Session {
     pub fn close(&self, reason: CloseReason) {
         self.start_drain();
         self.shared.close.lock().get_or_insert(reason);
+        self.shared.is_closing.store(true, Ordering::SeqCst);
+        self.shared.mux.wake_driver();
+    }
+
+    /// The same, but whatever is open is cut at once: only control messages that were sent before
+    /// still go out. For a session that has no right to go on.
+    pub fn cut(&self, reason: CloseReason) {
+        self.shared.is_cut.store(true, Ordering::SeqCst);
+        self.close(reason);
+    }
+
+    /// Why the session has ended, or was asked to end by this side.
+    #[must_use]
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        let ended = self.shared.mux.ended();
+        ended.or_else(|| *self.shared.close.lock())
+    }
+
+    /// Pings the other end now, and ends the session as dead if nothing is heard within a few seconds:
+    /// for whoever has cause to think that the path is gone. Nothing new comes of it while no round
+    /// trip was measured yet.
+    pub fn suspect(&self) {
+        self.shared.is_suspected.store(true, Ordering::SeqCst);
         self.shared.mux.wake_driver();
     }
 
@@ -224,8 +266,23 @@ impl Session {
     /// The round-trip time that the last pong showed.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
-        let micros = self.shared.round_trip_micros.load(Ordering::Relaxed);
-        (micros > 0).then(|| Duration::from_micros(micros))
+        from_micros(&self.shared.round_trip)
+    }
+
+    /// The moving average of the round-trip times.
+    #[must_use]
+    pub fn smoothed_round_trip(&self) -> Option<Duration> {
+        from_micros(&self.shared.smoothed_round_trip)
+    }
+
+    /// Bytes that were sent and received so far on the connection below, before TLS.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        (
+            load(&self.shared.bytes_sent),
+            load(&self.shared.bytes_received),
+        )
     }
 
     /// Counts an exchange in, unless as many as allowed are open.
@@ -258,16 +315,21 @@ impl Session {
         &self.shared.idle
     }
 
-    /// Leaves nothing behind: called once, when the driver ends.
-    fn end(&self) {
+    /// Leaves nothing behind: called when the driver ends. Only the first reason counts.
+    fn end(&self, reason: CloseReason) {
         // Whoever is woken by what follows must not think that it could be tried here again.
         self.start_drain();
-        self.shared.mux.end();
+        self.shared.mux.end(reason);
         self.shared.idle.lock().clear();
         self.shared.controls_out.lock().clear();
         self.shared.has_ended.store(true, Ordering::SeqCst);
         self.shared.at_rest.notify_waiters();
     }
+}
+
+fn from_micros(micros: &AtomicU64) -> Option<Duration> {
+    let micros = micros.load(Ordering::Relaxed);
+    (micros > 0).then(|| Duration::from_micros(micros))
 }
 
 /// One open exchange; counts itself out when dropped.

@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use super::{DETAIL, PROBLEM, SharedWire, Wire, WireError};
 use crate::{
     bhttp::{DecodeError, Event, Fields},
+    close::CloseReason,
     fields,
     problem::{Hop, Problem, Reason},
 };
@@ -26,9 +27,9 @@ use crate::{
 /// Why a body ended before it was whole.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The other end reset the exchange, or the session ended.
-    #[error("the exchange was cut")]
-    Cut,
+    /// The other end reset the exchange or, with a reason, the session has ended.
+    #[error("{}", cut(*.0))]
+    Cut(Option<CloseReason>),
     /// The other end's message cannot be read.
     #[error("a message that cannot be read: {0}")]
     Malformed(#[source] DecodeError),
@@ -45,19 +46,42 @@ impl BodyError {
     #[must_use]
     pub fn problem(&self, hop: Hop) -> Problem {
         match self {
-            Self::Cut => Problem::new(hop, Reason::SessionLost, "the exchange was cut"),
+            Self::Cut(_) => Problem::new(hop, Reason::SessionLost, self.to_string()),
             Self::Malformed(_) | Self::Length => {
                 Problem::new(hop, Reason::WireMalformed, self.to_string())
             }
             Self::Aborted(problem) => problem.clone(),
         }
     }
+
+    /// Why the session ended, if that is what cut the body.
+    #[must_use]
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        match self {
+            Self::Cut(reason) => *reason,
+            Self::Malformed(_) | Self::Length | Self::Aborted(_) => None,
+        }
+    }
+}
+
+/// What a cut is called.
+fn cut(reason: Option<CloseReason>) -> String {
+    reason.map_or_else(
+        || "the exchange was cut".to_owned(),
+        |reason| {
+            format!(
+                "the exchange was cut: its session ended ({})",
+                reason.name()
+            )
+        },
+    )
 }
 
 impl From<WireError> for BodyError {
     fn from(error: WireError) -> Self {
         match error {
-            WireError::Cut | WireError::NotAccepted => Self::Cut,
+            WireError::Cut(reason) => Self::Cut(reason),
+            WireError::NotAccepted => Self::Cut(None),
             WireError::Malformed(error) => Self::Malformed(error),
         }
     }

@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     bhttp::{Decoder, Event, Limits, ResponseHead},
+    close::CloseReason,
     fields,
     problem::{Hop, Problem, Reason},
-    session::{OpenError, Session, mux::MuxStream},
+    session::{OpenError, Outstanding, Session, mux::MuxStream},
 };
 
 /// Why there is no response.
@@ -37,6 +38,8 @@ pub enum ExchangeError<E = Infallible> {
         /// be tried again, but only as RFC 9110 section 9.2.2 allows: what the tunnel client said
         /// may have been lost on the way.
         is_heard: bool,
+        /// Why the session ended, if that is what ended the exchange.
+        close: Option<CloseReason>,
     },
 }
 
@@ -59,58 +62,91 @@ where
     B::Error: Send,
 {
     let head = EncodedHead::of(&request);
-    exchange_encoded(session, &head, request.into_body(), on_informational).await
+    let opened = open(session).await?;
+    opened
+        .carry(&head, request.into_body(), on_informational)
+        .await
 }
 
-/// The same for a head that the caller has encoded. It is only read, so that it can be sent again.
+/// An exchange that has its place and its stream on a session. Nothing of a request has left this end:
+/// dropped, it leaves no trace.
+pub struct Opened {
+    outstanding: Outstanding,
+    stream: MuxStream,
+    is_used: bool,
+}
+
+/// Takes a place and a stream for an exchange. What fails here can be tried on another session,
+/// whatever the request is.
 ///
 /// # Errors
-/// See [`exchange`].
-pub async fn exchange_encoded<B>(
-    session: &Session,
-    head: &EncodedHead,
-    body: B,
-    on_informational: impl FnMut(StatusCode, HeaderMap),
-) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Send,
-{
+/// When the session takes no exchange.
+pub async fn open(session: &Session) -> Result<Opened, OpenError> {
     let outstanding = session.enter()?;
     let (stream, is_used) = next_stream(session).await?;
-    let wire = Arc::new(Mutex::new(Wire {
-        stream: Some(stream),
-        decoder: Decoder::response(Limits::default()),
-        accepted: is_used,
-        sent: false,
-        received: false,
-        is_read: false,
-        unread: None,
-        outstanding: Some(outstanding),
-    }));
-    let mut sender = if body.is_end_stream() {
-        Sender::whole(wire.clone(), head.alone())
-    } else {
-        Sender::new(wire.clone(), head.start(), body)
-    };
-    let received = receive_head(&wire, &mut sender, on_informational, is_used).await?;
-    let response =
-        response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
-            problem,
-            is_heard: true,
-        })?;
-    if sender.is_done() {
-        return Ok(response);
-    }
-    // Sending must go on even while nobody takes the response's bytes.
-    let weak = Arc::downgrade(&wire);
-    let mut task = JoinSet::new();
-    task.spawn(async move {
-        if let Err(SendError::Body(_)) = poll_fn(|cx| sender.poll(cx)).await {
-            wire.lock().reset();
+    Ok(Opened {
+        outstanding,
+        stream,
+        is_used,
+    })
+}
+
+impl Opened {
+    /// The same as [`exchange`] for a head that the caller has encoded. It is only read, so that it can
+    /// be sent again.
+    ///
+    /// # Errors
+    /// See [`ExchangeError`].
+    pub async fn carry<B>(
+        self,
+        head: &EncodedHead,
+        body: B,
+        on_informational: impl FnMut(StatusCode, HeaderMap),
+    ) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Send,
+    {
+        let Self {
+            outstanding,
+            stream,
+            is_used,
+        } = self;
+        let wire = Arc::new(Mutex::new(Wire {
+            stream: Some(stream),
+            decoder: Decoder::response(Limits::default()),
+            accepted: is_used,
+            sent: false,
+            received: false,
+            is_read: false,
+            unread: None,
+            outstanding: Some(outstanding),
+        }));
+        let mut sender = if body.is_end_stream() {
+            Sender::whole(wire.clone(), head.alone())
+        } else {
+            Sender::new(wire.clone(), head.start(), body)
+        };
+        let received = receive_head(&wire, &mut sender, on_informational, is_used).await?;
+        let response =
+            response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
+                problem,
+                is_heard: true,
+                close: None,
+            })?;
+        if sender.is_done() {
+            return Ok(response);
         }
-    });
-    Ok(response.map(|body| body.sending(task, weak)))
+        // Sending must go on even while nobody takes the response's bytes.
+        let weak = Arc::downgrade(&wire);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            if let Err(SendError::Body(_)) = poll_fn(|cx| sender.poll(cx)).await {
+                wire.lock().reset();
+            }
+        });
+        Ok(response.map(|body| body.sending(task, weak)))
+    }
 }
 
 /// A stream at rest, or a new one; and whether the tunnel client has accepted it before.
@@ -160,7 +196,7 @@ where
                     is_heard = true;
                     on_informational(head.status, head.fields.map);
                 }
-                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut, is_heard))),
+                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut(None), is_heard))),
                 Err(error) => return Poll::Ready(Err(failed(&error, is_heard))),
             }
         }
@@ -169,12 +205,12 @@ where
 }
 
 fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
+    let mut close = None;
     let problem = match error {
-        WireError::Cut => Problem::new(
-            Hop::Server,
-            Reason::SessionLost,
-            "the session ended before the response",
-        ),
+        WireError::Cut(reason) => {
+            close = *reason;
+            Problem::new(Hop::Server, Reason::SessionLost, lost(close))
+        }
         WireError::Malformed(error) => {
             Problem::new(Hop::Server, Reason::WireMalformed, error.to_string())
         }
@@ -184,7 +220,22 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
             "the tunnel client did not accept the exchange",
         ),
     };
-    ExchangeError::Failed { problem, is_heard }
+    ExchangeError::Failed {
+        problem,
+        is_heard,
+        close,
+    }
+}
+
+/// For a person, how an exchange was lost.
+fn lost(close: Option<CloseReason>) -> String {
+    close.map_or_else(
+        || "the exchange was cut before the response".to_owned(),
+        |reason| {
+            let name = reason.name();
+            format!("the session ended before the response ({name})")
+        },
+    )
 }
 
 fn response(

@@ -3,11 +3,13 @@
 //! Each poll hands what the WebSocket has received to the multiplexer, and sends what waits there with
 //! one flush. It never waits for anybody who uses the session: a stream
 //! nobody takes is reset, a control message nobody takes ends the session. It logs nothing.
+//! One timer serves all that has to be done in time: a deadline that comes nearer moves it, one that
+//! goes away does not, so that a busy session touches it about once a second.
 
 use std::{
     future::Future,
     pin::Pin,
-    sync::atomic::Ordering,
+    sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll},
     time::Duration,
 };
@@ -19,10 +21,12 @@ use tokio::{
 };
 
 use super::{
-    Session,
+    Session, Side,
+    acceptance::{Acceptance, Seen, Step},
     events::Owner,
     liveness::{Due, Liveness},
-    mux::MuxError,
+    mux::{MuxError, Opening},
+    probe::Probe,
     websocket::{Received, WebSocket, WebSocketError},
 };
 use crate::{close::CloseReason, control::Control, limits};
@@ -81,6 +85,9 @@ pub struct Driver<IO> {
     /// `None` once the session ends.
     owner: Option<Owner>,
     liveness: Liveness,
+    acceptance: Acceptance,
+    /// A stream that was opened to see whether it is accepted.
+    probe: Option<Probe>,
     timer: Pin<Box<Sleep>>,
     /// Until when a close waits for what is on its way out.
     patience: Option<Pin<Box<Sleep>>>,
@@ -108,6 +115,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Self {
             websocket,
             liveness: Liveness::new(session.shared.settings.ping_interval, now),
+            acceptance: Acceptance::new(now),
+            probe: None,
             session,
             owner: Some(owner),
             timer: Box::pin(sleep_until(now)),
@@ -128,6 +137,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 .open_waiting()
                 .map_err(SessionEnd::Mux)?;
             let sent = self.send(cx)?;
+            if let Some(reason) = self.asked_to_cut().filter(|_| sent.all) {
+                // Whatever else comes, nobody takes it any more.
+                return Err(SessionEnd::Closed(reason));
+            }
             if sent.any || received {
                 continue;
             }
@@ -141,51 +154,142 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     }
 
     fn asked_to_close(&self) -> Option<CloseReason> {
-        *self.session.shared.close.lock()
+        let shared = &self.session.shared;
+        let is_closing = shared.is_closing.load(Ordering::SeqCst);
+        is_closing.then(|| *shared.close.lock()).flatten()
+    }
+
+    fn asked_to_cut(&self) -> Option<CloseReason> {
+        let is_cut = self.session.shared.is_cut.load(Ordering::SeqCst);
+        self.asked_to_close().filter(|_| is_cut)
     }
 
     /// Does what the time calls for. Before anything else, because a peer that sends without end
     /// uses up what the runtime allows one poll to do, timers included.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
         if let Some(reason) = self.asked_to_close() {
+            let mux = &self.session.shared.mux;
+            if self.asked_to_cut().is_some() && mux.ended().is_none() {
+                mux.end(reason);
+                self.probe = None;
+            }
             let until = || Box::pin(sleep_until(Instant::now() + FAREWELL));
             let patience = self.patience.get_or_insert_with(until);
             if patience.as_mut().poll(cx).is_ready() {
                 return Err(SessionEnd::Closed(reason));
             }
         }
+        let is_suspected = &self.session.shared.is_suspected;
+        if is_suspected.load(Ordering::SeqCst) && is_suspected.swap(false, Ordering::SeqCst) {
+            let now = Instant::now();
+            self.liveness.suspect(now);
+            self.timer.as_mut().reset(now);
+        }
         while self.timer.as_mut().poll(cx).is_ready() {
-            match self.liveness.on_time(Instant::now()) {
-                Due::Nothing => {}
-                Due::Ping(number) => {
-                    let payload = Bytes::copy_from_slice(&number.to_be_bytes());
-                    self.websocket
-                        .send_ping(payload)
-                        .map_err(SessionEnd::WebSocket)?;
-                    self.session.shared.idle.lock().trim();
-                    self.session.shared.mux.trim();
-                    self.websocket.trim();
-                }
-                Due::Dead => return Err(SessionEnd::Dead),
-            }
-            let deadline = self.liveness.deadline();
-            self.timer.as_mut().reset(deadline);
+            let next = self.on_time(cx)?;
+            self.timer.as_mut().reset(next);
         }
         Ok(())
     }
 
+    /// Does what is due; the time for which the timer is to be set next.
+    fn on_time(&mut self, cx: &mut Context<'_>) -> Result<Instant, SessionEnd> {
+        let mut now = Instant::now();
+        let mut due = self.liveness.on_time(now);
+        // What came, or went, while this thread was busy elsewhere is to be seen first.
+        if due == Due::Dead && (self.receive(cx)? | self.flush(cx).1) {
+            now = Instant::now();
+            due = self.liveness.on_time(now);
+        }
+        match due {
+            Due::Nothing => {}
+            Due::Probe(number) => self.send_ping(number)?,
+            Due::Ping(number) => {
+                self.send_ping(number)?;
+                self.session.shared.idle.lock().trim();
+                self.session.shared.mux.trim();
+                self.websocket.trim();
+            }
+            Due::Dead => return Err(SessionEnd::Dead),
+        }
+        let next = self.liveness.deadline();
+        let look = self.look_at_acceptance(cx, now)?;
+        Ok(look.map_or(next, |look| look.min(next)))
+    }
+
+    fn send_ping(&mut self, number: u64) -> Result<(), SessionEnd> {
+        let payload = Bytes::copy_from_slice(&number.to_be_bytes());
+        self.websocket
+            .send_ping(payload)
+            .map_err(SessionEnd::WebSocket)
+    }
+
+    /// Looks whether the tunnel client takes exchanges; when to look again. Each exchange sends
+    /// something, for which the timer is set: so it is enough to look when that has come.
+    fn look_at_acceptance(
+        &mut self,
+        cx: &mut Context<'_>,
+        now: Instant,
+    ) -> Result<Option<Instant>, SessionEnd> {
+        if self.session.shared.side == Side::Client {
+            return Ok(None);
+        }
+        let mut step = self.acceptance.on_time(now, &self.seen());
+        // As before a death.
+        if step == Step::Wedged && self.receive(cx)? {
+            step = self.acceptance.on_time(Instant::now(), &self.seen());
+        }
+        match step {
+            Step::Rest => Ok(None),
+            Step::Until(look) => Ok(Some(look)),
+            Step::Ask(look) => {
+                // Where none can be opened, others wait to be accepted, and tell as much.
+                if let Ok(Opening::Open(stream)) = self.session.shared.mux.open() {
+                    self.probe = Some(Probe::new(stream));
+                }
+                Ok(Some(look))
+            }
+            Step::Wedged => Err(SessionEnd::Closed(CloseReason::Wedged)),
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let round_trips = self.liveness.round_trips();
+        Seen {
+            waiting_since: self.session.shared.mux.waiting_since(),
+            arrived_until: self.liveness.arrived_until(),
+            round_trip: round_trips.map_or(Duration::ZERO, |all| all.slowest),
+            has_exchanges: self.session.outstanding() > 0,
+            is_asking: self.probe.is_some(),
+        }
+    }
+
+    /// Whether the stream that was opened to ask is accepted. If it is reset, the client lives too.
+    fn look_at_probe(&mut self, cx: &mut Context<'_>) {
+        if let Some(probe) = &mut self.probe
+            && let Poll::Ready(answer) = probe.poll(cx)
+            && let Some(probe) = self.probe.take()
+            && answer.is_ok()
+        {
+            probe.rest(&self.session);
+        }
+    }
+
     /// Takes messages until there are none, or others should have their turn.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
-        let mut any = false;
+        let mut heard_at = None;
         let mut bytes = 0;
         while bytes < ROUND_BYTES {
             let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
                 break;
             };
-            if !any {
-                self.liveness.on_heard(Instant::now());
+            if heard_at.is_none() {
+                let now = Instant::now();
+                if self.liveness.on_heard(now) {
+                    self.hasten();
+                }
+                heard_at = Some(now);
             }
-            any = true;
             match message {
                 Some(Ok(Received::Data(data))) => {
                     bytes += data.len();
@@ -202,17 +306,23 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 None => return Err(SessionEnd::ClosedByPeer(CloseReason::Other(1006))),
             }
         }
-        Ok(any)
+        if let Some(heard_at) = heard_at.filter(|_| bytes > 0) {
+            self.acceptance.on_moved(heard_at);
+            self.look_at_probe(cx);
+        }
+        Ok(heard_at.is_some())
     }
 
     fn on_pong(&mut self, payload: &[u8]) {
-        if let Some(time) = self.liveness.on_pong(payload, Instant::now()) {
-            self.session.shared.mux.set_round_trip(time);
-            let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
-            self.session
-                .shared
-                .round_trip_micros
-                .store(micros, Ordering::Relaxed);
+        if self.liveness.on_pong(payload, Instant::now())
+            && let Some(times) = self.liveness.round_trips()
+        {
+            let shared = &self.session.shared;
+            shared.mux.set_round_trip(times.last);
+            let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+            let store = |to: &AtomicU64, time| to.store(micros(time).max(1), Ordering::Relaxed);
+            store(&shared.round_trip, times.last);
+            store(&shared.smoothed_round_trip, times.smoothed);
         }
     }
 
@@ -251,26 +361,53 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn send(&mut self, cx: &mut Context<'_>) -> Result<Sent, SessionEnd> {
         let mut any = false;
         loop {
-            match self.websocket.poll_flush(cx) {
+            match self.flush(cx).0 {
                 Poll::Ready(flushed) => flushed.map_err(SessionEnd::WebSocket)?,
                 Poll::Pending => return Ok(Sent { any, all: false }),
             }
-            if !self.queue_next()? {
+            let bytes = self.queue_next()?;
+            if bytes == 0 {
                 return Ok(Sent { any, all: true });
             }
             any = true;
+            if self.liveness.on_sent(bytes, Instant::now()) {
+                self.hasten();
+            }
         }
     }
 
-    /// Queues all waiting control messages and about a batch of bytes.
-    fn queue_next(&mut self) -> Result<bool, SessionEnd> {
-        let mut any = false;
+    /// Writes what the socket takes of what it did not before; and whether it did take more.
+    fn flush(&mut self, cx: &mut Context<'_>) -> (Poll<Result<(), WebSocketError>>, bool) {
+        let flushed = self.websocket.poll_flush(cx);
+        let has_taken = self.websocket.has_taken();
+        if has_taken {
+            let now = Instant::now();
+            if self.liveness.on_taken(now) {
+                self.hasten();
+            }
+            self.acceptance.on_moved(now);
+        }
+        (flushed, has_taken)
+    }
+
+    /// Has the timer ring no later than there is something to do.
+    fn hasten(&mut self) {
+        let deadline = self.liveness.deadline();
+        if self.timer.deadline() > deadline {
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Queues all waiting control messages and about a batch of bytes; how many bytes in all.
+    fn queue_next(&mut self) -> Result<usize, SessionEnd> {
+        let mut control_bytes = 0;
         let mut controls = self.session.shared.controls_out.lock();
         for control in controls.drain(..) {
+            let text = control.encode();
+            control_bytes += text.len();
             self.websocket
-                .send_control(control.encode())
+                .send_control(text)
                 .map_err(SessionEnd::WebSocket)?;
-            any = true;
         }
         drop(controls);
         let mut bytes = 0;
@@ -282,13 +419,22 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 .send_data(batch)
                 .map_err(SessionEnd::WebSocket)?;
         }
-        Ok(any || bytes > 0)
+        Ok(control_bytes + bytes)
+    }
+
+    /// Lets the owner see how many bytes there were.
+    fn tell_bytes(&self) {
+        let shared = &self.session.shared;
+        let (sent, received) = self.websocket.bytes();
+        shared.bytes_sent.store(sent, Ordering::Relaxed);
+        shared.bytes_received.store(received, Ordering::Relaxed);
     }
 
     /// From a cause to the farewell that it calls for.
     fn begin_close(&mut self, end: SessionEnd) -> State {
-        self.session.end();
+        self.session.end(end.reason());
         self.owner = None;
+        self.probe = None;
         let lost = matches!(
             end,
             SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_))
@@ -320,7 +466,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
         let this = &mut *self;
         this.session.shared.mux.register_driver(cx.waker());
         if matches!(this.state, State::Running) {
-            match this.run(cx) {
+            let ran = this.run(cx);
+            this.tell_bytes();
+            match ran {
                 Ok(()) => return Poll::Pending,
                 Err(end) => this.state = this.begin_close(end),
             }
@@ -340,6 +488,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
 
 impl<IO> Drop for Driver<IO> {
     fn drop(&mut self) {
-        self.session.end();
+        // Without a word, unless it has ended in order before.
+        let reason = self.session.close_reason();
+        self.session.end(reason.unwrap_or(CloseReason::Other(1006)));
     }
 }

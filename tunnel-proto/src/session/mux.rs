@@ -28,11 +28,11 @@ use std::{
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use self::streams::Streams;
 use super::Side;
-use crate::limits;
+use crate::{close::CloseReason, limits};
 
 /// Why the multiplexer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -172,10 +172,20 @@ impl Mux {
         self.streams.lock().trim();
     }
 
+    /// Since when the oldest new stream waits for the other end to say anything on it.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        self.streams.lock().waiting_since()
+    }
+
+    /// Why nothing is sent or received any more.
+    pub(super) fn ended(&self) -> Option<CloseReason> {
+        self.streams.lock().ended()
+    }
+
     /// Nothing is sent or received from here on.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, reason: CloseReason) {
         let mut streams = self.streams.lock();
-        streams.end();
+        streams.end(reason);
         let woken = std::mem::take(&mut streams.woken);
         drop(streams);
         self.wake(woken);
@@ -230,6 +240,16 @@ impl MuxStream {
         self.with(|streams| streams.poll_write(self.id, cx, bytes))
     }
 
+    /// Tells the other end of a new stream on which nothing is written yet.
+    pub(crate) fn announce(&self) {
+        self.with(|streams| streams.announce(self.id));
+    }
+
+    /// Why the session has ended, if it has.
+    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
+        self.mux.ended()
+    }
+
     /// Whether the other end has reset the stream, or the session has ended.
     pub(crate) fn is_reset(&self) -> bool {
         self.mux.streams.lock().is_reset(self.id)
@@ -256,7 +276,7 @@ impl Drop for MuxStream {
         let mut streams = self.mux.streams.lock();
         streams.remove(self.id, self.is_finished);
         let woken = std::mem::take(&mut streams.woken);
-        let has_ended = streams.has_ended();
+        let has_ended = streams.ended().is_some();
         drop(streams);
         // Of this stream; whoever still waits for something of it is to find out.
         self.mux.wake(woken);

@@ -81,6 +81,14 @@ impl From<tungstenite::Error> for WebSocketError {
     }
 }
 
+/// Whether the socket takes what there is, and what waits for it if not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Full {
+    No,
+    Writing,
+    Flushing,
+}
+
 /// An established WebSocket connection over any byte stream.
 pub(super) struct WebSocket<IO> {
     io: IO,
@@ -90,6 +98,11 @@ pub(super) struct WebSocket<IO> {
     pong: Option<Bytes>,
     /// Something was written since the last complete flush.
     is_unflushed: bool,
+    full: Full,
+    /// The socket was full, and takes more again.
+    has_taken: bool,
+    /// Bytes read in all.
+    read: u64,
     read_bytes: usize,
     is_closed_here: bool,
     is_closed_there: bool,
@@ -101,10 +114,13 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
     pub(super) fn new(io: IO, leftover: Bytes, side: Side) -> Self {
         Self {
             io,
+            read: leftover.len() as u64,
             incoming: Incoming::new(side, BytesMut::from(leftover)),
             outgoing: Outgoing::new(side == Side::Client),
             pong: None,
             is_unflushed: false,
+            full: Full::No,
+            has_taken: false,
             read_bytes: READ_BYTES.0,
             is_closed_here: false,
             is_closed_there: false,
@@ -143,6 +159,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         buffer.reserve(self.read_bytes);
         let mut space = buffer.limit(self.read_bytes);
         let read = poll_read_buf(Pin::new(&mut self.io), cx, &mut space);
+        if let Poll::Ready(Ok(read)) = &read {
+            self.read += *read as u64;
+        }
         match read {
             Poll::Ready(Ok(read)) if read == self.read_bytes => {
                 self.read_bytes = (2 * self.read_bytes).min(READ_BYTES.1);
@@ -210,9 +229,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WebSocketError>> {
         loop {
             if self.is_unflushed {
-                let written = ready!(self.outgoing.poll_write(&mut self.io, cx));
-                written.map_err(WebSocketError::Io)?;
-                ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(WebSocketError::Io)?;
+                ready!(self.poll_out(cx)).map_err(WebSocketError::Io)?;
                 self.is_unflushed = false;
             }
             // Only now, so that pings cannot fill what the other end does not read.
@@ -221,6 +238,35 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
                 None => return Poll::Ready(Ok(())),
             }
         }
+    }
+
+    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let before = self.outgoing.written();
+        let written = self.outgoing.poll_write(&mut self.io, cx);
+        // Bytes that follow a flush which is pending may only fill a buffer of ours, that of TLS.
+        self.has_taken |= self.full == Full::Writing && self.outgoing.written() > before;
+        if written.is_pending() {
+            self.full = Full::Writing;
+        }
+        ready!(written)?;
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        if flushed.is_pending() {
+            self.full = Full::Flushing;
+        } else {
+            self.has_taken |= self.full != Full::No;
+            self.full = Full::No;
+        }
+        flushed
+    }
+
+    /// Whether, since the last call, the socket was full and has taken more again.
+    pub(super) fn has_taken(&mut self) -> bool {
+        std::mem::take(&mut self.has_taken)
+    }
+
+    /// Bytes written to the connection and read from it, in all.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        (self.outgoing.written(), self.read)
     }
 
     /// Gives space back that a burst has left.

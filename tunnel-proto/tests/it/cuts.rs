@@ -134,7 +134,7 @@ async fn a_request_whose_body_fails_is_cut_at_the_client() {
     upload.send(Err(TestError)).await.unwrap();
     let arrived = within(read(body)).await;
     assert!(
-        matches!(arrived.error, Some(BodyError::Cut)),
+        matches!(arrived.error, Some(BodyError::Cut(None))),
         "{:?}",
         arrived.error
     );

@@ -10,7 +10,8 @@ use std::{
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
-use http_body_util::BodyExt;
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use tokio::{io::duplex, sync::Semaphore, task::JoinSet, time::Instant};
 use tunnel_proto::{
     close::CloseReason,
@@ -21,7 +22,9 @@ use tunnel_proto::{
 };
 
 use crate::{
-    content::{empty, fed, feed, full, get, never, next_data, pattern, read, request, start},
+    content::{
+        TestError, empty, fed, feed, full, get, never, next_data, pattern, read, request, start,
+    },
     pair::{Drivers, Handler, Pair, Relay, Setup, serve_with, session, settle, within},
 };
 
@@ -392,6 +395,52 @@ async fn a_body_that_nobody_reads_does_not_keep_an_ended_session_from_rest() {
 /// Whether a future is pending.
 async fn is_pending(mut future: Pin<Box<impl Future>>) -> bool {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_cut_says_why_and_lets_nothing_go_on() {
+    let (_relay, server_io, client_io) = Relay::start(Duration::from_millis(1));
+    let settings = SessionSettings::default();
+    // Both send without end.
+    let flood = || {
+        let piece = || Ok::<_, TestError>(Frame::data(pattern(10_000)));
+        BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
+    };
+    let answer = move |request: Request<RecvBody>| async move {
+        let mut reading = JoinSet::new();
+        reading.spawn(read(request.into_body()));
+        reading.detach_all();
+        Ok(Response::new(flood()))
+    };
+    let mut pair = Pair::start_over(server_io, client_io, settings, answer).await;
+    let asked = request(Method::POST, "/", flood());
+    let response = within(exchange(&pair.server, asked, |_, _| {}))
+        .await
+        .unwrap();
+    let mut reading = JoinSet::new();
+    reading.spawn(read(response.into_body()));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let start = Instant::now();
+    let revoked = Control::Revoked {
+        detail: "gone".into(),
+    };
+    pair.server.send(revoked.clone()).unwrap();
+    pair.server.cut(CloseReason::Revoked);
+    let arrived = within(reading.join_next()).await.unwrap().unwrap();
+    let close = arrived.error.and_then(|error| error.close_reason());
+    assert_eq!(close, Some(CloseReason::Revoked));
+    assert!(start.elapsed() <= Duration::from_millis(20));
+    assert_eq!(within(pair.controls.recv()).await, Some(revoked));
+    let (server, client) = pair.drivers.ends().await;
+    assert!(
+        matches!(server, SessionEnd::Closed(CloseReason::Revoked)),
+        "{server}"
+    );
+    assert!(
+        matches!(client, SessionEnd::ClosedByPeer(CloseReason::Revoked)),
+        "{client}"
+    );
+    assert!(start.elapsed() <= Duration::from_millis(20));
 }
 
 #[tokio::test(start_paused = true)]

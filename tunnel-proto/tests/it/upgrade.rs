@@ -141,7 +141,8 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
         first.shutdown().await.unwrap();
         has_ended(second).await;
         for _ in 0..3 {
-            tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+            // Not so long that another stream would be opened to ask whether the client lives.
+            tokio::time::sleep(std::time::Duration::from_secs(4)).await;
             assert_eq!(
                 it.pair.server.outstanding(),
                 1,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! In: received bytes, and what the holders of streams do. Out: bytes to send, and the wakers of those
-//! for whom something has changed. Pure but for the time that window updates are compared by; whoever
-//! holds the lock around it wakes nobody before letting go.
+//! for whom something has changed. Pure but for the time at which streams are opened and windows
+//! updated; whoever holds the lock around it wakes nobody before letting go.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -17,6 +17,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use nohash_hasher::BuildNoHashHasher;
+use tokio::time::Instant;
 
 use super::{
     Cut, MuxError,
@@ -24,7 +25,7 @@ use super::{
     incoming::{Unread, Window},
     output::Output,
 };
-use crate::{limits, session::Side};
+use crate::{close::CloseReason, limits, session::Side};
 
 /// Writes up to this length do not wait for their turn, so that a small message is not held up by
 /// large ones.
@@ -40,6 +41,8 @@ struct Stream {
     first: u16,
     /// The other end has said so.
     is_acknowledged: bool,
+    /// When we have opened it, until the other end says anything on it.
+    unheard_since: Option<Instant>,
     /// Nothing more comes.
     has_ended: bool,
     /// The other end takes nothing more, or the session has ended.
@@ -76,7 +79,8 @@ pub(super) struct Streams {
     granted: usize,
     growth: usize,
     round_trip: Duration,
-    has_ended: bool,
+    /// Why the session has ended.
+    ended: Option<CloseReason>,
     /// The driver was told that there is something to send.
     pub(super) is_driver_told: bool,
     /// Streams that the other end has opened, to be handed on.
@@ -93,6 +97,7 @@ impl Stream {
             send: limits::STREAM_WINDOW_BYTES,
             first,
             is_acknowledged: first == ACK,
+            unheard_since: (first == SYN).then(Instant::now),
             has_ended: false,
             is_reset: false,
             turn: Turn::None,
@@ -116,6 +121,7 @@ impl Stream {
     fn reset(&mut self, woken: &mut Vec<Waker>) {
         self.has_ended = true;
         self.is_reset = true;
+        self.unheard_since = None;
         woken.extend(self.reader.take());
         woken.extend(self.writer.take());
         woken.extend(self.watcher.take());
@@ -135,7 +141,7 @@ impl Streams {
             granted: 0,
             growth: limits::WINDOW_GROWTH_BYTES,
             round_trip: Duration::ZERO,
-            has_ended: false,
+            ended: None,
             is_driver_told: false,
             accepted: Vec::new(),
             woken: Vec::new(),
@@ -145,7 +151,7 @@ impl Streams {
     /// A new stream; `None` while too many wait to be acknowledged. The other end learns of it with
     /// the first write.
     pub(super) fn open(&mut self) -> Result<Option<u32>, MuxError> {
-        if self.has_ended {
+        if self.ended.is_some() {
             return Err(MuxError::Ended);
         }
         if self.unacknowledged >= limits::STREAMS_UNACKNOWLEDGED {
@@ -159,8 +165,30 @@ impl Streams {
         Ok(Some(id))
     }
 
+    /// Tells the other end of a new stream without writing anything: yamux lets a stream begin with an
+    /// update of its window.
+    pub(super) fn announce(&mut self, id: u32) {
+        if let Some(stream) = self.table.get_mut(&id)
+            && stream.first == SYN
+        {
+            let header = stream.header(Kind::WindowUpdate, 0, id, 0);
+            self.output.push(header);
+        }
+    }
+
+    /// When the oldest stream was opened that the other end was told of and has said nothing on. Looks
+    /// at all streams: not for each exchange.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        let told = self.table.values().filter(|stream| stream.first != SYN);
+        told.filter_map(|stream| stream.unheard_since).min()
+    }
+
     /// Takes received bytes in.
     pub(super) fn receive(&mut self, mut bytes: Bytes) -> Result<(), MuxError> {
+        if self.ended.is_some() {
+            // The other end goes on until it is told.
+            return Ok(());
+        }
         while let Some(part) = self.frames.next(&mut bytes)? {
             match part {
                 Part::Header(header) => self.on_header(header)?,
@@ -274,6 +302,7 @@ impl Streams {
         {
             stream.receive.take(piece.len());
             stream.unread.push(piece);
+            stream.unheard_since = None;
             self.woken.extend(stream.reader.take());
         }
     }
@@ -412,7 +441,7 @@ impl Streams {
             self.unacknowledged -= 1;
         }
         // The other end never heard of a stream that has to say it is new.
-        if !stream.is_reset && !self.has_ended && stream.first != SYN {
+        if !stream.is_reset && self.ended.is_none() && stream.first != SYN {
             let flags = if is_whole { FIN } else { RST };
             let header = stream.header(Kind::Data, flags, id, 0);
             self.output.push(header);
@@ -424,8 +453,8 @@ impl Streams {
     }
 
     /// The session has ended: what was received can still be read, nothing can be sent.
-    pub(super) fn end(&mut self) {
-        self.has_ended = true;
+    pub(super) fn end(&mut self, reason: CloseReason) {
+        self.ended.get_or_insert(reason);
         self.waiting.clear();
         self.granted = 0;
         self.output = Output::default();
@@ -435,8 +464,9 @@ impl Streams {
         }
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended
+    /// Why the session has ended, if it has.
+    pub(super) fn ended(&self) -> Option<CloseReason> {
+        self.ended
     }
 
     pub(super) fn set_round_trip(&mut self, time: Duration) {

@@ -241,6 +241,44 @@ fn no_piece_is_longer_than_a_batch() {
     }
 }
 
+#[test]
+fn a_stream_is_waited_for_from_when_it_was_told_of_until_anything_comes() {
+    let mut two = Two::new();
+    let mut streams = [two.open(), two.open(), two.open()];
+    assert_eq!(two.server.waiting_since(), None, "nobody knows of them");
+    for stream in &streams {
+        stream.announce();
+        stream.announce();
+    }
+    two.settle();
+    assert_eq!(two.accepted.len(), streams.len());
+    assert!(two.server.waiting_since().is_some());
+    for theirs in &mut two.accepted {
+        assert!(theirs.is_quiet());
+    }
+    // One is accepted, one reset, one given up.
+    let mut theirs = two.accepted.remove(0);
+    assert!(write(&mut theirs, &mut Bytes::from_static(&[1])));
+    two.accepted.remove(0);
+    two.settle();
+    assert!(two.server.waiting_since().is_some());
+    assert_eq!(read(&mut streams[0]), [1]);
+    let [_accepted, _reset, given_up] = streams;
+    drop(given_up);
+    assert_eq!(two.server.waiting_since(), None);
+}
+
+#[test]
+fn whoever_reads_hears_why_the_session_ended() {
+    let two = Two::new();
+    let stream = two.open();
+    assert_eq!(stream.close_reason(), None);
+    two.server.end(CloseReason::Drained);
+    two.server.end(CloseReason::Dead);
+    assert_eq!(stream.close_reason(), Some(CloseReason::Drained));
+    assert!(stream.is_reset());
+}
+
 /// A pipe under the crate's connection.
 #[derive(Clone, Default)]
 struct Pipe(Arc<PipeLock<(BytesMut, BytesMut)>>);
@@ -349,6 +387,28 @@ fn echo(stream: &mut yamux::Stream, held: &mut BytesMut) -> bool {
         moved = true;
     }
     moved
+}
+
+#[test]
+fn the_crate_takes_a_stream_on_which_nothing_was_written() {
+    let mut pair = Crate::new();
+    let Ok(Opening::Open(mut stream)) = pair.ours.open() else {
+        panic!("there is room")
+    };
+    stream.announce();
+    pair.settle(1_000);
+    assert_eq!(pair.streams.len(), 1);
+    // It accepts, and after that the stream is like any other.
+    pair.streams[0].1.extend_from_slice(&[1]);
+    pair.settle(1_000);
+    assert_eq!(read(&mut stream), [1]);
+    assert_eq!(pair.ours.streams.lock().counts(), (1, 0, 0));
+    assert!(write(&mut stream, &mut Bytes::from_static(b"hello")));
+    pair.settle(1_000);
+    assert_eq!(read(&mut stream), b"hello");
+    stream.finish();
+    pair.settle(1_000);
+    assert_eq!(pair.ours.streams.lock().counts(), (0, 0, 0));
 }
 
 proptest! {

@@ -38,6 +38,8 @@ pub(super) struct Outgoing {
     pieces: VecDeque<Bytes>,
     /// What follows `pieces`.
     tail: BytesMut,
+    /// Bytes that the socket has taken in all.
+    written: u64,
 }
 
 impl Outgoing {
@@ -46,6 +48,7 @@ impl Outgoing {
             masks: is_masked.then(|| Box::new(Masks::new())),
             pieces: VecDeque::new(),
             tail: BytesMut::new(),
+            written: 0,
         }
     }
 
@@ -112,7 +115,13 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
+    /// Bytes that the socket has taken in all.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
     fn advance(&mut self, mut written: usize) {
+        self.written += written as u64;
         while let Some(front) = self.pieces.front_mut() {
             if written < front.len() {
                 front.advance(written);

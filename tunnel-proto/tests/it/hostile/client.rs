@@ -427,7 +427,7 @@ async fn a_cut_in_any_state_is_an_error_and_never_an_end() {
                     }
                     Ok((_, arrived)) => {
                         assert!(
-                            matches!(arrived.error, Some(BodyError::Cut)),
+                            matches!(arrived.error, Some(BodyError::Cut(None))),
                             "cut at {cut}"
                         );
                         assert!(cut >= head_bytes, "cut at {cut}");
