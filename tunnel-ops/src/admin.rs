@@ -1,40 +1,70 @@
-//! The admin listener: metrics, health, readiness, for the operator's own tools.
+//! The admin listener: metrics, health, readiness, and a program's own API, for the operator's own
+//! tools.
 //!
 //! In come plain HTTP/1.1 requests from the operator's network; out go `/metrics` (Prometheus
-//! text), `/healthz` (the process answers) and `/readyz` (it can do its work). It changes nothing,
-//! and never shares a port with traffic.
+//! text), `/healthz` (the process answers), `/readyz` (it can do its work), and whatever else the
+//! program's handler answers. It never shares a port with traffic. It stands on networks where browsers
+//! are, too: so it answers only to its own names, and a web page can change nothing. Who may change
+//! something is the handler's decision, with a [`BearerGuard`] to help it.
+
+mod bearer;
+mod body;
+mod host;
+mod places;
+mod refusal;
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus::{Registry, TextEncoder};
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Connections served at once: a few scrapers and probes. More wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 64;
+pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
+pub use self::body::AdminBody;
+pub use self::host::AdminHost;
+use self::places::{Place, Places};
+use self::refusal::Refusal;
+
+/// Streams served at once beside them: people who watch. More are told to come back.
+const MAX_STREAMS: usize = 32;
 
 /// A connection's whole life, since each carries one request: a peer that stalls frees its place by
-/// this.
+/// this. Only a stream lives longer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a request's head may take to arrive. It is one packet: who takes longer is not here to ask.
+const HEAD_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long content may take to arrive: half of the whole, so that there is time to say so.
+const CONTENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a stream's peer may take nothing: a watcher that is gone or asleep frees its place by
+/// this.
+const STALL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Bytes of a request's head: far more than a scraper sends.
 const MAX_HEAD: usize = 16 * 1024;
+
+/// Bytes of a request's content: far more than a command needs.
+const MAX_CONTENT: usize = 64 * 1024;
 
 /// Pause after a failed accept, so that a full descriptor table does not spin the core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -50,12 +80,25 @@ pub enum Readiness {
     NotReady(String),
 }
 
+/// What the operator decides about the listener.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AdminSettings {
+    /// Names by which it may be asked, beside `localhost` and any IP address: the name of a service, say.
+    pub allowed_hosts: Vec<AdminHost>,
+}
+
 /// What the listener answers with.
 #[derive(Clone)]
 pub struct AdminRoutes {
     registry: Registry,
     ready: Arc<dyn Fn() -> Readiness + Send + Sync>,
+    settings: Arc<AdminSettings>,
+    api: Option<Arc<Api>>,
 }
+
+type Api = dyn Fn(Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>
+    + Send
+    + Sync;
 
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]
@@ -78,22 +121,65 @@ impl AdminRoutes {
         Self {
             registry,
             ready: Arc::new(ready),
+            settings: Arc::default(),
+            api: None,
         }
     }
 
-    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
-        let known: fn(&Self) -> Response<Full<Bytes>> = match path {
-            "/metrics" => Self::metrics,
-            "/healthz" => |_| plain(StatusCode::OK, "ok\n"),
-            "/readyz" => Self::readiness,
-            _ => {
+    /// The same, as the operator wants it.
+    #[must_use]
+    pub fn with_settings(mut self, settings: AdminSettings) -> Self {
+        self.settings = Arc::new(settings);
+        self
+    }
+
+    /// Hands every other path to `handler`, with the whole content (64 KiB at most) in memory. Its answer
+    /// has to be complete within seconds, or be an [`AdminBody::stream`], which may go on.
+    ///
+    /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there.
+    /// Nobody is authenticated. What is refused below `/api` is told as JSON: `{"reason": "…", "detail": "…"}`.
+    #[must_use]
+    pub fn with_api<F, A>(mut self, handler: F) -> Self
+    where
+        F: Fn(Request<Bytes>) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<AdminBody>> + Send + 'static,
+    {
+        self.api = Some(Arc::new(move |request| Box::pin(handler(request))));
+        self
+    }
+
+    async fn answer(&self, request: Request<Incoming>, place: &Place) -> Response<AdminBody> {
+        let path = request.uri().path();
+        if !host::is_ours(&request, &self.settings.allowed_hosts) {
+            return Refusal::HOST.at(path);
+        }
+        let is_reading = [Method::GET, Method::HEAD].contains(request.method());
+        // A browser names the page that it acts for. No page has any business here.
+        if !is_reading && request.headers().contains_key(ORIGIN) {
+            return Refusal::ORIGIN.at(path);
+        }
+        let known: fn(&Self) -> Response<AdminBody> = match (path, &self.api) {
+            ("/metrics", _) => Self::metrics,
+            ("/healthz", _) => |_| plain(StatusCode::OK, "ok\n"),
+            ("/readyz", _) => Self::readiness,
+            (_, Some(api)) => {
+                let path = path.to_owned();
+                return match with_content(request).await {
+                    Ok(request) => {
+                        place.asked();
+                        api(request).await
+                    }
+                    Err(refusal) => refusal.at(&path),
+                };
+            }
+            (_, None) => {
                 return plain(
                     StatusCode::NOT_FOUND,
                     "not found: try /metrics, /healthz or /readyz\n",
                 );
             }
         };
-        if *method == Method::GET || *method == Method::HEAD {
+        if is_reading {
             return known(self);
         }
         let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
@@ -103,7 +189,7 @@ impl AdminRoutes {
         refusal
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
+    fn metrics(&self) -> Response<AdminBody> {
         match TextEncoder::new().encode_to_string(&self.registry.gather()) {
             Ok(text) => {
                 let mut response = plain(StatusCode::OK, text);
@@ -122,7 +208,7 @@ impl AdminRoutes {
         }
     }
 
-    fn readiness(&self) -> Response<Full<Bytes>> {
+    fn readiness(&self) -> Response<AdminBody> {
         match (self.ready)() {
             Readiness::Ready => plain(StatusCode::OK, "ready\n"),
             Readiness::NotReady(reason) => {
@@ -152,25 +238,22 @@ impl AdminListener {
         self.address
     }
 
-    /// Serves until `shutdown` returns, then ends the connections that are left. Accept errors do
-    /// not end it.
+    /// Serves until `shutdown` returns, then ends the connections that are left, streams included.
+    /// Accept errors do not end it.
     pub async fn serve(self, routes: AdminRoutes, shutdown: impl Future<Output = ()>) {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Arc::<Places>::default();
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
         let mut connections = JoinSet::new();
         let accept_all = async {
             loop {
-                // The semaphore is never closed; waiting for a place leaves newcomers in the
-                // kernel's queue.
-                let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                    return;
-                };
                 match self.listener.accept().await {
-                    Ok((stream, _)) => {
-                        let routes = routes.clone();
-                        connections.spawn(async move {
-                            let _place = place;
-                            serve_connection(stream, routes).await;
-                        });
+                    // Waiting for a place leaves newcomers in the kernel's queue; without one for this
+                    // peer, his connection ends here.
+                    Ok((stream, peer)) => {
+                        if let Some(place) = places.take(peer).await {
+                            let (routes, streams) = (routes.clone(), Arc::clone(&streams));
+                            connections.spawn(serve_connection(stream, routes, place, streams));
+                        }
                     }
                     Err(error) => {
                         tracing::warn!(%error, "admin listener cannot accept, trying again");
@@ -187,27 +270,90 @@ impl AdminListener {
     }
 }
 
-async fn serve_connection(stream: TcpStream, routes: AdminRoutes) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let response = routes.answer(request.method(), request.uri().path());
-        async move { Ok::<_, Infallible>(response) }
+async fn serve_connection(
+    stream: TcpStream,
+    routes: AdminRoutes,
+    place: Place,
+    streams: Arc<Semaphore>,
+) {
+    let streaming = Notify::new();
+    let service = service_fn(async |request: Request<Incoming>| {
+        let path = request.uri().path().to_owned();
+        let response = routes.answer(request, &place).await;
+        place.asked();
+        let response = take_stream_place(response, &streams, &streaming);
+        Ok::<_, Infallible>(response.unwrap_or_else(|refusal| refusal.at(&path)))
     });
+    if let Err(error) = set_options(&stream) {
+        tracing::debug!(%error, "cannot set the options of an admin connection");
+    }
     // One request a connection: so one deadline bounds all a peer can hold.
     let connection = http1::Builder::new()
         .keep_alive(false)
         .timer(TokioTimer::new())
-        .header_read_timeout(CONNECTION_DEADLINE)
+        .header_read_timeout(HEAD_DEADLINE)
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(CONNECTION_DEADLINE, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "admin connection ended early"),
-        Err(_) => tracing::debug!("admin connection took too long"),
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = streaming.notified() => {
+            // It has a place among the streams now, and all the time it wants.
+            place.leave();
+            connection.await
+        }
+        () = place.evicted() => {
+            tracing::debug!("an admin connection that asked nothing makes room for another");
+            return;
+        }
+        () = sleep(CONNECTION_DEADLINE) => {
+            tracing::debug!("admin connection took too long");
+            return;
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "admin connection ended early");
     }
 }
 
-fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(text.into()));
+/// A stream's answer holds its place until it ends.
+fn take_stream_place(
+    response: Response<AdminBody>,
+    streams: &Arc<Semaphore>,
+    streaming: &Notify,
+) -> Result<Response<AdminBody>, Refusal> {
+    if !response.body().is_stream() {
+        return Ok(response);
+    }
+    let place = Arc::clone(streams).try_acquire_owned();
+    let place = place.map_err(|_| Refusal::STREAMS)?;
+    streaming.notify_one();
+    Ok(response.map(|body| body.holding(place)))
+}
+
+/// The request with all of its content, unless that is too much or too slow.
+async fn with_content(request: Request<Incoming>) -> Result<Request<Bytes>, Refusal> {
+    let (parts, content) = request.into_parts();
+    if content.size_hint().lower() > MAX_CONTENT as u64 {
+        return Err(Refusal::TOO_LARGE);
+    }
+    let content = Limited::new(content, MAX_CONTENT).collect();
+    match timeout(CONTENT_DEADLINE, content).await {
+        Ok(Ok(whole)) => Ok(Request::from_parts(parts, whole.to_bytes())),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Refusal::TOO_LARGE),
+        Ok(Err(_)) => Err(Refusal::CUT),
+        Err(_) => Err(Refusal::TOO_SLOW),
+    }
+}
+
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    // An event is there to be seen at once.
+    stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_user_timeout(Some(STALL_DEADLINE))
+}
+
+fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
+    let mut response = Response::new(AdminBody::whole(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, TEXT);
     response
@@ -217,133 +363,4 @@ fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use prometheus::IntCounter;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    use super::*;
-    use crate::signals::{Shutdown, Trigger};
-    use crate::task::Owned;
-
-    struct Running {
-        address: SocketAddr,
-        ready: Arc<AtomicBool>,
-        trigger: Trigger,
-        serving: Owned<()>,
-    }
-
-    async fn start() -> Running {
-        let registry = Registry::new();
-        let counter = IntCounter::new("tunnel_test_total", "counts").unwrap();
-        registry.register(Box::new(counter)).unwrap();
-        let ready = Arc::new(AtomicBool::new(false));
-        let said = Arc::clone(&ready);
-        let routes = AdminRoutes::new(registry, move || match said.load(Ordering::Relaxed) {
-            true => Readiness::Ready,
-            false => Readiness::NotReady("not yet".to_owned()),
-        });
-        let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap())
-            .await
-            .unwrap();
-        let address = listener.local_addr();
-        let (trigger, shutdown) = Shutdown::manual();
-        let serving = Owned::spawn("admin", async move {
-            listener.serve(routes, shutdown.asked()).await
-        });
-        Running {
-            address,
-            ready,
-            trigger,
-            serving,
-        }
-    }
-
-    async fn ask(running: &Running, head: &str) -> String {
-        let mut stream = TcpStream::connect(running.address).await.unwrap();
-        stream
-            .write_all(format!("{head} HTTP/1.1\r\nHost: admin\r\n\r\n").as_bytes())
-            .await
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
-    }
-
-    #[track_caller]
-    fn check(answer: &str, status: &str, body: &str) {
-        assert!(
-            answer.starts_with(&format!("HTTP/1.1 {status} ")),
-            "{answer}"
-        );
-        let given = answer.split_once("\r\n\r\n").unwrap().1;
-        assert_eq!(given, body);
-    }
-
-    #[tokio::test]
-    async fn each_path_has_its_answer() {
-        let running = start().await;
-        let metrics = ask(&running, "GET /metrics").await;
-        assert!(metrics.contains("\ntunnel_test_total 0\n"), "{metrics}");
-        assert!(
-            metrics.contains("content-type: text/plain; version=0.0.4"),
-            "{metrics}"
-        );
-        check(&ask(&running, "GET /healthz").await, "200", "ok\n");
-        check(&ask(&running, "HEAD /healthz").await, "200", "");
-        check(
-            &ask(&running, "GET /readyz?verbose").await,
-            "503",
-            "not yet\n",
-        );
-        running.ready.store(true, Ordering::Relaxed);
-        check(&ask(&running, "GET /readyz").await, "200", "ready\n");
-        assert!(ask(&running, "GET /").await.starts_with("HTTP/1.1 404 "));
-        let refused = ask(&running, "POST /metrics").await;
-        assert!(
-            refused.starts_with("HTTP/1.1 405 ") && refused.contains("allow: GET, HEAD"),
-            "{refused}"
-        );
-    }
-
-    #[tokio::test]
-    async fn it_ends_when_asked_and_its_connections_with_it() {
-        let running = start().await;
-        let mut idle = TcpStream::connect(running.address).await.unwrap();
-        check(&ask(&running, "GET /healthz").await, "200", "ok\n");
-        running.trigger.ask();
-        running.serving.await.unwrap();
-        assert!(
-            matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)),
-            "the idle connection is closed"
-        );
-        assert!(
-            TcpStream::connect(running.address).await.is_err(),
-            "the port is free"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_peer_that_sends_nothing_is_cut_off() {
-        let running = start().await;
-        let mut idle = TcpStream::connect(running.address).await.unwrap();
-        idle.write_all(b"GET /hea").await.unwrap();
-        let mut answer = String::new();
-        let _ = idle.read_to_string(&mut answer).await;
-        assert!(!answer.contains("200 OK"), "{answer}");
-    }
-
-    #[tokio::test]
-    async fn a_taken_port_is_named() {
-        let running = start().await;
-        let error = AdminListener::bind(running.address)
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.starts_with(&format!("cannot listen on {}", running.address)),
-            "{error}"
-        );
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
 //! Values as people write them in flags, environment variables and configuration files: durations,
-//! sizes, counts, addresses.
+//! sizes, counts, addresses, networks.
 //!
 //! Each type is parsed by `FromStr`, which is what both clap and serde use here, so that a value
 //! means the same and is refused with the same words wherever it stands. Nothing here knows what a
@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
 /// Longest duration taken: a longer one is a slip, and adding it to an instant could overflow.
@@ -47,6 +48,10 @@ pub struct ListenAddress(SocketAddr);
 /// Where to listen, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalListenAddress(Option<SocketAddr>);
+
+/// A network, or one address: `10.0.0.0/8`, `192.0.2.7`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network(IpNet);
 
 impl ValueError {
     /// An error with this text: lower case, no full stop, saying what was expected.
@@ -196,6 +201,18 @@ impl FromStr for OptionalListenAddress {
     }
 }
 
+impl FromStr for Network {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let network = text.parse::<IpNet>().ok();
+        let network = network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+        network.map(|network| Self(network.trunc())).ok_or_else(|| {
+            ValueError::new("expected a network such as `10.0.0.0/8`, or an address")
+        })
+    }
+}
+
 /// Whether two listeners would meet: the same port on the same address, or on one that includes the
 /// other.
 pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
@@ -266,6 +283,7 @@ value_type!(PositiveDuration as Duration);
 value_type!(SizeText as u64);
 value_type!(ListenAddress as SocketAddr);
 value_type!(OptionalListenAddress as Option<SocketAddr>);
+value_type!(Network as IpNet);
 
 impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for BoundedSize<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -402,6 +420,20 @@ mod tests {
     }
 
     #[test]
+    fn networks_are_networks_or_addresses() {
+        let text = |network: &str| {
+            let network = network.parse::<Network>();
+            network.map(|network| IpNet::from(network).to_string())
+        };
+        assert_eq!(text("10.1.2.3/8").as_deref(), Ok("10.0.0.0/8"));
+        assert_eq!(text("192.0.2.7").as_deref(), Ok("192.0.2.7/32"));
+        assert_eq!(text("::1").as_deref(), Ok("::1/128"));
+        for bad in ["", "10.0.0.0/33", "localhost", "10.0.0/8"] {
+            assert!(text(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn listeners_overlap_when_one_address_includes_the_other() {
         let meet = |l: &str, r: &str| listeners_overlap(l.parse().unwrap(), r.parse().unwrap());
         assert!(meet("127.0.0.1:80", "127.0.0.1:80"));
@@ -431,6 +463,7 @@ mod tests {
             let _ = size(&text);
             let _ = text.parse::<Count<0, 9>>();
             let _ = text.parse::<OptionalListenAddress>();
+            let _ = text.parse::<Network>();
         }
     }
 }

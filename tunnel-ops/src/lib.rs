@@ -1,5 +1,5 @@
 //! What both programs need in order to be run: configuration files and their values, TLS files,
-//! logs, the admin listener, signals, owned tasks, timers.
+//! logs, the admin listener, signals, files that change, owned tasks, timers.
 //!
 //! In come files, flags, signals and HTTP requests of the operator; out go checked values, TLS
 //! configurations, log lines and handles. Nothing here knows of sessions, routes or runtimes, and a
@@ -15,3 +15,4 @@ pub mod signals;
 pub mod task;
 pub mod telemetry;
 pub mod tls_files;
+pub mod watch;

@@ -1,11 +1,13 @@
 //! Logs, and the ids that join the logs of several programs.
 //!
 //! In come the format and the filter as configured; out goes one line per event on standard error,
-//! written by a thread of its own, so that a reader that stalls never stops a connection.
+//! written by a thread of its own, so that a reader that stalls never stops a connection. The filter can
+//! be replaced while the program runs.
 //! [`RequestId`] and [`TraceParent`] are values only: which message carries them is the programs'
 //! business.
 
 mod line_writer;
+mod live_filter;
 mod request_id;
 mod trace_parent;
 
@@ -19,6 +21,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::util::TryInitError;
 
 use self::line_writer::LineWriter;
+use self::live_filter::LiveFilter;
 pub use self::request_id::RequestId;
 pub use self::trace_parent::TraceParent;
 use crate::config_value::{self, ValueError};
@@ -57,6 +60,14 @@ pub struct LogFilter {
 #[must_use = "the last lines are written when this is dropped"]
 pub struct Telemetry {
     _writer: LineWriter,
+    filter: LiveFilter,
+}
+
+impl Telemetry {
+    /// Logs by this filter from now on. Spans that are open stay as they are.
+    pub fn set_filter(&self, filter: &LogFilter) {
+        self.filter.set(filter.targets.clone());
+    }
 }
 
 /// The log cannot be started.
@@ -77,7 +88,8 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
     let writer = LineWriter::start(io::stderr())?;
     let lines = writer.lines();
     let make_lines = move || lines.clone();
-    let registry = tracing_subscriber::registry().with(filter.targets.clone());
+    let filter = LiveFilter::new(filter.targets.clone());
+    let registry = tracing_subscriber::registry().with(filter.clone());
     match format {
         LogFormat::Text => {
             registry
@@ -96,7 +108,10 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
             registry.with(layer.with_writer(make_lines)).try_init()?;
         }
     }
-    Ok(Telemetry { _writer: writer })
+    Ok(Telemetry {
+        _writer: writer,
+        filter,
+    })
 }
 
 impl FromStr for LogFormat {

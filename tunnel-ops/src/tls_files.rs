@@ -1,21 +1,34 @@
 //! Certificates and keys in PEM files, and the TLS configurations made from them.
 //!
 //! In come paths or PEM text; out come an [`Identity`] (a chain with the key that matches it),
-//! [`Roots`] (whom to trust), and rustls configurations that name their crypto provider, never the
-//! process's default. Errors name the file and what to do; no error, log or `Debug` ever shows a
-//! byte of a key.
+//! [`Roots`] (whom to trust), [`ClientAuth`] (which clients a listener takes), and rustls
+//! configurations that name their crypto provider, never the process's default. A
+//! [`LiveServerConfig`] lets a listener's files be replaced while it runs. Errors name the file and
+//! what to do; no error, log or `Debug` ever shows a byte of a key.
+
+mod client_auth;
+mod client_check;
+mod live;
+mod validity;
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::server::ResolvesServerCert;
+use rustls::server::{ProducesTickets, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
+
+pub use self::client_auth::{ClientAuth, RevocationLists};
+pub use self::client_check::ClientCheck;
+pub use self::live::{LiveServerConfig, NextServerConfig};
+pub use self::validity::not_after;
 
 /// Why TLS cannot be set up. `origin` is the file at fault, or what stands for it in memory.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +75,20 @@ pub enum TlsFilesError {
         /// The key's file.
         key: PathBuf,
     },
+    /// No revocation list in the file.
+    #[error("{}: holds no revocation list: give a PEM file with `-----BEGIN X509 CRL-----`", .origin.display())]
+    NoRevocationList {
+        /// The file.
+        origin: PathBuf,
+    },
+    /// A revocation list cannot be understood.
+    #[error("{}: holds a damaged or unusual revocation list: {reason}", .origin.display())]
+    DamagedRevocationList {
+        /// The file.
+        origin: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The machine trusts nobody, and no other file was given.
     #[error("this system has no trusted root certificates: install them, or name a CA file")]
     NoRoots,
@@ -70,10 +97,12 @@ pub enum TlsFilesError {
     Setup(#[from] rustls::Error),
 }
 
-/// A certificate chain and the key that matches it, checked.
+/// A certificate chain and the key that matches it, checked. Two are equal when their chains are: a
+/// certificate has one key.
 #[derive(Clone)]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
+    not_after: SystemTime,
 }
 
 /// The certificates that a peer's chain may end at.
@@ -101,6 +130,10 @@ impl Identity {
         key_pem: &[u8],
     ) -> Result<Self, TlsFilesError> {
         let chain = certificates(cert, cert_pem)?;
+        let damaged = || TlsFilesError::DamagedCertificate {
+            origin: cert.to_owned(),
+        };
+        let not_after = chain.first().and_then(not_after).ok_or_else(damaged)?;
         // The parser's own errors quote lines of the file, so they are not passed on for a key.
         let no_key = || TlsFilesError::NoKey {
             origin: key.to_owned(),
@@ -114,17 +147,36 @@ impl Identity {
         match certified.keys_match() {
             Ok(()) => Ok(Self {
                 certified: Arc::new(certified),
+                not_after,
             }),
             Err(rustls::Error::InconsistentKeys(_)) => Err(TlsFilesError::Mismatch {
                 cert: cert.to_owned(),
                 key: key.to_owned(),
             }),
-            Err(_) => Err(TlsFilesError::DamagedCertificate {
-                origin: cert.to_owned(),
-            }),
+            Err(_) => Err(damaged()),
         }
     }
+
+    /// The first 16 hexadecimal digits of the SHA-256 of the first certificate, to tell one from another.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        fingerprint(self.certified.cert.first().map(AsRef::as_ref))
+    }
+
+    /// Until when the first certificate, the one of this program itself, is valid.
+    #[must_use]
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
 }
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.certified.cert == other.certified.cert
+    }
+}
+
+impl Eq for Identity {}
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -156,6 +208,15 @@ impl Roots {
         })
     }
 
+    /// Only the roots in this CA file, none of the system's.
+    pub fn load_only(ca_file: &Path) -> Result<Self, TlsFilesError> {
+        let mut store = RootCertStore::empty();
+        add_roots(&mut store, ca_file, &read(ca_file)?)?;
+        Ok(Self {
+            store: Arc::new(store),
+        })
+    }
+
     /// Only the roots in this PEM text, none of the system's.
     pub fn from_pem(pem: &str) -> Result<Self, TlsFilesError> {
         let mut store = RootCertStore::empty();
@@ -164,7 +225,22 @@ impl Roots {
             store: Arc::new(store),
         })
     }
+
+    /// The first 16 hexadecimal digits of a SHA-256 of the roots' names and keys, to tell them from others.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let roots = self.store.roots.iter();
+        fingerprint(roots.flat_map(|root| [root.subject.as_ref(), &root.subject_public_key_info]))
+    }
 }
+
+impl PartialEq for Roots {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store) || self.store.roots == other.store.roots
+    }
+}
+
+impl Eq for Roots {}
 
 impl fmt::Debug for Roots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -174,32 +250,70 @@ impl fmt::Debug for Roots {
     }
 }
 
-/// The configuration of a TLS listener that offers `alpn`, the preferred protocol first.
+/// The configuration of a TLS listener that offers `alpn`, the preferred protocol first, and asks
+/// clients for a certificate if told so.
 pub fn server_config(
     identity: &Identity,
     alpn: &[&[u8]],
+    client_auth: Option<&ClientAuth>,
+) -> Result<Arc<ServerConfig>, TlsFilesError> {
+    let alpn = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    listener_config(identity, alpn, client_auth, aws_lc_rs::Ticketer::new()?)
+}
+
+/// A client that comes back with a ticket saves a signature and a chain, and no check of its own
+/// certificate is made then; the ticketer's keys turn over every six hours.
+fn listener_config(
+    identity: &Identity,
+    alpn: Vec<Vec<u8>>,
+    client_auth: Option<&ClientAuth>,
+    ticketer: Arc<dyn ProducesTickets>,
 ) -> Result<Arc<ServerConfig>, TlsFilesError> {
     let resolver: Arc<dyn ResolvesServerCert> =
         Arc::new(SingleCertAndKey::from(Arc::clone(&identity.certified)));
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_no_client_auth()
-        .with_cert_resolver(resolver);
-    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    // A client that comes back saves a signature and a chain; the keys turn over every six hours.
-    config.ticketer = aws_lc_rs::Ticketer::new()?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+    let builder = match client_auth {
+        Some(client_auth) => builder.with_client_cert_verifier(client_auth.verifier()?),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(resolver);
+    config.alpn_protocols = alpn;
+    config.ticketer = ticketer;
     Ok(Arc::new(config))
 }
 
-/// The configuration of a TLS client that trusts `roots` and offers `alpn`, the preferred protocol
-/// first.
-pub fn client_config(roots: &Roots, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsFilesError> {
-    let mut config = ClientConfig::builder_with_provider(provider())
+/// The configuration of a TLS client that trusts `roots`, shows `identity` to servers that ask for a
+/// certificate, and offers `alpn`, the preferred protocol first. Sessions are resumed for as long as
+/// the same configuration is used.
+pub fn client_config(
+    roots: &Roots,
+    identity: Option<&Identity>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsFilesError> {
+    let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_root_certificates(Arc::clone(&roots.store))
-        .with_no_client_auth();
+        .with_root_certificates(Arc::clone(&roots.store));
+    let mut config = match identity {
+        Some(identity) => {
+            let resolver = SingleCertAndKey::from(Arc::clone(&identity.certified));
+            builder.with_client_cert_resolver(Arc::new(resolver))
+        }
+        None => builder.with_no_client_auth(),
+    };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     Ok(Arc::new(config))
+}
+
+/// Enough of the parts' hash to tell one from another.
+fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part);
+    }
+    let hash = hash.finalize();
+    let digits = hash.iter().take(8).map(|byte| format!("{byte:02x}"));
+    digits.collect()
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -238,140 +352,4 @@ fn add_roots(store: &mut RootCertStore, origin: &Path, pem: &[u8]) -> Result<(),
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use rcgen::{CertifiedKey as Made, generate_simple_self_signed};
-    use rustls::pki_types::ServerName;
-
-    use super::*;
-
-    struct Pair {
-        cert: String,
-        key: String,
-    }
-
-    fn pair() -> Pair {
-        let Made { cert, signing_key } =
-            generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        Pair {
-            cert: cert.pem(),
-            key: signing_key.serialize_pem(),
-        }
-    }
-
-    #[track_caller]
-    fn refused(cert: &str, key: &str) -> String {
-        Identity::from_pem(cert, key).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn both_ends_agree_on_a_protocol_and_on_trust() {
-        let Pair { cert, key } = pair();
-        let identity = Identity::from_pem(&cert, &key).unwrap();
-        let roots = Roots::from_pem(&cert).unwrap();
-        let server = server_config(&identity, &[b"h2", b"http/1.1"]).unwrap();
-        let client = client_config(&roots, &[b"http/1.1"]).unwrap();
-        let name = ServerName::try_from("localhost").unwrap();
-        let mut server = rustls::ServerConnection::new(server).unwrap();
-        let mut client = rustls::ClientConnection::new(client, name).unwrap();
-        exchange_flights(&mut client, &mut server).unwrap();
-        assert_eq!(server.alpn_protocol(), Some(&b"http/1.1"[..]));
-        assert_eq!(
-            client.protocol_version(),
-            Some(rustls::ProtocolVersion::TLSv1_3)
-        );
-    }
-
-    #[test]
-    fn a_stranger_is_not_trusted() {
-        let (ours, other) = (pair(), pair());
-        let identity = Identity::from_pem(&ours.cert, &ours.key).unwrap();
-        let roots = Roots::from_pem(&other.cert).unwrap();
-        let name = ServerName::try_from("localhost").unwrap();
-        let mut server =
-            rustls::ServerConnection::new(server_config(&identity, &[]).unwrap()).unwrap();
-        let mut client =
-            rustls::ClientConnection::new(client_config(&roots, &[]).unwrap(), name).unwrap();
-        assert!(exchange_flights(&mut client, &mut server).is_err());
-    }
-
-    fn exchange_flights(
-        client: &mut rustls::ClientConnection,
-        server: &mut rustls::ServerConnection,
-    ) -> io::Result<()> {
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut flight = Vec::new();
-            client.write_tls(&mut flight)?;
-            server.read_tls(&mut &flight[..])?;
-            server.process_new_packets().map_err(io::Error::other)?;
-            let mut flight = Vec::new();
-            server.write_tls(&mut flight)?;
-            client.read_tls(&mut &flight[..])?;
-            client.process_new_packets().map_err(io::Error::other)?;
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn a_key_of_another_certificate_is_refused() {
-        let error = refused(&pair().cert, &pair().key);
-        assert!(
-            error.starts_with(
-                "key: the key does not belong to the first certificate in certificate"
-            ),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn files_that_hold_something_else_are_refused_without_quoting_them() {
-        let Pair { cert, key } = pair();
-        assert!(refused(&key, &key).starts_with("certificate: holds no certificate"));
-        assert!(refused(&cert, &cert).starts_with("key: holds no usable private key"));
-        let damaged = key.replacen("\nM", "\n!", 1);
-        let error = refused(&cert, &damaged);
-        assert!(
-            error.starts_with("key: holds no usable private key"),
-            "{error}"
-        );
-        assert!(!error.contains("BEGIN PRIVATE"), "{error}");
-        let cut = "-----BEGIN CERTIFICATE-----\nMIIB\n";
-        assert!(refused(cut, &key).starts_with("certificate: holds a damaged certificate"));
-        let hollow = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        assert!(refused(hollow, &key).starts_with("certificate: holds a damaged certificate"));
-        assert!(
-            Roots::from_pem(hollow)
-                .unwrap_err()
-                .to_string()
-                .contains("damaged")
-        );
-    }
-
-    #[test]
-    fn a_missing_file_is_named() {
-        let error =
-            Identity::load(Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key")).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .starts_with("/nowhere/a.pem: cannot be read"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_ca_file_adds_to_the_systems_roots() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("ca.pem");
-        fs::write(&file, pair().cert).unwrap();
-        assert!(!Roots::load(Some(&file)).unwrap().store.is_empty());
-    }
-
-    #[test]
-    fn debug_shows_no_key() {
-        let Pair { cert, key } = pair();
-        let identity = Identity::from_pem(&cert, &key).unwrap();
-        assert_eq!(format!("{identity:?}"), "Identity { certificates: 1, .. }");
-    }
-}
+mod tests;

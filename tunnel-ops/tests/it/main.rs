@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tunnel_ops::signals::Shutdown;
+use tunnel_ops::watch::{Change, FileWatch};
 
 /// Far longer than a signal takes; only there because nothing gentler could end this process.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,10 +18,10 @@ fn send(signal: &str) {
     assert!(sent.success());
 }
 
-async fn soon(future: impl Future<Output = ()>) {
+async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future)
         .await
-        .expect("the signal was noticed");
+        .expect("the signal was noticed")
 }
 
 #[tokio::test]
@@ -35,4 +36,18 @@ async fn the_first_signal_asks_and_the_second_forces() {
     );
     send("-INT");
     soon(shutdown.forced()).await;
+}
+
+#[tokio::test]
+async fn a_hangup_asks_to_look_at_all_files_again() {
+    let mut watch = FileWatch::new(["/nowhere/a".into()]).unwrap();
+    for _ in 0..2 {
+        send("-HUP");
+        let change = soon(watch.changed()).await;
+        let expected = Change {
+            files: Vec::new(),
+            is_requested: true,
+        };
+        assert_eq!(change, expected);
+    }
 }

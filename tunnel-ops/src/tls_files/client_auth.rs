@@ -1,0 +1,150 @@
+//! Which clients a TLS listener takes: those with a certificate of given roots that is not revoked.
+//!
+//! In come roots and revocation lists; out comes rustls' verifier, set to fail closed: once there is
+//! a revocation list, a certificate whose issuer has none is refused, and so is every certificate
+//! under a list that is past its own date. Only the client's own certificate is looked up in the lists, not
+//! those of its issuers. Whom a certificate stands for is the programs' business.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer};
+use webpki::BorrowedCertRevocationList;
+use x509_parser::revocation_list::CertificateRevocationList;
+
+use super::{Roots, TlsFilesError, fingerprint, provider, read, validity};
+
+/// How a listener checks its clients' certificates. Two are equal when they take the same clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientAuth {
+    /// Where a client's chain must end; never the system's own roots.
+    pub roots: Roots,
+    /// What is revoked. Without it, nothing is.
+    pub revocation_lists: Option<RevocationLists>,
+    /// Whether a client without a certificate is refused in the handshake.
+    pub is_required: bool,
+}
+
+/// Certificate revocation lists, checked for form. Their signatures are checked with each client's
+/// certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RevocationLists {
+    lists: Vec<CertificateRevocationListDer<'static>>,
+    revoked: Arc<Revoked>,
+    next_update: SystemTime,
+}
+
+/// Serial numbers by the name of who gave them, both as they are encoded: two issuers may give the same.
+type Revoked = HashMap<Vec<u8>, HashSet<Vec<u8>>>;
+
+impl ClientAuth {
+    pub(super) fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsFilesError> {
+        let roots = Arc::clone(&self.roots.store);
+        let mut builder = WebPkiClientVerifier::builder_with_provider(roots, provider())
+            .only_check_end_entity_revocation()
+            .enforce_revocation_expiration();
+        if let Some(revoked) = &self.revocation_lists {
+            builder = builder.with_crls(revoked.lists.iter().cloned());
+        }
+        if !self.is_required {
+            builder = builder.allow_unauthenticated();
+        }
+        // Roots and lists were checked when they were read, so this tells of a fault of ours.
+        builder
+            .build()
+            .map_err(|error| TlsFilesError::Setup(rustls::Error::General(error.to_string())))
+    }
+}
+
+impl RevocationLists {
+    /// Reads a PEM file with one or more lists.
+    pub fn load(path: &Path) -> Result<Self, TlsFilesError> {
+        Self::check(path, &read(path)?)
+    }
+
+    /// The same from PEM text in memory.
+    pub fn from_pem(pem: &str) -> Result<Self, TlsFilesError> {
+        Self::check(Path::new("revocation list"), pem.as_bytes())
+    }
+
+    fn check(origin: &Path, pem: &[u8]) -> Result<Self, TlsFilesError> {
+        let damaged = |reason: &dyn fmt::Display| TlsFilesError::DamagedRevocationList {
+            origin: origin.to_owned(),
+            reason: reason.to_string(),
+        };
+        let lists: Result<Vec<_>, pem::Error> =
+            CertificateRevocationListDer::pem_slice_iter(pem).collect();
+        let lists = lists.map_err(|error| damaged(&error))?;
+        let mut first_update = None;
+        let mut revoked = Revoked::new();
+        for list in &lists {
+            // The verifier's own parser has to understand it too.
+            BorrowedCertRevocationList::from_der(list).map_err(|error| damaged(&error))?;
+            let (_, list) = x509_parser::parse_x509_crl(list).map_err(|error| damaged(&error))?;
+            let next = validity::next_update(&list).ok_or_else(|| damaged(&"no next update"))?;
+            first_update = Some(first_update.map_or(next, |first: SystemTime| first.min(next)));
+            add_revoked(&mut revoked, &list);
+        }
+        let next_update = first_update.ok_or_else(|| TlsFilesError::NoRevocationList {
+            origin: origin.to_owned(),
+        })?;
+        if next_update <= SystemTime::now() {
+            tracing::warn!(
+                file = %origin.display(),
+                "a revocation list is past its next update, so all certificates of its issuer are refused: \
+                 fetch a new one"
+            );
+        }
+        Ok(Self {
+            lists,
+            revoked: Arc::new(revoked),
+            next_update,
+        })
+    }
+
+    /// Whether a certificate is among the revoked ones, by its issuer's name and its serial number. For
+    /// certificates that were verified once: no signature is checked here. One that cannot be understood
+    /// is.
+    #[must_use]
+    pub fn contains(&self, certificate: &CertificateDer<'_>) -> bool {
+        let Ok((_, certificate)) = x509_parser::parse_x509_certificate(certificate) else {
+            return true;
+        };
+        let serials = self.revoked.get(certificate.issuer().as_raw());
+        serials.is_some_and(|serials| serials.contains(certificate.raw_serial()))
+    }
+
+    /// The first 16 hexadecimal digits of the lists' SHA-256, to tell them from others.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        fingerprint(self.lists.iter().map(AsRef::as_ref))
+    }
+
+    /// When the first of the lists runs out: from then on its issuer's certificates are refused.
+    #[must_use]
+    pub fn next_update(&self) -> SystemTime {
+        self.next_update
+    }
+}
+
+impl fmt::Debug for RevocationLists {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevocationLists")
+            .field("lists", &self.lists.len())
+            .field("next_update", &self.next_update)
+            .finish()
+    }
+}
+
+fn add_revoked(revoked: &mut Revoked, list: &CertificateRevocationList<'_>) {
+    let serials = list.iter_revoked_certificates();
+    let serials = serials.map(|entry| entry.raw_serial().to_vec());
+    let issuer = list.issuer().as_raw().to_vec();
+    revoked.entry(issuer).or_default().extend(serials);
+}

@@ -1,0 +1,183 @@
+//! What files are taken, and which two ends then understand each other.
+
+use std::io;
+use std::time::Duration;
+
+use rcgen::{CertifiedKey as Made, generate_simple_self_signed};
+use rustls::HandshakeKind;
+use rustls::pki_types::ServerName;
+
+use super::*;
+
+mod clients;
+
+struct Pair {
+    cert: String,
+    key: String,
+}
+
+fn pair() -> Pair {
+    let Made { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    Pair {
+        cert: cert.pem(),
+        key: signing_key.serialize_pem(),
+    }
+}
+
+#[track_caller]
+fn refused(cert: &str, key: &str) -> String {
+    Identity::from_pem(cert, key).unwrap_err().to_string()
+}
+
+/// The two ends after a handshake, and after what follows it at once.
+struct Ends {
+    client: rustls::ClientConnection,
+    server: rustls::ServerConnection,
+}
+
+fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> io::Result<Ends> {
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::clone(client), name).unwrap();
+    let mut server = rustls::ServerConnection::new(Arc::clone(server)).unwrap();
+    while client.is_handshaking() || server.is_handshaking() {
+        let mut flight = Vec::new();
+        client.write_tls(&mut flight)?;
+        server.read_tls(&mut &flight[..])?;
+        server.process_new_packets().map_err(io::Error::other)?;
+        let mut flight = Vec::new();
+        server.write_tls(&mut flight)?;
+        client.read_tls(&mut &flight[..])?;
+        client.process_new_packets().map_err(io::Error::other)?;
+    }
+    Ok(Ends { client, server })
+}
+
+fn is_resumed(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> bool {
+    let Ends { client, .. } = handshake(client, server).unwrap();
+    client.handshake_kind() == Some(HandshakeKind::Resumed)
+}
+
+#[test]
+fn both_ends_agree_on_a_protocol_and_on_trust() {
+    let Pair { cert, key } = pair();
+    let identity = Identity::from_pem(&cert, &key).unwrap();
+    let roots = Roots::from_pem(&cert).unwrap();
+    let server = server_config(&identity, &[b"h2", b"http/1.1"], None).unwrap();
+    let client = client_config(&roots, None, &[b"http/1.1"]).unwrap();
+    let Ends { client, server } = handshake(&client, &server).unwrap();
+    assert_eq!(server.alpn_protocol(), Some(&b"http/1.1"[..]));
+    assert_eq!(
+        client.protocol_version(),
+        Some(rustls::ProtocolVersion::TLSv1_3)
+    );
+}
+
+#[test]
+fn a_stranger_is_not_trusted() {
+    let (ours, other) = (pair(), pair());
+    let identity = Identity::from_pem(&ours.cert, &ours.key).unwrap();
+    let roots = Roots::from_pem(&other.cert).unwrap();
+    let server = server_config(&identity, &[], None).unwrap();
+    assert!(handshake(&client_config(&roots, None, &[]).unwrap(), &server).is_err());
+}
+
+#[test]
+fn a_client_that_comes_back_resumes() {
+    let Pair { cert, key } = pair();
+    let identity = Identity::from_pem(&cert, &key).unwrap();
+    let server = server_config(&identity, &[b"http/1.1"], None).unwrap();
+    let roots = Roots::from_pem(&cert).unwrap();
+    let client = client_config(&roots, None, &[b"http/1.1"]).unwrap();
+    assert!(!is_resumed(&client, &server));
+    assert!(is_resumed(&client, &server));
+    assert!(is_resumed(&client, &server), "each time");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_refused() {
+    let error = refused(&pair().cert, &pair().key);
+    assert!(
+        error.starts_with("key: the key does not belong to the first certificate in certificate"),
+        "{error}"
+    );
+}
+
+#[test]
+fn files_that_hold_something_else_are_refused_without_quoting_them() {
+    let Pair { cert, key } = pair();
+    assert!(refused(&key, &key).starts_with("certificate: holds no certificate"));
+    assert!(refused(&cert, &cert).starts_with("key: holds no usable private key"));
+    let damaged = key.replacen("\nM", "\n!", 1);
+    let error = refused(&cert, &damaged);
+    assert!(
+        error.starts_with("key: holds no usable private key"),
+        "{error}"
+    );
+    assert!(!error.contains("BEGIN PRIVATE"), "{error}");
+    let cut = "-----BEGIN CERTIFICATE-----\nMIIB\n";
+    assert!(refused(cut, &key).starts_with("certificate: holds a damaged certificate"));
+    let hollow = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    assert!(refused(hollow, &key).starts_with("certificate: holds a damaged certificate"));
+    assert!(
+        Roots::from_pem(hollow)
+            .unwrap_err()
+            .to_string()
+            .contains("damaged")
+    );
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error =
+        Identity::load(Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("/nowhere/a.pem: cannot be read"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_ca_file_adds_to_the_systems_roots() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    fs::write(&file, pair().cert).unwrap();
+    assert!(!Roots::load(Some(&file)).unwrap().store.is_empty());
+}
+
+#[test]
+fn debug_shows_no_key() {
+    let Pair { cert, key } = pair();
+    let identity = Identity::from_pem(&cert, &key).unwrap();
+    assert_eq!(format!("{identity:?}"), "Identity { certificates: 1, .. }");
+}
+
+#[test]
+fn an_identity_knows_its_end_and_its_equal() {
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.not_after = rcgen::date_time_ymd(2033, 5, 18);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = params.self_signed(&key).unwrap();
+    let identity = Identity::from_pem(&cert.pem(), &key.serialize_pem()).unwrap();
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1_999_987_200);
+    assert_eq!(identity.not_after(), end);
+    let again = Identity::from_pem(&cert.pem(), &key.serialize_pem()).unwrap();
+    assert_eq!(identity, again);
+    let Pair { cert, key } = pair();
+    assert_ne!(identity, Identity::from_pem(&cert, &key).unwrap());
+}
+
+#[test]
+fn only_the_given_file_is_trusted_where_that_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    let ca = pair().cert;
+    fs::write(&file, &ca).unwrap();
+    let roots = Roots::load_only(&file).unwrap();
+    assert_eq!(roots, Roots::from_pem(&ca).unwrap());
+    assert_ne!(roots, Roots::from_pem(&pair().cert).unwrap());
+    fs::write(&file, "").unwrap();
+    let error = Roots::load_only(&file).unwrap_err().to_string();
+    assert!(error.contains("ca.pem: holds no certificate"), "{error}");
+}

@@ -1,0 +1,25 @@
+//! Until when a certificate or a revocation list is good: for metrics and warnings, and for whoever
+//! has to end a session by then. Whether it is good at all is decided elsewhere.
+
+use std::time::{Duration, SystemTime};
+
+use rustls_pki_types::CertificateDer;
+use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::time::ASN1Time;
+
+/// The end of a certificate's validity; nothing if it cannot be understood.
+#[must_use]
+pub fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    Some(instant(parsed.validity().not_after))
+}
+
+pub(super) fn next_update(list: &CertificateRevocationList<'_>) -> Option<SystemTime> {
+    list.next_update().map(instant)
+}
+
+fn instant(time: ASN1Time) -> SystemTime {
+    // What ended before 1970 has ended.
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}

@@ -1,0 +1,230 @@
+//! What counts as a change, with real files and the real kernel.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+
+/// Far longer than a change takes to be seen; only there so that a missed one ends the test.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Scene {
+    folder: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.path(from), self.path(to)).unwrap();
+    }
+
+    fn watch(&self, names: &[&str]) -> FileWatch {
+        FileWatch::new(names.iter().map(|name| self.path(name))).unwrap()
+    }
+
+    /// The next change is of these files, all at once, and nobody asked for it.
+    async fn check(&self, watch: &mut FileWatch, names: &[&str]) {
+        let change = timeout(PATIENCE, watch.changed())
+            .await
+            .expect("the change was seen");
+        let files = names.iter().map(|name| self.path(name)).collect();
+        let expected = Change {
+            files,
+            is_requested: false,
+        };
+        assert_eq!(change, expected);
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_in_place_is_seen_once() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    scene.write("b", "1");
+    let mut watch = scene.watch(&["a", "b"]);
+    scene.write("a", "2");
+    scene.write("a", "3");
+    scene.check(&mut watch, &["a"]).await;
+    scene.write("b", "2");
+    scene.check(&mut watch, &["b"]).await;
+}
+
+#[tokio::test]
+async fn a_file_renamed_over_another_is_seen_every_time() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    let mut watch = scene.watch(&["a"]);
+    for text in ["2", "3"] {
+        scene.write("new", text);
+        scene.rename("new", "a");
+        scene.check(&mut watch, &["a"]).await;
+    }
+}
+
+#[tokio::test]
+async fn kubernetes_swaps_all_files_of_a_volume_at_once() {
+    let scene = Scene::new();
+    let publish = |version: &str| {
+        scene.write(&format!("..{version}/a"), version);
+        scene.write(&format!("..{version}/b"), version);
+        symlink(format!("..{version}"), scene.path("..data_tmp")).unwrap();
+        scene.rename("..data_tmp", "..data");
+    };
+    publish("2024_1");
+    symlink("..data/a", scene.path("a")).unwrap();
+    symlink("..data/b", scene.path("b")).unwrap();
+    let mut watch = scene.watch(&["a", "b"]);
+    for (version, old) in [("2024_2", "2024_1"), ("2024_3", "2024_2")] {
+        publish(version);
+        fs::remove_dir_all(scene.path(&format!("..{old}"))).unwrap();
+        scene.check(&mut watch, &["a", "b"]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_symlink_anywhere_on_the_way_may_be_swapped() {
+    let scene = Scene::new();
+    scene.write("v1/deep/a", "1");
+    scene.write("v2/deep/a", "2");
+    symlink(scene.path("v1"), scene.path("now")).unwrap();
+    let mut watch = scene.watch(&["now/deep/a"]);
+    symlink("v2", scene.path("next")).unwrap();
+    scene.rename("next", "now");
+    scene.check(&mut watch, &["now/deep/a"]).await;
+    scene.write("v2/deep/a", "3");
+    scene.check(&mut watch, &["now/deep/a"]).await;
+}
+
+#[tokio::test]
+async fn a_folder_may_be_replaced() {
+    let scene = Scene::new();
+    scene.write("folder/a", "1");
+    scene.write("other/a", "2");
+    let mut watch = scene.watch(&["folder/a"]);
+    scene.rename("folder", "old");
+    scene.rename("other", "folder");
+    scene.check(&mut watch, &["folder/a"]).await;
+    scene.write("folder/a", "3");
+    scene.check(&mut watch, &["folder/a"]).await;
+}
+
+#[tokio::test]
+async fn going_away_and_coming_back_are_changes() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    let mut watch = scene.watch(&["a"]);
+    fs::remove_file(scene.path("a")).unwrap();
+    scene.check(&mut watch, &["a"]).await;
+    scene.write("a", "1");
+    scene.check(&mut watch, &["a"]).await;
+}
+
+#[tokio::test]
+async fn a_file_may_appear_later_with_its_folders() {
+    let scene = Scene::new();
+    let mut watch = scene.watch(&["x/y/a"]);
+    scene.write("x/y/a", "1");
+    scene.check(&mut watch, &["x/y/a"]).await;
+}
+
+#[tokio::test]
+async fn a_touch_and_a_neighbour_are_no_change() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    scene.write("b", "1");
+    let mut watch = scene.watch(&["a", "b"]);
+    scene.write("a", "1");
+    scene.write("neighbour", "1");
+    let far = std::time::SystemTime::UNIX_EPOCH;
+    let file = fs::File::options().append(true).open(scene.path("a"));
+    file.unwrap().set_modified(far).unwrap();
+    scene.write("b", "2");
+    // The touch came first; had it counted, it would be named here.
+    scene.check(&mut watch, &["b"]).await;
+}
+
+#[tokio::test]
+async fn the_set_can_be_replaced_and_forgets_no_change() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    scene.write("b", "1");
+    let mut watch = scene.watch(&["a"]);
+    scene.write("a", "2");
+    watch.set_paths([scene.path("a"), scene.path("elsewhere/c")]);
+    scene.check(&mut watch, &["a"]).await;
+    scene.write("elsewhere/c", "1");
+    scene.check(&mut watch, &["elsewhere/c"]).await;
+    watch.set_paths([scene.path("b")]);
+    scene.write("a", "3");
+    scene.write("b", "2");
+    scene.check(&mut watch, &["b"]).await;
+}
+
+#[tokio::test]
+async fn dropping_the_wait_loses_nothing() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    let mut watch = scene.watch(&["a"]);
+    scene.write("a", "2");
+    // Dropped at any of its waits: before the event, within the burst, after it.
+    for _ in 0..200 {
+        let early = timeout(Duration::ZERO, watch.changed()).await;
+        if early.is_ok() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    scene.check(&mut watch, &["a"]).await;
+}
+
+/// Tokio's clock runs ahead here: only the timer can have seen it.
+#[tokio::test(start_paused = true)]
+async fn without_the_kernel_a_minute_is_enough() {
+    let scene = Scene::new();
+    scene.write("a", "1");
+    let blind = Folders::with_kernel(|_| Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch)));
+    let mut watch = FileWatch::with_folders([scene.path("a")], blind).unwrap();
+    let start = Instant::now();
+    scene.write("a", "2");
+    let change = watch.changed().await;
+    assert_eq!(change.files, [scene.path("a")]);
+    let waited = start.elapsed();
+    assert!(
+        waited <= LOOK_EVERY + Duration::from_millis(1),
+        "{waited:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_ends_after_some_quiet_and_at_the_latest_before_half_a_second() {
+    let first = Instant::now();
+    let mut burst = Burst { first, last: first };
+    assert_eq!(burst.end() - first, QUIET);
+    for tenth in 1..100 {
+        burst.last = first + QUIET / 10 * tenth;
+        assert!(burst.end() - first <= LONGEST_BURST);
+    }
+    assert_eq!(burst.end() - first, LONGEST_BURST);
+}
+
+#[tokio::test]
+async fn what_is_no_regular_file_is_never_read() {
+    assert!(read(Path::new("/dev/zero")).is_err());
+    assert!(read(Path::new("/")).is_err());
+}
