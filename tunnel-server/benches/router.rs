@@ -7,12 +7,18 @@
 //! Allocations are counted while the time is taken, which adds some nanoseconds to each of them.
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use std::{fmt::Write, hint::black_box, net::Ipv4Addr, time::Duration};
+use std::{
+    fmt::Write,
+    hint::black_box,
+    net::Ipv4Addr,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use divan::{AllocProfiler, Bencher, counter::BytesCount};
 use futures_util::FutureExt;
 use http::{Request, request::Parts};
+use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{
@@ -20,15 +26,18 @@ use tunnel_proto::{
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };
 use tunnel_server::{
+    admin::events::Events,
+    directory::OnConflict,
     metrics::Metrics,
     public::{
         check::check,
         http1::framing::{Framing, HeadLimits},
         outgoing::{Origin, ViaName, outgoing},
     },
-    registry::{Membership, Registry},
+    registry::{Joining, Membership, Registry},
     router::Router,
     runtimes::{HostName, Runtimes},
+    tunnel::Peer,
 };
 
 #[global_allocator]
@@ -151,7 +160,12 @@ fn route(bencher: Bencher<'_, '_>, runtimes: usize) {
     let mut hosts = table.online.iter().cycle();
     bencher.bench_local(|| {
         let host = black_box(hosts.next().unwrap());
-        let found = table.router.route(host).session().now_or_never().unwrap();
+        let found = table
+            .router
+            .route(host, Duration::ZERO)
+            .session(&mut None)
+            .now_or_never()
+            .unwrap();
         assert!(found.is_ok());
     });
 }
@@ -162,7 +176,11 @@ fn route_unknown_host(bencher: Bencher<'_, '_>, runtimes: usize) {
     let table = Table::new(runtimes);
     let host = "nobody.tunnel.example";
     bencher.bench_local(|| {
-        let found = table.router.route(black_box(host)).session().now_or_never();
+        let found = table
+            .router
+            .route(black_box(host), Duration::ZERO)
+            .session(&mut None)
+            .now_or_never();
         assert!(found.unwrap().is_err());
     });
 }
@@ -179,15 +197,29 @@ impl Table {
     fn new(count: usize) -> Self {
         let domain: HostName = DOMAIN.parse().unwrap();
         let runtimes = Runtimes::parse(&runtimes_file(count), &domain).unwrap();
-        let registry = Registry::new(Metrics::new().unwrap());
-        let router = Router::new(&runtimes, &domain, &registry, Duration::ZERO).unwrap();
+        let registry = Registry::new(Metrics::new().unwrap(), Events::new("b"));
+        let router = Router::new(&runtimes, &domain, &registry).unwrap();
         let live = Live::new();
         let instance = InstanceId::from_random([7; 16]);
         let mut online = Vec::new();
         let mut memberships = Vec::new();
         for entry in runtimes.iter().step_by(count.div_ceil(ONLINE)) {
-            let slot = registry.slot(&entry.label);
-            memberships.push(registry.join(&slot, &instance, live.session.clone()));
+            let joining = Joining {
+                runtime: entry,
+                instance: &instance,
+                session: &live.session,
+                peer: Peer {
+                    address: ([192, 0, 2, 1], 1).into(),
+                    version: String::new(),
+                    number: 1,
+                    since: SystemTime::UNIX_EPOCH,
+                    authority: Mutex::default(),
+                },
+                allow_from: None,
+                on_conflict: OnConflict::Supersede,
+            };
+            let joined = registry.join(joining).now_or_never();
+            memberships.push(joined.unwrap().unwrap());
             online.push(format!("{}.{DOMAIN}", entry.label));
         }
         Self {

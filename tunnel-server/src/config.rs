@@ -4,7 +4,11 @@
 //! be wrong, with its certificates, keys and runtimes read, or every fault at once. Tests and
 //! programs that hold a server start from [`Config::new`] and set what differs.
 
+mod at_start;
+mod credentials;
+pub mod effective;
 mod origin;
+pub(crate) mod reload;
 mod source;
 
 use std::fmt;
@@ -13,14 +17,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::config_value::listeners_overlap;
+use tunnel_ops::config_value::{Network, listeners_overlap};
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
+pub use self::credentials::{
+    CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
+};
 pub use self::origin::Origin;
-pub use self::source::{Given, Network, Source};
-use crate::runtimes::{HostName, NameError, Runtimes, RuntimesError};
+pub use self::source::{Given, Source};
+use crate::directory::OnConflict;
+use crate::runtimes::{HostName, NameError, RuntimeLimits, Runtimes, RuntimesError};
 
 /// The domain when none is given: browsers and curl resolve all names below `localhost` to this
 /// machine.
@@ -29,6 +38,9 @@ pub const DEFAULT_DOMAIN: &str = "tunnels.localhost";
 const TUNNEL_LISTEN: SocketAddr = local(8443);
 const PUBLIC_LISTEN: SocketAddr = local(8080);
 const ADMIN_LISTEN: SocketAddr = local(9090);
+
+/// 5 s less than Kubernetes gives.
+const GRACE_PERIOD: Duration = Duration::from_secs(25);
 
 /// Everything that a server needs to know. Times of zero mean "at once", where they are allowed.
 #[derive(Debug, Clone)]
@@ -44,10 +56,26 @@ pub struct Config {
     pub public_tls: Option<Identity>,
     /// Where the operator asks for metrics and health. Default 127.0.0.1:9090.
     pub admin_listen: SocketAddr,
+    /// The file with the token that changes by the admin listener need. Default none.
+    pub admin_token_file: Option<PathBuf>,
+    /// Names that the admin listener may be asked by, beside localhost and addresses. Default none.
+    pub admin_hosts: Vec<HostName>,
     /// Each runtime is reached at `<label>.<domain>`. Default `tunnels.localhost`.
     pub domain: HostName,
     /// Who may connect, and at which hosts each is reached.
     pub runtimes: Runtimes,
+    /// The file that they were read from. Default none.
+    pub runtimes_file: Option<PathBuf>,
+    /// Which credentials let a client in, beside the tokens of the runtimes file.
+    pub credentials: Credentials,
+    /// What happens when a second instance comes for a runtime. Default supersede.
+    pub on_conflict: OnConflict,
+    /// TLS handshakes and authentications of tunnel clients at once. Default 64.
+    pub max_handshakes: usize,
+    /// Tunnel clients that wait for their handshake. Default 512.
+    pub handshake_queue: usize,
+    /// Connections of tunnel clients open at once from one address. Default 1,000.
+    pub max_tunnel_connections_per_address: usize,
     /// Peers whose forwarding fields and PROXY headers are believed. Default none.
     pub trusted_proxies: Vec<IpNet>,
     /// Whether trusted proxies send a PROXY header. Default false.
@@ -76,16 +104,24 @@ pub struct Config {
     pub max_head_bytes: usize,
     /// How long a request waits for a runtime's client to come back. Default 5 s.
     pub offline_wait: Duration,
+    /// Requests that may wait for one runtime's client to come back. Default 256.
+    pub max_waiting: usize,
     /// Time between pings on a session. Default 15 s.
     pub ping_interval: Duration,
     /// How long the server goes on accepting after it was asked to stop. Default 0 s.
     pub drain_delay: Duration,
+    /// Longest time over which clients are spread when they are told to leave. Default 5 s.
+    pub drain_spread: Duration,
     /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than
     /// Kubernetes' 30 s.
     pub grace_period: Duration,
-    /// Exchanges open at once on one session, 1 to 4096, where the runtime's own limit is not
-    /// lower. Default 1024.
+    /// Exchanges open at once on one session, 1 to 4096. Default 1024.
     pub max_exchanges: u32,
+    /// Exchanges open at once on the whole server. Default 100,000.
+    pub max_open_exchanges: usize,
+    /// What a runtime may use whose own limits do not say. Default 2048 exchanges and 1024 upgraded
+    /// connections open at once, nothing else.
+    pub limits: RuntimeLimits,
     /// Threads that carry traffic; 0 means one for each core. Default 0.
     pub shards: usize,
     /// Whether each exchange is logged. Default true.
@@ -131,6 +167,9 @@ pub enum ConfigFault {
     /// A certificate or key file.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
+    /// The file of the admin token.
+    #[error(transparent)]
+    AdminToken(#[from] BearerFileError),
 }
 
 /// Everything that is wrong with the configuration, one fault a line.
@@ -146,8 +185,16 @@ impl Config {
             public_listen: PUBLIC_LISTEN,
             public_tls: None,
             admin_listen: ADMIN_LISTEN,
+            admin_token_file: None,
+            admin_hosts: Vec::new(),
             domain,
             runtimes,
+            runtimes_file: None,
+            credentials: Credentials::default(),
+            on_conflict: OnConflict::default(),
+            max_handshakes: 64,
+            handshake_queue: 512,
+            max_tunnel_connections_per_address: 1_000,
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             cors_origins: Vec::new(),
@@ -161,10 +208,18 @@ impl Config {
             max_connections_per_address: 1_000,
             max_head_bytes: 128 * 1024,
             offline_wait: Duration::from_secs(5),
+            max_waiting: 256,
             ping_interval: Duration::from_secs(15),
             drain_delay: Duration::ZERO,
-            grace_period: Duration::from_secs(25),
+            drain_spread: Duration::from_secs(5),
+            grace_period: GRACE_PERIOD,
             max_exchanges: 1_024,
+            max_open_exchanges: 100_000,
+            limits: RuntimeLimits {
+                exchanges: Some(2_048),
+                websockets: Some(1_024),
+                ..RuntimeLimits::default()
+            },
             shards: 0,
             access_log: true,
             log_format: LogFormat::Text,
@@ -182,13 +237,19 @@ impl Config {
         let domain = or_fault(&mut faults, domain);
         let tunnel_tls = tunnel_identity(&source, &mut faults);
         let public_tls = public_identity(&source, &mut faults);
-        let runtimes = runtimes(&source, domain.as_ref(), &mut faults);
+        let credentials = Credentials::check(&source, &mut faults);
+        let runtimes = runtimes(&source, &credentials, domain.as_ref(), &mut faults);
+        if let Some(path) = &source.admin_token_file {
+            or_fault(&mut faults, BearerGuard::load(path));
+        }
         check_listeners(&source, &mut faults);
         check_proxies(&source, &mut faults);
+        check_grace(&source, &mut faults);
         match (domain, tunnel_tls, runtimes) {
             (Some(domain), Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => {
                 let mut config = Self::new(tunnel_tls, runtimes, domain);
                 config.public_tls = public_tls;
+                config.credentials = credentials;
                 config.apply(source);
                 Ok(config)
             }
@@ -198,6 +259,8 @@ impl Config {
 
     /// Replaces defaults by what was given.
     fn apply(&mut self, source: Source) {
+        self.apply_to_clients(&source);
+        self.apply_limits(&source);
         set(&mut self.tunnel_listen, source.tunnel_listen);
         set(&mut self.public_listen, source.public_listen);
         set(&mut self.admin_listen, source.admin_listen);
@@ -218,14 +281,42 @@ impl Config {
         set(&mut self.max_connections_per_address, per_address);
         set(&mut self.max_head_bytes, source.max_head_size);
         set(&mut self.offline_wait, source.offline_wait);
+        set(&mut self.max_waiting, source.max_waiting);
         set(&mut self.ping_interval, source.ping_interval);
         set(&mut self.drain_delay, source.drain_delay);
+        set(&mut self.drain_spread, source.drain_spread);
         set(&mut self.grace_period, source.grace_period);
         set(&mut self.max_exchanges, source.max_exchanges);
         set(&mut self.shards, source.shards);
         set(&mut self.access_log, source.access_log);
         set(&mut self.log_format, source.log_format);
         set(&mut self.log_level, source.log_level);
+    }
+
+    /// The same for what concerns tunnel clients, and the operator.
+    fn apply_to_clients(&mut self, source: &Source) {
+        self.runtimes_file.clone_from(&source.runtimes);
+        self.admin_token_file.clone_from(&source.admin_token_file);
+        set(&mut self.admin_hosts, source.admin_host.clone());
+        set(&mut self.on_conflict, source.on_conflict);
+        set(&mut self.max_handshakes, source.max_handshakes);
+        set(&mut self.handshake_queue, source.handshake_queue);
+        let per_address = source.max_tunnel_connections_per_address;
+        set(&mut self.max_tunnel_connections_per_address, per_address);
+    }
+
+    /// The same for what a runtime may use.
+    fn apply_limits(&mut self, source: &Source) {
+        set(&mut self.max_open_exchanges, source.max_open_exchanges);
+        let given = RuntimeLimits {
+            exchanges: source.limit_exchanges.map(u32::from),
+            exchange_rate: source.limit_exchange_rate.map(u32::from),
+            upload_rate: source.limit_upload_rate.map(u64::from),
+            download_rate: source.limit_download_rate.map(u64::from),
+            websockets: source.limit_websockets.map(u32::from),
+            head_bytes: source.limit_head_size.map(usize::from),
+        };
+        self.limits = given.or(self.limits);
     }
 }
 
@@ -302,11 +393,15 @@ fn identity(cert: &Path, key: &Path, faults: &mut Vec<ConfigFault>) -> Option<Id
 
 fn runtimes(
     source: &Source,
+    credentials: &Credentials,
     domain: Option<&HostName>,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<Runtimes> {
-    let purpose =
-        "without a runtimes file nobody could be let in; `tunnel-server token create` makes one";
+    if source.runtimes.is_none() && credentials.is_any() {
+        return Some(Runtimes::default());
+    }
+    let purpose = "without a runtimes file, --jwks, --auth-url or --client-ca nobody could be let in; \
+                   `tunnel-server token create` makes one";
     let path = required(faults, source.runtimes.as_ref(), "runtimes", purpose)?;
     or_fault(faults, Runtimes::load(path, domain?))
 }
@@ -347,6 +442,18 @@ fn check_proxies(source: &Source, faults: &mut Vec<ConfigFault>) {
     }
 }
 
+/// The delay is a part of the grace period, and the least of what has to happen in it.
+fn check_grace(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let delay = source.drain_delay.map_or(Duration::ZERO, Into::into);
+    let grace = source.grace_period.map_or(GRACE_PERIOD, Into::into);
+    if delay >= grace && !delay.is_zero() {
+        let problem = format!(
+            "{delay:?} leaves nothing of --grace-period, {grace:?}, which counts from the signal on"
+        );
+        faults.push(value("drain-delay", problem));
+    }
+}
+
 fn required<'a>(
     faults: &mut Vec<ConfigFault>,
     given: Option<&'a PathBuf>,
@@ -379,7 +486,8 @@ fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
     }
 }
 
-fn plain(networks: Vec<Network>) -> Vec<IpNet> {
+/// The networks as such.
+pub(crate) fn plain(networks: Vec<Network>) -> Vec<IpNet> {
     networks.into_iter().map(IpNet::from).collect()
 }
 

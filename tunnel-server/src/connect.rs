@@ -4,28 +4,45 @@
 //! anything is upgraded, and then one session ([`session`]). Everything before the session has a
 //! deadline; handshakes run beside each other, so that a silent peer never holds up a good one.
 
+pub(crate) mod gate;
 mod session;
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use ipnet::IpNet;
 use parking_lot::Mutex;
+use rustls_pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, watch},
     task::JoinSet,
     time::timeout,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::{
+    LazyConfigAcceptor, StartHandshake, TlsAcceptor, rustls::server::Acceptor, server::TlsStream,
+};
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
-use self::session::LiveSession;
+use self::{
+    gate::{NoRoom, Pass},
+    session::LiveSession,
+};
 use crate::public::places::Place;
-use crate::{auth::authenticate, listener::accept, node::Node, runtimes::RuntimeEntry};
+use crate::{
+    admin::events::{Event, EventKind},
+    auth::{Grant, Presented, bearer},
+    budget::sources,
+    directory::ClaimRefusal,
+    listener::accept,
+    metrics::OpenConnection,
+    node::Node,
+};
 
 /// Largest head of a request for a session, in bytes.
 const HEAD_BYTES: usize = 16 * 1024;
@@ -34,25 +51,36 @@ const HEAD_BYTES: usize = 16 * 1024;
 /// session whose peer is gone while there is something to send, which pings alone do not see sooner.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What a client may take for TLS, and for its request, once it is its turn: it holds a place that
+/// others wait for.
+const GATED: Duration = Duration::from_secs(5);
+
+/// When an instance that finds its runtime held by another is to come back.
+const HELD_RETRY: Duration = Duration::from_secs(10);
+
 /// A request that was let in.
 struct Admitted {
-    runtime: Arc<RuntimeEntry>,
+    grant: Grant,
+    /// Tells of changes after which the grant may be none any more.
+    changed: watch::Receiver<u64>,
     greeting: Greeting,
+    /// Where the instance itself lets its runtime be reached from.
+    allow_from: Option<Vec<IpNet>>,
     upgrade: OnUpgrade,
 }
 
 /// Accepts tunnel clients until the node stops, then waits for their sessions to end.
-pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: TlsAcceptor) {
+pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
-            () = node.stopping() => break,
+            () = node.draining() => break,
         };
         while connections.try_join_next().is_some() {}
-        match node.tunnel_places.enter(None) {
+        match node.tunnel_places.enter(Some(peer.ip().to_canonical())) {
             Ok(place) => {
-                connections.spawn(one(node.clone(), socket, peer, tls.clone(), place));
+                connections.spawn(one(node.clone(), socket, peer, place));
             }
             Err(full) => {
                 let labels = ["tunnel", full.name()];
@@ -66,33 +94,22 @@ pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: TlsAc
     while connections.join_next().await.is_some() {}
 }
 
-async fn one(
-    node: Arc<Node>,
-    socket: TcpStream,
-    peer: SocketAddr,
-    tls: TlsAcceptor,
-    _place: Place,
-) {
+async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, _place: Place) {
     let _open = node.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
     }
     // In a box of its own, so that the session, which lives for days, does not hold its space.
-    let begun = Box::pin(begin(&node, socket, peer, tls)).await;
+    let begun = Box::pin(begin(&node, socket, peer)).await;
     if let Some(session) = begun {
         session.run(&node).await;
     }
 }
 
 /// From the first byte to a session that has begun, unless the tunnel client is refused.
-async fn begin(
-    node: &Arc<Node>,
-    socket: TcpStream,
-    peer: SocketAddr,
-    tls: TlsAcceptor,
-) -> Option<LiveSession> {
+async fn begin(node: &Arc<Node>, socket: TcpStream, peer: SocketAddr) -> Option<LiveSession> {
     let (admitted, io, leftover) = tokio::select! {
-        admitted = greet(node, socket, peer, tls) => admitted?,
+        admitted = greet(node, socket, peer) => admitted?,
         () = node.patience_ended() => return None,
     };
     Some(LiveSession::begin(node, admitted, io, leftover, peer))
@@ -103,22 +120,64 @@ async fn greet(
     node: &Arc<Node>,
     socket: TcpStream,
     peer: SocketAddr,
-    tls: TlsAcceptor,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
-    let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
-    if let Ok(Ok(stream)) = handshake.await {
-        return admit(node, stream, peer).await;
+    let limit = node.config().tls_handshake_timeout;
+    // Before the gate, which nobody is to hold by being silent.
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), socket);
+    let Ok(Ok(start)) = timeout(limit, hello).await else {
+        return refuse_connection(node, "tls");
+    };
+    let entered = timeout(limit, node.gate.enter(peer.ip().to_canonical()));
+    let entered = entered.await.unwrap_or_else(|_| Err(node.gate.send_away()));
+    let entrance = match entered {
+        Ok(pass) => Entrance {
+            away: None,
+            _pass: Some((node.metrics.handshake(), pass)),
+            _telling: None,
+        },
+        Err(NoRoom::Tell(telling, after)) => Entrance {
+            away: Some(after),
+            _pass: None,
+            _telling: Some(telling),
+        },
+        Err(NoRoom::Close) => return refuse_connection(node, "max_handshakes"),
+    };
+    let handshake = handshake(start, node.tls.tunnel.acceptor());
+    match timeout(limit.min(GATED), handshake).await {
+        Ok(Ok(stream)) => admit(node, stream, peer, &entrance).await,
+        _ => refuse_connection(node, "tls"),
     }
+}
+
+/// What the gate has said; held until the client has its answer.
+struct Entrance {
+    /// When the client is to come back, if there is no room for it now.
+    away: Option<Duration>,
+    // The count goes first, so that it is never above the gate.
+    _pass: Option<(OpenConnection, Pass)>,
+    _telling: Option<OwnedSemaphorePermit>,
+}
+
+async fn handshake(
+    start: StartHandshake<TcpStream>,
+    tls: TlsAcceptor,
+) -> io::Result<TlsStream<TcpStream>> {
+    start.into_stream(tls.config().clone()).await
+}
+
+fn refuse_connection<T>(node: &Node, cause: &str) -> Option<T> {
     node.metrics
         .connections_refused
-        .with_label_values(&["tunnel", "tls"])
+        .with_label_values(&["tunnel", cause])
         .inc();
     None
 }
 
-fn set_options(socket: &TcpStream) -> std::io::Result<()> {
+fn set_options(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let socket = SockRef::from(socket);
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_notsent_lowat(tunnel_proto::limits::UNSENT_BYTES)?;
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(USER_TIMEOUT))
 }
@@ -128,20 +187,24 @@ async fn admit(
     node: &Arc<Node>,
     stream: TlsStream<TcpStream>,
     peer: SocketAddr,
+    entrance: &Entrance,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
+    let certificates = stream.get_ref().1.peer_certificates();
+    let certificates = certificates.unwrap_or_default().to_vec();
     let admitted = Arc::new(Mutex::new(None));
+    let shown = (entrance, &*certificates);
     let service = service_fn(|request| {
-        let response = answer(node, request, peer, &admitted);
-        async move { Ok::<_, Infallible>(response) }
+        let answer = answer(node, request, peer, shown, &admitted);
+        async move { Ok::<_, Infallible>(answer.await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(node.config.request_head_timeout)
+        .header_read_timeout(node.config().request_head_timeout.min(GATED))
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    // The head has its own limit; this one bounds the writing of the answer too.
-    let limit = node.config.request_head_timeout + node.config.tls_handshake_timeout;
+    // The head has its own limit; this one bounds asking for the credential, and the answer, too.
+    let limit = 2 * GATED + 3 * node.config().credentials.timeout;
     timeout(limit, serving).await.ok()?.ok()?;
     let mut admitted: Admitted = admitted.lock().take()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
@@ -150,10 +213,11 @@ async fn admit(
 }
 
 /// The answer to one request: 101, or a refusal that says what to do.
-fn answer(
+async fn answer(
     node: &Node,
     mut request: Request<Incoming>,
     peer: SocketAddr,
+    (entrance, certificates): (&Entrance, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
 ) -> Response<Full<Bytes>> {
     let greeting = match handshake::check_request(&request) {
@@ -163,26 +227,50 @@ fn answer(
             return refuse(node, error.status(), &error.refusal());
         }
     };
-    if node.is_stopping() {
-        let refusal = Refusal {
-            reason: "server_draining".into(),
-            detail: "this server is going away: dial again".into(),
-            fatal: false,
-        };
-        let mut answer = refuse(node, StatusCode::SERVICE_UNAVAILABLE, &refusal);
-        answer
-            .headers_mut()
-            .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        return answer;
+    if let Some(after) = entrance.away {
+        let detail = "this server has too many handshakes to do: dial again later";
+        return not_now(node, "handshake_queue", detail, after);
     }
-    let runtime = match authenticate(&node.config.runtimes, request.headers()) {
-        Ok(runtime) => runtime,
+    if node.is_draining() {
+        let detail = "this server is going away: dial again";
+        return not_now(node, "server_draining", detail, Duration::from_secs(1));
+    }
+    let allow_from = match allow_from(&greeting) {
+        Ok(allow_from) => allow_from,
+        Err(refusal) => return refuse(node, StatusCode::BAD_REQUEST, &refusal),
+    };
+    let presented = Presented {
+        bearer: bearer(request.headers()),
+        certificates,
+        greeting: &greeting,
+        peer,
+    };
+    let changed = node.authenticator.changed();
+    let grant = match node.authenticator.authenticate(&presented).await {
+        Ok(grant) => grant,
         Err(error) => {
             let instance = greeting.instance.as_str();
-            tracing::warn!(%peer, instance, %error, "a tunnel client was refused");
-            return refuse(node, error.status(), &error.refusal());
+            let reason = error.name();
+            tracing::warn!(%peer, instance, reason, %error, "a tunnel client was refused");
+            return refuse_for(node, error.status(), &error.refusal(), error.retry_after());
         }
     };
+    let runtime = &grant.runtime;
+    let looked = node.registry.look(
+        &runtime.label,
+        &greeting.instance,
+        node.config().on_conflict,
+    );
+    if let Err(refusal) = looked.await {
+        let (label, instance) = (runtime.label.as_str(), greeting.instance.as_str());
+        tracing::warn!(runtime = label, instance, %peer, %refusal, "a tunnel client was refused");
+        if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
+            let contested = Event::of(EventKind::Contested, &runtime.label);
+            node.events
+                .tell(contested.detail(format!("{takeovers} takeovers in a row")));
+        }
+        return conflict(node, &refusal);
+    }
     node.metrics
         .handshakes
         .with_label_values(&["accepted"])
@@ -190,11 +278,65 @@ fn answer(
     let response = switch(&request);
     let upgrade = hyper::upgrade::on(&mut request);
     *admitted.lock() = Some(Admitted {
-        runtime,
+        changed,
+        grant,
         greeting,
+        allow_from,
         upgrade,
     });
     response
+}
+
+/// Where the instance itself lets its runtime be reached from.
+fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
+    let list = greeting.allow_from.as_deref().map(sources::parse);
+    list.transpose().map_err(|error| Refusal {
+        reason: "allow_from_malformed".into(),
+        detail: format!("the tunnel client's source addresses: {error}"),
+        fatal: true,
+    })
+}
+
+/// The runtime is another instance's.
+fn conflict(node: &Node, refusal: &ClaimRefusal) -> Response<Full<Bytes>> {
+    let after = match refusal {
+        ClaimRefusal::Superseded { .. } => None,
+        ClaimRefusal::Held { .. } => Some(HELD_RETRY),
+        ClaimRefusal::Contested { retry_after, .. } => Some(*retry_after),
+    };
+    let body = Refusal {
+        reason: refusal.name().into(),
+        detail: refusal.to_string(),
+        // A superseded instance is done for, whenever it comes.
+        fatal: after.is_none(),
+    };
+    refuse_for(node, StatusCode::CONFLICT, &body, after)
+}
+
+/// A refusal that time heals.
+fn not_now(node: &Node, reason: &str, detail: &str, after: Duration) -> Response<Full<Bytes>> {
+    let refusal = Refusal {
+        reason: reason.into(),
+        detail: detail.into(),
+        fatal: false,
+    };
+    refuse_for(node, StatusCode::SERVICE_UNAVAILABLE, &refusal, Some(after))
+}
+
+/// A refusal, with the time after which to come back if there is one.
+fn refuse_for(
+    node: &Node,
+    status: StatusCode,
+    refusal: &Refusal,
+    after: Option<Duration>,
+) -> Response<Full<Bytes>> {
+    let mut answer = refuse(node, status, refusal);
+    if let Some(after) = after {
+        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        let headers = answer.headers_mut();
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    answer
 }
 
 fn switch(request: &Request<Incoming>) -> Response<Full<Bytes>> {
@@ -243,4 +385,19 @@ fn refuse(node: &Node, status: StatusCode, refusal: &Refusal) -> Response<Full<B
         _ => {}
     }
     response
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_holds_little_that_it_has_not_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let socket = socket.unwrap();
+        set_options(&socket).unwrap();
+        let unsent = SockRef::from(&socket).tcp_notsent_lowat().unwrap();
+        assert_eq!(unsent, tunnel_proto::limits::UNSENT_BYTES);
+    }
 }

@@ -1,14 +1,38 @@
 //! Who holds a runtime: one claim for each, fenced by an epoch.
 //!
-//! The registry asks the directory, and nobody else does. It lives in memory, which is all that a
-//! single server node needs; the seam is here so that several nodes can share one.
+//! ```text
+//!   connect ── look ──▶ may this instance have the runtime?      before the 101
+//!   connect ── claim ─▶ Held: the claim, for as long as it lives  when the session is ready
+//!                        └─▶ registry: of two claims the later epoch counts, whoever comes first
+//! ```
+//!
+//! Nobody else says who holds a runtime. The claims live in memory, which is all that a single server
+//! node needs; whoever asks awaits the answer, so that several nodes can share one directory.
 
-use std::collections::HashMap;
+mod claims;
+mod contention;
 
-use parking_lot::Mutex;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use tokio::time::Instant;
+use tunnel_ops::config_value::{self, ValueError};
 use tunnel_proto::handshake::InstanceId;
 
-use crate::runtimes::RuntimeLabel;
+use self::claims::Claims;
+use crate::{lock::Mutex, runtimes::RuntimeLabel};
+
+/// What happens when a second instance comes for a runtime that one holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The newer instance takes the runtime over at once.
+    #[default]
+    Supersede,
+    /// The older instance keeps it for as long as it is there.
+    Reject,
+}
 
 /// Grows with every claim, so that what belongs to an older one is known as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,82 +47,160 @@ pub struct Claim {
     pub epoch: Epoch,
 }
 
+/// Why an instance does not get a runtime.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimRefusal {
+    /// Another instance has it, and keeps it.
+    #[error("the runtime is held by the instance {holder}, which keeps it while it is connected")]
+    Held {
+        /// Who has it.
+        holder: InstanceId,
+    },
+    /// This instance had it, and a newer one took it over.
+    #[error("the newer instance {by} holds the runtime: a runtime has one tunnel client")]
+    Superseded {
+        /// Who has it now.
+        by: InstanceId,
+    },
+    /// Instances take the runtime from each other all the time.
+    #[error(
+        "instances take this runtime from each other, {takeovers} times in a row: a runtime has one \
+         tunnel client, stop the others"
+    )]
+    Contested {
+        /// Who keeps it for now.
+        holder: InstanceId,
+        /// How often it changed hands.
+        takeovers: u32,
+        /// When the next takeover is possible.
+        retry_after: Duration,
+    },
+}
+
 /// All claims.
 #[derive(Debug, Default)]
 pub struct Directory {
-    claims: Mutex<Claims>,
+    claims: Arc<Mutex<Claims>>,
 }
 
-#[derive(Debug, Default)]
-struct Claims {
-    held: HashMap<RuntimeLabel, Claim>,
-    last_epoch: u64,
+/// A claim that stands for as long as this lives. Several sessions of one instance hold one claim
+/// together.
+#[derive(Debug)]
+pub struct Held {
+    claims: Arc<Mutex<Claims>>,
+    runtime: RuntimeLabel,
+    claim: Claim,
 }
 
 impl Directory {
-    /// Claims a runtime for an instance. The newest claim wins at once; an instance that holds the
-    /// runtime already keeps its claim.
-    pub fn claim(&self, runtime: &RuntimeLabel, instance: &InstanceId) -> Claim {
-        let mut claims = self.claims.lock();
-        if let Some(held) = claims
-            .held
-            .get(runtime)
-            .filter(|held| held.instance == *instance)
-        {
-            return held.clone();
-        }
-        claims.last_epoch += 1;
-        let claim = Claim {
-            instance: instance.clone(),
-            epoch: Epoch(claims.last_epoch),
-        };
-        claims.held.insert(runtime.clone(), claim.clone());
-        claim
+    /// Whether a claim would be granted now; nothing changes.
+    ///
+    /// # Errors
+    /// With the reason why not.
+    pub async fn look(
+        &self,
+        runtime: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<(), ClaimRefusal> {
+        let claims = self.claims.lock();
+        claims.look(runtime, instance, on_conflict, Instant::now())
     }
 
-    /// Gives a claim up. Does nothing when a newer one stands in its place.
-    pub fn release(&self, runtime: &RuntimeLabel, epoch: Epoch) {
+    /// Claims a runtime for an instance. One that holds the runtime already gets the claim that
+    /// stands.
+    ///
+    /// # Errors
+    /// As [`Directory::look`].
+    pub async fn claim(
+        &self,
+        runtime: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<Held, ClaimRefusal> {
         let mut claims = self.claims.lock();
-        if claims
-            .held
-            .get(runtime)
-            .is_some_and(|held| held.epoch == epoch)
-        {
-            claims.held.remove(runtime);
+        let claim = claims.claim(runtime, instance, on_conflict, Instant::now())?;
+        Ok(Held {
+            claims: self.claims.clone(),
+            runtime: runtime.clone(),
+            claim,
+        })
+    }
+
+    /// How many runtimes are held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.claims.lock().len()
+    }
+
+    /// The claim that stands.
+    #[cfg(test)]
+    pub(crate) fn standing(&self, runtime: &RuntimeLabel) -> Option<Claim> {
+        self.claims.lock().standing(runtime).cloned()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Held {
+    /// The holder leaves by its own will: the next instance takes nothing away from it.
+    pub fn leave(&self) {
+        let mut claims = self.claims.lock();
+        claims.leave(&self.runtime, self.claim.epoch);
+    }
+
+    /// The claim.
+    #[must_use]
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut claims = self.claims.lock();
+        claims.release(&self.runtime, self.claim.epoch);
+    }
+}
+
+impl ClaimRefusal {
+    /// The reason's name, in the answer and in the metric.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Held { .. } => "runtime_held",
+            Self::Superseded { .. } => "superseded",
+            Self::Contested { .. } => "runtime_contested",
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn label(name: &str) -> RuntimeLabel {
-        RuntimeLabel::new(&"acme".parse().unwrap(), &name.parse().unwrap()).unwrap()
+impl Epoch {
+    /// The number, for people.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
     }
+}
 
-    fn instance(number: u8) -> InstanceId {
-        InstanceId::from_random([number; 16])
+impl FromStr for OnConflict {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "supersede" => Ok(Self::Supersede),
+            "reject" => Ok(Self::Reject),
+            _ => Err(ValueError::new("expected `supersede` or `reject`")),
+        }
     }
+}
 
-    #[test]
-    fn the_newest_instance_wins_and_a_late_release_cannot_hurt_it() {
-        let directory = Directory::default();
-        let first = directory.claim(&label("a"), &instance(1));
-        let second = directory.claim(&label("a"), &instance(2));
-        assert!(second.epoch > first.epoch);
-        directory.release(&label("a"), first.epoch);
-        assert_eq!(directory.claim(&label("a"), &instance(2)), second);
-        directory.release(&label("a"), second.epoch);
-        assert!(directory.claim(&label("a"), &instance(2)).epoch > second.epoch);
-    }
-
-    #[test]
-    fn runtimes_do_not_touch_each_other() {
-        let directory = Directory::default();
-        let a = directory.claim(&label("a"), &instance(1));
-        let b = directory.claim(&label("b"), &instance(1));
-        directory.release(&label("a"), b.epoch);
-        assert_eq!(directory.claim(&label("a"), &instance(1)), a);
+impl<'de> Deserialize<'de> for OnConflict {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
     }
 }

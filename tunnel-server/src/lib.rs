@@ -9,7 +9,9 @@
 //! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is asked to
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
+pub mod admin;
 pub mod auth;
+pub mod budget;
 pub mod certs;
 pub mod cli;
 pub mod command;
@@ -17,6 +19,7 @@ pub mod config;
 mod connect;
 pub mod directory;
 mod listener;
+mod lock;
 pub mod metrics;
 pub mod node;
 pub mod public;

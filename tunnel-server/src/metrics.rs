@@ -7,18 +7,19 @@
 use std::{
     collections::HashMap,
     sync::{Arc, OnceLock, Weak},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
 use parking_lot::Mutex;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    core::Collector,
+    core::{Collector, Desc},
+    proto::MetricFamily,
 };
 use tunnel_proto::problem::Problem;
 
-use crate::runtimes::RuntimeLabel;
+use crate::{auth::Authenticator, runtimes::RuntimeLabel};
 
 /// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
 /// of microseconds, to long polls.
@@ -37,6 +38,9 @@ pub struct Metrics {
     pub sessions: IntGauge,
     /// Session requests by result: `accepted` or the refusal's reason.
     pub handshakes: IntCounterVec,
+    handshakes_open: IntGauge,
+    /// Newer credentials for live sessions that were refused, by reason.
+    pub refreshes_refused: IntCounterVec,
     /// Ended sessions by close reason.
     pub sessions_ended: IntCounterVec,
     connections: IntGaugeVec,
@@ -52,7 +56,19 @@ pub struct Metrics {
     bytes: IntCounterVec,
     open_exchanges: IntGaugeVec,
     round_trip: Histogram,
+    configuration: Configuration,
+    /// Runtimes that a newer instance took over.
+    pub takeovers: IntCounter,
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
+}
+
+/// What is in force, and how the last reloads went.
+struct Configuration {
+    /// Reloads, by result.
+    reloads: IntCounterVec,
+    version: IntGauge,
+    last_reload_succeeded: IntGauge,
+    certificate_ends: IntGaugeVec,
 }
 
 /// The series of one runtime.
@@ -92,9 +108,15 @@ impl Metrics {
     pub fn new() -> prometheus::Result<Arc<Self>> {
         let registry = Registry::new();
         let new = Families(&registry);
-        Ok(Arc::new(Self {
+        let metrics = Arc::new(Self {
             sessions: new.gauge("sessions", "Live sessions")?,
             handshakes: new.counters("handshakes_total", "Session requests", &["result"])?,
+            handshakes_open: new.gauge("handshakes_open", "Handshakes that are under way")?,
+            refreshes_refused: new.counters(
+                "refreshes_refused_total",
+                "Newer credentials for live sessions that were refused",
+                &["reason"],
+            )?,
             sessions_ended: new.counters("sessions_ended_total", "Ended sessions", &["reason"])?,
             connections: new.gauges("connections", "Open connections", &["listener"])?,
             connections_refused: new.counters(
@@ -130,9 +152,15 @@ impl Metrics {
                 "round_trip_seconds",
                 "Round-trip time that pings through a session showed",
             )?,
+            configuration: Configuration::new(&new)?,
+            takeovers: new.counter(
+                "takeovers_total",
+                "Runtimes that a newer instance took over",
+            )?,
             runtimes: Mutex::default(),
             registry,
-        }))
+        });
+        Ok(metrics)
     }
 
     /// What `/metrics` shows.
@@ -149,10 +177,70 @@ impl Metrics {
         OpenConnection(gauge)
     }
 
+    /// Counts a connection that has passed the gate, until its handshake is over and what is returned
+    /// is dropped.
+    #[must_use]
+    pub fn handshake(&self) -> OpenConnection {
+        self.handshakes_open.inc();
+        OpenConnection(self.handshakes_open.clone())
+    }
+
     /// Records the round-trip time of a session. Of all runtimes together: buckets for each of
     /// thousands would be more than anybody stores.
     pub fn observe_round_trip(&self, time: Duration) {
         self.round_trip.observe(time.as_secs_f64());
+    }
+
+    /// The configuration was read again.
+    pub fn on_reload(&self, is_good: bool) {
+        let result = if is_good { "taken" } else { "refused" };
+        self.configuration
+            .reloads
+            .with_label_values(&[result])
+            .inc();
+        self.configuration
+            .last_reload_succeeded
+            .set(i64::from(is_good));
+        if is_good {
+            self.configuration.version.inc();
+        }
+    }
+
+    /// Shows until when a listener's certificate is good.
+    pub fn show_certificate(&self, listener: &'static str, not_after: SystemTime) {
+        let seconds = not_after.duration_since(SystemTime::UNIX_EPOCH);
+        let seconds = i64::try_from(seconds.unwrap_or_default().as_secs());
+        let ends = &self.configuration.certificate_ends;
+        ends.with_label_values(&[listener])
+            .set(seconds.unwrap_or(i64::MAX));
+    }
+
+    /// Shows how credentials are checked, as far as somebody else has a part in that.
+    ///
+    /// # Errors
+    /// When it is called twice.
+    pub fn show_credentials(&self, authenticator: &Arc<Authenticator>) -> prometheus::Result<()> {
+        let new = Families(&self.registry);
+        if authenticator.is_platform_away().is_some() {
+            let authenticator = authenticator.clone();
+            let is_away = move || i64::from(authenticator.is_platform_away() == Some(true));
+            let help = "Whether the platform gave no answer when it was asked last: 1 or 0";
+            new.asked("platform_away", help, is_away)?;
+        }
+        if authenticator.key_count().is_some() {
+            let authenticator = authenticator.clone();
+            let count = move || authenticator.key_count().unwrap_or_default();
+            let count = move || i64::try_from(count()).unwrap_or(i64::MAX);
+            let help = "Keys that JSON Web Tokens are checked with";
+            new.asked("jwks_keys", help, count)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the configurations taken over since the start, from 1.
+    #[must_use]
+    pub fn config_version(&self) -> u64 {
+        u64::try_from(self.configuration.version.get()).unwrap_or_default()
     }
 
     /// Counts a failure that the tunnel answers itself.
@@ -179,6 +267,35 @@ impl Metrics {
     }
 }
 
+impl Configuration {
+    /// The first configuration, which was good.
+    fn new(new: &Families<'_>) -> prometheus::Result<Self> {
+        let families = Self {
+            reloads: new.counters(
+                "config_reloads_total",
+                "Reloads of the configuration",
+                &["result"],
+            )?,
+            version: new.gauge(
+                "config_version",
+                "Counts the configurations taken over since the start",
+            )?,
+            last_reload_succeeded: new.gauge(
+                "config_last_reload_succeeded",
+                "Whether the configuration was good when it was last read: 1 or 0",
+            )?,
+            certificate_ends: new.gauges(
+                "certificate_not_after_seconds",
+                "Until when a listener's certificate is good, in seconds since 1970",
+                &["listener"],
+            )?,
+        };
+        families.version.set(1);
+        families.last_reload_succeeded.set(1);
+        Ok(families)
+    }
+}
+
 /// Makes families whose names all begin with `tunnel_server_`.
 struct Families<'a>(&'a Registry);
 
@@ -194,6 +311,21 @@ impl Families<'_> {
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
         self.register(IntGauge::with_opts(Self::options(name, help))?)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.register(IntCounter::with_opts(Self::options(name, help))?)
+    }
+
+    /// A gauge whose value is asked for whenever it is shown.
+    fn asked(
+        &self,
+        name: &str,
+        help: &str,
+        value: impl Fn() -> i64 + Send + Sync + 'static,
+    ) -> prometheus::Result<()> {
+        let gauge = IntGauge::with_opts(Self::options(name, help))?;
+        self.0.register(Box::new(Asked { gauge, value }))
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
@@ -215,6 +347,23 @@ impl Families<'_> {
     }
 }
 
+/// See [`Families::asked`].
+struct Asked<F> {
+    gauge: IntGauge,
+    value: F,
+}
+
+impl<F: Fn() -> i64 + Send + Sync> Collector for Asked<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set((self.value)());
+        self.gauge.collect()
+    }
+}
+
 impl RuntimeMetrics {
     /// The runtime.
     #[must_use]
@@ -232,6 +381,11 @@ impl RuntimeMetrics {
                 open: self.metrics.open_exchanges.with_label_values(&[name]),
             }
         })
+    }
+
+    /// The same, without making series for a runtime that has carried nothing yet.
+    pub fn traffic_so_far(&self) -> Option<&Traffic> {
+        self.traffic.get()
     }
 
     /// Counts an answered exchange.

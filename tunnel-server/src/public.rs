@@ -9,10 +9,12 @@ mod body;
 pub mod check;
 mod connection;
 pub mod detect;
+mod ends;
 mod exchange;
 pub mod http1;
 mod observe;
 pub mod outgoing;
+mod pace;
 pub mod places;
 mod prefixed;
 mod protocol;
@@ -28,17 +30,18 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
+use tunnel_ops::tls_files::LiveServerConfig;
 
 use self::places::Place;
 use crate::{listener::accept, node::Node};
 
 /// Accepts platform clients until the node stops, then waits for those that are there.
-pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAcceptor>) {
+pub async fn serve_all(node: Arc<Node>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
-            () = node.stopping() => break,
+            () = node.draining() => break,
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
@@ -46,7 +49,8 @@ pub async fn serve_all(node: Arc<Node>, listener: TcpListener, tls: Option<TlsAc
         let counted = (!node.is_trusted(address)).then_some(address);
         match node.places.enter(counted) {
             Ok(place) => {
-                connections.spawn(one(node.clone(), socket, peer, tls.clone(), place));
+                let tls = node.tls.public.as_ref().map(LiveServerConfig::acceptor);
+                connections.spawn(one(node.clone(), socket, peer, tls, place));
             }
             Err(full) => {
                 let labels = ["public", full.name()];
@@ -70,7 +74,8 @@ async fn one(
     place: Place,
 ) {
     let _open = node.metrics.connection("public");
-    if let Err(error) = set_options(&socket, node.config.body_idle_timeout) {
+    let _public = node.life.public.token();
+    if let Err(error) = set_options(&socket, node.config().body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
     protocol::run(node, socket, peer, tls, place).await;

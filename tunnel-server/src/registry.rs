@@ -6,48 +6,65 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
 
-use parking_lot::Mutex;
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
+use ipnet::IpNet;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
 };
-use tunnel_proto::{handshake::InstanceId, session::Session};
+use tunnel_proto::{handshake::InstanceId, problem::Problem, session::Session};
 
-use crate::{directory::Directory, metrics::Metrics, runtimes::RuntimeLabel, tunnel::Tunnel};
+use crate::{
+    admin::events::{Event, EventKind, Events},
+    auth::Grant,
+    budget::{Budget, NodeBudget},
+    config::Config,
+    directory::{ClaimRefusal, Directory, Epoch, Held, OnConflict},
+    lock::{Mutex, RwLock},
+    metrics::Metrics,
+    runtimes::{RuntimeEntry, RuntimeLabel},
+    tunnel::{Member, Order, Peer, Tunnel},
+};
 
 /// How long after its last session a runtime counts as one that is just coming back.
 const RETURNING: Duration = Duration::from_secs(60);
-
-/// Requests that may wait for one runtime to come back.
-const WAITING: usize = 256;
 
 /// All runtimes' tunnels on this node.
 pub struct Registry {
     directory: Directory,
     metrics: Arc<Metrics>,
-    slots: Mutex<HashMap<RuntimeLabel, Arc<Slot>>>,
+    events: Arc<Events>,
+    budget: Arc<NodeBudget>,
+    slots: RwLock<HashMap<RuntimeLabel, Arc<Slot>>>,
 }
 
 /// The place of one runtime's tunnel.
 pub struct Slot {
     label: RuntimeLabel,
+    entry: ArcSwap<RuntimeEntry>,
+    /// What the runtimes file says of it. If nothing, a credential has named it, and it is forgotten
+    /// when it is gone.
+    listed: ArcSwapOption<RuntimeEntry>,
     state: Mutex<State>,
     /// Told whenever a session has joined.
     joined: Notify,
-    waiting: AtomicUsize,
+    budget: Arc<Budget>,
 }
 
 struct State {
     tunnel: Option<Arc<Tunnel>>,
+    /// The newest claim that has had a tunnel here.
+    newest: Option<Epoch>,
+    /// When the runtime came online last; only while it is.
+    online_since: Option<SystemTime>,
     /// When the runtime was last online; at first when it became known.
     last_online: Instant,
+    /// The same for people, once it was online.
+    last_online_at: Option<SystemTime>,
 }
 
 impl State {
@@ -58,75 +75,252 @@ impl State {
     }
 }
 
+/// A session that asks to join its runtime's tunnel.
+pub struct Joining<'a> {
+    /// The runtime, as its credential names it.
+    pub runtime: &'a Arc<RuntimeEntry>,
+    /// Whose session it is.
+    pub instance: &'a InstanceId,
+    /// The session, which is ready.
+    pub session: &'a Session,
+    /// Who is at its other end.
+    pub peer: Peer,
+    /// Where the instance lets its runtime be reached from.
+    pub allow_from: Option<Vec<IpNet>>,
+    /// What happens when another instance holds the runtime.
+    pub on_conflict: OnConflict,
+}
+
+/// Why a session does not join.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinRefusal {
+    /// The instance does not get the runtime.
+    #[error(transparent)]
+    Claim(#[from] ClaimRefusal),
+    /// The runtimes file gives the label to another runtime.
+    #[error("the runtime's label belongs to another runtime")]
+    LabelTaken,
+    /// It has as many sessions as one may.
+    #[error("the instance has as many sessions as a tunnel may have")]
+    TooMany,
+}
+
 /// A session's membership in its runtime's tunnel; ends with it.
 pub struct Membership {
     registry: Arc<Registry>,
     slot: Arc<Slot>,
     tunnel: Arc<Tunnel>,
-    session: Session,
+    member: Member,
+    /// Let go after the place in the tunnel is.
+    held: Held,
 }
 
 impl Registry {
     /// A registry without any tunnel.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(metrics: Arc<Metrics>, events: Arc<Events>) -> Arc<Self> {
         Arc::new(Self {
             directory: Directory::default(),
             metrics,
-            slots: Mutex::default(),
+            events,
+            budget: Arc::default(),
+            slots: RwLock::default(),
         })
     }
 
-    /// The place of a runtime that is known to be served.
-    pub fn slot(&self, label: &RuntimeLabel) -> Arc<Slot> {
-        let mut slots = self.slots.lock();
-        let slot = slots.entry(label.clone()).or_insert_with(|| {
-            Arc::new(Slot {
-                label: label.clone(),
-                state: Mutex::new(State {
-                    tunnel: None,
-                    last_online: Instant::now(),
-                }),
-                joined: Notify::new(),
-                waiting: AtomicUsize::new(0),
-            })
-        });
-        slot.clone()
+    /// The place of a runtime that the runtimes file has.
+    pub fn list(&self, entry: &Arc<RuntimeEntry>) -> Arc<Slot> {
+        let mut slots = self.slots.write();
+        let slot = slot_of(&self.budget, &mut slots, entry);
+        slot.listed.store(Some(entry.clone()));
+        match slot.tunnel() {
+            // It goes by its credential, of which its sessions look what has become.
+            Some(_) if is_same_runtime(&slot.entry(), entry) => {}
+            Some(other) => {
+                other.order(Order::Disconnect);
+                slot.update(entry);
+            }
+            None => slot.update(entry),
+        }
+        slot
     }
 
-    /// Adds an authenticated session to its runtime's tunnel. When another instance held the
-    /// runtime, it is superseded at once.
-    pub fn join(
-        self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        instance: &InstanceId,
-        session: Session,
-    ) -> Membership {
-        let mut state = slot.state.lock();
-        // Claimed under the slot's lock, so that claim and entry change in the same order.
-        let claim = self.directory.claim(&slot.label, instance);
-        let held = state.tunnel.as_ref().filter(|held| held.claim() == &claim);
-        let tunnel = match held {
-            Some(held) => held.clone(),
-            None => {
-                let tunnel = Arc::new(Tunnel::new(claim, self.metrics.runtime(&slot.label)));
-                if let Some(older) = state.tunnel.replace(tunnel.clone()) {
-                    older.supersede(instance);
-                }
-                tunnel
+    /// Keeps only these as listed; the others are forgotten when they are gone.
+    pub fn keep_listed(&self, is_listed: impl Fn(&RuntimeLabel) -> bool) {
+        for (label, slot) in &*self.slots.read() {
+            if !is_listed(label) {
+                slot.listed.store(None);
             }
-        };
-        tunnel.add(session.clone());
-        drop(state);
-        self.metrics.sessions.inc();
-        slot.joined.notify_waiters();
-        Membership {
-            registry: self.clone(),
-            slot: slot.clone(),
-            tunnel,
-            session,
         }
     }
+
+    /// Sets what runtimes may use whose own limits do not say, and all of them together.
+    pub fn set_limits(&self, config: &Config) {
+        let (open, waiting) = (config.max_open_exchanges, config.max_waiting);
+        self.budget.set(open, waiting, config.limits);
+        for slot in self.slots.read().values() {
+            slot.budget.refresh();
+        }
+    }
+
+    /// The place of a runtime, if it is known.
+    #[must_use]
+    pub fn slot(&self, label: &str) -> Option<Arc<Slot>> {
+        self.slots.read().get(label).cloned()
+    }
+
+    /// All places, in no order.
+    #[must_use]
+    pub fn slots(&self) -> Vec<Arc<Slot>> {
+        self.slots.read().values().cloned().collect()
+    }
+
+    /// Forgets runtimes that are not listed and have been gone for a while.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        self.slots.write().retain(|_, slot| {
+            let is_known = slot.listed.load().is_some();
+            let is_in_use = slot.budget.waiting() + slot.budget.open() > 0;
+            is_known || is_in_use || !slot.state.lock().is_gone(now)
+        });
+    }
+
+    /// Whether an instance would get a runtime now. Whoever holds it instead is made to prove that it
+    /// lives, so that a dead one does not keep the runtime for long.
+    ///
+    /// # Errors
+    /// With the reason why not.
+    pub async fn look(
+        &self,
+        runtime: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<(), ClaimRefusal> {
+        let looked = self.directory.look(runtime, instance, on_conflict).await;
+        if looked.is_err()
+            && let Some(tunnel) = self.slot(runtime.as_str()).and_then(|slot| slot.tunnel())
+        {
+            tunnel.suspect();
+        }
+        looked
+    }
+
+    /// Adds an authenticated session to its runtime's tunnel. When another instance held the runtime,
+    /// it is superseded at once.
+    ///
+    /// # Errors
+    /// When the instance does not get the runtime, or has too many sessions.
+    pub async fn join(self: &Arc<Self>, joining: Joining<'_>) -> Result<Membership, JoinRefusal> {
+        let Joining {
+            runtime,
+            instance,
+            session,
+            peer,
+            allow_from,
+            on_conflict,
+        } = joining;
+        let (held, slots, slot) = loop {
+            let claim = self.directory.claim(&runtime.label, instance, on_conflict);
+            let held = claim.await?;
+            // Held until the tunnel stands in its place, which may not be forgotten in between.
+            let mut slots = self.slots.write();
+            let slot = slot_of(&self.budget, &mut slots, runtime);
+            if slot.state.lock().newest <= Some(held.claim().epoch) {
+                break (held, slots, slot);
+            }
+            // A claim that was granted later came here first, and may be gone again: this one counts no
+            // more, whoever has the runtime now.
+        };
+        let listed = slot.listed.load();
+        if listed
+            .as_ref()
+            .is_some_and(|listed| !is_same_runtime(listed, runtime))
+        {
+            return Err(JoinRefusal::LabelTaken);
+        }
+        let mut state = slot.state.lock();
+        let (tunnel, is_takeover) = match &state.tunnel {
+            Some(present) if present.claim() == held.claim() => (present.clone(), false),
+            _ => {
+                let metrics = self.metrics.runtime(&slot.label);
+                let tunnel = Tunnel::new(held.claim().clone(), allow_from, metrics);
+                (Arc::new(tunnel), true)
+            }
+        };
+        let added = tunnel.add(session.clone(), peer);
+        let Some(member) = added else {
+            // Some may be dead, and not be known to be.
+            tunnel.suspect();
+            return Err(JoinRefusal::TooMany);
+        };
+        if is_takeover {
+            slot.update(runtime);
+            state.newest = Some(held.claim().epoch);
+            state.online_since.get_or_insert_with(SystemTime::now);
+        }
+        let older = match is_takeover {
+            true => state.tunnel.replace(tunnel.clone()),
+            false => None,
+        };
+        if let Some(older) = &older {
+            let by = instance.clone();
+            older.order(Order::Superseded { by });
+            self.metrics.takeovers.inc();
+        }
+        drop(state);
+        drop(slots);
+        if is_takeover {
+            self.events.tell(taken(&slot.label, older.as_deref()));
+        }
+        self.metrics.sessions.inc();
+        slot.joined.notify_waiters();
+        Ok(Membership {
+            registry: self.clone(),
+            slot,
+            tunnel,
+            member,
+            held,
+        })
+    }
+}
+
+fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
+    (&one.account, &one.name) == (&other.account, &other.name)
+}
+
+/// What is told of a runtime that has a new tunnel.
+fn taken(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
+    match older {
+        Some(older) => {
+            let instance = &older.claim().instance;
+            Event::of(EventKind::Superseded, label).detail(format!("instance {instance}"))
+        }
+        None => Event::of(EventKind::Online, label),
+    }
+}
+
+fn slot_of(
+    budget: &Arc<NodeBudget>,
+    slots: &mut HashMap<RuntimeLabel, Arc<Slot>>,
+    entry: &Arc<RuntimeEntry>,
+) -> Arc<Slot> {
+    let slot = slots.entry(entry.label.clone()).or_insert_with(|| {
+        Arc::new(Slot {
+            label: entry.label.clone(),
+            entry: ArcSwap::new(entry.clone()),
+            listed: ArcSwapOption::empty(),
+            state: Mutex::new(State {
+                tunnel: None,
+                newest: None,
+                online_since: None,
+                last_online: Instant::now(),
+                last_online_at: None,
+            }),
+            joined: Notify::new(),
+            budget: Budget::new(budget.clone()),
+        })
+    });
+    slot.clone()
 }
 
 impl Slot {
@@ -136,121 +330,274 @@ impl Slot {
         &self.label
     }
 
+    /// What is known of the runtime, as of now.
+    #[must_use]
+    pub fn entry(&self) -> Guard<Arc<RuntimeEntry>> {
+        self.entry.load()
+    }
+
+    /// The tunnel, if there is one.
+    #[must_use]
+    pub fn tunnel(&self) -> Option<Arc<Tunnel>> {
+        self.state.lock().tunnel.clone()
+    }
+
+    /// Since when the runtime is online, if it is.
+    #[must_use]
+    pub fn online_since(&self) -> Option<SystemTime> {
+        self.state.lock().online_since
+    }
+
+    /// When it was last online, if it was and is not.
+    #[must_use]
+    pub fn last_online(&self) -> Option<SystemTime> {
+        self.state.lock().last_online_at
+    }
+
+    /// What the runtime may use, and what it uses.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// From now on this is what is known of the runtime.
+    fn update(&self, entry: &Arc<RuntimeEntry>) {
+        self.budget.set(entry.limits);
+        self.budget.set_allow_from(entry.allow_from.clone());
+        self.entry.store(entry.clone());
+    }
+
     /// The tunnel and the session that takes the next exchange, if the runtime is online.
     #[must_use]
     pub fn online(&self) -> Option<(Arc<Tunnel>, Session)> {
-        let tunnel = self.state.lock().tunnel.clone()?;
+        let tunnel = self.tunnel()?;
         let session = tunnel.session()?;
         Some((tunnel, session))
     }
 
     /// The same, after waiting a set time for a runtime that was online a short while ago.
-    pub async fn online_within(&self, wait: Duration) -> Option<(Arc<Tunnel>, Session)> {
+    ///
+    /// # Errors
+    /// When as many as allowed are waiting.
+    pub async fn online_within(
+        &self,
+        wait: Duration,
+    ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
         let now = Instant::now();
-        if self.state.lock().is_gone(now) {
-            return None;
+        if wait.is_zero() || self.state.lock().is_gone(now) {
+            return Ok(None);
         }
-        let _place = Waiting::enter(&self.waiting)?;
+        let _place = self.budget.wait()?;
         loop {
             let joined = self.joined.notified();
             if let Some(online) = self.online() {
-                return Some(online);
+                return Ok(Some(online));
             }
-            timeout_at(now + wait, joined).await.ok()?;
+            if timeout_at(now + wait, joined).await.is_err() {
+                return Ok(None);
+            }
         }
-    }
-}
-
-/// A place among those that wait for a runtime.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn enter(count: &'a AtomicUsize) -> Option<Self> {
-        let place = Self(count);
-        (count.fetch_add(1, Ordering::AcqRel) < WAITING).then_some(place)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Membership {
     /// The tunnel that the session belongs to.
     #[must_use]
-    pub fn tunnel(&self) -> &Tunnel {
+    pub fn tunnel(&self) -> &Arc<Tunnel> {
         &self.tunnel
+    }
+
+    /// The session lives by this credential from now on, and its runtime by what that says of it.
+    pub fn on_credential(&self, grant: &Grant) {
+        *self.member.peer.authority.lock() = grant.into();
+        let state = self.slot.state.lock();
+        let is_held = state
+            .tunnel
+            .as_ref()
+            .is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
+        if is_held && **self.slot.entry() != *grant.runtime {
+            self.slot.update(&grant.runtime);
+        }
+    }
+
+    /// The client takes no exchange on this session any more. When it takes none on any, the instance
+    /// leaves.
+    pub fn on_drain(&self) {
+        self.member.session.start_drain();
+        if self.tunnel.is_leaving() {
+            self.held.leave();
+        }
+    }
+
+    /// Resolves with the strongest order to this session that is at least so strong.
+    pub async fn ordered(&self, strength: usize) -> Order {
+        self.tunnel.ordered(&self.member, strength).await
+    }
+
+    /// Resolves when a younger session of this tunnel takes exchanges.
+    pub async fn replaced(&self) {
+        self.tunnel.replaced(&self.member).await;
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         let mut state = self.slot.state.lock();
-        let is_last = self.tunnel.remove(&self.session);
+        let is_last = self.tunnel.remove(&self.member.session);
         let is_held = state
             .tunnel
             .as_ref()
             .is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
         if is_held {
             state.last_online = Instant::now();
+            state.last_online_at = Some(SystemTime::now());
         }
-        if is_last && is_held {
+        let is_offline = is_last && is_held;
+        if is_offline {
             state.tunnel = None;
-            self.registry
-                .directory
-                .release(&self.slot.label, self.tunnel.claim().epoch);
+            state.online_since = None;
         }
         drop(state);
+        if is_offline {
+            let offline = Event::of(EventKind::Offline, &self.slot.label);
+            self.registry.events.tell(offline);
+        }
         self.registry.metrics.sessions.dec();
     }
 }
 
 #[cfg(test)]
+mod races;
+
+#[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use tunnel_proto::session::{SessionSettings, Side};
+    use tokio::io::DuplexStream;
+    use tunnel_ops::config_file::TomlFile;
+    use tunnel_proto::session::{Driver, SessionEvents, SessionSettings, Side};
 
     use super::*;
+    use crate::runtimes::Runtimes;
 
-    async fn session() -> Session {
+    /// A session that looks alive for as long as its driver is there.
+    pub(super) fn live_session() -> (Session, SessionEvents, Driver<DuplexStream>) {
         let (io, _) = tokio::io::duplex(64);
         let settings = SessionSettings::default();
-        let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
-        // A driver that is dropped ends its session; here it has to look alive.
+        Session::new(io, Bytes::new(), Side::Server, settings)
+    }
+
+    fn session() -> Session {
+        let (session, _, driver) = live_session();
         std::mem::forget(driver);
         session
     }
 
-    fn instance(number: u8) -> InstanceId {
+    pub(super) fn joining<'a>(
+        runtime: &'a Arc<RuntimeEntry>,
+        instance: &'a InstanceId,
+        session: &'a Session,
+        on_conflict: OnConflict,
+    ) -> Joining<'a> {
+        let peer = Peer {
+            address: "127.0.0.1:1".parse().unwrap(),
+            version: "0".into(),
+            number: 1,
+            since: SystemTime::UNIX_EPOCH,
+            authority: parking_lot::Mutex::default(),
+        };
+        Joining {
+            runtime,
+            instance,
+            session,
+            peer,
+            allow_from: None,
+            on_conflict,
+        }
+    }
+
+    pub(super) fn instance(number: u8) -> InstanceId {
         InstanceId::from_random([number; 16])
     }
 
+    pub(super) fn entry() -> Arc<RuntimeEntry> {
+        let text = "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n";
+        let domain = "tunnels.localhost".parse().unwrap();
+        let runtimes = Runtimes::parse(&TomlFile::from_text("r.toml", text), &domain).unwrap();
+        runtimes.iter().next().unwrap().clone()
+    }
+
     fn registry() -> (Arc<Registry>, Arc<Slot>) {
-        let registry = Registry::new(Metrics::new().unwrap());
-        let account = "acme".parse().unwrap();
-        let slot = registry.slot(&RuntimeLabel::new(&account, &"prod".parse().unwrap()).unwrap());
+        let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
+        let slot = registry.list(&entry());
         (registry, slot)
+    }
+
+    async fn join(registry: &Arc<Registry>, number: u8) -> Membership {
+        join_by(registry, number, OnConflict::Supersede)
+            .await
+            .unwrap()
+    }
+
+    async fn join_by(
+        registry: &Arc<Registry>,
+        number: u8,
+        on_conflict: OnConflict,
+    ) -> Result<Membership, JoinRefusal> {
+        let (entry, instance, session) = (entry(), instance(number), session());
+        let joining = joining(&entry, &instance, &session, on_conflict);
+        registry.join(joining).await
+    }
+
+    async fn is_online_within(slot: &Slot, wait: Duration) -> bool {
+        slot.online_within(wait).await.unwrap().is_some()
     }
 
     #[tokio::test]
     async fn a_late_leave_does_not_remove_the_successor() {
         let (registry, slot) = registry();
-        let older = registry.join(&slot, &instance(1), session().await);
-        let newer = registry.join(&slot, &instance(2), session().await);
-        assert_eq!(older.tunnel().superseded().await, instance(2));
+        let older = join(&registry, 1).await;
+        let newer = join(&registry, 2).await;
+        let by = instance(2);
+        assert_eq!(older.ordered(0).await, Order::Superseded { by });
         drop(older);
         assert_eq!(slot.online().unwrap().0.claim(), newer.tunnel().claim());
         drop(newer);
         assert!(slot.online().is_none());
+        assert!(registry.directory.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_superseded_instance_does_not_come_back() {
+        let (registry, slot) = registry();
+        let older = join(&registry, 1).await;
+        let newer = join(&registry, 2).await;
+        let refused = join_by(&registry, 1, OnConflict::Supersede)
+            .await
+            .err()
+            .unwrap();
+        assert!(matches!(
+            refused,
+            JoinRefusal::Claim(ClaimRefusal::Superseded { .. })
+        ));
+        assert_eq!(slot.online().unwrap().0.claim(), newer.tunnel().claim());
+        drop(older);
+    }
+
+    #[tokio::test]
+    async fn the_older_instance_may_be_kept() {
+        let (registry, slot) = registry();
+        let older = join(&registry, 1).await;
+        assert!(join_by(&registry, 2, OnConflict::Reject).await.is_err());
+        assert_eq!(slot.online().unwrap().0.claim(), older.tunnel().claim());
+        drop(older);
+        assert!(join_by(&registry, 2, OnConflict::Reject).await.is_ok());
     }
 
     #[tokio::test]
     async fn sessions_of_one_instance_make_one_tunnel() {
         let (registry, slot) = registry();
-        let first = registry.join(&slot, &instance(1), session().await);
-        let second = registry.join(&slot, &instance(1), session().await);
+        let first = join(&registry, 1).await;
+        let second = join(&registry, 1).await;
         assert_eq!(slot.online().unwrap().0.session_count(), 2);
         drop(first);
         assert!(slot.online().is_some());
@@ -262,25 +609,25 @@ mod tests {
     async fn a_request_waits_for_a_runtime_that_is_coming_back() {
         let (registry, slot) = registry();
         let wait = Duration::from_secs(5);
-        let (online, _membership) = tokio::join!(slot.online_within(wait), async {
+        let (is_online, _membership) = tokio::join!(is_online_within(&slot, wait), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
-            registry.join(&slot, &instance(1), session().await)
+            join(&registry, 1).await
         });
-        assert!(online.is_some());
+        assert!(is_online);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_waits_for_a_long_lived_runtime_whose_session_is_leaving() {
         let (registry, slot) = registry();
-        let leaving = registry.join(&slot, &instance(1), session().await);
+        let leaving = join(&registry, 1).await;
         tokio::time::sleep(RETURNING * 2).await;
-        leaving.session.start_drain();
+        leaving.member.session.start_drain();
         let wait = Duration::from_secs(5);
-        let (online, _membership) = tokio::join!(slot.online_within(wait), async {
+        let (is_online, _membership) = tokio::join!(is_online_within(&slot, wait), async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            registry.join(&slot, &instance(1), session().await)
+            join(&registry, 1).await
         });
-        assert!(online.is_some());
+        assert!(is_online);
     }
 
     #[tokio::test(start_paused = true)]
@@ -288,11 +635,33 @@ mod tests {
         let (_registry, slot) = registry();
         let wait = Duration::from_secs(5);
         let start = Instant::now();
-        assert!(slot.online_within(wait).await.is_none());
+        assert!(!is_online_within(&slot, wait).await);
         assert_eq!(start.elapsed(), wait);
         tokio::time::sleep(RETURNING).await;
         let start = Instant::now();
-        assert!(slot.online_within(wait).await.is_none());
+        assert!(!is_online_within(&slot, wait).await);
         assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_nobody_lists_is_forgotten_when_it_is_gone() {
+        let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
+        let membership = join(&registry, 1).await;
+        tokio::time::sleep(RETURNING * 2).await;
+        registry.sweep();
+        assert!(registry.slot("acme-prod").is_some(), "online");
+        drop(membership);
+        registry.sweep();
+        assert!(registry.slot("acme-prod").is_some(), "just coming back");
+        tokio::time::sleep(RETURNING * 2).await;
+        registry.sweep();
+        assert!(registry.slot("acme-prod").is_none());
+        registry.list(&entry());
+        tokio::time::sleep(RETURNING * 2).await;
+        registry.sweep();
+        assert!(registry.slot("acme-prod").is_some(), "listed");
+        registry.keep_listed(|_| false);
+        registry.sweep();
+        assert!(registry.slots().is_empty());
     }
 }

@@ -1,18 +1,26 @@
 //! From a host to its runtime, and from there to a session.
 //!
-//! The table has exact hosts only: a host is one runtime's or nobody's, and no request ever falls
-//! through to another. The lookup is by the checked request's host, the same bytes that are sent on.
+//! A host is one runtime's or nobody's, and no request ever falls through to another. The lookup is by
+//! the checked request's host, the same bytes that are sent on. Listed runtimes are in a table that is
+//! replaced as a whole; one that only a credential has named is found by its label in the registry.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use arc_swap::ArcSwap;
+use tokio::time::Instant;
 use tunnel_proto::{
     problem::{Hop, Problem, Reason},
     session::Session,
 };
 
 use crate::{
+    budget::Budget,
     registry::{Registry, Slot},
-    runtimes::{HostName, NameError, Runtimes},
+    runtimes::{HostName, NameError, RuntimeEntry, RuntimeLabel, Runtimes},
     tunnel::Tunnel,
 };
 
@@ -22,9 +30,9 @@ const OFFLINE_RETRY: Duration = Duration::from_secs(5);
 
 /// All hosts that are served.
 pub struct Router {
-    hosts: HashMap<Box<str>, Arc<Slot>>,
-    /// How long a request waits for its runtime to come back.
-    offline_wait: Duration,
+    hosts: ArcSwap<HashMap<Box<str>, Arc<Slot>>>,
+    registry: Arc<Registry>,
+    domain: HostName,
 }
 
 impl Router {
@@ -35,32 +43,68 @@ impl Router {
     pub fn new(
         runtimes: &Runtimes,
         domain: &HostName,
-        registry: &Registry,
-        offline_wait: Duration,
+        registry: &Arc<Registry>,
     ) -> Result<Self, NameError> {
+        let router = Self {
+            hosts: ArcSwap::default(),
+            registry: registry.clone(),
+            domain: domain.clone(),
+        };
+        router.replace(runtimes)?;
+        Ok(router)
+    }
+
+    /// Serves these runtimes from here on. Those that are in both tables keep their tunnels.
+    ///
+    /// # Errors
+    /// When a label under the domain makes no valid host name; the table before stays then.
+    pub fn replace(&self, runtimes: &Runtimes) -> Result<(), NameError> {
+        self.commit(self.prepare(runtimes)?);
+        Ok(())
+    }
+
+    /// The first half of [`Self::replace`], which is all that can fail of it.
+    pub(crate) fn prepare(&self, runtimes: &Runtimes) -> Result<NextHosts, NameError> {
+        let named = runtimes.iter().map(|runtime| {
+            let own = HostName::of_runtime(&runtime.label, &self.domain)?;
+            Ok((runtime.clone(), own))
+        });
+        named.collect::<Result<_, _>>().map(NextHosts)
+    }
+
+    /// The second half.
+    pub(crate) fn commit(&self, NextHosts(runtimes): NextHosts) {
         let mut hosts = HashMap::new();
-        for runtime in runtimes.iter() {
-            let slot = registry.slot(&runtime.label);
-            let own = HostName::of_runtime(&runtime.label, domain)?;
-            for host in runtime.hosts.iter().chain([&own]) {
+        let mut labels: HashSet<&RuntimeLabel> = HashSet::new();
+        for (runtime, own) in &runtimes {
+            let slot = self.registry.list(runtime);
+            labels.insert(&runtime.label);
+            for host in runtime.hosts.iter().chain([own]) {
                 hosts.insert(host.as_str().into(), slot.clone());
             }
         }
-        Ok(Self {
-            hosts,
-            offline_wait,
-        })
+        self.hosts.store(Arc::new(hosts));
+        self.registry.keep_listed(|label| labels.contains(label));
     }
 
     /// The way to the runtime of `host`, which is in lower case and without port.
     #[must_use]
-    pub fn route(&self, host: &str) -> Route {
+    pub fn route(&self, host: &str, offline_wait: Duration) -> Route {
+        let listed = self.hosts.load().get(host).cloned();
         Route {
-            slot: self.hosts.get(host).cloned(),
-            offline_wait: self.offline_wait,
+            slot: listed.or_else(|| self.unlisted(host)),
+            offline_wait,
         }
     }
+
+    fn unlisted(&self, host: &str) -> Option<Arc<Slot>> {
+        let below = host.strip_suffix(self.domain.as_str())?;
+        self.registry.slot(below.strip_suffix('.')?)
+    }
 }
+
+/// Runtimes to serve next, each with its host under the domain.
+pub(crate) struct NextHosts(Vec<(Arc<RuntimeEntry>, HostName)>);
 
 /// The way to one host's runtime, online or not.
 pub struct Route {
@@ -70,30 +114,68 @@ pub struct Route {
 }
 
 impl Route {
-    /// The session that carries the next exchange.
+    /// The runtime's place.
     ///
     /// # Errors
-    /// When the host is nobody's, or its runtime has no live session and none came in time.
-    pub async fn session(&self) -> Result<(Arc<Tunnel>, Session), Problem> {
-        let Some(slot) = &self.slot else {
-            return Err(Problem::new(
-                Hop::Server,
-                Reason::RuntimeUnknown,
-                "no runtime is served at this host",
-            ));
-        };
+    /// When the host is nobody's.
+    fn slot(&self) -> Result<&Arc<Slot>, Problem> {
+        let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
+        let nobody = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
+        self.slot.as_ref().ok_or_else(nobody)
+    }
+
+    /// What the host's runtime may use; `None` when the host is nobody's.
+    #[must_use]
+    pub fn budget(&self) -> Option<&Arc<Budget>> {
+        self.slot.as_ref().map(|slot| slot.budget())
+    }
+
+    /// The session that carries the next exchange. One request may need several: `waits_until` is its
+    /// own, nothing at first, so that it waits for all of them together no longer than for one.
+    ///
+    /// # Errors
+    /// When the host is nobody's, its runtime has no live session and none came in time, or too many
+    /// wait for one.
+    pub async fn session(
+        &self,
+        waits_until: &mut Option<Instant>,
+    ) -> Result<(Arc<Tunnel>, Session), Problem> {
+        let slot = self.slot()?;
         if let Some(online) = slot.online() {
             return Ok(online);
         }
         // Boxed, so that the many who need not wait do not carry what waiting takes.
-        let waiting = Box::pin(slot.online_within(self.offline_wait));
-        waiting.await.ok_or_else(|| {
-            Problem::new(
-                Hop::Server,
-                Reason::RuntimeOffline,
-                "the runtime's tunnel client is not connected",
-            )
-            .retry_after(OFFLINE_RETRY)
+        let now = Instant::now();
+        let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
+        let waiting = Box::pin(slot.online_within(until.saturating_duration_since(now)));
+        waiting.await?.ok_or_else(|| {
+            let detail = "the runtime's tunnel client is not connected";
+            Problem::new(Hop::Server, Reason::RuntimeOffline, detail).retry_after(OFFLINE_RETRY)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_ops::config_file::TomlFile;
+
+    use super::*;
+    use crate::{admin::events::Events, metrics::Metrics};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_needs_several_sessions_waits_no_longer_than_for_one() {
+        let domain = "tunnels.localhost".parse().unwrap();
+        let text = "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n";
+        let runtimes = Runtimes::parse(&TomlFile::from_text("r.toml", text), &domain).unwrap();
+        let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
+        let router = Router::new(&runtimes, &domain, &registry).unwrap();
+        let wait = Duration::from_secs(5);
+        let route = router.route("acme-prod.tunnels.localhost", wait);
+        let (start, mut waits_until) = (Instant::now(), None);
+        for _ in 0..3 {
+            let problem = route.session(&mut waits_until).await.err().unwrap();
+            assert_eq!(problem.reason(), Reason::RuntimeOffline);
+            assert_eq!(start.elapsed(), wait);
+        }
     }
 }

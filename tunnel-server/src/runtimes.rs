@@ -8,15 +8,20 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use ipnet::IpNet;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 
 use crate::token::{TokenHash, TokenId};
 
 pub mod edit;
 mod file;
+mod moment;
 mod name;
 
+pub(crate) use self::file::RawLimits;
+pub use self::moment::{Moment, NotAMoment};
 pub use self::name::{AccountName, HostName, NameError, RuntimeLabel, RuntimeName};
 
 /// All runtimes that this server serves.
@@ -24,7 +29,29 @@ pub use self::name::{AccountName, HostName, NameError, RuntimeLabel, RuntimeName
 pub struct Runtimes {
     entries: Vec<Arc<RuntimeEntry>>,
     labels: HashMap<RuntimeLabel, usize>,
-    tokens: HashMap<TokenId, Credential>,
+    tokens: Vec<(usize, ListedToken)>,
+    token_ids: HashMap<TokenId, usize>,
+    /// The labels directly below the domain that hosts of the runtimes lie at or below, with the
+    /// runtime that has the host.
+    host_labels: HashMap<Box<str>, usize>,
+}
+
+/// One token, as listed.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedToken {
+    /// Its public part.
+    pub id: TokenId,
+    /// SHA-256 of the whole.
+    pub sha256: TokenHash,
+    /// When it was made, where that is known.
+    pub created: Option<SystemTime>,
+    /// When it runs out.
+    pub expires: Option<SystemTime>,
+    /// Whether it lets nobody in any more.
+    pub revoked: bool,
+    /// For people.
+    pub note: Option<String>,
 }
 
 /// One runtime, as listed.
@@ -41,25 +68,31 @@ pub struct RuntimeEntry {
     pub hosts: Vec<HostName>,
     /// What it may use at most.
     pub limits: RuntimeLimits,
+    /// The source addresses that it may be reached from; `None` means any.
+    pub allow_from: Option<Vec<IpNet>>,
 }
 
-/// What one runtime may use at most; nothing set means the server's own limit.
+/// What one runtime may use at most; nothing set means the server's default for all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuntimeLimits {
-    /// Exchanges open at once on one session, 1 to 4096.
+    /// Exchanges open at once.
     pub exchanges: Option<u32>,
+    /// Exchanges begun in a second.
+    pub exchange_rate: Option<u32>,
+    /// Bytes of bodies in a second towards the runtime.
+    pub upload_rate: Option<u64>,
+    /// Bytes of bodies in a second from the runtime.
+    pub download_rate: Option<u64>,
+    /// Upgraded connections open at once.
+    pub websockets: Option<u32>,
+    /// Largest head of a request, in bytes.
+    pub head_bytes: Option<usize>,
 }
 
 /// Every fault found in a runtimes file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimesError(Vec<ConfigFileError>);
-
-#[derive(Clone)]
-struct Credential {
-    entry: usize,
-    sha256: TokenHash,
-}
 
 impl Runtimes {
     /// Reads the file. `domain` is the one under which every runtime has its first host.
@@ -82,10 +115,23 @@ impl Runtimes {
         self.entries.get(*self.labels.get(label)?)
     }
 
-    /// The runtime that the token with this id belongs to, and the token's hash.
-    pub fn token(&self, id: TokenId) -> Option<(&Arc<RuntimeEntry>, &TokenHash)> {
-        let credential = self.tokens.get(&id)?;
-        Some((self.entries.get(credential.entry)?, &credential.sha256))
+    /// The runtime that the token with this id belongs to, and the token.
+    pub fn token(&self, id: TokenId) -> Option<(&Arc<RuntimeEntry>, &ListedToken)> {
+        let (entry, token) = self.tokens.get(*self.token_ids.get(&id)?)?;
+        Some((self.entries.get(*entry)?, token))
+    }
+
+    /// All tokens with their runtimes, in the order of the file.
+    pub fn tokens(&self) -> impl Iterator<Item = (&Arc<RuntimeEntry>, &ListedToken)> {
+        self.tokens
+            .iter()
+            .filter_map(|(entry, token)| Some((self.entries.get(*entry)?, token)))
+    }
+
+    /// The runtime that the host `<label>.<domain>`, or one below it, belongs to by its own `hosts`.
+    /// Who else has this label would be taken for it.
+    pub fn host_owner(&self, label: &RuntimeLabel) -> Option<&Arc<RuntimeEntry>> {
+        self.entries.get(*self.host_labels.get(label.as_str())?)
     }
 
     /// How many tokens there are, over all runtimes.
@@ -94,10 +140,31 @@ impl Runtimes {
     }
 }
 
+impl RuntimeLimits {
+    /// These limits, and where they do not say, those.
+    #[must_use]
+    pub fn or(self, defaults: Self) -> Self {
+        Self {
+            exchanges: self.exchanges.or(defaults.exchanges),
+            exchange_rate: self.exchange_rate.or(defaults.exchange_rate),
+            upload_rate: self.upload_rate.or(defaults.upload_rate),
+            download_rate: self.download_rate.or(defaults.download_rate),
+            websockets: self.websockets.or(defaults.websockets),
+            head_bytes: self.head_bytes.or(defaults.head_bytes),
+        }
+    }
+}
+
 impl RuntimesError {
     /// The faults in the order of the file.
     pub fn faults(&self) -> &[ConfigFileError] {
         &self.0
+    }
+}
+
+impl From<Vec<ConfigFileError>> for RuntimesError {
+    fn from(faults: Vec<ConfigFileError>) -> Self {
+        Self(faults)
     }
 }
 
@@ -119,10 +186,12 @@ impl fmt::Display for RuntimesError {
 
 impl std::error::Error for RuntimesError {}
 
-impl fmt::Debug for Credential {
+impl fmt::Debug for ListedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credential")
-            .field("entry", &self.entry)
+        f.debug_struct("ListedToken")
+            .field("id", &self.id)
+            .field("expires", &self.expires.map(Moment::from))
+            .field("revoked", &self.revoked)
             .finish_non_exhaustive()
     }
 }

@@ -4,32 +4,47 @@
 //! never answers a single request. Stop: in the order of who depends on whom, each step with its
 //! reason where it stands.
 
+pub(crate) mod drain;
 mod shard;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use http::HeaderValue;
-use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
+use tokio::time::interval;
 use tunnel_ops::{
-    admin::{AdminBindError, AdminListener, AdminRoutes, Readiness},
-    signals::{Shutdown, Trigger},
+    admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
+    signals::Shutdown,
     task::Owned,
     telemetry::RequestId,
-    tls_files::{self, TlsFilesError},
+    tls_files::TlsFilesError,
 };
 
 use self::shard::{Listeners, Shard};
 use crate::{
-    config::Config,
+    admin::{
+        self,
+        events::{Event, EventKind, Events},
+    },
+    auth::{AuthSetupError, Authenticator},
+    config::{Config, effective::Effective},
+    connect::gate::Gate,
     listener::{self, Bound},
     metrics::Metrics,
-    node::Node,
+    node::{self, Life, Node, Tls},
     public::{answer::Cors, outgoing::ViaName, places::Places},
     registry::Registry,
     router::Router,
     runtimes::NameError,
 };
+
+/// Time between two looks at what may be forgotten.
+const SWEEP: Duration = Duration::from_secs(10);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +62,15 @@ pub enum BindError {
     /// The admin listener's address cannot be bound.
     #[error(transparent)]
     Admin(#[from] AdminBindError),
+    /// The operator's token cannot be used.
+    #[error(transparent)]
+    AdminToken(#[from] BearerFileError),
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
+    /// The credentials cannot be checked.
+    #[error(transparent)]
+    Auth(#[from] AuthSetupError),
     /// A runtime's host is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -83,7 +104,6 @@ pub struct Addresses {
 /// A server whose listeners are bound.
 pub struct Server {
     node: Arc<Node>,
-    stop: Trigger,
     shards: Vec<Listeners>,
     admin: AdminListener,
     addresses: Addresses,
@@ -95,19 +115,7 @@ impl Server {
     /// # Errors
     /// When an address cannot be bound, or something in the configuration cannot be used.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
-        let metrics = Metrics::new()?;
-        let registry = Registry::new(metrics.clone());
-        let router = Router::new(
-            &config.runtimes,
-            &config.domain,
-            &registry,
-            config.offline_wait,
-        )?;
-        let tunnel_tls = tls_files::server_config(&config.tunnel_tls, &[b"http/1.1"])?;
-        let public_tls = match &config.public_tls {
-            Some(identity) => Some(tls_files::server_config(identity, &[b"h2", b"http/1.1"])?),
-            None => None,
-        };
+        let parts = Parts::new(&config)?;
         let count = shard_count(config.shards);
         let tunnel = listen("tunnel", config.tunnel_listen, count)?;
         let public = listen("public", config.public_listen, count)?;
@@ -121,36 +129,31 @@ impl Server {
             .sockets
             .into_iter()
             .zip(public.sockets)
-            .map(|(tunnel, public)| Listeners {
-                tunnel,
-                public,
-                tunnel_tls: TlsAcceptor::from(tunnel_tls.clone()),
-                public_tls: public_tls.clone().map(TlsAcceptor::from),
-            })
+            .map(|(tunnel, public)| Listeners { tunnel, public })
             .collect();
-        let (stop, stopping) = Shutdown::manual();
-        let origins = config.cors_origins.iter();
-        let node = Arc::new(Node {
-            router,
-            registry,
-            metrics,
-            tunnel_places: Places::new(config.max_connections, usize::MAX),
-            places: Places::new(config.max_connections, config.max_connections_per_address),
-            cors: Cors::new(
-                origins.filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok()),
-            ),
-            via: ViaName::new(&RequestId::new().as_str()[..12]),
-            access_log: config.access_log,
-            stopping,
-            config,
-        });
+        let node = Arc::new(parts.into_node(config));
+        node.tls.show(&node.metrics);
         Ok(Self {
             node,
-            stop,
             shards,
             admin,
             addresses,
         })
+    }
+
+    /// Reads and checks all that a server of this configuration would, and binds nothing. Tells what each
+    /// setting stands at.
+    ///
+    /// # Errors
+    /// When something in it cannot be used.
+    pub fn check(config: &Config) -> Result<Effective, BindError> {
+        let parts = Parts::new(config)?;
+        Ok(config.effective(&parts.authenticator.contents()))
+    }
+
+    /// What its parts share, for whoever changes something while it runs.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        self.node.clone()
     }
 
     /// Where it listens; the ports that were asked for as 0 are known here.
@@ -166,7 +169,6 @@ impl Server {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), RunError> {
         let Self {
             node,
-            stop,
             shards,
             admin,
             addresses,
@@ -176,16 +178,7 @@ impl Server {
             let shard = Shard::start(number, node.clone(), listeners);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
-        let routes = {
-            let asked = shutdown.clone();
-            AdminRoutes::new(node.metrics.registry().clone(), move || {
-                if asked.is_asked() {
-                    Readiness::NotReady("the server is stopping".into())
-                } else {
-                    Readiness::Ready
-                }
-            })
-        };
+        let routes = admin::routes(&node, shutdown.clone(), addresses.admin);
         // The last to stop: how the rest stops can be watched there.
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
         for (listener, address) in [
@@ -195,25 +188,99 @@ impl Server {
         ] {
             tracing::info!(listener, %address, "listening");
         }
+        // Keys behind a URL are there before the first client needs them.
+        node.authenticator.start();
+        let housekeeping = Owned::spawn("housekeeping", sweep(node.clone()));
         let failed = wait(&shutdown, &mut running).await;
+        node.events.tell(Event::new(EventKind::Draining));
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if failed.is_none() {
             tokio::select! {
-                () = sleep(node.config.drain_delay) => {}
+                () = drain::drain(&node, &mut running) => {}
                 () = shutdown.forced() => {}
             }
         }
-        // Sessions are told to drain and connections to finish; both happen in the shards.
-        stop.ask();
-        tokio::select! {
-            _ = timeout(node.config.grace_period, finish(&mut running)) => {}
-            () = shutdown.forced() => {}
-        }
+        drop(housekeeping);
         // What is left had its time: the shards' runtimes end with their tasks.
         drop(running);
         drop(admin);
         tracing::info!("stopped");
         failed.map_or(Ok(()), |number| Err(RunError::ShardFailed(number)))
+    }
+}
+
+/// What is made of the configuration and the files that it names, before anything is bound.
+struct Parts {
+    metrics: Arc<Metrics>,
+    events: Arc<Events>,
+    registry: Arc<Registry>,
+    router: Router,
+    authenticator: Arc<Authenticator>,
+    tls: Tls,
+    admin_guard: Option<BearerGuard>,
+}
+
+impl Parts {
+    fn new(config: &Config) -> Result<Self, BindError> {
+        let metrics = Metrics::new()?;
+        let events = Events::new(&RequestId::new().as_str()[..8]);
+        let registry = Registry::new(metrics.clone(), events.clone());
+        let router = Router::new(&config.runtimes, &config.domain, &registry)?;
+        registry.set_limits(config);
+        let authenticator = Authenticator::new(config)?;
+        metrics.show_credentials(&authenticator)?;
+        Ok(Self {
+            tls: Tls::new(config, authenticator.client_auth())?,
+            admin_guard: node::admin_guard(config)?,
+            metrics,
+            events,
+            registry,
+            router,
+            authenticator,
+        })
+    }
+
+    fn into_node(self, config: Config) -> Node {
+        let (all, each) = (config.max_connections, config.max_connections_per_address);
+        let tunnels_each = config.max_tunnel_connections_per_address;
+        Node {
+            authenticator: self.authenticator,
+            router: self.router,
+            registry: self.registry,
+            metrics: self.metrics,
+            places: Places::new(all, each),
+            tunnel_places: Places::new(all, tunnels_each),
+            tls: self.tls,
+            gate: Gate::new(config.max_handshakes, config.handshake_queue),
+            cors: ArcSwap::from_pointee(Cors::of(&config.cors_origins)),
+            via: ViaName::new(&RequestId::new().as_str()[..12]),
+            events: self.events,
+            last_reload: Mutex::default(),
+            admin_guard: ArcSwapOption::from_pointee(self.admin_guard),
+            started: SystemTime::now(),
+            life: Life::new(),
+            live: ArcSwap::from_pointee(config),
+        }
+    }
+}
+
+impl BindError {
+    /// Whether the configuration is at fault, or a file that it names.
+    #[must_use]
+    pub fn is_of_configuration(&self) -> bool {
+        match self {
+            Self::AdminToken(_) | Self::Tls(_) | Self::Auth(_) | Self::Name(_) => true,
+            Self::Listen { .. } | Self::Admin(_) | Self::Metrics(_) => false,
+        }
+    }
+}
+
+/// Forgets what nobody needs any more.
+async fn sweep(node: Arc<Node>) {
+    let mut round = interval(SWEEP);
+    loop {
+        round.tick().await;
+        node.registry.sweep();
     }
 }
 

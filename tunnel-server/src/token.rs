@@ -16,7 +16,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 
 /// Says what kind of secret this is.
-const PREFIX: &str = "tnlrt_";
+pub(crate) const PREFIX: &str = "tnlrt_";
 
 /// Hexadecimal digits of the public id: 64 bits, so that ids drawn at random do not meet.
 const ID_DIGITS: usize = 16;
@@ -149,7 +149,7 @@ impl fmt::Debug for TokenId {
     }
 }
 
-fn sha256(text: &str) -> TokenHash {
+pub(crate) fn sha256(text: &str) -> TokenHash {
     Sha256::digest(text.as_bytes()).into()
 }
 

@@ -1,31 +1,133 @@
 //! One tunnel: the live sessions of the instance that holds a runtime.
+//!
+//! In: sessions that are ready, and orders that concern all of them. Out: the session that takes the
+//! next exchange, and for each session the orders that came after it joined. What an order means for
+//! the exchanges that are open is the session's own business.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tunnel_proto::{handshake::InstanceId, session::Session};
+use tunnel_proto::{handshake::InstanceId, problem::Reason, session::Session};
 
-use crate::{directory::Claim, metrics::RuntimeMetrics};
+use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics::RuntimeMetrics};
+
+/// Sessions of one tunnel: twice as many as a client keeps at most, since each may just be replaced.
+pub const MAX_SESSIONS: usize = 16;
 
 /// The sessions of one instance, and which of them takes the next exchange.
 pub struct Tunnel {
     claim: Claim,
-    sessions: Mutex<Vec<Session>>,
-    /// The instance that took the runtime over, once one has.
-    superseded_by: Mutex<Option<InstanceId>>,
-    superseded: Notify,
+    members: OrderedMutex<Members>,
+    /// Told of each order, and of each session that joins.
+    changed: Notify,
+    /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
+    allow_from: Option<Vec<IpNet>>,
+    /// What went wrong last in it.
+    last_problem: Mutex<Option<(Reason, SystemTime)>>,
     /// The runtime's series.
     pub metrics: Arc<RuntimeMetrics>,
 }
 
+#[derive(Default)]
+struct Members {
+    sessions: Vec<Member>,
+    /// Counts what happened: each order and each session that joined.
+    events: u64,
+    /// The latest order of each kind, the weakest kind first, each with its place in the count.
+    orders: [Option<(u64, Order)>; Order::KINDS],
+}
+
+/// A session of a tunnel.
+#[derive(Clone)]
+pub struct Member {
+    /// The session.
+    pub session: Session,
+    /// Who is at its other end.
+    pub peer: Arc<Peer>,
+    /// When it joined, in the count of what happened.
+    joined: u64,
+}
+
+/// Who is at the other end of a session.
+#[derive(Debug)]
+pub struct Peer {
+    /// Where the connection comes from.
+    pub address: SocketAddr,
+    /// Version of the client program.
+    pub version: String,
+    /// Number of the session within its instance.
+    pub number: u32,
+    /// When the session began.
+    pub since: SystemTime,
+    /// What lets it in.
+    pub authority: Mutex<Authority>,
+}
+
+/// What lets a session in, as far as it may be shown. It may change while the session lives.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Authority {
+    /// The kind of credential.
+    pub kind: &'static str,
+    /// Its public id.
+    pub id: String,
+    /// When it runs out.
+    pub expires: Option<SystemTime>,
+}
+
+impl From<&Grant> for Authority {
+    fn from(grant: &Grant) -> Self {
+        Self {
+            kind: grant.credential.kind().name(),
+            id: grant.credential.id().to_owned(),
+            expires: grant.expires,
+        }
+    }
+}
+
+/// What all sessions of a tunnel are to do, the weakest first: a stronger one counts beside a weaker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Be replaced by other sessions, and go when what is open is done.
+    Drain,
+    /// A newer instance holds the runtime: finish what is open, and go.
+    Superseded {
+        /// The newer holder.
+        by: InstanceId,
+    },
+    /// Go at once.
+    Disconnect,
+}
+
+impl Order {
+    const KINDS: usize = 3;
+
+    /// How strong it is, from 0.
+    #[must_use]
+    pub fn strength(&self) -> usize {
+        match self {
+            Self::Drain => 0,
+            Self::Superseded { .. } => 1,
+            Self::Disconnect => 2,
+        }
+    }
+}
+
 impl Tunnel {
-    pub(crate) fn new(claim: Claim, metrics: Arc<RuntimeMetrics>) -> Self {
+    pub(crate) fn new(
+        claim: Claim,
+        allow_from: Option<Vec<IpNet>>,
+        metrics: Arc<RuntimeMetrics>,
+    ) -> Self {
         Self {
             claim,
-            sessions: Mutex::default(),
-            superseded_by: Mutex::default(),
-            superseded: Notify::new(),
+            members: OrderedMutex::default(),
+            changed: Notify::new(),
+            allow_from,
+            last_problem: Mutex::default(),
             metrics,
         }
     }
@@ -36,51 +138,233 @@ impl Tunnel {
         &self.claim
     }
 
-    /// The session for the next exchange: of those that take any, the one with the fewest open.
+    /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
+    #[must_use]
+    pub fn allow_from(&self) -> Option<&[IpNet]> {
+        self.allow_from.as_deref()
+    }
+
+    /// The session for the next exchange: of those that take any, the one with the fewest open, and
+    /// among equals the one with the shortest round trip.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
-        let sessions = self.sessions.lock();
-        sessions
+        let members = self.members.lock();
+        let open = members
+            .sessions
             .iter()
-            .filter(|session| session.is_open())
-            .min_by_key(|session| session.outstanding())
-            .cloned()
+            .map(|member| &member.session)
+            .filter(|session| session.is_open());
+        let rank = |session: &&Session| {
+            let unknown = Duration::MAX;
+            (
+                session.outstanding(),
+                session.round_trip().unwrap_or(unknown),
+            )
+        };
+        open.min_by_key(rank).cloned()
     }
 
-    /// Sessions now, those that only finish their exchanges among them.
+    /// Something went wrong with an exchange.
+    pub fn on_problem(&self, reason: Reason) {
+        *self.last_problem.lock() = Some((reason, SystemTime::now()));
+    }
+
+    /// What went wrong last, and when.
+    #[must_use]
+    pub fn last_problem(&self) -> Option<(Reason, SystemTime)> {
+        *self.last_problem.lock()
+    }
+
+    /// The sessions now, those that only finish their exchanges among them.
+    #[must_use]
+    pub fn members(&self) -> Vec<Member> {
+        self.members.lock().sessions.clone()
+    }
+
+    /// How many there are.
     #[must_use]
     pub fn session_count(&self) -> usize {
-        self.sessions.lock().len()
+        self.members.lock().sessions.len()
     }
 
-    pub(crate) fn add(&self, session: Session) {
-        self.sessions.lock().push(session);
+    /// Adds a session; `None` when there are as many as may be.
+    pub(crate) fn add(&self, session: Session, peer: Peer) -> Option<Member> {
+        let mut members = self.members.lock();
+        if members.sessions.len() >= MAX_SESSIONS {
+            return None;
+        }
+        members.events += 1;
+        let member = Member {
+            session,
+            peer: Arc::new(peer),
+            joined: members.events,
+        };
+        members.sessions.push(member.clone());
+        drop(members);
+        self.changed.notify_waiters();
+        Some(member)
     }
 
     /// Takes a session out; whether none is left.
     pub(crate) fn remove(&self, session: &Session) -> bool {
-        let mut sessions = self.sessions.lock();
-        sessions.retain(|held| !held.is_same(session));
-        sessions.is_empty()
+        let mut members = self.members.lock();
+        members
+            .sessions
+            .retain(|held| !held.session.is_same(session));
+        members.sessions.is_empty()
     }
 
-    /// Tells every session that a newer instance holds the runtime.
-    pub(crate) fn supersede(&self, by: &InstanceId) {
-        for session in &*self.sessions.lock() {
-            session.start_drain();
+    /// Has every session prove at once that it lives.
+    pub fn suspect(&self) {
+        for member in &self.members.lock().sessions {
+            member.session.suspect();
         }
-        *self.superseded_by.lock() = Some(by.clone());
-        self.superseded.notify_waiters();
     }
 
-    /// Resolves with the newer holder, once there is one.
-    pub async fn superseded(&self) -> InstanceId {
-        loop {
-            let notified = self.superseded.notified();
-            if let Some(by) = &*self.superseded_by.lock() {
-                return by.clone();
+    /// Gives an order to all sessions that are there now; how many that is.
+    pub fn order(&self, order: Order) -> usize {
+        let mut members = self.members.lock();
+        if matches!(order, Order::Superseded { .. }) {
+            // At once, before any of them has heard of it.
+            for member in &members.sessions {
+                member.session.start_drain();
             }
-            notified.await;
         }
+        members.events += 1;
+        let at = members.events;
+        let kind = order.strength();
+        members.orders[kind] = Some((at, order));
+        let count = members.sessions.len();
+        drop(members);
+        self.changed.notify_waiters();
+        count
+    }
+
+    /// Resolves with the strongest order to this member that is at least so strong.
+    pub(crate) async fn ordered(&self, member: &Member, strength: usize) -> Order {
+        self.until(|members| {
+            let orders = members.orders.iter().skip(strength).rev().flatten();
+            let mut mine = orders.filter(|(at, _)| *at > member.joined);
+            mine.next().map(|(_, order)| order.clone())
+        })
+        .await
+    }
+
+    /// Whether the instance leaves by its own will: it has sessions, and none takes exchanges.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let members = self.members.lock();
+        let mut sessions = members.sessions.iter();
+        !members.sessions.is_empty() && sessions.all(|member| !member.session.is_open())
+    }
+
+    /// Resolves when a younger session than this one takes exchanges.
+    pub(crate) async fn replaced(&self, member: &Member) {
+        self.until(|members| {
+            let is_younger =
+                |other: &&Member| other.joined > member.joined && other.session.is_open();
+            members.sessions.iter().find(is_younger).map(drop)
+        })
+        .await;
+    }
+
+    async fn until<T>(&self, look: impl Fn(&Members) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(found) = look(&self.members.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use bytes::Bytes;
+    use tunnel_proto::session::{SessionSettings, Side};
+
+    use super::*;
+    use crate::directory::{Directory, OnConflict};
+    use crate::metrics::Metrics;
+    use crate::runtimes::RuntimeLabel;
+
+    fn session() -> Session {
+        let (io, _) = tokio::io::duplex(64);
+        let settings = SessionSettings::default();
+        let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
+        // A driver that is dropped ends its session; here it has to look alive.
+        std::mem::forget(driver);
+        session
+    }
+
+    fn peer(number: u32) -> Peer {
+        Peer {
+            address: "127.0.0.1:1".parse().unwrap(),
+            version: "0".into(),
+            number,
+            since: SystemTime::UNIX_EPOCH,
+            authority: Mutex::default(),
+        }
+    }
+
+    async fn tunnel() -> Tunnel {
+        let label = RuntimeLabel::new(&"acme".parse().unwrap(), &"prod".parse().unwrap()).unwrap();
+        let instance = InstanceId::from_random([1; 16]);
+        let held = Directory::default()
+            .claim(&label, &instance, OnConflict::Supersede)
+            .await;
+        let metrics = Metrics::new().unwrap().runtime(&label);
+        Tunnel::new(held.unwrap().claim().clone(), None, metrics)
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_order_is_for_those_who_are_there() {
+        let tunnel = tunnel().await;
+        let older = tunnel.add(session(), peer(1)).unwrap();
+        assert_eq!(now(tunnel.ordered(&older, 0)), None);
+        assert_eq!(tunnel.order(Order::Drain), 1);
+        let younger = tunnel.add(session(), peer(2)).unwrap();
+        assert_eq!(now(tunnel.ordered(&older, 0)), Some(Order::Drain));
+        assert_eq!(now(tunnel.ordered(&older, 1)), None);
+        assert_eq!(now(tunnel.ordered(&younger, 0)), None);
+        tunnel.order(Order::Disconnect);
+        assert_eq!(now(tunnel.ordered(&older, 1)), Some(Order::Disconnect));
+        tunnel.order(Order::Drain);
+        assert_eq!(now(tunnel.ordered(&older, 0)), Some(Order::Disconnect));
+        assert_eq!(now(tunnel.replaced(&older)), Some(()));
+        assert_eq!(now(tunnel.replaced(&younger)), None);
+    }
+
+    #[tokio::test]
+    async fn a_superseded_tunnel_takes_nothing_more() {
+        let tunnel = tunnel().await;
+        tunnel.add(session(), peer(1)).unwrap();
+        assert!(tunnel.session().is_some());
+        let by = InstanceId::from_random([2; 16]);
+        tunnel.order(Order::Superseded { by });
+        assert!(tunnel.session().is_none());
+    }
+
+    #[tokio::test]
+    async fn the_sessions_of_one_tunnel_are_bounded() {
+        let tunnel = tunnel().await;
+        for number in 1..=MAX_SESSIONS {
+            assert!(tunnel.add(session(), peer(number as u32)).is_some());
+        }
+        assert!(tunnel.add(session(), peer(99)).is_none());
+        let first = tunnel.members()[0].clone();
+        tunnel.remove(&first.session);
+        assert!(tunnel.add(session(), peer(99)).is_some());
     }
 }

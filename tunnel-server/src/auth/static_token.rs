@@ -4,42 +4,78 @@
 //! whatever differs, and an unknown id is compared all the same.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use subtle::ConstantTimeEq;
 
-use crate::runtimes::{RuntimeEntry, Runtimes};
-use crate::token::{NotAToken, Token, TokenHash};
+use super::credential::{CredentialId, CredentialKind};
+use super::labels::NamedRuntime;
+use super::refusal::AuthRefusal;
+use super::{Judged, Part};
+use crate::runtimes::{ListedToken, RuntimeEntry, RuntimeLimits, Runtimes};
+use crate::token::{NotAToken, PREFIX, Token, TokenHash};
 
 /// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong
 /// secret. Nobody knows a token with this hash, and a match would be refused all the same.
 const NOBODY: TokenHash = [0; 32];
 
-/// Why a presented token lets nobody in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenRefusal {
-    /// It has not the form of a token.
-    #[error("the credential is not a runtime token: it begins with `tnlrt_`")]
-    NotAToken,
-    /// It has the form, and is not one of those listed. Whether the id is known is not told.
-    #[error("the token is not known or no longer good: ask for a new one")]
-    Unknown,
+/// Whether the text is to be judged here. Whether it is a token is not said.
+pub(super) fn has_form(text: &str) -> bool {
+    text.starts_with(PREFIX)
 }
 
-/// The runtime that the presented text lets in. An unknown id and a wrong secret cost the same and
-/// get the same refusal.
+/// The runtime that the presented text lets in, and the token as listed. An unknown id and a wrong
+/// secret cost the same and get the same refusal; what else is wrong is told only to who has the
+/// secret.
+///
+/// # Errors
+/// When it lets nobody in.
 pub fn verify<'a>(
     runtimes: &'a Runtimes,
     presented: &str,
-) -> Result<&'a Arc<RuntimeEntry>, TokenRefusal> {
-    let token = Token::parse(presented).map_err(|NotAToken| TokenRefusal::NotAToken)?;
+    now: SystemTime,
+) -> Result<(&'a Arc<RuntimeEntry>, &'a ListedToken), AuthRefusal> {
+    let token = Token::parse(presented).map_err(|NotAToken| AuthRefusal::NotAToken)?;
     let known = runtimes.token(token.id);
-    let stored = known.map_or(&NOBODY, |(_, hash)| hash);
+    let stored = known.map_or(&NOBODY, |(_, listed)| &listed.sha256);
     let equal = bool::from(token.sha256.ct_eq(stored));
-    match known {
-        Some((runtime, _)) if equal => Ok(runtime),
-        _ => Err(TokenRefusal::Unknown),
+    let (runtime, listed) = match known {
+        Some(known) if equal => known,
+        _ => return Err(AuthRefusal::TokenRefused),
+    };
+    if listed.revoked {
+        return Err(AuthRefusal::CredentialRevoked(id_of(listed)));
     }
+    match listed.expires {
+        Some(expired) if expired <= now => Err(AuthRefusal::TokenExpired { expired, now }),
+        _ => Ok((runtime, listed)),
+    }
+}
+
+pub(super) fn judged(runtime: &RuntimeEntry, token: &ListedToken) -> Judged {
+    Judged {
+        // Limits and addresses are the file's, as they are whenever the grant is looked at.
+        named: NamedRuntime {
+            account: runtime.account.clone(),
+            name: runtime.name.clone(),
+            limits: RuntimeLimits::default(),
+            allow_from: None,
+        },
+        part: Part {
+            id: id_of(token),
+            issued: token.created,
+            expires: token.expires,
+            listed: Some((token.id, token.sha256)),
+            signed_with: None,
+            chain: None,
+        },
+        question: None,
+        renew_at: None,
+    }
+}
+
+fn id_of(token: &ListedToken) -> CredentialId {
+    CredentialId::new(CredentialKind::Token, token.id.as_str())
 }
 
 #[cfg(test)]
@@ -49,16 +85,18 @@ mod tests {
     use super::*;
     use crate::runtimes::edit::{Addition, add_token};
 
-    fn listed(token: &Token) -> Runtimes {
+    fn listed(token: &Token, rest: &str) -> Runtimes {
         let (account, runtime) = ("acme".parse().unwrap(), "prod".parse().unwrap());
         let addition = Addition {
             account: &account,
             runtime: &runtime,
             hosts: &[],
             token,
+            created: None,
+            expires: None,
             note: None,
         };
-        let text = add_token("", &addition).unwrap();
+        let text = add_token("", &addition).unwrap() + rest;
         Runtimes::parse(
             &TomlFile::from_text("r.toml", text),
             &"tunnels.localhost".parse().unwrap(),
@@ -66,20 +104,22 @@ mod tests {
         .unwrap()
     }
 
+    fn label(runtimes: &Runtimes, presented: &str) -> Result<String, &'static str> {
+        verify(runtimes, presented, SystemTime::now())
+            .map(|(runtime, _)| runtime.label.to_string())
+            .map_err(|refusal| refusal.name())
+    }
+
     #[test]
     fn a_listed_token_lets_its_runtime_in() {
         let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
-        assert_eq!(
-            verify(&runtimes, token.expose()).unwrap().label.as_str(),
-            "acme-prod"
-        );
+        let runtimes = listed(&token, "");
+        assert_eq!(label(&runtimes, token.expose()).as_deref(), Ok("acme-prod"));
     }
 
     #[test]
     fn an_unknown_id_and_a_wrong_secret_get_the_same_refusal() {
         let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
         let stranger = Token::generate().unwrap();
         let last = if token.expose().ends_with('x') {
             "y"
@@ -87,17 +127,36 @@ mod tests {
             "x"
         };
         let wrong_secret = format!("{}{last}", &token.expose()[..token.expose().len() - 1]);
+        // Neither is told that the token was revoked or has run out.
+        for rest in ["", "revoked = true", "expires = 2020-01-01T00:00:00Z"] {
+            let runtimes = listed(&token, rest);
+            let refusal = |text| verify(&runtimes, text, SystemTime::now()).unwrap_err();
+            assert_eq!(refusal(stranger.expose()), AuthRefusal::TokenRefused);
+            assert_eq!(refusal(&wrong_secret), AuthRefusal::TokenRefused);
+        }
+    }
+
+    #[test]
+    fn a_token_that_ran_out_or_was_revoked_is_refused_by_name() {
+        let token = Token::generate().unwrap();
+        let name = |rest| label(&listed(&token, rest), token.expose());
+        assert_eq!(name("revoked = true"), Err("credential_revoked"));
+        assert_eq!(name("expires = 2020-01-01T00:00:00Z"), Err("token_expired"));
+        assert!(name("expires = 2999-01-01T00:00:00Z").is_ok());
+        let runtimes = listed(&token, "expires = 2999-01-01T00:00:00Z");
+        let (_, listed) = runtimes.tokens().next().unwrap();
+        let end = listed.expires.unwrap();
+        let refusal = verify(&runtimes, token.expose(), end).unwrap_err();
         assert_eq!(
-            verify(&runtimes, stranger.expose()),
-            Err(TokenRefusal::Unknown)
+            refusal.to_string(),
+            "the token ran out at 2999-01-01T00:00:00Z; this server's clock says 2999-01-01T00:00:00Z"
         );
-        assert_eq!(verify(&runtimes, &wrong_secret), Err(TokenRefusal::Unknown));
     }
 
     #[test]
     fn what_has_not_the_form_is_refused_as_such() {
         let token = Token::generate().unwrap();
-        let runtimes = listed(&token);
+        let runtimes = listed(&token, "");
         let good = token.expose();
         for text in [
             "",
@@ -108,11 +167,8 @@ mod tests {
             &format!("{good}a"),
             &format!("{good}\n"),
         ] {
-            assert_eq!(
-                verify(&runtimes, text),
-                Err(TokenRefusal::NotAToken),
-                "{text}"
-            );
+            let refusal = verify(&runtimes, text, SystemTime::now()).unwrap_err();
+            assert_eq!(refusal, AuthRefusal::NotAToken, "{text}");
         }
     }
 }

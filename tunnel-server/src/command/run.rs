@@ -1,43 +1,40 @@
 //! `tunnel-server run`: from what was given to a server that has stopped.
 
-use std::future::Future;
+use std::sync::Arc;
 
+use tunnel_ops::descriptors;
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::{descriptors, telemetry};
+use tunnel_ops::telemetry::{self, Telemetry};
 
-use super::Failure;
+use super::{Failure, block_on};
+use crate::config::reload::Reloader;
 use crate::config::{Config, Given};
 use crate::server::Server;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
-    let source = given.merge().map_err(Failure::configuration)?;
+    let source = given.clone().merge().map_err(Failure::configuration)?;
     // The log comes first, so that nothing the next steps have to say is lost.
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
-    let _telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
+    let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
+    // This thread controls; the shards that carry traffic have their own.
+    block_on(serve(given, Arc::new(telemetry)))
+}
+
+async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
+    let reloader = Reloader::new(given.clone())
+        .map_err(|error| Failure::running(format_args!("cannot watch files: {error}")))?;
     // All that can be wrong with the configuration is told before anything is bound.
+    let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(source).map_err(Failure::configuration)?;
-    if config.runtimes.token_count() == 0 {
+    if config.runtimes.token_count() == 0 && !config.credentials.is_any() {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
-    block_on(serve(config))
-}
-
-/// One thread controls; the shards that carry traffic have their own.
-fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime
-        .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?
-        .block_on(serving)
-}
-
-async fn serve(config: Config) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
-    let server = Server::bind(config).await.map_err(Failure::running)?;
+    let server = Server::bind(config).await.map_err(Failure::binding)?;
+    let _reloading = reloader.start(server.node(), telemetry);
     server.run(shutdown).await.map_err(Failure::running)
 }

@@ -1,28 +1,27 @@
-//! `tunnel-server token create`: a token's hash into the runtimes file, the token itself to
-//! standard output.
+//! `tunnel-server token`: a new token's hash into the runtimes file and the token itself to standard
+//! output; tokens marked as revoked there; the list of those that there are.
+//!
+//! The file is replaced as a whole, one change at a time, and only by one that is good.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
+use serde::Serialize;
 use tunnel_ops::config_file::TomlFile;
 
 use super::Failure;
 use super::atomic_file::{self, Existing};
-use crate::cli::TokenCreateArgs;
-use crate::runtimes::Runtimes;
-use crate::runtimes::edit::{Addition, add_token};
+use crate::cli::{TokenCreateArgs, TokenListArgs, TokenRevokeArgs};
+use crate::runtimes::edit::{Addition, EditError, Revoking, add_token, revoke_tokens};
+use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
 use crate::token::Token;
 
 /// Hashes are no secrets, but who has which token is nobody else's business.
 const FILE_MODE: u32 = 0o600;
 
 pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
-    let path = real_path(&args.runtimes)?;
-    let _lock = lock_folder_of(&path)?;
-    let before = read(&path)?;
-    // A file that is not good is left alone, and its faults are told with the lines as they are.
-    Runtimes::parse(&before, &args.domain).map_err(Failure::configuration)?;
     let token = Token::generate()
         .map_err(|error| Failure::running(format_args!("no randomness to be had: {error}")))?;
     let addition = Addition {
@@ -30,18 +29,12 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
         runtime: &args.runtime,
         hosts: &args.hosts,
         token: &token,
+        created: Some(SystemTime::now().into()),
+        expires: args.expires,
         note: args.note.as_deref(),
     };
-    let text = add_token(before.text(), &addition)
-        .map_err(|error| Failure::configuration(format_args!("{}: {error}", path.display())))?;
-    let after = TomlFile::from_text(&path, text);
-    Runtimes::parse(&after, &args.domain).map_err(|error| {
-        Failure::configuration(format_args!(
-            "nothing was changed, since this would be:\n{error}"
-        ))
-    })?;
-    atomic_file::write(&path, after.text(), FILE_MODE, Existing::Update).map_err(|error| {
-        Failure::running(format_args!("cannot write {}: {error}", path.display()))
+    let (path, ()) = change(&args.runtimes, &args.domain, |text| {
+        Ok((add_token(text, &addition)?, ()))
     })?;
     // The hash is in the file before the token is out: a token that nobody got harms less than one
     // that does not work.
@@ -53,6 +46,152 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
         path.display()
     );
     Ok(())
+}
+
+pub(super) fn revoke(args: &TokenRevokeArgs) -> Result<(), Failure> {
+    let revoking = Revoking {
+        account: &args.account,
+        runtime: &args.runtime,
+        id: args.id,
+    };
+    let (path, revoked) = change(&args.runtimes, &args.domain, |text| {
+        revoke_tokens(text, &revoking)
+    })?;
+    let whose = format!("of account {}, runtime {}", args.account, args.runtime);
+    for id in revoked.now {
+        eprintln!("revoked token {id} {whose} in {}", path.display());
+    }
+    for id in revoked.before {
+        eprintln!("token {id} {whose} was revoked before");
+    }
+    Ok(())
+}
+
+pub(super) fn list(args: &TokenListArgs) -> Result<(), Failure> {
+    let file = TomlFile::read(&args.runtimes).map_err(Failure::configuration)?;
+    let runtimes = Runtimes::parse(&file, &args.domain).map_err(Failure::configuration)?;
+    let now = SystemTime::now();
+    let rows: Vec<Row<'_>> = runtimes
+        .tokens()
+        .filter(|(runtime, _)| {
+            args.account
+                .as_ref()
+                .is_none_or(|it| *it == runtime.account)
+                && args.runtime.as_ref().is_none_or(|it| *it == runtime.name)
+        })
+        .map(|(runtime, token)| Row::new(runtime, token, now))
+        .collect();
+    let text = match args.json {
+        // Strings and nothing else have no way to fail.
+        true => serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n",
+        false => table(&rows),
+    };
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Failure::running(format_args!("the list cannot be printed: {error}")))
+}
+
+/// One token as shown.
+#[derive(Serialize)]
+struct Row<'a> {
+    id: &'a str,
+    account: &'a str,
+    runtime: &'a str,
+    /// `good`, `expired` or `revoked`.
+    state: &'static str,
+    created: Option<String>,
+    expires: Option<String>,
+    note: Option<&'a str>,
+}
+
+impl<'a> Row<'a> {
+    fn new(runtime: &'a RuntimeEntry, token: &'a ListedToken, now: SystemTime) -> Self {
+        let shown = |time: Option<SystemTime>| time.map(|time| Moment::from(time).to_string());
+        Self {
+            id: token.id.as_str(),
+            account: runtime.account.as_str(),
+            runtime: runtime.name.as_str(),
+            state: match token.expires {
+                _ if token.revoked => "revoked",
+                Some(end) if end <= now => "expired",
+                _ => "good",
+            },
+            created: shown(token.created),
+            expires: shown(token.expires),
+            note: token.note.as_deref(),
+        }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let moment = |time: &Option<String>| time.clone().unwrap_or_else(|| "-".into());
+        // A note may hold anything, and the terminal is to show it as text.
+        let note = self.note.unwrap_or("-").escape_debug().to_string();
+        [
+            self.id.into(),
+            self.account.into(),
+            self.runtime.into(),
+            self.state.into(),
+            moment(&self.created),
+            moment(&self.expires),
+            note.replace("\\\'", "'").replace("\\\"", "\""),
+        ]
+    }
+}
+
+fn table(rows: &[Row<'_>]) -> String {
+    let head = [
+        "ID", "ACCOUNT", "RUNTIME", "STATE", "CREATED", "EXPIRES", "NOTE",
+    ];
+    let mut lines = vec![head.map(str::to_owned)];
+    lines.extend(rows.iter().map(Row::cells));
+    let mut widths = [0; 7];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for line in &lines {
+        let cells: Vec<String> = line
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Replaces the file's text by what `edit` makes of it, if both are good; where the file is, and what
+/// `edit` gave beside the text.
+fn change<T>(
+    path: &Path,
+    domain: &HostName,
+    edit: impl FnOnce(&str) -> Result<(String, T), EditError>,
+) -> Result<(PathBuf, T), Failure> {
+    let path = real_path(path)?;
+    let _lock = lock_folder_of(&path)?;
+    let before = read(&path)?;
+    // A file that is not good is left alone, and its faults are told with the lines as they are.
+    Runtimes::parse(&before, domain).map_err(Failure::configuration)?;
+    let (text, told) = edit(before.text())
+        .map_err(|error| Failure::configuration(format_args!("{}: {error}", path.display())))?;
+    if text == before.text() {
+        return Ok((path, told));
+    }
+    let after = TomlFile::from_text(&path, text);
+    Runtimes::parse(&after, domain).map_err(|error| {
+        Failure::configuration(format_args!(
+            "nothing was changed, since this would be:\n{error}"
+        ))
+    })?;
+    atomic_file::write(&path, after.text(), FILE_MODE, Existing::Update).map_err(|error| {
+        Failure::running(format_args!("cannot write {}: {error}", path.display()))
+    })?;
+    Ok((path, told))
 }
 
 fn print(token: &Token) -> Result<(), Failure> {

@@ -4,25 +4,20 @@
 //! what the first does not say the second does. Values are understood here, each with the same
 //! words wherever it stands; whether they fit together is for [`super::Config`].
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::Args;
-use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use tunnel_ops::config_file::{self, ConfigFileError};
 use tunnel_ops::config_value::{
-    self, BoundedSize, Count, DurationText, ListenAddress, PositiveDuration, ValueError,
+    BoundedSize, Count, DurationText, ListenAddress, Network, PositiveDuration, SizeText,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
+use super::credentials::{HttpUrl, JwksSource};
 use super::origin::Origin;
+use crate::directory::OnConflict;
 use crate::runtimes::HostName;
-
-/// A network, or one address: `10.0.0.0/8`, `192.0.2.7`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network(IpNet);
 
 /// The file to read, and everything that can also stand in it.
 #[derive(Debug, Clone, Default, Args)]
@@ -65,18 +60,120 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_PUBLIC_TLS_KEY")]
     pub public_tls_key: Option<PathBuf>,
 
-    /// Where metrics, health and readiness are told [default: 127.0.0.1:9090]
+    /// Where metrics, health, readiness and the admin API are [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDRESS", env = "TUNNEL_SERVER_ADMIN_LISTEN")]
     pub admin_listen: Option<ListenAddress>,
+
+    /// File with the bearer token that changes by the admin listener need; without it nothing can be changed there
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_ADMIN_TOKEN_FILE")]
+    pub admin_token_file: Option<PathBuf>,
+
+    /// Name that the admin listener may be asked by, beside localhost and IP addresses
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        env = "TUNNEL_SERVER_ADMIN_HOST"
+    )]
+    pub admin_host: Option<Vec<HostName>>,
 
     /// Each runtime is reached at ACCOUNT-RUNTIME under this domain [default:
     /// tunnels.localhost]
     #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN")]
     pub domain: Option<HostName>,
 
-    /// The runtimes and their tokens, TOML (required)
+    /// The runtimes and their tokens, TOML; required unless --jwks, --auth-url or --client-ca is given
     #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_RUNTIMES")]
     pub runtimes: Option<PathBuf>,
+
+    /// Credentials that are no longer good, TOML; they let nobody in, and cut whoever is in
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_REVOCATIONS")]
+    pub revocations: Option<PathBuf>,
+
+    /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
+    #[arg(long, value_name = "FILE|URL", env = "TUNNEL_SERVER_JWKS")]
+    pub jwks: Option<JwksSource>,
+
+    /// Issuer (`iss`) that a JSON Web Token must name; required with --jwks
+    #[arg(long, value_name = "TEXT", env = "TUNNEL_SERVER_JWT_ISSUER")]
+    pub jwt_issuer: Option<String>,
+
+    /// Audience (`aud`) that a JSON Web Token must name; required with --jwks
+    #[arg(long, value_name = "TEXT", env = "TUNNEL_SERVER_JWT_AUDIENCE")]
+    pub jwt_audience: Option<String>,
+
+    /// Claim of a JSON Web Token that holds the account [default: account]
+    #[arg(long, value_name = "NAME", env = "TUNNEL_SERVER_JWT_ACCOUNT_CLAIM")]
+    pub jwt_account_claim: Option<String>,
+
+    /// Claim of a JSON Web Token that holds the runtime [default: runtime]
+    #[arg(long, value_name = "NAME", env = "TUNNEL_SERVER_JWT_RUNTIME_CLAIM")]
+    pub jwt_runtime_claim: Option<String>,
+
+    /// How far the clocks of issuer and server may be apart [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_JWT_LEEWAY")]
+    pub jwt_leeway: Option<DurationText>,
+
+    /// Ask the platform who a token is: a URL that is sent one POST for each
+    #[arg(long, value_name = "URL", env = "TUNNEL_SERVER_AUTH_URL")]
+    pub auth_url: Option<HttpUrl>,
+
+    /// File with the bearer token by which the platform knows this server
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_AUTH_TOKEN_FILE")]
+    pub auth_token_file: Option<PathBuf>,
+
+    /// CA certificates, PEM, beside the system's, for --auth-url and a --jwks URL
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_AUTH_CA_FILE")]
+    pub auth_ca_file: Option<PathBuf>,
+
+    /// Time for an answer of the platform, or of a --jwks URL [default: 5s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_AUTH_TIMEOUT")]
+    pub auth_timeout: Option<PositiveDuration>,
+
+    /// Questions to the platform at once [default: 64]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_AUTH_CONCURRENCY")]
+    pub auth_concurrency: Option<Count<1, 10_000>>,
+
+    /// How long an answer of the platform is used again without asking [default: 10s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_AUTH_CACHE")]
+    pub auth_cache: Option<DurationText>,
+
+    /// How long known good tokens go on while the platform is away [default: 1h]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_AUTH_OUTAGE")]
+    pub auth_outage: Option<DurationText>,
+
+    /// CA certificates, PEM: a client certificate of theirs lets in the runtime that it names
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+
+    /// Certificate revocation lists of --client-ca, PEM
+    #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_CLIENT_CRL")]
+    pub client_crl: Option<PathBuf>,
+
+    /// How long a session goes on after its credential has run out [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_EXPIRY_GRACE")]
+    pub expiry_grace: Option<DurationText>,
+
+    /// What happens when a second instance comes for a runtime: supersede the older, or reject the newer [default:
+    /// supersede]
+    #[arg(long, value_name = "POLICY", env = "TUNNEL_SERVER_ON_CONFLICT")]
+    pub on_conflict: Option<OnConflict>,
+
+    /// TLS handshakes and authentications of tunnel clients at once [default: 64]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_HANDSHAKES")]
+    pub max_handshakes: Option<Count<1, 100_000>>,
+
+    /// Tunnel clients that wait for their handshake; more are sent away [default: 512]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_HANDSHAKE_QUEUE")]
+    pub handshake_queue: Option<Count<0, 1_000_000>>,
+
+    /// Connections of tunnel clients open at once from one address [default: 1000]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "TUNNEL_SERVER_MAX_TUNNEL_CONNECTIONS_PER_ADDRESS"
+    )]
+    pub max_tunnel_connections_per_address: Option<Count<1, 10_000_000>>,
 
     /// Networks whose X-Forwarded-*, Forwarded and PROXY headers are believed
     #[arg(
@@ -127,7 +224,7 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_EXPECT_WAIT")]
     pub expect_wait: Option<DurationText>,
 
-    /// Public connections open at once [default: 50000]
+    /// Connections open at once, on the public and on the tunnel listener each [default: 50000]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_CONNECTIONS")]
     pub max_connections: Option<Count<1, 10_000_000>>,
 
@@ -148,6 +245,10 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_OFFLINE_WAIT")]
     pub offline_wait: Option<DurationText>,
 
+    /// Requests that may wait for one runtime's client to come back [default: 256]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_WAITING")]
+    pub max_waiting: Option<Count<0, 100_000>>,
+
     /// Time between pings on a session [default: 15s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_PING_INTERVAL")]
     pub ping_interval: Option<PositiveDuration>,
@@ -156,6 +257,10 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_DRAIN_DELAY")]
     pub drain_delay: Option<DurationText>,
 
+    /// Longest time over which clients are spread when they are told to leave [default: 5s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_DRAIN_SPREAD")]
+    pub drain_spread: Option<DurationText>,
+
     /// How long exchanges may take to end when the server stops [default: 25s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_GRACE_PERIOD")]
     pub grace_period: Option<DurationText>,
@@ -163,6 +268,34 @@ pub struct Source {
     /// Exchanges open at once on one session, 1 to 4096 [default: 1024]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_EXCHANGES")]
     pub max_exchanges: Option<Count<1, 4096>>,
+
+    /// Exchanges open at once on the whole server [default: 100000]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_OPEN_EXCHANGES")]
+    pub max_open_exchanges: Option<Count<1, 10_000_000>>,
+
+    /// Exchanges open at once for a runtime whose own limits do not say [default: 2048]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_EXCHANGES")]
+    pub limit_exchanges: Option<Count<1, 1_000_000>>,
+
+    /// Exchanges begun in a second for a runtime whose own limits do not say; none unless set
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_EXCHANGE_RATE")]
+    pub limit_exchange_rate: Option<Count<1, 1_000_000>>,
+
+    /// Bytes in a second to a runtime whose own limits do not say; none unless set
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_UPLOAD_RATE")]
+    pub limit_upload_rate: Option<SizeText>,
+
+    /// Bytes in a second from a runtime whose own limits do not say; none unless set
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_DOWNLOAD_RATE")]
+    pub limit_download_rate: Option<SizeText>,
+
+    /// Upgraded connections open at once for a runtime whose own limits do not say [default: 1024]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_WEBSOCKETS")]
+    pub limit_websockets: Option<Count<0, 1_000_000>>,
+
+    /// Largest request head for a runtime whose own limits do not say, 1KiB to 128KiB; --max-head-size unless set
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_HEAD_SIZE")]
+    pub limit_head_size: Option<BoundedSize<1, 128>>,
 
     /// Threads that carry traffic; 0 means one for each core [default: 0]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_SHARDS")]
@@ -207,72 +340,38 @@ impl Source {
             &mut self.public_tls_cert,
             &mut self.public_tls_key,
             &mut self.runtimes,
+            &mut self.revocations,
+            &mut self.auth_token_file,
+            &mut self.auth_ca_file,
+            &mut self.client_ca,
+            &mut self.client_crl,
+            &mut self.admin_token_file,
         ];
         for path in paths.into_iter().flatten() {
+            *path = folder.join(&*path);
+        }
+        if let Some(JwksSource::File(path)) = &mut self.jwks {
             *path = folder.join(&*path);
         }
     }
 
     fn or(self, other: Self) -> Self {
-        Self {
-            tunnel_listen: self.tunnel_listen.or(other.tunnel_listen),
-            tls_cert: self.tls_cert.or(other.tls_cert),
-            tls_key: self.tls_key.or(other.tls_key),
-            public_listen: self.public_listen.or(other.public_listen),
-            public_tls_cert: self.public_tls_cert.or(other.public_tls_cert),
-            public_tls_key: self.public_tls_key.or(other.public_tls_key),
-            admin_listen: self.admin_listen.or(other.admin_listen),
-            domain: self.domain.or(other.domain),
-            runtimes: self.runtimes.or(other.runtimes),
-            trusted_proxies: self.trusted_proxies.or(other.trusted_proxies),
-            proxy_protocol: self.proxy_protocol.or(other.proxy_protocol),
-            cors_origin: self.cors_origin.or(other.cors_origin),
-            first_byte_timeout: self.first_byte_timeout.or(other.first_byte_timeout),
-            tls_handshake_timeout: self.tls_handshake_timeout.or(other.tls_handshake_timeout),
-            request_head_timeout: self.request_head_timeout.or(other.request_head_timeout),
-            body_idle_timeout: self.body_idle_timeout.or(other.body_idle_timeout),
-            keep_alive_timeout: self.keep_alive_timeout.or(other.keep_alive_timeout),
-            expect_wait: self.expect_wait.or(other.expect_wait),
-            max_connections: self.max_connections.or(other.max_connections),
-            max_connections_per_address: self
-                .max_connections_per_address
-                .or(other.max_connections_per_address),
-            max_head_size: self.max_head_size.or(other.max_head_size),
-            offline_wait: self.offline_wait.or(other.offline_wait),
-            ping_interval: self.ping_interval.or(other.ping_interval),
-            drain_delay: self.drain_delay.or(other.drain_delay),
-            grace_period: self.grace_period.or(other.grace_period),
-            max_exchanges: self.max_exchanges.or(other.max_exchanges),
-            shards: self.shards.or(other.shards),
-            access_log: self.access_log.or(other.access_log),
-            log_format: self.log_format.or(other.log_format),
-            log_level: self.log_level.or(other.log_level),
+        macro_rules! first_given {
+            ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
         }
-    }
-}
-
-impl FromStr for Network {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let network = text
-            .parse::<IpNet>()
-            .ok()
-            .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
-        network.map(|network| Self(network.trunc())).ok_or_else(|| {
-            ValueError::new("expected a network such as `10.0.0.0/8`, or an address")
-        })
-    }
-}
-
-impl From<Network> for IpNet {
-    fn from(Network(network): Network) -> Self {
-        network
-    }
-}
-
-impl<'de> Deserialize<'de> for Network {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
+        first_given! {
+            tunnel_listen tls_cert tls_key public_listen public_tls_cert public_tls_key
+            admin_listen admin_token_file admin_host domain runtimes revocations jwks jwt_issuer
+            jwt_audience jwt_account_claim jwt_runtime_claim jwt_leeway auth_url auth_token_file
+            auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage client_ca client_crl
+            expiry_grace on_conflict max_handshakes handshake_queue
+            max_tunnel_connections_per_address trusted_proxies proxy_protocol cors_origin
+            first_byte_timeout tls_handshake_timeout request_head_timeout body_idle_timeout
+            keep_alive_timeout expect_wait max_connections max_connections_per_address
+            max_head_size offline_wait max_waiting ping_interval drain_delay drain_spread
+            grace_period max_exchanges max_open_exchanges limit_exchanges limit_exchange_rate
+            limit_upload_rate limit_download_rate limit_websockets limit_head_size shards
+            access_log log_format log_level
+        }
     }
 }

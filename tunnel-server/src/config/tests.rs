@@ -84,7 +84,14 @@ fn flags() -> Vec<clap::Arg> {
 #[test]
 fn the_defaults_told_in_the_help_are_the_defaults() {
     let folder = Folder::new();
-    let plain = format!("{:?}", folder.check(&[]).unwrap());
+    // Some settings have a meaning only beside these.
+    let beside = [
+        "--jwks=keys.json",
+        "--jwt-issuer=x",
+        "--jwt-audience=x",
+        "--auth-url=https://a.example",
+    ];
+    let plain = format!("{:?}", folder.check(&beside).unwrap());
     let mut told = 0;
     for flag in flags() {
         let help = flag.get_help().unwrap().to_string();
@@ -97,7 +104,10 @@ fn the_defaults_told_in_the_help_are_the_defaults() {
             default.trim_end_matches(']')
         );
         assert_eq!(
-            format!("{:?}", folder.check(&[&setting]).unwrap()),
+            format!(
+                "{:?}",
+                folder.check(&[&beside[..], &[&setting]].concat()).unwrap()
+            ),
             plain,
             "{setting}"
         );
@@ -222,7 +232,7 @@ fn what_is_missing_is_all_told_at_once() {
         [
             "--tls-cert is missing: the tunnel listener's certificate chain (or TUNNEL_SERVER_TLS_CERT, or `tls_cert` in the configuration file)",
             "--tls-key is missing: the key of the tunnel listener's certificate (or TUNNEL_SERVER_TLS_KEY, or `tls_key` in the configuration file)",
-            "--runtimes is missing: without a runtimes file nobody could be let in; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
+            "--runtimes is missing: without a runtimes file, --jwks, --auth-url or --client-ca nobody could be let in; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
         ]
     );
 }
@@ -292,17 +302,152 @@ fn a_public_certificate_needs_its_key() {
     );
 }
 
+/// Every setting that names no file, each other than by default.
+const FULL: [&str; 51] = [
+    "--tunnel-listen=127.0.0.1:1",
+    "--public-listen=127.0.0.1:2",
+    "--admin-listen=127.0.0.1:3",
+    "--admin-host=admin.test",
+    "--domain=other.test",
+    "--jwks=https://id.test/keys",
+    "--jwt-issuer=x",
+    "--jwt-audience=y",
+    "--jwt-account-claim=a",
+    "--jwt-runtime-claim=r",
+    "--jwt-leeway=7s",
+    "--auth-url=https://id.test/who",
+    "--auth-timeout=7s",
+    "--auth-concurrency=7",
+    "--auth-cache=7s",
+    "--auth-outage=7s",
+    "--expiry-grace=7s",
+    "--on-conflict=reject",
+    "--max-handshakes=7",
+    "--handshake-queue=7",
+    "--max-tunnel-connections-per-address=7",
+    "--trusted-proxies=10.0.0.0/8",
+    "--proxy-protocol",
+    "--cors-origin=https://a.example",
+    "--first-byte-timeout=7s",
+    "--tls-handshake-timeout=7s",
+    "--request-head-timeout=7s",
+    "--body-idle-timeout=7s",
+    "--keep-alive-timeout=7s",
+    "--expect-wait=7s",
+    "--max-connections=7",
+    "--max-connections-per-address=7",
+    "--max-head-size=64KiB",
+    "--offline-wait=7s",
+    "--max-waiting=7",
+    "--ping-interval=7s",
+    "--drain-delay=7s",
+    "--drain-spread=7s",
+    "--grace-period=8s",
+    "--max-exchanges=7",
+    "--max-open-exchanges=7",
+    "--limit-exchanges=7",
+    "--limit-exchange-rate=7",
+    "--limit-upload-rate=7KiB",
+    "--limit-download-rate=7KiB",
+    "--limit-websockets=7",
+    "--limit-head-size=7KiB",
+    "--shards=7",
+    "--access-log=false",
+    "--log-format=json",
+    "--log-level=warn",
+];
+
+/// Every setting, each other than by default.
+fn full(folder: &Folder) -> Vec<String> {
+    let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
+    let made = certs::generate(&["localhost".to_owned()], 1).unwrap();
+    folder.write("ca.pem", &made.ca_pem);
+    folder.write("admin.token", "a-token-of-the-operator");
+    let mut all = vec![
+        file("admin-token-file", "admin.token"),
+        file("public-tls-cert", "server.pem"),
+        file("public-tls-key", "server.key"),
+        file("revocations", "revoked.toml"),
+        file("auth-token-file", "platform.token"),
+        file("auth-ca-file", "ca.pem"),
+        file("client-ca", "ca.pem"),
+        file("client-crl", "crl.pem"),
+    ];
+    all.extend(FULL.map(str::to_owned));
+    all
+}
+
+fn contents() -> effective::Contents {
+    effective::Contents {
+        jwks: None,
+        revocations: "0 entries".into(),
+        client_ca: Some("a".into()),
+        client_crl: Some("c".into()),
+    }
+}
+
+fn checked(folder: &Folder, flags: &[String]) -> Config {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    folder.check(&flags).unwrap()
+}
+
 #[test]
-fn networks_are_networks_or_addresses() {
-    let text = |network: &str| {
-        network
-            .parse::<Network>()
-            .map(|network| IpNet::from(network).to_string())
+fn every_setting_is_told_and_no_other() {
+    let folder = Folder::new();
+    let told = checked(&folder, &full(&folder)).effective(&contents());
+    let told: Vec<&str> = told.keys().map(String::as_str).collect();
+    let flags = flags();
+    let mut known: Vec<&str> = flags.iter().filter_map(clap::Arg::get_long).collect();
+    // Where settings are from is none, and a key is shown by its certificate.
+    known.retain(|flag| !["config", "tls-key", "public-tls-key"].contains(flag));
+    known.push("runtime acme-prod");
+    known.sort_unstable();
+    assert_eq!(told, known);
+}
+
+#[test]
+fn what_counts_only_from_the_start_is_kept_and_said_to_be() {
+    let folder = Folder::new();
+    let started = checked(&folder, &[]);
+    let other = checked(&folder, &full(&folder));
+    for (in_force, given) in [(&started, &other), (&other, &started)] {
+        let before = in_force.effective(&contents());
+        let mut taken = given.clone();
+        taken.keep_started(in_force);
+        let after = taken.effective(&contents());
+        let changed = effective::differences(&before, &after);
+        let told = effective::differences(&before, &given.effective(&contents()));
+        let at_once = told.iter().filter(|it| !it.needs_restart());
+        let at_once: Vec<_> = at_once
+            // Nothing is asked with it before there is somebody to ask.
+            .filter(|it| it.name != "auth-token-file")
+            .cloned()
+            .collect();
+        assert_eq!(changed, at_once);
+        let count = told.iter().filter(|it| it.needs_restart()).count();
+        assert!(count > 20, "{count}");
+    }
+}
+
+#[test]
+fn keys_in_another_file_count_at_once() {
+    let folder = Folder::new();
+    let with = |keys: &str| {
+        let keys = format!("--jwks={keys}");
+        let flags = [keys.as_str(), "--jwt-issuer=x", "--jwt-audience=y"];
+        folder.check(&flags).unwrap()
     };
-    assert_eq!(text("10.1.2.3/8").as_deref(), Ok("10.0.0.0/8"));
-    assert_eq!(text("192.0.2.7").as_deref(), Ok("192.0.2.7/32"));
-    assert_eq!(text("::1").as_deref(), Ok("::1/128"));
-    for bad in ["", "10.0.0.0/33", "localhost", "10.0.0/8"] {
-        assert!(text(bad).is_err(), "{bad}");
+    let (one, two, url) = (with("/one"), with("/two"), with("https://id.test/keys"));
+    let mut taken = two.clone();
+    taken.keep_started(&one);
+    assert_eq!(taken.credentials, two.credentials);
+    let mut taken = url.clone();
+    taken.keep_started(&one);
+    assert_eq!(taken.credentials, one.credentials);
+    for (before, after, needs_restart) in [(&one, &two, false), (&one, &url, true)] {
+        let (before, after) = (before.effective(&contents()), after.effective(&contents()));
+        let told = effective::differences(&before, &after);
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0].needs_restart(), needs_restart, "{}", told[0]);
     }
 }

@@ -1,11 +1,22 @@
 //! One session at the server, from the 101 to its end.
+//!
+//! ```text
+//!   101 ─▶ probe: an echo through the whole path ─▶ claim, join ─▶ welcome ─▶ attend ─▶ end
+//!             │ none in time                            │ the runtime is another's
+//!             └────────────▶ closed                     └────▶ told why, closed
+//! ```
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+mod credential;
+mod leave;
+
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration, time::SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use ipnet::IpNet;
+use parking_lot::Mutex;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::server::TlsStream;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
     close::CloseReason,
@@ -14,11 +25,19 @@ use tunnel_proto::{
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
+use self::credential::{Credential, Due};
 use super::Admitted;
-use crate::{auth::authenticate, node::Node, registry::Membership, runtimes::RuntimeEntry};
+use crate::{
+    admin::events::{Event, EventKind},
+    directory::ClaimRefusal,
+    node::Node,
+    registry::{JoinRefusal, Joining, Membership},
+    runtimes::RuntimeLabel,
+    tunnel::Peer,
+};
 
-/// What is kept of the grace period, at most, for telling the other end why its session ends.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Time for the first echo through a new session: what a dial may take for a step, at both ends.
+const READY: Duration = Duration::from_secs(10);
 
 /// A session that has begun. Whatever the cause of its end, its place in the registry goes with it.
 pub(super) struct LiveSession {
@@ -26,14 +45,14 @@ pub(super) struct LiveSession {
     events: SessionEvents,
     /// Moves the bytes, in a task of its own, so that nothing that is done here holds it up.
     driver: Owned<SessionEnd>,
-    membership: Membership,
-    runtime: Arc<RuntimeEntry>,
+    credential: Credential,
     greeting: Greeting,
+    allow_from: Option<Vec<IpNet>>,
     peer: SocketAddr,
 }
 
 impl LiveSession {
-    /// Takes over a connection that was let in, and says welcome.
+    /// Takes over a connection that was let in.
     pub(super) fn begin(
         node: &Arc<Node>,
         admitted: Admitted,
@@ -41,44 +60,46 @@ impl LiveSession {
         leftover: Bytes,
         peer: SocketAddr,
     ) -> Self {
-        let Admitted {
-            runtime, greeting, ..
-        } = admitted;
-        let exchanges = runtime
-            .limits
-            .exchanges
-            .unwrap_or(node.config.max_exchanges);
+        let config = node.config();
         let settings = SessionSettings {
-            ping_interval: node.config.ping_interval,
-            exchanges: exchanges.min(node.config.max_exchanges) as usize,
+            ping_interval: config.ping_interval,
+            exchanges: config.max_exchanges as usize,
         };
         let (session, events, driver) = Session::new(io, leftover, Side::Server, settings);
-        let slot = node.registry.slot(&runtime.label);
-        let membership = node
-            .registry
-            .join(&slot, &greeting.instance, session.clone());
-        let label = runtime.label.as_str();
-        let (instance, number) = (greeting.instance.as_str(), greeting.session_number);
-        tracing::info!(runtime = label, instance, number, %peer, "a session has begun");
-        let _ = session.send(Control::Welcome {
-            runtime: label.into(),
-            session: format!("{instance}/{number}"),
-            version: env!("CARGO_PKG_VERSION").into(),
-        });
         Self {
             session,
             events,
             driver: Owned::spawn("session", driver),
-            membership,
-            runtime,
-            greeting,
+            credential: Credential::new(admitted.grant, admitted.changed),
+            greeting: admitted.greeting,
+            allow_from: admitted.allow_from,
             peer,
         }
     }
 
+    /// As in the logs of both ends.
+    fn id(&self) -> String {
+        let Greeting {
+            instance,
+            session_number,
+            ..
+        } = &self.greeting;
+        format!("{instance}/{session_number}")
+    }
+
+    fn label(&self) -> RuntimeLabel {
+        self.credential.grant().runtime.label.clone()
+    }
+
     /// Carries the session until it ends.
     pub(super) async fn run(mut self, node: &Arc<Node>) {
-        let end = self.attend(node).await;
+        let end = match self.join(node).await {
+            Ok(membership) => self.attend(node, &membership).await,
+            Err(reason) => {
+                self.session.close(reason);
+                self.end().await
+            }
+        };
         let reason = end.reason().name();
         node.metrics
             .sessions_ended
@@ -88,96 +109,177 @@ impl LiveSession {
             self.greeting.instance.as_str(),
             self.greeting.session_number,
         );
-        let (runtime, peer) = (self.runtime.label.as_str(), self.peer);
-        tracing::info!(runtime, instance, number, %peer, reason, %end, "a session has ended");
+        let (runtime, peer) = (self.label(), self.peer);
+        tracing::info!(%runtime, instance, number, %peer, reason, %end, "a session has ended");
+        let ended = Event::of(EventKind::SessionEnded, &runtime).session(self.id());
+        node.events
+            .tell(ended.reason(reason).detail(end.to_string()));
+    }
+
+    /// Makes the session one of its runtime's, once an echo has come back through it, and says
+    /// welcome.
+    async fn join(&mut self, node: &Arc<Node>) -> Result<Membership, CloseReason> {
+        let (instance, number) = (&self.greeting.instance, self.greeting.session_number);
+        let (runtime, peer) = (self.label(), self.peer);
+        let probed = tokio::select! {
+            probed = timeout(READY, self.session.probe()) => probed,
+            () = node.stopping() => return Err(CloseReason::Drained),
+        };
+        if !matches!(probed, Ok(Ok(()))) {
+            tracing::warn!(%runtime, %instance, number, %peer, "a session gave no echo");
+            return Err(CloseReason::Wedged);
+        }
+        // Who was let in may have lost his right since: then he takes nobody's place.
+        if let Some(reason) = self.credential.look(node, &self.session) {
+            return Err(reason);
+        }
+        let joining = Joining {
+            runtime: &self.credential.grant().runtime,
+            instance,
+            session: &self.session,
+            peer: Peer {
+                address: peer,
+                version: self.greeting.version.clone(),
+                number,
+                since: SystemTime::now(),
+                authority: Mutex::new(self.credential.grant().into()),
+            },
+            allow_from: self.allow_from.clone(),
+            on_conflict: node.config().on_conflict,
+        };
+        let membership = match node.registry.join(joining).await {
+            Ok(membership) => membership,
+            Err(refusal) => {
+                tracing::warn!(%runtime, %instance, number, %peer, %refusal, "a session did not join");
+                return Err(self.not_joined(&refusal));
+            }
+        };
+        tracing::info!(%runtime, %instance, number, %peer, "a session has begun");
+        let began = Event::of(EventKind::SessionBegan, &runtime);
+        node.events.tell(began.session(self.id()));
+        let _ = self.session.send(Control::Welcome {
+            runtime: runtime.to_string(),
+            session: self.id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+        });
+        Ok(membership)
+    }
+
+    fn not_joined(&self, refusal: &JoinRefusal) -> CloseReason {
+        match refusal {
+            JoinRefusal::Claim(ClaimRefusal::Superseded { by }) => {
+                let instance = by.to_string();
+                let _ = self.session.send(Control::Superseded { instance });
+                CloseReason::Superseded
+            }
+            JoinRefusal::LabelTaken => {
+                let detail = refusal.to_string();
+                let _ = self.session.send(Control::Revoked { detail });
+                CloseReason::Revoked
+            }
+            JoinRefusal::Claim(_) => CloseReason::Conflict,
+            JoinRefusal::TooMany => CloseReason::Overloaded,
+        }
     }
 
     /// Does what the session asks for while its driver moves the bytes.
-    async fn attend(&mut self, node: &Arc<Node>) -> SessionEnd {
+    async fn attend(&mut self, node: &Arc<Node>, membership: &Membership) -> SessionEnd {
+        // Given back when the client has another session elsewhere.
+        let mut settled = Some(node.life.settled.token());
+        if let Some(end) = self.attend_until(node, membership, &mut settled).await {
+            return end;
+        }
+        self.end().await
+    }
+
+    /// The same, up to where only the driver is left; how that ended if it ended first.
+    async fn attend_until(
+        &mut self,
+        node: &Arc<Node>,
+        membership: &Membership,
+        settled: &mut Option<TaskTrackerToken>,
+    ) -> Option<SessionEnd> {
         let Self {
             session,
             events,
             driver,
-            membership,
-            runtime,
+            credential,
+            greeting,
+            peer,
             ..
         } = self;
-        let mut leaving = pin!(leave(node, session, membership));
-        let mut round_trip = tokio::time::interval(node.config.ping_interval);
+        let mut leaving = pin!(leave::leave(node, session, membership));
+        let mut round_trip = tokio::time::interval(node.config().ping_interval);
         loop {
             tokio::select! {
                 end = &mut *driver => {
-                    return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
+                    return Some(end.unwrap_or(SessionEnd::Closed(CloseReason::Internal)));
                 }
                 event = events.next(session) => match event {
                     Some(SessionEvent::Control(control)) => {
-                        on_control(node, runtime, session, control);
+                        match control {
+                            Control::RefreshToken { token } => {
+                                let whose = (&*greeting, *peer);
+                                credential.refresh(node, session, token, whose);
+                            }
+                            control => on_control(membership, control, settled),
+                        }
                     }
                     // The driver ends a session whose client opens streams.
                     Some(SessionEvent::Exchanges(_)) => {}
-                    None => break,
+                    None => return None,
                 },
                 _ = round_trip.tick() => {
                     if let Some(time) = session.round_trip() {
                         node.metrics.observe_round_trip(time);
                     }
                 }
+                due = credential.due() => {
+                    let lost = match due {
+                        Due::Look => credential.look(node, session),
+                        Due::Answered(answer) => credential.take_answer(node, session, answer),
+                    };
+                    if let Some(reason) = lost {
+                        session.cut(reason);
+                        return None;
+                    }
+                    membership.on_credential(credential.grant());
+                }
                 reason = &mut leaving => {
-                    session.close(reason);
-                    break;
+                    match reason {
+                        CloseReason::Disconnected => session.cut(reason),
+                        _ => session.close(reason),
+                    }
+                    return None;
                 }
             }
         }
-        let end = driver.await;
+    }
+
+    async fn end(&mut self) -> SessionEnd {
+        let end = (&mut self.driver).await;
         end.unwrap_or(SessionEnd::Closed(CloseReason::Internal))
     }
 }
 
-fn on_control(node: &Node, runtime: &RuntimeEntry, session: &Session, control: Control) {
+fn on_control(membership: &Membership, control: Control, settled: &mut Option<TaskTrackerToken>) {
     match control {
-        Control::Hello { version } => {
-            tracing::debug!(
-                runtime = runtime.label.as_str(),
-                version,
-                "the client said hello"
-            );
-        }
         // The client leaves by itself when its exchanges are done.
-        Control::Drain { .. } => session.start_drain(),
-        Control::RefreshToken { token } => {
-            let mut headers = HeaderMap::new();
-            if let Ok(value) = HeaderValue::from_str(&format!("Bearer {token}")) {
-                headers.insert(header::AUTHORIZATION, value);
-            }
-            let refreshed = authenticate(&node.config.runtimes, &headers);
-            if !refreshed.is_ok_and(|entry| entry.label == runtime.label) {
-                let detail = "the refreshed token does not let this runtime in".into();
-                let _ = session.send(Control::Revoked { detail });
-                session.close(CloseReason::Revoked);
-            }
+        Control::Drain { .. } => {
+            membership.on_drain();
+            *settled = None;
         }
-        // What only a server says has no meaning from a client.
-        Control::Welcome { .. }
+        Control::Moved => *settled = None,
+        // Its version stands in the greeting; a newer token is not for here; and what only a server says
+        // has no meaning from a client.
+        Control::Hello { .. }
+        | Control::RefreshToken { .. }
+        | Control::Welcome { .. }
         | Control::Superseded { .. }
         | Control::Revoked { .. }
+        | Control::Expiring { .. }
+        | Control::Refreshed { .. }
+        | Control::RefreshRefused { .. }
         | Control::Unknown => {}
     }
-}
-
-/// Waits for a cause to leave, tells the client, lets its exchanges finish; then the close reason.
-async fn leave(node: &Node, session: &Session, membership: &Membership) -> CloseReason {
-    let reason = tokio::select! {
-        by = membership.tunnel().superseded() => {
-            let _ = session.send(Control::Superseded { instance: by.to_string() });
-            CloseReason::Superseded
-        }
-        () = node.stopping() => {
-            let _ = session.send(Control::Drain { spread_ms: None });
-            CloseReason::Drained
-        }
-    };
-    session.start_drain();
-    let grace = node.config.grace_period;
-    let _ = timeout(grace - FAREWELL.min(grace / 10), session.at_rest()).await;
-    reason
 }

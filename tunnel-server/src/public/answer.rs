@@ -15,13 +15,15 @@ use tunnel_proto::{
     problem::{Fault, Hop, Problem, Reason},
 };
 
-use super::{http1::InFlight, observe::Observation};
+use super::{ends::LongStream, http1::InFlight, observe::Observation, pace::Pace};
+use crate::config::Origin;
 
 const PROXY_STATUS: http::HeaderName = http::HeaderName::from_static("proxy-status");
 
 /// The body of an answer.
 pub(super) struct AnswerBody {
     kind: Kind,
+    pace: Pace,
     /// Why the body ends early, kept until what came before it has been sent.
     failure: Option<Box<BodyError>>,
     /// Records the exchange when its answer has ended.
@@ -36,6 +38,8 @@ pub(super) struct AnswerBody {
 )]
 enum Kind {
     Exchange(RecvBody),
+    /// The same, of a content that can end in order when the tunnel leaves.
+    Long(Box<LongStream<RecvBody>>),
     Own(Option<Bytes>),
     /// No content, but a field that tells its length: of an answer to HTTP/1 hyper keeps such a
     /// field only if the body does not say that it is at its end.
@@ -53,6 +57,7 @@ impl AnswerBody {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
+            pace: Pace::default(),
             failure: None,
             observation: None,
             _in_flight: None,
@@ -61,10 +66,24 @@ impl AnswerBody {
 
     fn is_over(&self) -> bool {
         match &self.kind {
-            Kind::Exchange(body) => body.is_end_stream() && self.failure.is_none(),
+            Kind::Exchange(body) => body.is_end_stream() && !self.has_more(),
+            Kind::Long(body) => body.is_end_stream() && !self.has_more(),
             Kind::Own(content) => content.is_none(),
             Kind::LengthOnly => true,
         }
+    }
+
+    /// Whether something is still to be told of what was taken from the exchange.
+    fn has_more(&self) -> bool {
+        self.failure.is_some() || self.pace.length() > 0
+    }
+
+    /// Has the content followed, if it is one that can end in order when the tunnel leaves.
+    pub(super) fn follow(&mut self, long: impl FnOnce(RecvBody) -> LongStream<RecvBody>) {
+        self.kind = match std::mem::replace(&mut self.kind, Kind::LengthOnly) {
+            Kind::Exchange(body) => Kind::Long(Box::new(long(body))),
+            other => other,
+        };
     }
 
     fn poll_content(
@@ -74,22 +93,23 @@ impl AnswerBody {
         if let Some(failure) = self.failure.take() {
             return Poll::Ready(Some(Err(*failure)));
         }
-        match &mut self.kind {
-            Kind::Exchange(body) => match Pin::new(body).poll_frame(cx) {
-                Poll::Ready(Some(Err(failure))) => {
-                    // hyper drops what it has not sent yet when a body fails, and it sends when a
-                    // body is not ready.
-                    self.failure = Some(Box::new(failure));
-                    cx.waker().wake_by_ref();
-                    Poll::Pending
-                }
-                other => other,
-            },
+        let shaper = self.observation.as_ref().and_then(Observation::download);
+        let polled = match &mut self.kind {
+            Kind::Exchange(body) => self.pace.poll(cx, shaper, body),
+            Kind::Long(body) => self.pace.poll(cx, shaper, &mut **body),
             Kind::Own(content) => {
                 Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
             }
             Kind::LengthOnly => Poll::Ready(None),
+        };
+        if let Poll::Ready(Some(Err(failure))) = polled {
+            // hyper drops what it has not sent yet when a body fails, and it sends when a body is not
+            // ready.
+            self.failure = Some(Box::new(failure));
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
+        polled
     }
 
     /// Has the exchange recorded, and known as in flight, until the body's end.
@@ -117,7 +137,12 @@ impl Body for AnswerBody {
             match &frame {
                 Some(Ok(frame)) => observation.on_frame(frame),
                 Some(Err(error)) => observation.on_error(error),
-                None => observation.on_end(),
+                None => {}
+            }
+            if matches!(&this.kind, Kind::Long(body) if body.has_moved()) {
+                observation.on_moved();
+            } else if frame.is_none() {
+                observation.on_end();
             }
             // Nobody asks again when the end is known.
             if is_over {
@@ -133,7 +158,8 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Exchange(body) => body.size_hint(),
+            Kind::Exchange(body) => self.pace.size_hint(body.size_hint()),
+            Kind::Long(_) => SizeHint::default(),
             Kind::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
             }
@@ -304,6 +330,17 @@ impl Cors {
         Self {
             origins: origins.into_iter().collect(),
         }
+    }
+
+    /// The same from the configuration.
+    #[must_use]
+    pub fn of(origins: &[Origin]) -> Self {
+        // An origin that was checked is always a valid field value.
+        Self::new(
+            origins
+                .iter()
+                .filter_map(|origin| HeaderValue::from_str(origin.as_str()).ok()),
+        )
     }
 
     /// Lets the page that asked read an answer of our own. A preflight that would fail only because

@@ -13,10 +13,14 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use prometheus::IntCounter;
 use tokio::{
     sync::oneshot,
     time::{Sleep, sleep},
+};
+
+use super::{
+    observe::Upload,
+    pace::{Pace, Source},
 };
 
 /// Why a request's body failed.
@@ -36,12 +40,13 @@ pub(super) enum RequestBodyError {
 /// The bytes that a platform client sends to the runtime.
 pub(super) struct RequestBody {
     kind: Kind,
-    /// Counts them, if any can come.
-    bytes: Option<IntCounter>,
+    /// Is told of them, if any can come.
+    upload: Option<Arc<Upload>>,
+    pace: Pace,
 }
 
 /// Bytes of an upgraded connection.
-type UpgradedBytes = Pin<Box<dyn Body<Data = Bytes, Error = io::Error> + Send>>;
+type UpgradedBytes = Box<dyn Source<Error = io::Error> + Send>;
 
 enum Kind {
     /// Content of a request.
@@ -97,7 +102,7 @@ impl RequestBody {
     pub(super) fn received(
         incoming: Incoming,
         idle: Option<Duration>,
-        bytes: IntCounter,
+        upload: Arc<Upload>,
     ) -> (Self, Unanswered) {
         let mut unanswered = Unanswered::default();
         let idle = idle.map(|limit| IdleTimer {
@@ -110,8 +115,7 @@ impl RequestBody {
             gate: None,
             idle,
         };
-        let bytes = Some(bytes);
-        (Self { kind, bytes }, unanswered)
+        (Self::new(kind, Some(upload)), unanswered)
     }
 
     /// For a request that expects 100: nothing is read, and so the platform client not asked to go
@@ -129,31 +133,34 @@ impl RequestBody {
 
     /// No content.
     pub(super) fn empty() -> Self {
+        Self::new(Kind::Empty, None)
+    }
+
+    fn new(kind: Kind, upload: Option<Arc<Upload>>) -> Self {
         Self {
-            kind: Kind::Empty,
-            bytes: None,
+            kind,
+            upload,
+            pace: Pace::default(),
         }
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
-    pub(super) fn upgrade(bytes: IntCounter) -> (Self, UpgradeSender) {
+    pub(super) fn upgrade(upload: Arc<Upload>) -> (Self, UpgradeSender) {
         let (sender, receiver) = oneshot::channel();
-        (
-            Self {
-                kind: Kind::Awaited(receiver),
-                bytes: Some(bytes),
-            },
-            sender,
-        )
+        (Self::new(Kind::Awaited(receiver), Some(upload)), sender)
     }
+}
 
-    fn poll_kind(
+impl Source for Kind {
+    type Error = RequestBodyError;
+
+    fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         loop {
-            match &mut self.kind {
-                Kind::Received {
+            match self {
+                Self::Received {
                     incoming,
                     gate,
                     idle,
@@ -164,19 +171,25 @@ impl RequestBody {
                     *gate = None;
                     return poll_received(incoming, idle.as_mut(), cx);
                 }
-                Kind::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
-                    Poll::Ready(Ok(bytes)) => self.kind = Kind::Upgraded(bytes),
-                    Poll::Ready(Err(_)) => self.kind = Kind::Empty,
+                Self::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
+                    Poll::Ready(Ok(bytes)) => *self = Self::Upgraded(bytes),
+                    Poll::Ready(Err(_)) => *self = Self::Empty,
                     Poll::Pending => return Poll::Pending,
                 },
-                Kind::Upgraded(bytes) => {
+                Self::Upgraded(bytes) => {
                     return bytes
-                        .as_mut()
-                        .poll_frame(cx)
+                        .poll_next(cx)
                         .map(|frame| frame.map(|frame| frame.map_err(RequestBodyError::Upgraded)));
                 }
-                Kind::Empty => return Poll::Ready(None),
+                Self::Empty => return Poll::Ready(None),
             }
+        }
+    }
+
+    fn poll_haste(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Upgraded(bytes) => bytes.poll_haste(cx),
+            Self::Received { .. } | Self::Awaited(_) | Self::Empty => Poll::Pending,
         }
     }
 }
@@ -245,26 +258,29 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        let frame = self.poll_kind(cx);
+        let Self { kind, upload, pace } = &mut *self;
+        let shaper = upload.as_ref().and_then(|upload| upload.shaper());
+        let frame = pace.poll(cx, shaper, kind);
         if let Poll::Ready(Some(Ok(frame))) = &frame
-            && let (Some(data), Some(bytes)) = (frame.data_ref(), &self.bytes)
+            && let (Some(data), Some(upload)) = (frame.data_ref(), upload)
         {
-            bytes.inc_by(data.len() as u64);
+            upload.on_sent(data.len());
         }
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
+        let is_over = match &self.kind {
             Kind::Received { incoming, .. } => incoming.is_end_stream(),
             Kind::Empty => true,
             Kind::Awaited(_) | Kind::Upgraded(_) => false,
-        }
+        };
+        is_over && self.pace.length() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Received { incoming, .. } => incoming.size_hint(),
+            Kind::Received { incoming, .. } => self.pace.size_hint(incoming.size_hint()),
             _ => SizeHint::default(),
         }
     }

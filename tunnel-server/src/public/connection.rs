@@ -78,10 +78,10 @@ impl Connection {
                 guard.upgraded();
             }
             (None, Some(on_upgrade)) => {
-                let linger = self.node.config.body_idle_timeout;
+                let node = self.node.clone();
                 self.tasks.spawn(async move {
                     if let Ok(upgraded) = on_upgrade.await {
-                        join(TokioIo::new(upgraded), granted, linger).await;
+                        join(TokioIo::new(upgraded), granted, &node).await;
                     }
                 });
             }

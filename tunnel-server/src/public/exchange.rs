@@ -2,16 +2,16 @@
 //!
 //! What a session has lost before anything was heard of it is sent once more, as far as that is safe
 //! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little. A body that
-//! was begun cannot be sent twice, and is not.
+//! was begun cannot be sent twice, and is not; before that, any request can go elsewhere.
 
 use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tunnel_proto::{
-    exchange::{EncodedHead, ExchangeError, RecvBody, exchange_encoded},
+    exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
-    session::OpenError,
+    session::{OpenError, Session},
 };
 
 use super::{
@@ -20,40 +20,64 @@ use super::{
     observe::Observation,
     serve::Asked,
 };
-use crate::tunnel::Tunnel;
+use crate::{budget::sources, tunnel::Tunnel};
 
 /// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
-/// A response's head, and what takes the platform client's bytes if an upgrade was asked for.
-pub(super) type Carried = (Response<RecvBody>, Option<UpgradeSender>);
+/// Sessions on which an exchange may fail to be opened: each may just have ended.
+const OPENINGS: u32 = 3;
+
+/// What came of a request that was carried.
+pub(super) struct Carried {
+    /// The head of the response, with its body.
+    pub(super) response: Response<RecvBody>,
+    /// Takes the platform client's bytes if an upgrade was asked for.
+    pub(super) upload: Option<UpgradeSender>,
+    /// What carries it.
+    pub(super) session: Session,
+}
 
 /// Why there is none.
 struct Failure {
     problem: Problem,
-    lost: Lost,
-}
-
-/// What is known of an exchange whose session has ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lost {
-    /// The tunnel client had it in its hands, or it failed otherwise.
-    No,
-    /// Nothing of it has left this server.
-    Unsent,
-    /// The tunnel client may have had it, but nothing was heard.
-    Unheard,
+    /// The session has ended, and nothing was heard of the exchange: the tunnel client may have had it.
+    is_unheard: bool,
 }
 
 impl Failure {
-    /// Whether the request may be sent once more (RFC 9110 section 9.2.2).
+    /// Whether the request may be sent once more (RFC 9110 section 9.2.2). An upgrade is a GET to its
+    /// upstream.
     fn may_repeat(&self, asked: &Asked) -> bool {
-        match self.lost {
-            Lost::No => false,
-            Lost::Unsent => true,
-            // An upgrade is a GET to its upstream.
-            Lost::Unheard => asked.is_upgrade || asked.method.is_idempotent(),
+        self.is_unheard && (asked.is_upgrade || asked.method.is_idempotent())
+    }
+}
+
+/// What may still be tried for one request.
+struct Tries {
+    /// Sessions on which it may fail to be opened.
+    openings: u32,
+    /// It may be sent once more, as far as the request itself is concerned.
+    may_repeat: bool,
+}
+
+impl Tries {
+    fn new(may_repeat: bool) -> Self {
+        Self {
+            openings: OPENINGS,
+            may_repeat,
         }
+    }
+
+    /// The exchange was not opened; whether another session may be tried.
+    fn on_not_opened(&mut self) -> bool {
+        self.openings = self.openings.saturating_sub(1);
+        self.openings > 0
+    }
+
+    /// It was opened, and lost; whether it may be sent once more.
+    fn on_lost(&mut self) -> bool {
+        std::mem::take(&mut self.may_repeat)
     }
 }
 
@@ -69,11 +93,26 @@ pub(super) async fn carry(
     incoming: &mut Option<Incoming>,
     observation: &mut Observation,
 ) -> Result<Carried, Problem> {
-    let mut may_repeat = asked.is_upgrade || incoming.is_none();
+    let mut tries = Tries::new(asked.is_upgrade || incoming.is_none());
+    // What a session that was lost has left to say, should there be no other.
+    let mut lost: Option<Problem> = None;
+    let mut waits_until = None;
     loop {
-        let (tunnel, session) = asked.route.session().await?;
+        let (tunnel, session) = match asked.route.session(&mut waits_until).await {
+            Ok(found) => found,
+            Err(problem) => return Err(lost.unwrap_or(problem)),
+        };
+        if let Some(networks) = tunnel.allow_from() {
+            sources::admit(networks, connection.origin.address)?;
+        }
+        let opened = match open(&session).await {
+            Ok(opened) => opened,
+            // Nothing has left this server: whatever it is, it can go elsewhere.
+            Err(OpenError::Closed) if tries.on_not_opened() => continue,
+            Err(error) => return Err(lost.unwrap_or_else(|| not_opened(error))),
+        };
         let (body, upload, mut unanswered) =
-            request_body(connection, asked, incoming.take(), &tunnel);
+            request_body(connection, asked, incoming.take(), &tunnel, observation);
         observation.on_routed(tunnel);
         let on_informational = move |status: StatusCode, headers: HeaderMap| {
             if status == StatusCode::CONTINUE {
@@ -83,14 +122,20 @@ pub(super) async fn carry(
                 connection.informational(status, &headers);
             }
         };
-        let received = exchange_encoded(&session, head, body, on_informational).await;
-        let failure = match received {
-            Ok(response) => return Ok((response, upload)),
+        let failure = match opened.carry(head, body, on_informational).await {
+            Ok(response) => {
+                return Ok(Carried {
+                    response,
+                    upload,
+                    session,
+                });
+            }
             Err(error) => failure(connection, error),
         };
-        if !std::mem::take(&mut may_repeat) || !failure.may_repeat(asked) {
+        if !tries.on_lost() || !failure.may_repeat(asked) {
             return Err(failure.problem);
         }
+        lost = Some(failure.problem);
     }
 }
 
@@ -100,9 +145,11 @@ fn request_body(
     asked: &Asked,
     incoming: Option<Incoming>,
     tunnel: &Tunnel,
+    observation: &mut Observation,
 ) -> (RequestBody, Option<UpgradeSender>, Unanswered) {
     if asked.is_upgrade {
-        let (body, upload) = RequestBody::upgrade(tunnel.metrics.traffic().bytes_in.clone());
+        let bytes = tunnel.metrics.traffic().bytes_in.clone();
+        let (body, upload) = RequestBody::upgrade(observation.on_upload(bytes));
         return (body, Some(upload), Unanswered::default());
     }
     let Some(incoming) = incoming else {
@@ -111,33 +158,40 @@ fn request_body(
     // Over HTTP/1 the connection's guard keeps the time.
     let idle = connection
         .is_http2()
-        .then_some(connection.node.config.body_idle_timeout);
-    let bytes = tunnel.metrics.traffic().bytes_in.clone();
-    let (mut body, mut unanswered) = RequestBody::received(incoming, idle, bytes);
+        .then_some(connection.node.config().body_idle_timeout);
+    let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
+    let (mut body, mut unanswered) = RequestBody::received(incoming, idle, upload);
     if asked.expects_continue {
-        body.expect(&mut unanswered, connection.node.config.expect_wait);
+        body.expect(&mut unanswered, connection.node.config().expect_wait);
     }
     (body, None, unanswered)
 }
 
 fn failure(connection: &Connection, error: ExchangeError<RequestBodyError>) -> Failure {
-    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
-    let (problem, lost) = match error {
-        ExchangeError::NotOpened(OpenError::TooMany) => {
-            let full = problem(Reason::ExchangeLimit, "max-exchanges are open");
-            (full.retry_after(LIMIT_RETRY), Lost::No)
-        }
-        ExchangeError::NotOpened(OpenError::Closed) => {
-            let detail = "the session ended before the exchange";
-            (problem(Reason::SessionLost, detail), Lost::Unsent)
-        }
-        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), Lost::No),
-        ExchangeError::Failed { problem, is_heard } => {
-            let is_unheard = problem.reason() == Reason::SessionLost && !is_heard;
-            (problem, if is_unheard { Lost::Unheard } else { Lost::No })
+    let (problem, is_unheard) = match error {
+        ExchangeError::NotOpened(error) => (not_opened(error), false),
+        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), false),
+        ExchangeError::Failed {
+            problem, is_heard, ..
+        } => {
+            let is_lost = problem.reason() == Reason::SessionLost;
+            (problem, is_lost && !is_heard)
         }
     };
-    Failure { problem, lost }
+    Failure {
+        problem,
+        is_unheard,
+    }
+}
+
+fn not_opened(error: OpenError) -> Problem {
+    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
+    match error {
+        OpenError::TooMany => {
+            problem(Reason::ExchangeLimit, "max-exchanges are open").retry_after(LIMIT_RETRY)
+        }
+        OpenError::Closed => problem(Reason::SessionLost, "the session ended before the exchange"),
+    }
 }
 
 fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {
@@ -150,5 +204,22 @@ fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Pr
         RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => {
             problem(Reason::RequestIncomplete, "the body did not arrive whole")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sessions_on_which_nothing_was_opened_count_and_there_is_a_bound() {
+        let mut tries = Tries::new(true);
+        assert!(tries.on_not_opened() && tries.on_not_opened());
+        // The third one is opened, and lost.
+        assert!(tries.on_lost());
+        assert!(!tries.on_not_opened() && !tries.on_not_opened());
+        assert!(!tries.on_lost());
+        let mut tries = Tries::new(false);
+        assert!(!tries.on_lost() && tries.on_not_opened());
     }
 }

@@ -1,18 +1,24 @@
 //! The places for connections, in all and for each address.
+//!
+//! Who has IPv6 mostly has 64 bits of it for himself: such a network counts as one address.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
 /// The places for connections, in all and for each address.
 pub struct Places {
-    max: usize,
-    max_per_address: usize,
     taken: Mutex<Taken>,
 }
 
 #[derive(Default)]
 struct Taken {
+    max: usize,
+    max_per_address: usize,
     in_all: usize,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -46,11 +52,17 @@ impl Places {
     /// So many places.
     #[must_use]
     pub fn new(max: usize, max_per_address: usize) -> Arc<Self> {
-        Arc::new(Self {
-            max,
-            max_per_address,
+        let places = Arc::new(Self {
             taken: Mutex::default(),
-        })
+        });
+        places.set(max, max_per_address);
+        places
+    }
+
+    /// So many from now on. Whoever has a place keeps it.
+    pub fn set(&self, max: usize, max_per_address: usize) {
+        let mut taken = self.taken.lock();
+        (taken.max, taken.max_per_address) = (max, max_per_address);
     }
 
     /// Takes a place for a connection from `address`, if that is to be counted.
@@ -59,11 +71,12 @@ impl Places {
     /// When there is none.
     pub fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Result<Place, Full> {
         let mut taken = self.taken.lock();
-        if taken.in_all >= self.max {
+        if taken.in_all >= taken.max {
             return Err(Full::InAll);
         }
+        let address = address.map(network);
         if let Some(address) = address {
-            taken.count(address, self.max_per_address)?;
+            taken.count(address)?;
         }
         taken.in_all += 1;
         Ok(Place {
@@ -80,18 +93,27 @@ impl Place {
     /// When there is no place left for it.
     pub fn count_for(&mut self, address: IpAddr) -> Result<(), Full> {
         if self.address.is_none() {
+            let address = network(address);
             let mut taken = self.places.taken.lock();
-            taken.count(address, self.places.max_per_address)?;
+            taken.count(address)?;
             self.address = Some(address);
         }
         Ok(())
     }
 }
 
+/// What an address is counted as: of IPv6 the network of 64 bits, named by its first address.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
+}
+
 impl Taken {
-    fn count(&mut self, address: IpAddr, max: usize) -> Result<(), Full> {
+    fn count(&mut self, address: IpAddr) -> Result<(), Full> {
         let count = self.by_address.entry(address).or_default();
-        if *count >= max {
+        if *count >= self.max_per_address {
             return Err(Full::Address);
         }
         *count += 1;
@@ -131,6 +153,39 @@ mod tests {
         drop(first);
         let _again = places.enter(a).unwrap();
         assert_eq!(places.taken.lock().by_address.len(), 2);
+    }
+
+    #[test]
+    fn other_limits_count_for_whoever_comes_then() {
+        let places = Places::new(1, 1);
+        let first = places.enter(None).unwrap();
+        places.set(2, 1);
+        let second = places.enter(None).unwrap();
+        places.set(1, 1);
+        drop(first);
+        assert_eq!(places.enter(None).err(), Some(Full::InAll));
+        drop(second);
+        let _third = places.enter(None).unwrap();
+    }
+
+    #[test]
+    fn a_network_of_ipv6_counts_as_one_address() {
+        let places = Places::new(10, 2);
+        let enter = |text: &str| places.enter(Some(text.parse().unwrap()));
+        let _first = enter("2001:db8:0:1::1").unwrap();
+        let second = enter("2001:db8:0:1:ffff::2").unwrap();
+        assert_eq!(enter("2001:db8:0:1::3").err(), Some(Full::Address));
+        let _other = enter("2001:db8:0:2::1").unwrap();
+        let mut later = places.enter(None).unwrap();
+        let address = "2001:db8:0:1::3".parse().unwrap();
+        assert_eq!(later.count_for(address), Err(Full::Address));
+        drop(second);
+        assert_eq!(later.count_for(address), Ok(()));
+        let _v4 = [
+            enter("192.0.2.1").unwrap(),
+            enter("::ffff:192.0.2.1").unwrap(),
+        ];
+        assert_eq!(enter("192.0.2.1").err(), Some(Full::Address));
     }
 
     #[test]

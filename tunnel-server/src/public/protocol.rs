@@ -119,8 +119,8 @@ async fn begin(
 ) -> Result<(), NoRequest> {
     let mut is_trusted = node.is_trusted(peer);
     let mut front = Bytes::new();
-    if node.config.proxy_protocol && is_trusted {
-        let deadline = Instant::now() + node.config.first_byte_timeout;
+    if node.config().proxy_protocol && is_trusted {
+        let deadline = Instant::now() + node.config().first_byte_timeout;
         let (header, rest) = patiently(node, proxy_protocol::read(&mut socket, deadline))
             .await?
             .map_err(|_| NoRequest::Proxy)?;
@@ -150,14 +150,14 @@ async fn encrypted(
     socket: Prefixed<TcpStream>,
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
-    let handshake = timeout(node.config.tls_handshake_timeout, tls.accept(socket));
+    let handshake = timeout(node.config().tls_handshake_timeout, tls.accept(socket));
     let mut stream = patiently(node, handshake)
         .await?
         .map_err(|_| NoRequest::Tls)?
         .map_err(|_| NoRequest::Tls)?;
     if is_http2(&stream) {
         // hyper has no limit for one who agrees on HTTP/2 and then says nothing.
-        let detecting = detect::detect(&mut stream, node.config.first_byte_timeout);
+        let detecting = detect::detect(&mut stream, node.config().first_byte_timeout);
         let detected = patiently(node, detecting).await?;
         let (_, first) = detected.map_err(|_| NoRequest::FirstByte)?;
         http2(node, origin, Prefixed::new(first, stream)).await;
@@ -184,7 +184,7 @@ async fn plain(
     origin: Origin,
     mut socket: Prefixed<TcpStream>,
 ) -> Result<(), NoRequest> {
-    let detecting = detect::detect(&mut socket, node.config.first_byte_timeout);
+    let detecting = detect::detect(&mut socket, node.config().first_byte_timeout);
     let (protocol, first) = patiently(node, detecting)
         .await?
         .map_err(|_| NoRequest::FirstByte)?;
@@ -201,12 +201,12 @@ where
 {
     let config = GuardConfig {
         limits: HeadLimits {
-            bytes: node.config.max_head_bytes,
+            bytes: node.config().max_head_bytes,
             fields: MAX_FIELDS,
         },
-        head_timeout: node.config.request_head_timeout,
-        keep_alive_timeout: node.config.keep_alive_timeout,
-        body_idle_timeout: node.config.body_idle_timeout,
+        head_timeout: node.config().request_head_timeout,
+        keep_alive_timeout: node.config().keep_alive_timeout,
+        body_idle_timeout: node.config().body_idle_timeout,
         hang_up_grace: HANG_UP_GRACE,
     };
     let (guarded, guard) = Guard::new(io, first, config);
@@ -222,7 +222,7 @@ where
     let mut serving = http1::Builder::new()
         .half_close(false)
         // The guard bounds the head; this only has to hold it.
-        .max_buf_size(node.config.max_head_bytes + 64 * 1024)
+        .max_buf_size(node.config().max_head_bytes + 64 * 1024)
         .serve_connection(TokioIo::new(guarded), service);
     let mut stopping = pin!(node.stopping());
     // Whom the end of the server wakes; asking again at each poll would cost more than the answer.
@@ -261,7 +261,7 @@ where
 {
     let granted = connection.granted.lock().take();
     if let Some(granted) = granted {
-        join(io, granted, connection.node.config.body_idle_timeout).await;
+        join(io, granted, &connection.node).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
         refuse(connection, refusal, io).await;
     } else {
@@ -281,7 +281,7 @@ where
             serve(&connection, request, None)
         })
     };
-    let head_bytes = u32::try_from(node.config.max_head_bytes).unwrap_or(u32::MAX);
+    let head_bytes = u32::try_from(node.config().max_head_bytes).unwrap_or(u32::MAX);
     let serving = http2::Builder::new(connection.tasks.clone())
         .timer(TokioTimer::new())
         .enable_connect_protocol()
@@ -297,7 +297,7 @@ where
         let requests = connection.requests.load(Ordering::Relaxed);
         tokio::select! {
             _ = &mut serving => break,
-            () = sleep(node.config.keep_alive_timeout) => {
+            () = sleep(node.config().keep_alive_timeout) => {
                 if connection.is_idle_since(requests) {
                     serving.as_mut().graceful_shutdown();
                 }
@@ -339,7 +339,7 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
 
 /// Reads on for a moment after the last answer: closing a socket with unread bytes resets it, and
 /// the platform client would lose the answer (RFC 9112 section 9.6).
-async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
+pub(super) async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
     let mut sink = tokio::io::sink();
     let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
 }

@@ -14,6 +14,7 @@ use tunnel_ops::telemetry::TraceParent;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
     problem::Problem,
+    session::Session,
 };
 
 use super::{
@@ -21,7 +22,8 @@ use super::{
     body::UpgradeSender,
     check::{CheckedRequest, check},
     connection::Connection,
-    exchange,
+    ends::{Form, LongStream},
+    exchange::{self, Carried},
     http1::InFlight,
     observe::{Observation, Subject},
     outgoing::{X_REQUEST_ID, outgoing},
@@ -103,11 +105,12 @@ pub(super) fn serve(
                 mut response,
                 upgrade: Some(upgrade),
             }) => {
-                let (upload, download) = *upgrade;
+                let (upload, download, session) = *upgrade;
                 observation.on_status(response.status());
                 let granted = Granted {
                     upload,
                     download,
+                    session,
                     observation,
                 };
                 connection.upgrade(granted, on_upgrade);
@@ -122,6 +125,11 @@ pub(super) fn serve(
         observation.on_status(answer.status());
         if let Ok((_, _, id)) = accepted {
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
+        }
+        if connection.node.is_draining() && !connection.is_http2() {
+            // Whoever has more to ask is to ask another server, while this one still answers.
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(header::CONNECTION, close);
         }
         answer.body_mut().watch(Some(observation), in_flight);
         Ok(answer)
@@ -143,11 +151,17 @@ fn accept(
     }
     let node = &connection.node;
     let (head, id) = outgoing(&checked, &connection.origin, &node.via)?;
-    if node.access_log {
+    if node.config().access_log {
         observation.log(subject(connection, parts, &checked, id.clone()));
     }
+    let route = node.router.route(&checked.host, node.config().offline_wait);
+    if let Some(budget) = route.budget() {
+        budget.admit(connection.origin.address)?;
+        let permit = budget.enter(checked.upgrade.is_some(), || head_bytes(parts))?;
+        observation.on_permitted(permit);
+    }
     let asked = Asked {
-        route: node.router.route(&checked.host),
+        route,
         method: checked.method,
         version: checked.version,
         is_upgrade: checked.upgrade.is_some(),
@@ -156,12 +170,25 @@ fn accept(
     Ok((asked, head, id))
 }
 
+/// The size of a request's head, as HTTP/1.1 writes it.
+fn head_bytes(parts: &Parts) -> usize {
+    const REQUEST_LINE: usize = "  HTTP/1.1\r\n\r\n".len();
+    const FIELD: usize = ": \r\n".len();
+    let fields = parts.headers.iter();
+    let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + FIELD);
+    let target = parts
+        .uri
+        .path_and_query()
+        .map_or(1, |path| path.as_str().len());
+    parts.method.as_str().len() + target + REQUEST_LINE + fields.sum::<usize>()
+}
+
 /// What an exchange came to.
 struct Answered {
     response: Response<AnswerBody>,
     /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
     /// is rare.
-    upgrade: Option<Box<(UpgradeSender, RecvBody)>>,
+    upgrade: Option<Box<(UpgradeSender, RecvBody, Session)>>,
 }
 
 impl From<Response<AnswerBody>> for Answered {
@@ -180,16 +207,30 @@ async fn carry(
     incoming: &mut Option<Incoming>,
     observation: &mut Observation,
 ) -> Result<Answered, Problem> {
-    let (received, upload) =
-        exchange::carry(connection, asked, head, incoming, observation).await?;
+    let Carried {
+        response: received,
+        upload,
+        session,
+    } = exchange::carry(connection, asked, head, incoming, observation).await?;
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
-            return Ok(upgraded(asked, received, upload));
+            return Ok(upgraded(asked, received, upload, session));
         }
-        Some(_) => connection.not_upgraded(),
+        Some(_) => {
+            connection.not_upgraded();
+            observation.on_not_upgraded();
+        }
         None => {}
     }
-    answer::response(received, &asked.method, !connection.is_http2()).map(Answered::from)
+    let is_http2 = connection.is_http2();
+    let mut response = answer::response(received, &asked.method, !is_http2)?;
+    if let Some(form) = Form::of_response(response.headers(), is_http2) {
+        let node = &connection.node;
+        response
+            .body_mut()
+            .follow(|body| LongStream::new(body, form, Some(session), node.ending_stage()));
+    }
+    Ok(response.into())
 }
 
 fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Response<AnswerBody> {
@@ -199,13 +240,22 @@ fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Resp
         answer::problem(problem, !connection.is_http2())
     };
     if let Some((method, headers)) = asker.page.as_deref() {
-        connection.node.cors.apply(method, headers, &mut answer);
+        connection
+            .node
+            .cors
+            .load()
+            .apply(method, headers, &mut answer);
     }
     answer
 }
 
 /// The answer to a granted upgrade, in the form of the platform client's protocol.
-fn upgraded(asked: &Asked, received: Response<RecvBody>, upload: UpgradeSender) -> Answered {
+fn upgraded(
+    asked: &Asked,
+    received: Response<RecvBody>,
+    upload: UpgradeSender,
+    session: Session,
+) -> Answered {
     let (parts, download) = received.into_parts();
     let mut response = Response::new(AnswerBody::own(Bytes::new()));
     let headers = response.headers_mut();
@@ -222,7 +272,7 @@ fn upgraded(asked: &Asked, received: Response<RecvBody>, upload: UpgradeSender) 
     }
     Answered {
         response,
-        upgrade: Some(Box::new((upload, download))),
+        upgrade: Some(Box::new((upload, download, session))),
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! In: a connection that was taken from hyper, and the exchange that granted its upgrade. Each
 //! direction ends by itself and the other goes on; nothing limits how long both are silent, but when
-//! one has ended, the other does not stay for ever without a byte.
+//! one has ended, the other does not stay for ever without a byte. When the tunnel leaves, or this
+//! server, the platform client is told by a close frame, and so is the upstream as far as it can be.
 
 use std::{
+    future::poll_fn,
     io,
     pin::Pin,
     sync::{
@@ -19,13 +21,23 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, split},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split},
     sync::oneshot,
-    time::sleep,
+    time::{sleep, timeout},
 };
-use tunnel_proto::exchange::{RecvBody, copy_body, read_body};
+use tunnel_proto::{
+    exchange::{BodyError, RecvBody, read_body},
+    session::Session,
+};
 
-use super::{body::UpgradeSender, observe::Observation};
+use super::{
+    body::UpgradeSender,
+    ends::{Form, LongStream, PATIENCE},
+    observe::Observation,
+    pace::{Pace, Source},
+    protocol::drain,
+};
+use crate::node::Node;
 
 /// An upgrade that was granted: what joins the platform client's bytes to the exchange's.
 pub(super) struct Granted {
@@ -33,6 +45,8 @@ pub(super) struct Granted {
     pub(super) upload: UpgradeSender,
     /// What the runtime sends.
     pub(super) download: RecvBody,
+    /// What carries the exchange.
+    pub(super) session: Session,
     /// Ends with the upgraded connection.
     pub(super) observation: Observation,
 }
@@ -40,28 +54,42 @@ pub(super) struct Granted {
 /// The upgrade that a connection has granted, until it is taken over.
 pub(super) type GrantedSlot = Mutex<Option<Granted>>;
 
-/// Moves the bytes until both directions have ended. After the end of one, `linger` without a byte
-/// in the other ends that too.
-pub(super) async fn join<IO>(io: IO, granted: Granted, linger: Duration)
+/// Moves the bytes until both directions have ended. After the end of one, the time in which a body
+/// may be silent, without a byte in the other, ends that too.
+pub(super) async fn join<IO>(io: IO, granted: Granted, node: &Arc<Node>)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Granted {
         upload,
-        mut download,
-        mut observation,
+        download,
+        session,
+        observation,
     } = granted;
+    let linger = node.config().body_idle_timeout;
     let (reader, writer) = split(io);
     let moved = Moved::default();
-    let (ended, upload_ended) = oneshot::channel();
-    let upload_body = Counted::new(read_body(reader), &moved, Some(ended));
-    if upload.send(Box::pin(upload_body)).is_err() {
-        return;
-    }
+    let (give_back, mut upload_ended) = oneshot::channel();
+    let reader = Lent {
+        reader: Some(reader),
+        give_back: Some(give_back),
+    };
+    let stage = node.ending_stage();
+    let body = LongStream::new(read_body(reader), Form::upload(), None, stage);
+    // Nobody takes it when the exchange has ended meanwhile, of which the other direction tells.
+    let _ = upload.send(Box::new(Counted::new(body, &moved)));
+    let body = LongStream::new(download, Form::download(), Some(session), stage);
+    let mut download = Download {
+        body: Box::new(Counted::new(body, &moved)),
+        pace: Pace::default(),
+        writer,
+        observation,
+    };
+    let mut reader = None;
     let downloaded = tokio::select! {
-        downloaded = copy_body(Counted::new(&mut download, &moved, None), writer) => downloaded,
+        downloaded = download.run() => downloaded,
         () = async {
-            let _ = upload_ended.await;
+            reader = (&mut upload_ended).await.ok();
             moved.silence(linger).await;
         } => Err(io::ErrorKind::TimedOut.into()),
     };
@@ -69,11 +97,112 @@ where
         tracing::debug!(%error, "an upgraded connection was cut");
         return;
     }
-    observation.on_end();
-    // The exchange itself sends the other direction, for as long as `download` lives.
-    tokio::select! {
-        () = download.sent() => {}
-        () = moved.silence(linger) => {}
+    download.finish(&moved, linger).await;
+    let has_moved = download.body.source.has_moved();
+    // Ends the exchange, and with it the upload, if it goes on still.
+    drop(download);
+    if has_moved {
+        // The close frame is not to be lost to a reset because of bytes that nobody has read.
+        let given_back = async {
+            match reader.take() {
+                Some(reader) => Some(reader),
+                None => upload_ended.await.ok(),
+            }
+        };
+        if let Ok(Some(reader)) = timeout(PATIENCE, given_back).await {
+            drain(reader).await;
+        }
+    }
+}
+
+/// What the runtime sends, on its way to the platform client.
+struct Download<IO> {
+    body: Box<Counted<LongStream<RecvBody>>>,
+    pace: Pace,
+    writer: WriteHalf<IO>,
+    observation: Observation,
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
+    /// Writes what comes, and closes this direction at its end.
+    ///
+    /// # Errors
+    /// When it is cut or the connection fails; the connection is then not closed in order.
+    async fn run(&mut self) -> io::Result<()> {
+        while let Some(frame) = poll_fn(|cx| self.poll_frame(cx)).await {
+            let frame = frame.map_err(|error| {
+                self.observation.on_error(&error);
+                io::Error::other(error)
+            })?;
+            if let Ok(data) = frame.into_data() {
+                self.body.moved.count();
+                self.writer.write_all(&data).await?;
+                self.writer.flush().await?;
+                self.observation.on_received(data.len());
+            }
+        }
+        if self.body.source.has_moved() {
+            self.observation.on_moved();
+        } else {
+            self.observation.on_end();
+        }
+        self.writer.shutdown().await
+    }
+
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let shaper = self.observation.download();
+        self.pace.poll(cx, shaper, &mut *self.body)
+    }
+
+    /// Leaves the other direction the time that it has. The exchange itself sends that, for as long
+    /// as the body lives.
+    async fn finish(&mut self, moved: &Moved, linger: Duration) {
+        let has_moved = self.body.source.has_moved();
+        let body = self.body.source.body();
+        if has_moved {
+            // The upstream was told too, and may answer, and end.
+            let answered = async {
+                while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {}
+                body.sent().await;
+            };
+            let _ = timeout(PATIENCE, answered).await;
+            return;
+        }
+        tokio::select! {
+            () = body.sent() => {}
+            () = moved.silence(linger) => {}
+        }
+    }
+}
+
+/// The reading half of a connection, given back when its body is dropped: which also tells that the
+/// direction has ended.
+struct Lent<IO> {
+    reader: Option<ReadHalf<IO>>,
+    give_back: Option<oneshot::Sender<ReadHalf<IO>>>,
+}
+
+impl<IO: AsyncRead> AsyncRead for Lent<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.reader {
+            Some(reader) => Pin::new(reader).poll_read(cx, buf),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl<IO> Drop for Lent<IO> {
+    fn drop(&mut self) {
+        if let (Some(reader), Some(give_back)) = (self.reader.take(), self.give_back.take()) {
+            let _ = give_back.send(reader);
+        }
     }
 }
 
@@ -82,6 +211,10 @@ where
 struct Moved(Arc<AtomicUsize>);
 
 impl Moved {
+    fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Resolves after a time of this length in which nothing has moved.
     async fn silence(&self, time: Duration) {
         loop {
@@ -94,36 +227,78 @@ impl Moved {
     }
 }
 
-/// One direction.
-struct Counted<B> {
-    body: Pin<Box<B>>,
+/// What one of the two sends, counted.
+struct Counted<S> {
+    source: S,
     moved: Moved,
-    /// Dropped with the body, which tells that it has ended.
-    _ended: Option<oneshot::Sender<()>>,
 }
 
-impl<B> Counted<B> {
-    fn new(body: B, moved: &Moved, ended: Option<oneshot::Sender<()>>) -> Self {
+impl<S> Counted<S> {
+    fn new(source: S, moved: &Moved) -> Self {
         Self {
-            body: Box::pin(body),
+            source,
             moved: moved.clone(),
-            _ended: ended,
         }
     }
 }
 
-impl<B: Body<Data = Bytes>> Body for Counted<B> {
-    type Data = Bytes;
-    type Error = B::Error;
+impl<S: Source> Source for Counted<S> {
+    type Error = S::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let frame = self.body.as_mut().poll_frame(cx);
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, S::Error>>> {
+        let frame = self.source.poll_next(cx);
         if frame.is_ready() {
-            self.moved.0.fetch_add(1, Ordering::Relaxed);
+            self.moved.count();
         }
         frame
+    }
+
+    /// Whoever waits for his turn is not silent.
+    fn poll_haste(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.moved.count();
+        self.source.poll_haste(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+    use crate::budget::shaper::Shaper;
+
+    struct Once(Option<Bytes>);
+
+    impl Source for Once {
+        type Error = Infallible;
+
+        fn poll_next(
+            &mut self,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.take().map(|content| Ok(Frame::data(content))))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_the_rate_is_not_silent() {
+        let shaper = Arc::new(Shaper::default());
+        shaper.set(Some(1_000));
+        let moved = Moved::default();
+        let content = Bytes::from_static(&[7; 100_000]);
+        let mut source = Counted::new(Once(Some(content)), &moved);
+        let mut pace = Pace::default();
+        let mut pass = async || {
+            while poll_fn(|cx| pace.poll(cx, Some(&shaper), &mut source))
+                .await
+                .is_some()
+            {}
+        };
+        tokio::select! {
+            // A piece of 16 KiB takes 16 s.
+            () = moved.silence(Duration::from_secs(5)) => panic!("it was held"),
+            () = pass() => {}
+        }
+        moved.silence(Duration::from_secs(5)).await;
     }
 }

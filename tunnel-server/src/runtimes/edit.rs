@@ -1,14 +1,14 @@
 //! Changes to a runtimes file's text that keep the rest of it, comments included.
 //!
-//! In come the text and what to add; out comes the new text. It reads and writes no file, and
+//! In come the text and what to add or to revoke; out comes the new text. It reads and writes no file, and
 //! leaves it to [`super::Runtimes::parse`] to say whether the result is good.
 
 use toml_edit::{
     Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, TomlError, Value, value,
 };
 
-use super::{AccountName, HostName, RuntimeName};
-use crate::token::Token;
+use super::{AccountName, HostName, Moment, RuntimeName};
+use crate::token::{Token, TokenId};
 
 /// A token for a runtime, which is added too when it is missing.
 #[derive(Debug, Clone, Copy)]
@@ -21,8 +21,32 @@ pub struct Addition<'a> {
     pub hosts: &'a [HostName],
     /// The token, of which only id and hash are written.
     pub token: &'a Token,
+    /// When it was made.
+    pub created: Option<Moment>,
+    /// When it runs out.
+    pub expires: Option<Moment>,
     /// For people.
     pub note: Option<&'a str>,
+}
+
+/// Tokens that are to let nobody in any more.
+#[derive(Debug, Clone, Copy)]
+pub struct Revoking<'a> {
+    /// Whose runtime.
+    pub account: &'a AccountName,
+    /// Which of its runtimes.
+    pub runtime: &'a RuntimeName,
+    /// Which of its tokens; none means all.
+    pub id: Option<TokenId>,
+}
+
+/// What a revocation found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Revoked {
+    /// The tokens that are revoked now and were not before.
+    pub now: Vec<String>,
+    /// Those that were revoked already.
+    pub before: Vec<String>,
 }
 
 /// Why the text cannot be changed.
@@ -35,6 +59,24 @@ pub enum EditError {
     /// It is written in a way that cannot be added to.
     #[error("`{0}` is not a list of tables: write it as `[[{0}]]`")]
     NotTables(&'static str),
+    /// Nothing is listed for this pair.
+    #[error("no runtime `{runtime}` of account `{account}` is listed")]
+    NoRuntime {
+        /// The account asked for.
+        account: AccountName,
+        /// The runtime asked for.
+        runtime: RuntimeName,
+    },
+    /// The runtime has no token, or not this one.
+    #[error("runtime `{runtime}` of account `{account}` has no token{}{}", if .id.is_some() { " " } else { "" }, .id.as_ref().map_or("", TokenId::as_str))]
+    NoToken {
+        /// The account asked for.
+        account: AccountName,
+        /// The runtime asked for.
+        runtime: RuntimeName,
+        /// The token asked for.
+        id: Option<TokenId>,
+    },
     /// The hosts are not a list.
     #[error("`hosts` is not a list")]
     NotAList,
@@ -49,11 +91,9 @@ pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditErro
     let runtimes = runtimes
         .as_array_of_tables_mut()
         .ok_or(EditError::NotTables("runtime"))?;
-    let is_wanted = |runtime: &Table| {
-        let is = |key: &str, wanted: &str| runtime.get(key).and_then(Item::as_str) == Some(wanted);
-        is("account", addition.account.as_str()) && is("name", addition.runtime.as_str())
-    };
-    let found = runtimes.iter().position(is_wanted);
+    let found = runtimes
+        .iter()
+        .position(|runtime| is_runtime(runtime, addition.account, addition.runtime));
     let index = match found {
         Some(index) => index,
         None => {
@@ -66,6 +106,93 @@ pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditErro
         add_token_table(runtime, addition)?;
     }
     Ok(document.to_string())
+}
+
+/// The text with the tokens marked as revoked, so that whoever still shows one is told so, and that
+/// it stays known what there was.
+pub fn revoke_tokens(text: &str, revoking: &Revoking<'_>) -> Result<(String, Revoked), EditError> {
+    let Revoking {
+        account,
+        runtime,
+        id,
+    } = *revoking;
+    let mut document: DocumentMut = text.parse()?;
+    let runtimes = match document.get_mut("runtime") {
+        Some(runtimes) => runtimes
+            .as_array_of_tables_mut()
+            .ok_or(EditError::NotTables("runtime"))?,
+        None => &mut ArrayOfTables::new(),
+    };
+    let found = runtimes
+        .iter_mut()
+        .find(|table| is_runtime(table, account, runtime))
+        .ok_or_else(|| EditError::NoRuntime {
+            account: account.clone(),
+            runtime: runtime.clone(),
+        })?;
+    let mut revoked = Revoked::default();
+    for token in tokens_of(found)? {
+        let listed = token.get("id").and_then(Item::as_str).unwrap_or_default();
+        if id.is_some_and(|id| id.as_str() != listed) {
+            continue;
+        }
+        let listed = listed.to_owned();
+        match mark_revoked(token) {
+            true => revoked.now.push(listed),
+            false => revoked.before.push(listed),
+        }
+    }
+    if revoked == Revoked::default() {
+        return Err(EditError::NoToken {
+            account: account.clone(),
+            runtime: runtime.clone(),
+            id,
+        });
+    }
+    Ok((document.to_string(), revoked))
+}
+
+/// The tokens of a runtime, whichever way they are written.
+fn tokens_of(runtime: &mut Table) -> Result<Vec<&mut dyn TableLike>, EditError> {
+    let not_tables = EditError::NotTables("runtime.token");
+    match runtime.get_mut("token") {
+        None => Ok(Vec::new()),
+        Some(Item::ArrayOfTables(tables)) => Ok(tables
+            .iter_mut()
+            .map(|table| table as &mut dyn TableLike)
+            .collect()),
+        Some(Item::Value(Value::Array(list))) => list
+            .iter_mut()
+            .map(|value| {
+                let table = value.as_inline_table_mut();
+                table.map(|table| table as &mut dyn TableLike)
+            })
+            .collect::<Option<_>>()
+            .ok_or(not_tables),
+        Some(_) => Err(not_tables),
+    }
+}
+
+/// Whether it was not revoked before.
+fn mark_revoked(token: &mut dyn TableLike) -> bool {
+    match token.get_mut("revoked").and_then(Item::as_value_mut) {
+        Some(value) if value.as_bool() == Some(true) => return false,
+        Some(value) => {
+            // A comment beside it stays.
+            let decor = value.decor().clone();
+            *value = true.into();
+            *value.decor_mut() = decor;
+        }
+        None => {
+            token.insert("revoked", value(true));
+        }
+    }
+    true
+}
+
+fn is_runtime(table: &Table, account: &AccountName, runtime: &RuntimeName) -> bool {
+    let is = |key: &str, wanted: &str| table.get(key).and_then(Item::as_str) == Some(wanted);
+    is("account", account.as_str()) && is("name", runtime.as_str())
 }
 
 fn new_runtime(addition: &Addition<'_>) -> Table {
@@ -125,6 +252,11 @@ fn fill_token(table: &mut dyn TableLike, addition: &Addition<'_>) {
         .collect();
     table.insert("id", value(addition.token.id().as_str()));
     table.insert("sha256", value(hash));
+    for (key, moment) in [("created", addition.created), ("expires", addition.expires)] {
+        if let Some(moment) = moment.and_then(Moment::to_toml) {
+            table.insert(key, value(moment));
+        }
+    }
     if let Some(note) = addition.note {
         table.insert("note", value(note));
     }
@@ -166,6 +298,8 @@ name = \"test\"
             runtime: &runtime,
             hosts: &hosts,
             token: &token,
+            created: Some("2026-01-01T00:00:00Z".parse().unwrap()),
+            expires: Some("2027-01-01T00:00:00Z".parse().unwrap()),
             note: Some("Ann's"),
         };
         (add_token(text, &addition).unwrap(), token)
@@ -193,9 +327,13 @@ name = \"test\"
         let (text, token) = add(FILE, "acme", "prod", &[]);
         check_kept(FILE, &text);
         let runtimes = parse(&text);
-        let (entry, hash) = runtimes.token(token.id()).unwrap();
+        let (entry, listed) = runtimes.token(token.id()).unwrap();
         assert_eq!(entry.label.as_str(), "acme-prod");
-        assert_eq!(*hash, token.sha256());
+        assert_eq!(listed.sha256, token.sha256());
+        assert!(
+            text.contains("created = 2026-01-01T00:00:00Z\nexpires = 2027-01-01T00:00:00Z\n"),
+            "{text}"
+        );
         assert_eq!(runtimes.token_count(), 2);
         assert!(
             text.find(token.id().as_str()) < text.find("name = \"test\""),
@@ -271,6 +409,8 @@ name = \"test\"
             runtime: &runtime,
             hosts: &[],
             token: &token,
+            created: None,
+            expires: None,
             note: None,
         };
         assert!(matches!(
@@ -282,5 +422,72 @@ name = \"test\"
             add_token(inline, &addition),
             Err(EditError::NotTables("runtime"))
         ));
+    }
+
+    fn revoke(text: &str, runtime: &str, id: Option<&str>) -> Result<(String, Revoked), EditError> {
+        let (account, runtime) = ("acme".parse().unwrap(), runtime.parse().unwrap());
+        revoke_tokens(
+            text,
+            &Revoking {
+                account: &account,
+                runtime: &runtime,
+                id: id.map(|id| id.parse().unwrap()),
+            },
+        )
+    }
+
+    #[test]
+    fn one_token_or_all_of_a_runtime_are_marked_and_all_else_is_kept() {
+        let (file, other) = add(FILE, "acme", "prod", &[]);
+        let (text, revoked) = revoke(&file, "prod", Some("0123456789abcdef")).unwrap();
+        check_kept(&file, &text);
+        assert_eq!(revoked.now, ["0123456789abcdef"]);
+        let listed = |text: &str| -> Vec<bool> {
+            parse(text)
+                .tokens()
+                .map(|(_, token)| token.revoked)
+                .collect()
+        };
+        assert_eq!(listed(&text), [true, false]);
+        let (text, revoked) = revoke(&text, "prod", None).unwrap();
+        check_kept(&file, &text);
+        assert_eq!(revoked.now, [other.id().as_str()]);
+        assert_eq!(revoked.before, ["0123456789abcdef"]);
+        assert_eq!(listed(&text), [true, true]);
+    }
+
+    #[test]
+    fn tokens_in_one_line_are_marked_there_and_a_comment_stays() {
+        let hash = "00".repeat(32);
+        let file = format!(
+            "[[runtime]]\naccount = \"acme\"\nname = \"b\"\ntoken = [{{ id = \"0123456789abcdef\", sha256 = \"{hash}\" }}]\n"
+        );
+        let (text, _) = revoke(&file, "b", None).unwrap();
+        assert!(parse(&text).tokens().all(|(_, token)| token.revoked));
+        assert_eq!(text.lines().count(), 4);
+        let file = format!(
+            "[[runtime]]\naccount = \"acme\"\nname = \"b\"\n[[runtime.token]]\nid = \"0123456789abcdef\"\nsha256 = \"{hash}\"\nrevoked = false # still good\n"
+        );
+        let (text, _) = revoke(&file, "b", None).unwrap();
+        assert!(text.ends_with("revoked = true # still good\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_there_cannot_be_revoked() {
+        let text = |result: Result<_, EditError>| result.unwrap_err().to_string();
+        for empty in ["", FILE] {
+            assert_eq!(
+                text(revoke(empty, "stage", None)),
+                "no runtime `stage` of account `acme` is listed"
+            );
+        }
+        assert_eq!(
+            text(revoke(FILE, "test", None)),
+            "runtime `test` of account `acme` has no token"
+        );
+        assert_eq!(
+            text(revoke(FILE, "prod", Some("aaaaaaaaaaaaaaaa"))),
+            "runtime `prod` of account `acme` has no token aaaaaaaaaaaaaaaa"
+        );
     }
 }

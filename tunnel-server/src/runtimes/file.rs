@@ -7,11 +7,13 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
-use tunnel_ops::config_value::Count;
+use tunnel_ops::config_value::{BoundedSize, Count, Network, SizeText};
 
 use super::{
-    Credential, HostName, RuntimeEntry, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError,
+    HostName, ListedToken, Moment, RuntimeEntry, RuntimeLabel, RuntimeLimits, Runtimes,
+    RuntimesError,
 };
+use crate::config::plain;
 use crate::token::{TokenHash, TokenId};
 
 /// The file as written.
@@ -29,16 +31,37 @@ struct RawRuntime {
     name: Spanned<String>,
     #[serde(default)]
     hosts: Vec<Spanned<String>>,
+    /// Networks, or single addresses.
+    allow_from: Option<Vec<Network>>,
     #[serde(default)]
     limits: RawLimits,
     #[serde(default)]
     token: Vec<RawToken>,
 }
 
+/// Limits as written, in the file or in the platform's answer.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawLimits {
-    exchanges: Option<Count<1, 4096>>,
+pub(crate) struct RawLimits {
+    exchanges: Option<Count<1, 1_000_000>>,
+    exchange_rate: Option<Count<1, 1_000_000>>,
+    upload_rate: Option<SizeText>,
+    download_rate: Option<SizeText>,
+    websockets: Option<Count<0, 1_000_000>>,
+    head_size: Option<BoundedSize<1, 128>>,
+}
+
+impl From<RawLimits> for RuntimeLimits {
+    fn from(raw: RawLimits) -> Self {
+        Self {
+            exchanges: raw.exchanges.map(u32::from),
+            exchange_rate: raw.exchange_rate.map(u32::from),
+            upload_rate: raw.upload_rate.map(u64::from),
+            download_rate: raw.download_rate.map(u64::from),
+            websockets: raw.websockets.map(u32::from),
+            head_bytes: raw.head_size.map(usize::from),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -46,9 +69,12 @@ struct RawLimits {
 struct RawToken {
     id: Spanned<String>,
     sha256: Spanned<String>,
-    /// For people; not used.
-    #[serde(rename = "note")]
-    _note: Option<String>,
+    created: Option<Moment>,
+    expires: Option<Moment>,
+    #[serde(default)]
+    revoked: bool,
+    /// For people.
+    note: Option<String>,
 }
 
 /// Checks one file; goes on after a fault, so that all are told at once.
@@ -154,9 +180,6 @@ impl Checker<'_> {
         for token in &raw.token {
             self.token(entry, token);
         }
-        let limits = RuntimeLimits {
-            exchanges: raw.limits.exchanges.map(u32::from),
-        };
         self.label_spans.insert(label.clone(), place);
         self.runtimes.labels.insert(label.clone(), entry);
         self.runtimes.entries.push(Arc::new(RuntimeEntry {
@@ -164,7 +187,8 @@ impl Checker<'_> {
             name,
             label,
             hosts: own_hosts,
-            limits,
+            limits: raw.limits.into(),
+            allow_from: raw.allow_from.map(plain),
         }));
     }
 
@@ -212,14 +236,19 @@ impl Checker<'_> {
         let (Ok(id), Some(sha256)) = (id, sha256) else {
             return;
         };
-        if self
-            .runtimes
-            .tokens
-            .insert(id, Credential { entry, sha256 })
-            .is_some()
-        {
+        let place = self.runtimes.tokens.len();
+        if self.runtimes.token_ids.insert(id, place).is_some() {
             self.fault(raw.id.span(), "token.id", format!("`{id}` is listed twice"));
         }
+        let token = ListedToken {
+            id,
+            sha256,
+            created: raw.created.map(Into::into),
+            expires: raw.expires.map(Into::into),
+            revoked: raw.revoked,
+            note: raw.note.clone(),
+        };
+        self.runtimes.tokens.push((entry, token));
     }
 
     /// `x.acme-prod.<domain>` would look like a part of `acme-prod`, and must not lead to another
@@ -235,6 +264,7 @@ impl Checker<'_> {
             return;
         };
         let label = below.rsplit('.').next().unwrap_or(below);
+        self.runtimes.host_labels.insert(label.into(), entry);
         let Some(owner) = self
             .runtimes
             .entries
@@ -313,13 +343,13 @@ mod tests {
         let runtimes = read(&text).unwrap();
         let labels: Vec<&str> = runtimes.iter().map(|entry| entry.label.as_str()).collect();
         assert_eq!(labels, ["acme-prod", "acme-test"]);
-        let (prod, hash) = runtimes.token("0123456789abcdef".parse().unwrap()).unwrap();
+        let (prod, token) = runtimes.token("0123456789abcdef".parse().unwrap()).unwrap();
         assert_eq!(
             prod.hosts.iter().map(HostName::as_str).collect::<Vec<_>>(),
             ["argo.example.com", "events.example.com"]
         );
         assert_eq!(prod.limits.exchanges, Some(200));
-        assert_eq!(hash[..2], [0x9f, 0x86]);
+        assert_eq!(token.sha256[..2], [0x9f, 0x86]);
         assert_eq!(runtimes.get(&prod.label), Some(prod));
         assert_eq!(runtimes.token_count(), 1);
         assert!(
@@ -441,14 +471,57 @@ mod tests {
     }
 
     #[test]
+    fn a_token_may_have_an_end() {
+        let token = |rest: &str| {
+            let token =
+                format!("[[runtime.token]]\nid = \"0123456789abcdef\"\nsha256 = \"{HASH}\"");
+            runtime("a", "b", &format!("{token}\n{rest}"))
+        };
+        let runtimes = read(&token(
+            "created = 2026-01-01T00:00:00Z\nexpires = 2027-01-01T02:00:00+02:00\nrevoked = true\nnote = \"x\"",
+        ))
+        .unwrap();
+        let (_, listed) = runtimes.tokens().next().unwrap();
+        assert_eq!(
+            listed.expires.map(Moment::from).unwrap().to_string(),
+            "2027-01-01T00:00:00Z"
+        );
+        assert!(listed.created.is_some() && listed.revoked && listed.note.is_some());
+        check(
+            &token("expires = 2027-01-01"),
+            &[
+                "r.toml:7:11: runtime.token.expires: expected a moment with its offset, such as `2027-01-01T00:00:00Z`",
+            ],
+        );
+        let quoted = read(&token("expires = \"2027-01-01T00:00:00Z\"")).unwrap_err();
+        assert!(quoted.to_string().contains("without quotes"), "{quoted}");
+    }
+
+    #[test]
+    fn the_owner_of_a_host_below_the_domain_is_known() {
+        let text = runtime(
+            "a",
+            "b",
+            "hosts = [\"x.c-d.tunnels.localhost\", \"a.example\"]",
+        );
+        let runtimes = read(&text).unwrap();
+        let label = |account: &str, name: &str| {
+            RuntimeLabel::new(&account.parse().unwrap(), &name.parse().unwrap()).unwrap()
+        };
+        let owner = runtimes.host_owner(&label("c", "d")).unwrap();
+        assert_eq!(owner.label.as_str(), "a-b");
+        assert!(runtimes.host_owner(&label("e", "f")).is_none());
+    }
+
+    #[test]
     fn unknown_keys_and_limits_out_of_range_are_refused() {
         check(
             &runtime("a", "b", "host = []"),
             &["r.toml:4:1: unknown key `host`, did you mean `hosts`?"],
         );
         check(
-            &runtime("a", "b", "[runtime.limits]\nexchanges = 5000"),
-            &["r.toml:5:13: runtime.limits.exchanges: expected a whole number from 1 to 4096"],
+            &runtime("a", "b", "[runtime.limits]\nexchanges = 0"),
+            &["r.toml:5:13: runtime.limits.exchanges: expected a whole number from 1 to 1000000"],
         );
     }
 

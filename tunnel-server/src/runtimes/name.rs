@@ -3,6 +3,7 @@
 //! In comes text from a file or a flag; out come values that cannot be wrong, cheap to copy and to
 //! compare. What they are used for is not known here.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -83,6 +84,13 @@ name_type! {
     /// A host as requests name it: lower-case letters, digits and hyphens in labels, without port
     /// or last dot.
     HostName
+}
+
+/// A label is found by its text.
+impl Borrow<str> for RuntimeLabel {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
 }
 
 impl RuntimeLabel {

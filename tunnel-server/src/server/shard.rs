@@ -3,10 +3,9 @@
 //! A session lives on the shard that accepted it; an exchange that came in on another crosses once.
 //! Nothing is stolen between shards: that cost more than it gave.
 
-use std::{io, sync::Arc, thread::JoinHandle};
+use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use tokio::{net::TcpListener, runtime, sync::oneshot};
-use tokio_rustls::TlsAcceptor;
 
 use crate::{connect, node::Node, public};
 
@@ -14,12 +13,13 @@ use crate::{connect, node::Node, public};
 /// batch of a large body, so that many would hold up whoever has just asked for something.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
+/// How long work that cannot be ended may hold up the end of a shard.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(100);
+
 /// What a shard listens on.
 pub(super) struct Listeners {
     pub(super) tunnel: std::net::TcpListener,
     pub(super) public: std::net::TcpListener,
-    pub(super) tunnel_tls: TlsAcceptor,
-    pub(super) public_tls: Option<TlsAcceptor>,
 }
 
 /// A running shard. Dropped, it ends with all its tasks, and its thread is waited for.
@@ -48,8 +48,9 @@ impl Shard {
                         _ = forced => {}
                     }
                 });
-                // Ends the tasks before anybody is told that the shard has ended.
-                drop(runtime);
+                // Ends the tasks before anybody is told that the shard has ended; a name that is being
+                // looked up, which nothing can end, is not waited for.
+                runtime.shutdown_timeout(LOOKUP_PATIENCE);
                 let _ = finished.send(());
             })?;
         Ok(Self {
@@ -79,19 +80,14 @@ impl Drop for Shard {
 }
 
 async fn serve(node: Arc<Node>, listeners: Listeners) {
-    let Listeners {
-        tunnel,
-        public,
-        tunnel_tls,
-        public_tls,
-    } = listeners;
+    let Listeners { tunnel, public } = listeners;
     let registered = TcpListener::from_std(tunnel)
         .and_then(|tunnel| Ok((tunnel, TcpListener::from_std(public)?)));
     match registered {
         Ok((tunnel, public)) => {
             tokio::join!(
-                connect::serve_all(node.clone(), tunnel, tunnel_tls),
-                public::serve_all(node, public, public_tls),
+                connect::serve_all(node.clone(), tunnel),
+                public::serve_all(node, public),
             );
         }
         Err(error) => tracing::error!(%error, "a shard cannot use its listeners"),

@@ -35,6 +35,20 @@ fn a_good_configuration_is_said_to_be_good() {
 }
 
 #[test]
+fn an_admin_token_that_can_be_guessed_is_refused_and_not_shown() {
+    let folder = Folder::with_all_files();
+    folder.write("admin.token", "s3cret\n");
+    for command in ["run", "validate"] {
+        let flags = FILES.into_iter().chain(["--admin-token-file=admin.token"]);
+        let ended = folder.run([command].into_iter().chain(flags));
+        assert_eq!(ended.code, Some(2));
+        let expected = "error: admin.token: holds no usable token: ";
+        assert!(ended.stderr.starts_with(expected), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
+    }
+}
+
+#[test]
 fn an_unknown_key_is_named_with_file_line_and_the_likely_one() {
     let folder = Folder::with_all_files();
     folder.write("server.toml", "# mine\npubic_listen = \"127.0.0.1:1\"\n");

@@ -130,7 +130,24 @@ impl FakeClient {
         F: Future<Output = Outcome> + Send + 'static,
     {
         let request = session_request(rig.token(runtime), instance);
-        let connected = dial(rig, &request).await;
+        Self::by(rig, &request, handler).await
+    }
+
+    /// A client that asks for its session like this.
+    pub(crate) async fn by<H, F>(rig: &Rig, request: &Request<()>, handler: H) -> Self
+    where
+        H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        Self::on(dial(rig, request).await, handler).await
+    }
+
+    /// A client that was let in.
+    pub(crate) async fn on<H, F>(connected: Connected, handler: H) -> Self
+    where
+        H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
+        F: Future<Output = Outcome> + Send + 'static,
+    {
         assert_eq!(connected.status, 101);
         let settings = SessionSettings::default();
         let (session, events, driver) =
@@ -219,6 +236,7 @@ pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> 
         instance,
         version: "1.2.3".into(),
         session_number: 1,
+        allow_from: None,
     };
     let request = handshake::request(&greeting, &handshake::new_key())
         .uri(handshake::CONNECT_PATH)
@@ -229,7 +247,11 @@ pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> 
 
 /// Sends a request to the tunnel listener.
 pub(crate) async fn dial(rig: &Rig, request: &Request<()>) -> Connected {
-    let mut io = rig.tunnel().await;
+    dial_over(rig.tunnel().await, request).await
+}
+
+/// Sends a request on a connection to a tunnel listener.
+pub(crate) async fn dial_over(mut io: TlsStream<TcpStream>, request: &Request<()>) -> Connected {
     let mut text = format!("{} {} HTTP/1.1\r\n", request.method(), request.uri());
     for (name, value) in request.headers() {
         text += &format!("{name}: {}\r\n", value.to_str().unwrap());

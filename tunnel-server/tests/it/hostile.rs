@@ -109,7 +109,7 @@ async fn a_client_that_does_not_answer_pings_is_dead() {
     let (answer, _) = tokio::join!(waiting, wire.end());
     assert_eq!(
         (answer.head.status, answer.reason().as_str()),
-        (503, "runtime_offline")
+        (502, "session_lost")
     );
     rig.metric_becomes("tunnel_server_sessions_ended_total{reason=\"dead\"}", 1.0)
         .await;
@@ -307,7 +307,10 @@ async fn bytes_behind_a_response_are_nobodys_answer() {
 async fn a_stream_that_was_not_accepted_fails_its_request() {
     let rig = Rig::start().await;
     let mut wire = Wire::connect(&rig, PROD).await;
-    let mut raw = rig.raw().await;
+    let (mut before, mut raw) = (rig.raw().await, rig.raw().await);
+    // The stream that the session was probed by is accepted; the next one is not.
+    before.send(get(PROD_HOST)).await;
+    wire.request().await;
     raw.send(get(PROD_HOST)).await;
     let stream = wire.request().await;
     wire.data(stream, &[2, 3, 0x40, 200, 0, 0, 0]).await;

@@ -6,10 +6,19 @@
     reason = "a test may"
 )]
 
+mod admin;
+mod admin_commands;
+mod allowed;
+mod asked;
+mod authority;
+mod budgets;
 mod cancel;
 mod certs;
 mod config;
+mod credentials;
 mod deadline;
+mod ends;
+mod events;
 mod fake;
 mod fields;
 mod frames;
@@ -26,11 +35,14 @@ mod panics;
 mod program;
 mod proxy;
 mod raw;
+mod reload;
 mod responses;
 mod rig;
 mod routing;
+mod serving;
 mod sessions;
 mod stopping;
 mod token;
 mod upgrade;
+mod validate;
 mod wire;

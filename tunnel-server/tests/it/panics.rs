@@ -3,7 +3,11 @@
 //! There is nothing in the server that can be made to panic from outside, so these tests bring the
 //! fault in by the one way that leads everywhere: what is told to the log.
 
-use std::{fmt::Debug, sync::Once};
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    sync::{LazyLock, Mutex, Once},
+};
 
 use tracing::{
     Event, Metadata, Subscriber,
@@ -20,10 +24,21 @@ use crate::{
 };
 
 /// What makes the log panic: a path, and an instance.
-const PATH: &str = "/panic-on-purpose";
+pub(crate) const PATH: &str = "/panic-on-purpose";
 const INSTANCE: &str = "badbadbadbadbadbadbadbadbadbad00";
 
-/// A log that writes nothing, and panics when it is asked to.
+/// What the access log has said last of each path, by field.
+static LOGGED: LazyLock<Mutex<HashMap<String, Line>>> = LazyLock::new(Mutex::default);
+
+/// One line, by field.
+pub(crate) type Line = HashMap<&'static str, String>;
+
+/// The last line of the access log about a path.
+pub(crate) fn logged(path: &str) -> Option<Line> {
+    LOGGED.lock().unwrap().get(path).cloned()
+}
+
+/// A log that is kept by path, and panics when it is asked to.
 struct Fuse;
 
 impl Subscriber for Fuse {
@@ -41,7 +56,12 @@ impl Subscriber for Fuse {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        event.record(&mut Spark);
+        let mut spark = Spark::default();
+        event.record(&mut spark);
+        if let Some(path) = spark.0.get("path") {
+            let mut logged = LOGGED.lock().unwrap();
+            logged.insert(path.clone(), spark.0);
+        }
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -49,7 +69,8 @@ impl Subscriber for Fuse {
     fn exit(&self, _: &span::Id) {}
 }
 
-struct Spark;
+#[derive(Default)]
+struct Spark(Line);
 
 impl Visit for Spark {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
@@ -59,10 +80,13 @@ impl Visit for Spark {
             _ => false,
         };
         assert!(!is_cause, "on purpose");
+        let value = format!("{value:?}");
+        self.0
+            .insert(field.name(), value.trim_matches('"').to_owned());
     }
 }
 
-fn set_the_fuse() {
+pub(crate) fn set_the_fuse() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Fuse).unwrap());
 }

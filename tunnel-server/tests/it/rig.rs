@@ -56,7 +56,15 @@ impl Rig {
 
     /// The same with another configuration.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let (config, tokens) = configuration(change);
+        Self::listing(|listed| listed, change).await
+    }
+
+    /// The same with another runtimes file.
+    pub(crate) async fn listing(
+        edit: impl FnOnce(String) -> String,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let (config, tokens) = configuration(edit, change);
         let server = Server::bind(config).await.unwrap();
         let addresses = server.addresses();
         let (trigger, shutdown) = Shutdown::manual();
@@ -70,7 +78,7 @@ impl Rig {
 
     /// Why a second server cannot be started with this configuration.
     pub(crate) async fn second(&self, change: impl FnOnce(&mut Config)) -> BindError {
-        Server::bind(configuration(change).0)
+        Server::bind(configuration(|listed| listed, change).0)
             .await
             .err()
             .expect("it could")
@@ -98,31 +106,17 @@ impl Rig {
 
     /// What the admin listener says at a path: status and body.
     pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
-        let mut admin = Raw::new(connect(self.addresses.admin).await);
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        admin.send(request).await;
-        let answer = admin.answer().await;
-        (answer.head.status, answer.text())
+        ask_admin(self.addresses.admin, path).await
     }
 
     /// The value of one series, 0 while there is none. `series` is name and labels as shown.
     pub(crate) async fn metric(&self, series: &str) -> f64 {
-        let (_, text) = self.admin("/metrics").await;
-        text.lines()
-            .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
-            .map(|value| value.parse().unwrap())
-            .next()
-            .unwrap_or(0.0)
+        metric_at(self.addresses.admin, series).await
     }
 
     /// Waits until a series has a value.
     pub(crate) async fn metric_becomes(&self, series: &str, wanted: f64) {
-        eventually(&format!("{series} to be {wanted}"), async || {
-            #[allow(clippy::float_cmp, reason = "counts are whole numbers")]
-            (self.metric(series).await == wanted).then_some(())
-        })
-        .await;
+        metric_becomes_at(self.addresses.admin, series, wanted).await;
     }
 
     /// Asks the server to stop, and waits until it has.
@@ -140,9 +134,12 @@ impl Rig {
     }
 }
 
-fn configuration(change: impl FnOnce(&mut Config)) -> (Config, HashMap<&'static str, Token>) {
+fn configuration(
+    edit: impl FnOnce(String) -> String,
+    change: impl FnOnce(&mut Config),
+) -> (Config, HashMap<&'static str, Token>) {
     let domain: HostName = "tunnels.test".parse().unwrap();
-    let (runtimes, tokens) = runtimes(&domain);
+    let (runtimes, tokens) = runtimes(&domain, edit);
     let mut config = Config::new(identity(), runtimes, domain);
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     config.tunnel_listen = any;
@@ -153,6 +150,34 @@ fn configuration(change: impl FnOnce(&mut Config)) -> (Config, HashMap<&'static 
     config.grace_period = Duration::from_secs(5);
     change(&mut config);
     (config, tokens)
+}
+
+/// What an admin listener says at a path: status and body.
+pub(crate) async fn ask_admin(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut admin = Raw::new(connect(address).await);
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    admin.send(request).await;
+    let answer = admin.answer().await;
+    (answer.head.status, answer.text())
+}
+
+/// The value of one series, 0 while there is none.
+pub(crate) async fn metric_at(address: SocketAddr, series: &str) -> f64 {
+    let (_, text) = ask_admin(address, "/metrics").await;
+    text.lines()
+        .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
+        .map(|value| value.parse().unwrap())
+        .next()
+        .unwrap_or(0.0)
+}
+
+/// Waits until a series has a value.
+pub(crate) async fn metric_becomes_at(address: SocketAddr, series: &str, wanted: f64) {
+    eventually(&format!("{series} to be {wanted}"), async || {
+        #[allow(clippy::float_cmp, reason = "counts are whole numbers")]
+        (metric_at(address, series).await == wanted).then_some(())
+    })
+    .await;
 }
 
 /// Certificate and key for every listener.
@@ -180,7 +205,7 @@ pub(crate) async fn try_tls(
     alpn: &[&[u8]],
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let roots = Roots::from_pem(&CERTIFICATES.ca_pem).unwrap();
-    let config = tls_files::client_config(&roots, alpn).unwrap();
+    let config = tls_files::client_config(&roots, None, alpn).unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     soon(
         "a TLS handshake",
@@ -189,7 +214,10 @@ pub(crate) async fn try_tls(
     .await
 }
 
-fn runtimes(domain: &HostName) -> (Runtimes, HashMap<&'static str, Token>) {
+fn runtimes(
+    domain: &HostName,
+    edit: impl FnOnce(String) -> String,
+) -> (Runtimes, HashMap<&'static str, Token>) {
     let mut text = String::new();
     let mut tokens = HashMap::new();
     for (label, account, name, hosts) in [
@@ -202,11 +230,13 @@ fn runtimes(domain: &HostName) -> (Runtimes, HashMap<&'static str, Token>) {
             runtime: &name.parse().unwrap(),
             hosts,
             token: &token,
+            created: None,
+            expires: None,
             note: None,
         };
         text = add_token(&text, &addition).unwrap();
         tokens.insert(label, token);
     }
-    let file = TomlFile::from_text("runtimes.toml", text);
+    let file = TomlFile::from_text("runtimes.toml", edit(text));
     (Runtimes::parse(&file, domain).unwrap(), tokens)
 }

@@ -13,7 +13,10 @@ use tunnel_proto::{
 
 use crate::{
     deadline::{eventually, soon},
-    fake::{FakeClient, Feed, data, dial, fed, full, random_instance, session_request, status},
+    fake::{
+        Connected, FakeClient, Feed, data, dial, fed, full, random_instance, session_request,
+        status,
+    },
     raw::End,
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     wire::Wire,
@@ -247,7 +250,12 @@ async fn an_exchange_that_nothing_was_heard_of_is_tried_once_more_when_that_is_s
     ] {
         let mut wire = Wire::of_instance(&rig, PROD, instance.clone()).await;
         rig.metric_becomes("tunnel_server_sessions", 1.0).await;
-        let mut raw = rig.raw().await;
+        let (mut before, mut raw) = (rig.raw().await, rig.raw().await);
+        if is_accepted {
+            // Takes the stream that the session was probed by, so that the next is a new one.
+            before.send(get("/before")).await;
+            wire.request().await;
+        }
         raw.send(&request).await;
         let stream = wire.request().await;
         let second = FakeClient::of_instance(&rig, PROD, instance.clone(), good).await;
@@ -259,7 +267,9 @@ async fn an_exchange_that_nothing_was_heard_of_is_tried_once_more_when_that_is_s
         drop(wire);
         let answer = raw.answer().await;
         assert_eq!(answer.head.status, code, "{request} {is_accepted}");
-        assert_eq!(second.seen().len(), usize::from(code == 200));
+        let seen = second.paths();
+        let repeated = seen.iter().filter(|path| *path != "/before").count();
+        assert_eq!(repeated, usize::from(code == 200));
         second.session.close(CloseReason::Left);
         rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     }
@@ -270,9 +280,18 @@ pub(crate) async fn answering(
     rig: &Rig,
     instance: InstanceId,
 ) -> (FakeClient, mpsc::Receiver<Feed>) {
-    let (handed, feeds) = mpsc::channel(8);
     let name = instance.to_string();
-    let client = FakeClient::of_instance(rig, PROD, instance, move |request| {
+    let request = session_request(rig.token(PROD), instance);
+    answering_on(dial(rig, &request).await, name).await
+}
+
+/// The same on a connection that was let in.
+pub(crate) async fn answering_on(
+    connected: Connected,
+    name: String,
+) -> (FakeClient, mpsc::Receiver<Feed>) {
+    let (handed, feeds) = mpsc::channel(8);
+    let client = FakeClient::on(connected, move |request| {
         let (handed, name) = (handed.clone(), name.clone());
         async move {
             if request.uri().path() == "/now" {
@@ -327,6 +346,8 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
         1.0,
     )
     .await;
+    rig.metric_becomes("tunnel_server_takeovers_total", 1.0)
+        .await;
     assert_eq!(raw.ask(get("/now")).await.text(), instance.as_str());
     assert_eq!(newer.seen().len(), 6);
 }
@@ -375,7 +396,7 @@ async fn a_session_that_drains_gets_nothing_new_and_finishes() {
 async fn a_refreshed_token_must_be_of_the_same_runtime() {
     let rig = Rig::start().await;
     for (token, is_good) in [(PROD, true), (DEV, false), ("", false)] {
-        let mut client = FakeClient::describing(&rig, PROD).await;
+        let client = FakeClient::describing(&rig, PROD).await;
         let token = if token.is_empty() {
             "nonsense"
         } else {
@@ -389,16 +410,24 @@ async fn a_refreshed_token_must_be_of_the_same_runtime() {
         if is_good {
             let mut raw = rig.raw().await;
             assert_eq!(raw.ask(get("/")).await.head.status, 200);
-            assert!(!client.session.is_closed());
-        } else {
             client
-                .control(|control| matches!(control, Control::Revoked { .. }))
+                .control(|control| matches!(control, Control::Refreshed { .. }))
                 .await;
-            let end = client.ended().await;
+        } else {
+            let answer = client
+                .control(|control| matches!(control, Control::RefreshRefused { .. }))
+                .await;
+            let Control::RefreshRefused { reason, .. } = answer else {
+                panic!("{answer:?}")
+            };
             assert!(
-                matches!(end, SessionEnd::ClosedByPeer(CloseReason::Revoked)),
-                "{end}"
+                ["runtime_differs", "token_refused"].contains(&&*reason),
+                "{reason}"
             );
         }
+        // The token before is still good.
+        assert!(!client.session.is_closed());
+        client.session.close(CloseReason::Left);
+        rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     }
 }

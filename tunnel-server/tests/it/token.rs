@@ -1,12 +1,14 @@
-//! `tunnel-server token create`: what is printed, what is written, what is kept.
+//! `tunnel-server token`: what is printed, what is written, what is kept.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
+use std::time::SystemTime;
 
 use tunnel_ops::config_file::TomlFile;
-use tunnel_server::auth::static_token::{TokenRefusal, verify};
-use tunnel_server::runtimes::Runtimes;
+use tunnel_server::auth::AuthRefusal;
+use tunnel_server::auth::static_token;
+use tunnel_server::runtimes::{RuntimeEntry, Runtimes};
 
 use crate::program::Folder;
 
@@ -28,6 +30,11 @@ name = \"test\"
 fn runtimes(folder: &Folder) -> Runtimes {
     let file = TomlFile::from_text("r.toml", folder.read("r.toml"));
     Runtimes::parse(&file, &"tunnels.localhost".parse().unwrap()).unwrap()
+}
+
+fn verify<'a>(runtimes: &'a Runtimes, token: &str) -> Result<&'a RuntimeEntry, AuthRefusal> {
+    let verified = static_token::verify(runtimes, token, SystemTime::now());
+    verified.map(|(runtime, _)| &**runtime)
 }
 
 fn mode(folder: &Folder) -> u32 {
@@ -70,7 +77,7 @@ fn the_token_is_printed_once_and_alone_and_lets_its_runtime_in() {
     );
     assert_eq!(
         verify(&runtimes, &token.replace("tnlrt_", "tnlrt_0")),
-        Err(TokenRefusal::NotAToken)
+        Err(AuthRefusal::NotAToken)
     );
 }
 
@@ -227,4 +234,158 @@ fn a_token_that_cannot_be_printed_is_a_failure() {
         "{}",
         ended.stderr
     );
+}
+
+/// Makes a token, and says its id.
+fn created(folder: &Folder, more: &[&str]) -> (String, String) {
+    let ended = folder.run(CREATE.iter().chain(more));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let token = ended.stdout.trim_end().to_owned();
+    let id = token["tnlrt_".len()..][..16].to_owned();
+    (token, id)
+}
+
+fn revoke(folder: &Folder, more: &[&str]) -> crate::program::Ended {
+    let revoke = [
+        "token",
+        "revoke",
+        "--account=acme",
+        "--runtimes=r.toml",
+        "--runtime",
+    ];
+    folder.run(revoke.iter().chain(more))
+}
+
+#[test]
+fn a_token_may_have_an_end() {
+    let folder = Folder::new();
+    let (token, _) = created(&folder, &["--expires=90d"]);
+    let listed = runtimes(&folder);
+    let (_, listed_token) = listed.tokens().next().unwrap();
+    let day = std::time::Duration::from_secs(24 * 60 * 60);
+    let left = listed_token.expires.unwrap();
+    let left = left.duration_since(SystemTime::now()).unwrap();
+    assert!(left < 90 * day && left > 89 * day, "{left:?}");
+    assert!(verify(&listed, &token).is_ok());
+    let over = listed_token.expires.unwrap();
+    let refused = static_token::verify(&listed, &token, over).unwrap_err();
+    assert_eq!(refused.name(), "token_expired");
+    for bad in ["--expires=2020-01-01T00:00:00Z", "--expires=90"] {
+        let ended = folder.run(CREATE.into_iter().chain([bad]));
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{bad}");
+    }
+    assert_eq!(runtimes(&folder).token_count(), 1);
+}
+
+#[test]
+fn one_token_or_all_of_a_runtime_are_revoked_and_the_rest_of_the_file_is_kept() {
+    let folder = Folder::new();
+    folder.write("r.toml", FILE);
+    fs::set_permissions(folder.path("r.toml"), Permissions::from_mode(0o640)).unwrap();
+    let (one, id) = created(&folder, &[]);
+    let (two, other_id) = created(&folder, &[]);
+    let before = folder.read("r.toml");
+    let ended = revoke(&folder, &["prod", "--id", &id]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), ""));
+    assert!(
+        ended.stderr.starts_with(&format!(
+            "revoked token {id} of account acme, runtime prod in "
+        )),
+        "{}",
+        ended.stderr
+    );
+    let refusal = verify(&runtimes(&folder), &one).unwrap_err();
+    assert_eq!(refusal.name(), "credential_revoked");
+    assert!(verify(&runtimes(&folder), &two).is_ok());
+    let ended = revoke(&folder, &["prod"]);
+    assert_eq!(ended.code, Some(0));
+    assert!(
+        ended.stderr.contains(&format!("revoked token {other_id} "))
+            && ended.stderr.contains(&format!(
+                "token {id} of account acme, runtime prod was revoked before"
+            )),
+        "{}",
+        ended.stderr
+    );
+    assert!(verify(&runtimes(&folder), &two).is_err());
+    let after = folder.read("r.toml");
+    let mut lines = after.lines();
+    for line in before.lines() {
+        assert!(lines.any(|kept| kept == line), "lost: {line}");
+    }
+    assert_eq!(mode(&folder), 0o640);
+    assert_eq!(revoke(&folder, &["prod"]).code, Some(0), "once more");
+    assert_eq!(folder.read("r.toml"), after);
+}
+
+#[test]
+fn what_is_not_there_cannot_be_revoked() {
+    let folder = Folder::new();
+    folder.write("r.toml", FILE);
+    for (more, fault) in [
+        (
+            &["stage"][..],
+            "no runtime `stage` of account `acme` is listed",
+        ),
+        (&["test"], "runtime `test` of account `acme` has no token"),
+        (
+            &["test", "--id", "0123456789abcdef"],
+            "runtime `test` of account `acme` has no token 0123456789abcdef",
+        ),
+        (&["test", "--id", "x"], "expected the token's id"),
+    ] {
+        let ended = revoke(&folder, more);
+        assert_eq!(ended.code, Some(2), "{more:?}");
+        assert!(ended.stderr.contains(fault), "{}", ended.stderr);
+    }
+    assert_eq!(folder.read("r.toml"), FILE);
+}
+
+#[test]
+fn the_list_shows_every_token_and_no_hash() {
+    let folder = Folder::new();
+    folder.write("r.toml", FILE);
+    let (token, id) = created(
+        &folder,
+        &["--note=Ann's \u{1b}[31m", "--expires=2999-01-01T00:00:00Z"],
+    );
+    let (_, revoked) = created(&folder, &[]);
+    assert_eq!(revoke(&folder, &["prod", "--id", &revoked]).code, Some(0));
+    let list = |more: &[&str]| {
+        let ended = folder.run(["token", "list", "--runtimes=r.toml"].iter().chain(more));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let text = list(&[]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("ID                ACCOUNT  RUNTIME  STATE    CREATED"));
+    assert!(
+        lines[1].starts_with(&format!("{id}  acme     prod     good ")),
+        "{text}"
+    );
+    assert!(
+        lines[1].ends_with("  2999-01-01T00:00:00Z  Ann's \\u{1b}[31m"),
+        "{text}"
+    );
+    assert!(
+        lines[2].starts_with(&format!("{revoked}  acme     prod     revoked")),
+        "{text}"
+    );
+    assert_eq!(lines.len(), 3);
+    let json: serde_json::Value = serde_json::from_str(&list(&["--json"])).unwrap();
+    assert_eq!(json[0]["id"], id.as_str());
+    assert_eq!(json[0]["expires"], "2999-01-01T00:00:00Z");
+    assert_eq!(json[1]["state"], "revoked");
+    assert_eq!(json[1]["expires"], serde_json::Value::Null);
+    let hash = runtimes(&folder).tokens().next().unwrap().1.sha256;
+    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    for shown in [&text, &list(&["--json"])] {
+        assert!(!shown.contains(&hash) && !shown.contains(&token[23..]));
+    }
+    assert_eq!(list(&["--account=globex"]).lines().count(), 1);
+    assert_eq!(
+        list(&["--account=acme", "--runtime=prod"]).lines().count(),
+        3
+    );
+    assert_eq!(list(&["--runtime=test", "--json"]), "[]\n");
 }

@@ -45,6 +45,7 @@ pub(crate) struct Wire {
 #[derive(Debug, PartialEq, Eq)]
 enum Message {
     Data(Vec<u8>),
+    Text,
     Pong,
     Other,
     Close(u16),
@@ -59,13 +60,27 @@ impl Wire {
         let request = session_request(rig.token(runtime), instance);
         let connected = dial(rig, &request).await;
         assert_eq!(connected.status, 101);
-        Self {
+        let mut wire = Self {
             io: connected.io,
             read: connected.behind[..].into(),
             muxed: BytesMut::new(),
             new: HashSet::new(),
             is_alive: true,
+        };
+        wire.be_ready().await;
+        wire
+    }
+
+    /// Accepts the stream by which the server probes the session, and waits for its welcome.
+    async fn be_ready(&mut self) {
+        while self.muxed.len() < 12 {
+            self.more_muxed().await;
         }
+        let head = self.muxed.split_to(12);
+        let stream = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
+        self.new.insert(stream);
+        self.data(stream, &[ACCEPTED]).await;
+        while self.message().await != Some(Message::Text) {}
     }
 
     /// Writes bytes as they are. That the server has gone shows when something is read.
@@ -141,7 +156,7 @@ impl Wire {
     async fn more_muxed(&mut self) {
         match self.message().await {
             Some(Message::Data(data)) => self.muxed.extend_from_slice(&data),
-            Some(Message::Other | Message::Pong) => {}
+            Some(Message::Other | Message::Pong | Message::Text) => {}
             end => panic!("the session has ended: {end:?}"),
         }
     }
@@ -190,6 +205,7 @@ impl Wire {
                 Message::Other
             }
             PONG => Message::Pong,
+            TEXT => Message::Text,
             _ => Message::Other,
         })
     }

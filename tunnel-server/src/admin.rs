@@ -1,0 +1,58 @@
+//! The admin API: what an operator may see of a running server, and do to it.
+//!
+//! ```text
+//!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
+//!   (tunnel-ops)       └──▶ event_stream ◀── events ◀─tell── every part of the server
+//! ```
+//!
+//! In come requests below `/api/v1` that the listener has checked; out go JSON and a stream of events,
+//! as `openapi.json` beside this file describes them. It carries no traffic, and nothing that carries
+//! traffic waits for it.
+
+pub mod address;
+pub mod api;
+mod event_stream;
+pub mod events;
+pub mod timestamp;
+pub mod view;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use tunnel_ops::{
+    admin::{AdminRoutes, AdminSettings, Readiness},
+    signals::Shutdown,
+};
+
+use self::api::Api;
+use crate::node::Node;
+
+/// What `/api/v1/openapi.json` answers.
+pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
+
+/// What the admin listener that is bound to `address` answers with. The server is ready until it is
+/// `asked` to stop.
+pub(crate) fn routes(node: &Arc<Node>, asked: Shutdown, address: SocketAddr) -> AdminRoutes {
+    let ready = move || {
+        if asked.is_asked() {
+            Readiness::NotReady("the server is stopping".into())
+        } else {
+            Readiness::Ready
+        }
+    };
+    let hosts = node.config();
+    let hosts = hosts.admin_hosts.iter();
+    let settings = AdminSettings {
+        // Every host is such a name.
+        allowed_hosts: hosts
+            .filter_map(|host| host.as_str().parse().ok())
+            .collect(),
+    };
+    let is_local = address.ip().is_loopback();
+    let api = Arc::new(Api::new(node.clone(), is_local));
+    AdminRoutes::new(node.metrics.registry().clone(), ready)
+        .with_settings(settings)
+        .with_api(move |request| {
+            let api = api.clone();
+            async move { api.answer(&request) }
+        })
+}

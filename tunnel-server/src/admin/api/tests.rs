@@ -1,0 +1,406 @@
+//! Whether the description says what the routes do, and the values are as described.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::admin::{
+    events::{EventKind, EventView},
+    timestamp::Timestamp,
+    view::{
+        ConfigView, CredentialView, LimitsView, ProblemView, ServerState, ServerView, SessionView,
+    },
+};
+
+fn description() -> Value {
+    serde_json::from_str(DESCRIPTION).unwrap()
+}
+
+/// What a `$ref` refers to, or the value itself.
+fn resolved<'a>(description: &'a Value, value: &'a Value) -> &'a Value {
+    match value.get("$ref").and_then(Value::as_str) {
+        Some(path) => description.pointer(&path[1..]).unwrap(),
+        None => value,
+    }
+}
+
+fn names(object: Option<&Value>) -> BTreeSet<&str> {
+    let keys = object.and_then(Value::as_object).map(Map::keys);
+    keys.into_iter().flatten().map(String::as_str).collect()
+}
+
+/// Checks a value against a schema, and that all of the schema was seen when the value is a `full`
+/// one, or just what is required when it is a bare one.
+fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, place: &str) {
+    let schema = resolved(description, schema);
+    let kind = schema["type"].as_str().unwrap();
+    let fits = match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_u64(),
+        "number" => value.is_number(),
+        other => panic!("{place}: a type that nothing here has: {other}"),
+    };
+    assert!(fits, "{place}: {value} is no {kind}");
+    if let Some(allowed) = schema.get("enum") {
+        assert!(
+            allowed.as_array().unwrap().contains(value),
+            "{place}: {value}"
+        );
+    }
+    if schema["format"] == "date-time" {
+        let text = value.as_str().unwrap();
+        text.parse::<Timestamp>().unwrap();
+    }
+    for (number, item) in value.as_array().into_iter().flatten().enumerate() {
+        let place = format!("{place}[{number}]");
+        check(description, &schema["items"], item, is_full, &place);
+    }
+    let Some(fields) = value.as_object() else {
+        return;
+    };
+    if let Some(any) = schema
+        .get("additionalProperties")
+        .filter(|it| it.is_object())
+    {
+        for (name, field) in fields {
+            check(description, any, field, is_full, &format!("{place}.{name}"));
+        }
+        return;
+    }
+    let given = names(Some(value));
+    let expected = match is_full {
+        true => names(schema.get("properties")),
+        false => {
+            let required = schema["required"].as_array().unwrap();
+            required.iter().filter_map(Value::as_str).collect()
+        }
+    };
+    assert_eq!(given, expected, "{place}");
+    for (name, field) in fields {
+        let place = format!("{place}.{name}");
+        check(
+            description,
+            &schema["properties"][name],
+            field,
+            is_full,
+            &place,
+        );
+    }
+}
+
+#[track_caller]
+fn check_both(schema: &str, full: &impl Serialize, bare: &impl Serialize) {
+    let description = description();
+    let found = description.pointer(&format!("/components/schemas/{schema}"));
+    let found = found.unwrap();
+    let full = serde_json::to_value(full).unwrap();
+    check(&description, found, &full, true, schema);
+    let bare = serde_json::to_value(bare).unwrap();
+    check(&description, found, &bare, false, schema);
+}
+
+fn runtime() -> RuntimeView {
+    let now = Timestamp::now();
+    RuntimeView {
+        label: "acme-prod".into(),
+        account: "acme".into(),
+        name: "prod".into(),
+        hosts: vec!["acme-prod.tunnels.test".into()],
+        online: true,
+        online_since: Some(now),
+        last_online: Some(now),
+        instance: Some("i".into()),
+        epoch: Some(3),
+        credential: Some(CredentialView {
+            kind: "token".into(),
+            id: "0123456789abcdef".into(),
+        }),
+        expires: Some(now),
+        sessions: vec![session()],
+        open_exchanges: 1,
+        bytes_in: 2,
+        bytes_out: 3,
+        waiting: 4,
+        limits: LimitsView {
+            exchanges: Some(1),
+            exchange_rate: Some(2),
+            upload_rate: Some(3),
+            download_rate: Some(4),
+            websockets: Some(5),
+            head_bytes: Some(6),
+        },
+        allow_from: Some(vec!["10.0.0.0/8".into()]),
+        last_problem: Some(ProblemView {
+            reason: "session_lost".into(),
+            at: now,
+        }),
+    }
+}
+
+fn session() -> SessionView {
+    SessionView {
+        id: "i/1".into(),
+        number: 1,
+        peer: "127.0.0.1:1".into(),
+        client_version: "1.2.3".into(),
+        since: Timestamp::now(),
+        round_trip_ms: Some(0.25),
+        open_exchanges: 1,
+        bytes_in: 2,
+        bytes_out: 3,
+        is_draining: false,
+    }
+}
+
+fn bare_runtime() -> RuntimeView {
+    RuntimeView {
+        online: false,
+        online_since: None,
+        last_online: None,
+        instance: None,
+        epoch: None,
+        credential: None,
+        expires: None,
+        sessions: vec![SessionView {
+            round_trip_ms: None,
+            ..session()
+        }],
+        limits: LimitsView::default(),
+        allow_from: None,
+        last_problem: None,
+        ..runtime()
+    }
+}
+
+#[test]
+fn every_route_is_described_and_nothing_else() {
+    let description = description();
+    let mut described = BTreeSet::new();
+    for (path, item) in description["paths"].as_object().unwrap() {
+        let methods = names(Some(item));
+        for method in methods.into_iter().filter(|name| *name != "parameters") {
+            described.insert((method.to_ascii_uppercase(), path.clone()));
+        }
+    }
+    let routes = ROUTES.iter();
+    let routes = routes.map(|route| (route.method.to_string(), route.path.to_owned()));
+    assert_eq!(routes.collect::<BTreeSet<_>>(), described);
+    assert_eq!(description["servers"][0]["url"], ROOT);
+}
+
+#[test]
+fn whatever_changes_something_is_described_as_needing_the_token() {
+    let description = description();
+    for route in &ROUTES {
+        let method = route.method.as_str().to_ascii_lowercase();
+        let security = &description["paths"][route.path][method]["security"];
+        let expected = match (&route.method, route.is_private) {
+            // As for the whole: only where others than this machine can ask.
+            (&Method::GET, false) => Value::Null,
+            // Only where there is one.
+            (&Method::GET, true) => json!([{}, { "adminToken": [] }]),
+            _ => json!([{ "adminToken": [] }]),
+        };
+        assert_eq!(*security, expected, "{}", route.path);
+    }
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    fn walk(description: &Value, value: &Value) {
+        match value {
+            Value::Object(fields) => {
+                resolved(description, value);
+                fields.values().for_each(|field| walk(description, field));
+            }
+            Value::Array(items) => items.iter().for_each(|item| walk(description, item)),
+            _ => {}
+        }
+    }
+    let description = description();
+    walk(&description, &description);
+}
+
+#[test]
+fn what_is_answered_is_as_described() {
+    let full = ServerView {
+        version: "1.2.3".into(),
+        started: Timestamp::now(),
+        uptime_seconds: 1,
+        state: ServerState::Draining,
+        runtimes: 2,
+        runtimes_online: 1,
+        sessions: 3,
+        open_exchanges: 4,
+        config_version: 5,
+        last_reload_ok: Some(true),
+        last_reload: Some(Timestamp::now()),
+    };
+    let bare = ServerView {
+        state: ServerState::Running,
+        last_reload_ok: None,
+        last_reload: None,
+        ..full.clone()
+    };
+    check_both("Server", &full, &bare);
+    let config = ConfigView {
+        version: 2,
+        settings: [("domain".to_owned(), "tunnels.test".to_owned())].into(),
+    };
+    check_both("Configuration", &config, &config);
+    check_both("Runtime", &runtime(), &bare_runtime());
+    let page = |runtimes, next| RuntimesPage { runtimes, next };
+    check_both(
+        "RuntimesPage",
+        &page(vec![runtime()], Some("acme-prod".into())),
+        &page(vec![bare_runtime()], None),
+    );
+    let operation = OperationView {
+        label: "acme-prod".into(),
+        sessions: 2,
+    };
+    check_both("Operation", &operation, &operation);
+    let problem = AdminProblem {
+        reason: "runtime_unknown".into(),
+        detail: "no such thing".into(),
+    };
+    check_both("Problem", &problem, &problem);
+}
+
+#[test]
+fn events_are_as_described() {
+    let text = || Some("text".to_owned());
+    let full = EventView {
+        id: text(),
+        time: Timestamp::now(),
+        kind: EventKind::Online,
+        label: text(),
+        session: text(),
+        reason: text(),
+        detail: text(),
+    };
+    let bare = EventView {
+        id: None,
+        label: None,
+        session: None,
+        reason: None,
+        detail: None,
+        ..full.clone()
+    };
+    check_both("Event", &full, &bare);
+    let description = description();
+    let kinds = &description["components"]["schemas"]["Event"]["properties"]["kind"]["enum"];
+    let known: Vec<EventKind> = serde_json::from_value(kinds.clone()).unwrap();
+    let names: Vec<&str> = known.iter().map(|kind| kind.name()).collect();
+    assert_eq!(json!(names), *kinds);
+    assert_eq!(names.len(), EventKind::ALL.len());
+}
+
+#[test]
+fn a_revocation_takes_what_is_described() {
+    let description = description();
+    let schema = description.pointer("/components/schemas/Revocation");
+    let schema = schema.unwrap();
+    assert_eq!(names(schema.get("properties")), ["all", "id"].into());
+    let which = |body: Value| serde_json::from_value::<RevocationOrder>(body).map(|it| it.which());
+    assert_eq!(which(json!({ "all": true })).unwrap(), Ok(Which::All));
+    let most = "x".repeat(ID_BYTES);
+    let one = which(json!({ "id": most })).unwrap();
+    assert_eq!(one, Ok(Which::Credential(most)));
+    assert_eq!(schema["properties"]["id"]["maxLength"], ID_BYTES);
+}
+
+#[test]
+fn a_revocation_says_what_it_means() {
+    for body in [
+        "",
+        "{}",
+        "null",
+        "true",
+        "\"all\"",
+        r#"{"id": null}"#,
+        r#"{"all": null}"#,
+        r#"{"all": "true"}"#,
+        r#"{"ID": "x"}"#,
+        r#"{"id": "x", "all": true}"#,
+        r#"{"all": true, "id": null}"#,
+        r#"{"all": true} x"#,
+    ] {
+        let read = serde_json::from_str::<RevocationOrder>(body);
+        assert!(read.is_err(), "{body}: {read:?}");
+    }
+    let long = "x".repeat(ID_BYTES + 1);
+    for order in [
+        RevocationOrder::All(false),
+        RevocationOrder::Id(String::new()),
+        RevocationOrder::Id(long),
+        RevocationOrder::Id("tnlrt_0123456789abcdef_secret".to_owned()),
+    ] {
+        let refused = order.clone().which().unwrap_err();
+        assert!(!refused.contains("secret"), "{order:?}");
+    }
+}
+
+#[track_caller]
+fn check_label(route: &Route, path: &str, label: Option<&str>) {
+    assert_eq!(route.label(path), label, "{path}");
+}
+
+#[test]
+fn a_path_is_one_routes_or_nobodys() {
+    let one = Route::get("/runtimes/{label}", Api::runtime);
+    check_label(&one, "/runtimes/a", Some("a"));
+    check_label(&one, "/runtimes/", None);
+    check_label(&one, "/runtimes", None);
+    check_label(&one, "/runtimes/a/", None);
+    check_label(&one, "/runtimes/a/drain", None);
+    let drain = Route::post("/runtimes/{label}/drain", Api::drain);
+    check_label(&drain, "/runtimes/a/drain", Some("a"));
+    check_label(&drain, "/runtimes//drain", None);
+    check_label(&drain, "/runtimes/drain", None);
+    check_label(&drain, "/runtimes/a/b/drain", None);
+    check_label(&Route::get("/status", Api::status), "/status", Some(""));
+    check_label(&Route::get("/status", Api::status), "/status/", None);
+}
+
+#[test]
+fn a_query_is_read_or_refused() {
+    let all = Wanted::parse("online=true&account=acme&limit=7&after=acme-prod").ok();
+    let expected = Wanted {
+        online: Some(true),
+        account: Some("acme"),
+        limit: 7,
+        after: Some("acme-prod"),
+    };
+    assert_eq!(all, Some(expected));
+    assert_eq!(Wanted::parse("").ok().unwrap().limit, PAGE);
+    let limit = format!("limit={PAGE_MAX}&");
+    assert_eq!(Wanted::parse(&limit).ok().unwrap().limit, PAGE_MAX);
+    for wrong in [
+        "online=1",
+        "online",
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "x=1",
+        "Online=true",
+    ] {
+        let refused = Wanted::parse(wrong).err().unwrap();
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert_eq!(refused.reason, "query_malformed", "{wrong}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_path_or_query_is_too_strange(path in "\\PC*", query in "\\PC*") {
+        let _ = Wanted::parse(&query);
+        let there = ROUTES.iter().filter(|route| route.label(&path).is_some());
+        prop_assert!(there.count() <= 1);
+    }
+}

@@ -1,0 +1,422 @@
+//! What the operator sees of the node, and what he may do to it.
+//!
+//! In come a node and a runtime's label; out go plain values that the admin API writes as JSON and the
+//! program's own commands read again. This is the one file of the API that knows registry, tunnels and
+//! sessions. No credential is in any view: of a credential there is its kind and its public id.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::timestamp::Timestamp;
+use crate::{
+    auth::{
+        CredentialKind,
+        revocation::{self, Revocation, RevocationTarget},
+    },
+    config::effective::Effective,
+    node::Node,
+    registry::Slot,
+    runtimes::{HostName, RuntimeEntry, RuntimeLimits},
+    tunnel::{Authority, Member, Order, Tunnel},
+};
+
+/// The server as a whole.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServerView {
+    /// Version of the program.
+    pub version: String,
+    /// When it was started.
+    pub started: Timestamp,
+    /// How long ago that is.
+    pub uptime_seconds: u64,
+    /// Whether it goes on.
+    pub state: ServerState,
+    /// Runtimes that are known.
+    pub runtimes: usize,
+    /// Those of them that a tunnel client holds.
+    pub runtimes_online: usize,
+    /// Live sessions of all runtimes.
+    pub sessions: usize,
+    /// Open exchanges of all runtimes.
+    pub open_exchanges: usize,
+    /// Counts the configurations since the start, from 1.
+    pub config_version: u64,
+    /// Whether the last reload found everything good; absent while there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reload_ok: Option<bool>,
+    /// When that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reload: Option<Timestamp>,
+}
+
+/// The configuration that is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigView {
+    /// Counts the configurations since the start, from 1.
+    pub version: u64,
+    /// What each setting stands at, and a line for each runtime.
+    pub settings: Effective,
+}
+
+/// Whether the server goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServerState {
+    /// It does.
+    Running,
+    /// It was asked to stop, and lets what is open finish.
+    Draining,
+}
+
+/// One runtime. What is absent is not known, or there is none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RuntimeView {
+    /// Its label, by which everything here names it.
+    pub label: String,
+    /// Whose it is.
+    pub account: String,
+    /// Its name within the account.
+    pub name: String,
+    /// The hosts that it is reached at.
+    pub hosts: Vec<String>,
+    /// Whether a tunnel client holds it.
+    pub online: bool,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub online_since: Option<Timestamp>,
+    /// When it was last online, since the server was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_online: Option<Timestamp>,
+    /// The instance that holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// Which claim it holds it by: grows whenever the holder changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// What let the tunnel client in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<CredentialView>,
+    /// When that runs out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// Its live sessions.
+    pub sessions: Vec<SessionView>,
+    /// Its open exchanges.
+    pub open_exchanges: usize,
+    /// Bytes of request bodies sent to it, since its tunnel began.
+    pub bytes_in: u64,
+    /// Bytes of response bodies received from it, since its tunnel began.
+    pub bytes_out: u64,
+    /// Requests that wait for its tunnel client to come back.
+    pub waiting: usize,
+    /// What it may use.
+    pub limits: LimitsView,
+    /// The source addresses that it may be reached from; absent when any may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_from: Option<Vec<String>>,
+    /// What went wrong last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_problem: Option<ProblemView>,
+}
+
+/// Which credential: what anybody may know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CredentialView {
+    /// Its kind: `token`, `jwt`, `platform` or `certificate`.
+    pub kind: String,
+    /// Its public id.
+    pub id: String,
+}
+
+/// One session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionView {
+    /// Its id, as in the logs of both ends.
+    pub id: String,
+    /// Its number within its instance.
+    pub number: u32,
+    /// The address that it was dialled from.
+    pub peer: String,
+    /// Version of the tunnel client.
+    pub client_version: String,
+    /// When it began.
+    pub since: Timestamp,
+    /// What the last ping showed; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_ms: Option<f64>,
+    /// Its open exchanges.
+    pub open_exchanges: usize,
+    /// Bytes sent through it.
+    pub bytes_in: u64,
+    /// Bytes received through it.
+    pub bytes_out: u64,
+    /// Whether it takes no new exchange.
+    pub is_draining: bool,
+}
+
+/// What a runtime may use at most; absent means no limit of its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitsView {
+    /// Exchanges open at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchanges: Option<u32>,
+    /// Exchanges begun in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange_rate: Option<u32>,
+    /// Bytes of bodies in a second towards the runtime.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload_rate: Option<u64>,
+    /// Bytes of bodies in a second from the runtime.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download_rate: Option<u64>,
+    /// Upgraded connections open at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub websockets: Option<u32>,
+    /// Largest head of a request, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_bytes: Option<usize>,
+}
+
+/// Something that went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProblemView {
+    /// What, as a stable name.
+    pub reason: String,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// Which of a runtime's credentials are to be good no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// All that were issued before now.
+    All,
+    /// The one with this public id, whether anybody has come with it or not.
+    Credential(String),
+}
+
+/// Why an operation was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OperationError {
+    /// There is no such runtime.
+    #[error("no runtime has the label `{0}`")]
+    RuntimeUnknown(String),
+}
+
+impl From<RuntimeLimits> for LimitsView {
+    fn from(limits: RuntimeLimits) -> Self {
+        Self {
+            exchanges: limits.exchanges,
+            exchange_rate: limits.exchange_rate,
+            upload_rate: limits.upload_rate,
+            download_rate: limits.download_rate,
+            websockets: limits.websockets,
+            head_bytes: limits.head_bytes,
+        }
+    }
+}
+
+/// The server as it is now.
+#[must_use]
+pub fn server_view(node: &Node) -> ServerView {
+    let slots = node.registry.slots();
+    let tunnels: Vec<_> = slots.iter().filter_map(|slot| slot.tunnel()).collect();
+    let members = tunnels.iter().flat_map(|tunnel| tunnel.members());
+    let last_reload = *node.last_reload.lock();
+    ServerView {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started: node.started.into(),
+        uptime_seconds: node.started.elapsed().unwrap_or_default().as_secs(),
+        state: match node.is_leaving() {
+            true => ServerState::Draining,
+            false => ServerState::Running,
+        },
+        runtimes: slots.len(),
+        runtimes_online: tunnels.len(),
+        sessions: usize::try_from(node.metrics.sessions.get()).unwrap_or_default(),
+        open_exchanges: members.map(|member| member.session.outstanding()).sum(),
+        config_version: node.metrics.config_version(),
+        last_reload_ok: last_reload.map(|reload| reload.is_good),
+        last_reload: last_reload.map(|reload| reload.at.into()),
+    }
+}
+
+/// The configuration that is in force.
+#[must_use]
+pub fn config_view(node: &Node) -> ConfigView {
+    ConfigView {
+        version: node.metrics.config_version(),
+        settings: node.effective(),
+    }
+}
+
+/// Every known runtime, in the order of the labels.
+#[must_use]
+pub fn runtime_entries(node: &Node) -> Vec<Arc<RuntimeEntry>> {
+    let slots = node.registry.slots();
+    let mut entries: Vec<_> = slots.iter().map(|slot| slot.entry().clone()).collect();
+    entries.sort_unstable_by(|a, b| a.label.cmp(&b.label));
+    entries
+}
+
+/// The runtime with this label.
+#[must_use]
+pub fn runtime_entry(node: &Node, label: &str) -> Option<Arc<RuntimeEntry>> {
+    let slot = node.registry.slot(label)?;
+    Some(slot.entry().clone())
+}
+
+/// A runtime as it is now.
+#[must_use]
+pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
+    let config = node.config();
+    let slot = node.registry.slot(entry.label.as_str());
+    let tunnel = slot.as_ref().and_then(|slot| slot.tunnel());
+    let tunnel = tunnel.as_deref();
+    let members = tunnel.map(Tunnel::members).unwrap_or_default();
+    let authority = members
+        .last()
+        .map(|member| member.peer.authority.lock().clone());
+    let sessions = session_views(tunnel, &members);
+    let traffic = tunnel.and_then(|tunnel| tunnel.metrics.traffic_so_far());
+    let own = HostName::of_runtime(&entry.label, &config.domain).ok();
+    let hosts = own.iter().chain(&entry.hosts);
+    let allow_from = entry.allow_from.as_deref();
+    RuntimeView {
+        label: entry.label.to_string(),
+        account: entry.account.to_string(),
+        name: entry.name.to_string(),
+        hosts: hosts.map(ToString::to_string).collect(),
+        online: tunnel.is_some(),
+        online_since: slot
+            .as_ref()
+            .and_then(|slot| Some(slot.online_since()?.into())),
+        last_online: slot
+            .as_ref()
+            .and_then(|slot| Some(slot.last_online()?.into())),
+        instance: tunnel.map(|tunnel| tunnel.claim().instance.to_string()),
+        epoch: tunnel.map(|tunnel| tunnel.claim().epoch.number()),
+        expires: authority
+            .as_ref()
+            .and_then(|authority| Some(authority.expires?.into())),
+        credential: authority.map(|authority| CredentialView {
+            kind: authority.kind.to_owned(),
+            id: authority.id,
+        }),
+        open_exchanges: sessions.iter().map(|session| session.open_exchanges).sum(),
+        sessions,
+        bytes_in: traffic.map_or(0, |traffic| traffic.bytes_in.get()),
+        bytes_out: traffic.map_or(0, |traffic| traffic.bytes_out.get()),
+        waiting: slot.map_or(0, |slot| slot.budget().waiting()),
+        limits: entry.limits.or(config.limits).into(),
+        allow_from: allow_from.map(|from| from.iter().map(ToString::to_string).collect()),
+        last_problem: tunnel
+            .and_then(Tunnel::last_problem)
+            .map(|(reason, at)| ProblemView {
+                reason: reason.name().to_owned(),
+                at: at.into(),
+            }),
+    }
+}
+
+fn session_views(tunnel: Option<&Tunnel>, members: &[Member]) -> Vec<SessionView> {
+    let Some(tunnel) = tunnel else {
+        return Vec::new();
+    };
+    let instance = tunnel.claim().instance.as_str();
+    let views = members.iter().map(|member| session_view(instance, member));
+    views.collect()
+}
+
+fn session_view(instance: &str, Member { session, peer, .. }: &Member) -> SessionView {
+    let (bytes_in, bytes_out) = session.bytes();
+    SessionView {
+        id: format!("{instance}/{}", peer.number),
+        number: peer.number,
+        peer: peer.address.to_string(),
+        client_version: peer.version.clone(),
+        since: peer.since.into(),
+        round_trip_ms: session.round_trip().map(milliseconds),
+        open_exchanges: session.outstanding(),
+        bytes_in,
+        bytes_out,
+        is_draining: !session.is_open(),
+    }
+}
+
+/// To the microsecond, since a tunnel may be shorter than a millisecond.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Ends all sessions of a runtime, and with them what is open; its tunnel client dials again. How
+/// many there were.
+///
+/// # Errors
+/// When there is no such runtime.
+pub fn disconnect(node: &Node, label: &str) -> Result<usize, OperationError> {
+    order(node, label, Order::Disconnect)
+}
+
+/// Tells a runtime's tunnel client to leave its sessions as soon as it has new ones; what is open
+/// finishes. How many sessions were told.
+///
+/// # Errors
+/// When there is no such runtime.
+pub fn drain(node: &Node, label: &str) -> Result<usize, OperationError> {
+    order(node, label, Order::Drain)
+}
+
+fn order(node: &Node, label: &str, order: Order) -> Result<usize, OperationError> {
+    let slot = known(node, label)?;
+    Ok(slot.tunnel().map_or(0, |tunnel| tunnel.order(order)))
+}
+
+/// Makes credentials of a runtime good no more until the server is started again, and ends the
+/// sessions that were let in by them. How many sessions that is; done once more, there are none.
+///
+/// # Errors
+/// When there is no such runtime.
+pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, OperationError> {
+    let slot = known(node, label)?;
+    let entry = slot.entry();
+    let (account, name) = (entry.account.clone(), entry.name.clone());
+    let members = slot.tunnel().map(|tunnel| tunnel.members());
+    let members = members.unwrap_or_default();
+    let is_meant = |member: &&Member| match which {
+        Which::All => true,
+        Which::Credential(id) => is_named(&member.peer.authority.lock(), id),
+    };
+    let sessions = members.iter().filter(is_meant).count();
+    let revocation = match which {
+        // What is issued from now on is good: the operator means what is out there.
+        Which::All => Revocation {
+            target: RevocationTarget::Runtime(account, name),
+            before: Some(SystemTime::now()),
+        },
+        Which::Credential(id) => Revocation {
+            target: RevocationTarget::CredentialOf(account, name, id.clone()),
+            before: None,
+        },
+    };
+    // The sessions see it by themselves, and tell.
+    node.authenticator.revoke(&revocation);
+    Ok(sessions)
+}
+
+/// Whether this is the credential's id, as a revocation reads it.
+fn is_named(authority: &Authority, id: &str) -> bool {
+    match authority.kind == CredentialKind::Certificate.name() {
+        true => revocation::serial(id).is_some_and(|serial| serial == authority.id),
+        false => authority.id == id,
+    }
+}
+
+fn known(node: &Node, label: &str) -> Result<Arc<Slot>, OperationError> {
+    let unknown = || OperationError::RuntimeUnknown(label.to_owned());
+    node.registry.slot(label).ok_or_else(unknown)
+}

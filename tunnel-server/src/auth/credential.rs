@@ -1,0 +1,128 @@
+//! Which credential it was: a kind and a public id, never a secret.
+//!
+//! For logs, the admin API and the list of revocations. Where a credential has no id of its own, the
+//! first digits of its hash are one.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+/// Longest id taken from a credential, in bytes; one that is longer is known by its hash.
+const ID_BYTES: usize = 128;
+
+/// Digits of a hash that stand for a credential: 64 bits, so that two do not meet by chance.
+const HASH_DIGITS: usize = 16;
+
+/// What kind of credential it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CredentialKind {
+    /// A token listed in the runtimes file.
+    Token,
+    /// A JSON Web Token.
+    Jwt,
+    /// A token that the platform was asked about.
+    Platform,
+    /// A client certificate.
+    Certificate,
+}
+
+/// Which credential it is. Shown as `token 0123456789abcdef`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CredentialId {
+    kind: CredentialKind,
+    id: Arc<str>,
+}
+
+impl CredentialKind {
+    /// The kind's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Jwt => "jwt",
+            Self::Platform => "platform",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
+impl CredentialId {
+    pub(super) fn new(kind: CredentialKind, id: impl Into<Arc<str>>) -> Self {
+        Self {
+            kind,
+            id: id.into(),
+        }
+    }
+
+    /// By the id that the issuer gave it, or else by the hash of what cannot be written in another way.
+    pub(super) fn of_token(kind: CredentialKind, given: Option<&str>, whole: &str) -> Self {
+        let is_fit = |id: &&str| {
+            !id.is_empty() && id.len() <= ID_BYTES && id.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        match given.filter(is_fit) {
+            Some(id) => Self::new(kind, id),
+            None => Self::new(kind, hash_digits(whole.as_bytes())),
+        }
+    }
+
+    /// What kind of credential it is.
+    #[must_use]
+    pub fn kind(&self) -> CredentialKind {
+        self.kind
+    }
+
+    /// The public id: what a list of revocations names.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl fmt::Display for CredentialId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name(), self.id)
+    }
+}
+
+/// The first digits of a hash.
+pub(super) fn hash_digits(whole: &[u8]) -> String {
+    let mut digits = String::with_capacity(HASH_DIGITS);
+    for byte in Sha256::digest(whole).iter().take(HASH_DIGITS / 2) {
+        // Writing into a string has no way to fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    digits
+}
+
+/// What somebody else wrote, fit to be shown: printable ASCII, of a bounded length.
+pub(super) fn shown(text: &str, most: usize) -> String {
+    let printable = |letter: char| match letter {
+        ' '..='~' => letter,
+        _ => '?',
+    };
+    text.chars().take(most).map(printable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_that_is_no_word_gives_way_to_the_hash() {
+        let id = |given| CredentialId::of_token(CredentialKind::Jwt, given, "abc").to_string();
+        assert_eq!(id(Some("a-1")), "jwt a-1");
+        let hash = "jwt ba7816bf8f01cfea";
+        for bad in [None, Some(""), Some("a b"), Some("a\n"), Some("é")] {
+            assert_eq!(id(bad), hash);
+        }
+        assert_eq!(id(Some(&"x".repeat(129))), hash);
+    }
+
+    #[test]
+    fn what_is_shown_is_short_and_printable() {
+        assert_eq!(shown("a\u{1b}[31m\nä", 20), "a?[31m??");
+        assert_eq!(shown("abcdef", 3), "abc");
+    }
+}

@@ -1,0 +1,289 @@
+//! The keys that JSON Web Tokens are signed with (JWK set, RFC 7517).
+//!
+//! In comes the set's JSON; out come the keys that can be used: public ones, each with the algorithms
+//! that it is for. Keys of other kinds are left out, as the RFC asks; a set without any usable one is
+//! refused.
+
+pub(super) mod remote;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use jsonwebtoken::jwk::{
+    AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse, ThumbprintHash,
+};
+use jsonwebtoken::{Algorithm, DecodingKey};
+use serde::Deserialize;
+
+use super::credential::hash_digits;
+
+/// Largest set, in bytes: some hundred keys with their certificates.
+pub(super) const MOST_BYTES: usize = 256 * 1024;
+
+/// Most keys in a set. A token that names no key is tried with each that fits.
+const MOST_KEYS: usize = 64;
+
+/// Algorithms that are taken. Only asymmetric ones: with the others, whoever can check a token could
+/// make one, and a public key could be passed off as a secret.
+const TAKEN: [Algorithm; 9] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// The keys of one issuer.
+#[derive(Debug, Clone)]
+pub struct Jwks {
+    keys: Vec<Key>,
+    fingerprint: String,
+}
+
+/// One key.
+#[derive(Debug, Clone)]
+pub(super) struct Key {
+    kid: Option<String>,
+    /// Which key it is, whatever its issuer calls it (RFC 7638).
+    pub(super) thumbprint: Arc<str>,
+    /// What it is for, by its kind and by what it says itself.
+    algorithms: Vec<Algorithm>,
+    pub(super) verifying: DecodingKey,
+}
+
+/// Why a set of keys cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JwksError {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(#[from] std::io::Error),
+    /// Too large.
+    #[error("is larger than {} KiB", MOST_BYTES / 1024)]
+    TooLarge,
+    /// Not a set of keys.
+    #[error("is no JWK set: expected JSON such as `{{\"keys\": [...]}}`: {0}")]
+    Malformed(String),
+    /// Too many keys.
+    #[error("holds more than {MOST_KEYS} keys")]
+    TooMany,
+    /// No key that can be used.
+    #[error(
+        "holds no usable key: expected public RSA, P-256, P-384 or Ed25519 keys for signatures"
+    )]
+    NoKey,
+}
+
+#[derive(Deserialize)]
+struct RawSet {
+    keys: Vec<serde_json::Value>,
+}
+
+impl Jwks {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or holds no set of usable keys.
+    pub fn load(path: &Path) -> Result<Self, JwksError> {
+        use std::io::Read;
+        let mut text = Vec::new();
+        let most = MOST_BYTES as u64 + 1;
+        std::fs::File::open(path)?
+            .take(most)
+            .read_to_end(&mut text)?;
+        Self::parse(&text)
+    }
+
+    /// The same from bytes.
+    ///
+    /// # Errors
+    /// When they are no set of usable keys.
+    pub fn parse(json: &[u8]) -> Result<Self, JwksError> {
+        if json.len() > MOST_BYTES {
+            return Err(JwksError::TooLarge);
+        }
+        let raw: RawSet = serde_json::from_slice(json)
+            .map_err(|error| JwksError::Malformed(error.to_string()))?;
+        if raw.keys.len() > MOST_KEYS {
+            return Err(JwksError::TooMany);
+        }
+        let keys: Vec<Key> = raw.keys.into_iter().filter_map(key).collect();
+        match keys.is_empty() {
+            true => Err(JwksError::NoKey),
+            false => Ok(Self {
+                keys,
+                fingerprint: hash_digits(json),
+            }),
+        }
+    }
+
+    /// How many keys there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The first 16 hexadecimal digits of the set's SHA-256, to tell one from another.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Whether there are none, which a set that was read never is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether the set has the key that a token names; a token that names none asks for any.
+    pub(super) fn has(&self, kid: Option<&str>) -> bool {
+        kid.is_none() || self.keys.iter().any(|key| key.kid.as_deref() == kid)
+    }
+
+    /// Whether the key of this thumbprint is one of them.
+    pub(super) fn holds(&self, thumbprint: &str) -> bool {
+        self.keys.iter().any(|key| *key.thumbprint == *thumbprint)
+    }
+
+    /// Whether the other set has all of these.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        self.keys.iter().all(|key| other.holds(&key.thumbprint))
+    }
+
+    /// The keys that a token may have been signed with.
+    pub(super) fn fitting<'a>(
+        &'a self,
+        kid: Option<&str>,
+        algorithm: Algorithm,
+    ) -> impl Iterator<Item = &'a Key> {
+        self.keys
+            .iter()
+            .filter(move |key| kid.is_none() || key.kid.as_deref() == kid)
+            .filter(move |key| key.algorithms.contains(&algorithm))
+    }
+}
+
+/// The algorithm of this name, if it is taken.
+pub(super) fn algorithm(name: &str) -> Option<Algorithm> {
+    let algorithm = name.parse().ok()?;
+    TAKEN.contains(&algorithm).then_some(algorithm)
+}
+
+/// `None` for what is no key for checking signatures.
+fn key(raw: serde_json::Value) -> Option<Key> {
+    let jwk: Jwk = serde_json::from_value(raw).ok()?;
+    if !matches!(
+        jwk.common.public_key_use,
+        None | Some(PublicKeyUse::Signature)
+    ) {
+        return None;
+    }
+    let mut algorithms = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => TAKEN[..6].to_vec(),
+        AlgorithmParameters::EllipticCurve(parameters) => match parameters.curve {
+            EllipticCurve::P256 => vec![Algorithm::ES256],
+            EllipticCurve::P384 => vec![Algorithm::ES384],
+            _ => return None,
+        },
+        AlgorithmParameters::OctetKeyPair(parameters) => match parameters.curve {
+            EllipticCurve::Ed25519 => vec![Algorithm::EdDSA],
+            _ => return None,
+        },
+        _ => return None,
+    };
+    if let Some(own) = jwk.common.key_algorithm {
+        algorithms.retain(|algorithm| KeyAlgorithm::from(*algorithm) == own);
+    }
+    if algorithms.is_empty() {
+        return None;
+    }
+    Some(Key {
+        kid: jwk.common.key_id.clone(),
+        thumbprint: jwk.thumbprint(ThumbprintHash::SHA256).ok()?.into(),
+        algorithms,
+        verifying: DecodingKey::from_jwk(&jwk).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn set(keys: serde_json::Value) -> Result<Jwks, JwksError> {
+        Jwks::parse(json!({ "keys": keys }).to_string().as_bytes())
+    }
+
+    #[test]
+    fn only_keys_for_asymmetric_signatures_are_kept() {
+        let rsa = json!({"kty": "RSA", "n": "AQAB", "e": "AQAB", "kid": "r", "alg": "RS256"});
+        let ec = json!({"kty": "EC", "crv": "P-256", "x": "AQAB", "y": "AQAB", "kid": "e"});
+        let secret = json!({"kty": "oct", "k": "c2VjcmV0", "kid": "o", "alg": "HS256"});
+        let crossed =
+            json!({"kty": "EC", "crv": "P-256", "x": "AQAB", "y": "AQAB", "alg": "RS256"});
+        let sealing = json!({"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"});
+        let curve = json!({"kty": "EC", "crv": "P-521", "x": "AQAB", "y": "AQAB"});
+        let strange = json!({"kty": "new", "x": 7});
+        let jwks = set(json!([rsa, ec, secret, crossed, sealing, curve, strange])).unwrap();
+        assert_eq!(jwks.len(), 2);
+        let fits = |kid, algorithm| jwks.fitting(kid, algorithm).count();
+        assert_eq!(fits(Some("r"), Algorithm::RS256), 1);
+        assert_eq!(fits(Some("r"), Algorithm::RS512), 0, "the key says which");
+        assert_eq!(fits(Some("e"), Algorithm::ES256), 1);
+        assert_eq!(fits(Some("e"), Algorithm::ES384), 0, "the curve says which");
+        assert_eq!(fits(None, Algorithm::ES256), 1);
+        assert!(jwks.has(Some("e")) && !jwks.has(Some("o")));
+        for refused in [json!([]), json!([secret])] {
+            assert!(matches!(set(refused), Err(JwksError::NoKey)));
+        }
+        let many = vec![rsa; MOST_KEYS + 1];
+        assert!(matches!(set(json!(many)), Err(JwksError::TooMany)));
+    }
+
+    #[test]
+    fn a_key_is_the_same_whatever_it_is_called() {
+        let key = |x, kid| json!({"kty": "EC", "crv": "P-256", "x": x, "y": "AQAB", "kid": kid});
+        let one = set(json!([key("AQAB", "a")])).unwrap();
+        let both = set(json!([key("AQAB", "b"), key("AAAA", "a")])).unwrap();
+        assert!(one.is_within(&both) && !both.is_within(&one));
+        let renewed = set(json!([key("AAAA", "a")])).unwrap();
+        assert!(!one.is_within(&renewed), "another key of the same name");
+    }
+
+    #[test]
+    fn only_asymmetric_algorithms_are_taken() {
+        for name in ["RS256", "PS512", "ES256", "ES384", "EdDSA"] {
+            assert!(algorithm(name).is_some(), "{name}");
+        }
+        for name in [
+            "HS256", "HS384", "HS512", "none", "None", "", "rs256", "ES512",
+        ] {
+            assert!(algorithm(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_set_that_is_too_large_or_none_is_refused() {
+        let large = vec![b' '; MOST_BYTES + 1];
+        assert!(matches!(Jwks::parse(&large), Err(JwksError::TooLarge)));
+        for bad in ["", "[]", "{}", "{\"keys\": 7}"] {
+            let error = Jwks::parse(bad.as_bytes()).unwrap_err();
+            assert!(matches!(error, JwksError::Malformed(_)), "{bad}");
+        }
+        let missing = Jwks::load(Path::new("/nowhere/keys.json")).unwrap_err();
+        assert!(missing.to_string().starts_with("cannot be read"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(\\{\"keys\":\\[)?\\PC{0,80}") {
+            let _ = Jwks::parse(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! JSON Web Tokens (RFC 7519): signed by an issuer that is trusted here, for this server, for now.
+//!
+//! In comes the token; out comes the runtime that its claims name, or what is wrong with it. The
+//! signature is checked before any claim is believed, with a key that is for the token's algorithm.
+//! `exp`, `aud` and `iss` must be there, `nbf` counts when it is.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::Algorithm;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use super::credential::{CredentialId, CredentialKind, shown};
+use super::https::HttpsClient;
+use super::jwks::remote::RemoteJwks;
+use super::jwks::{self, Jwks, Key};
+use super::labels::NamedRuntime;
+use super::refusal::AuthRefusal;
+use super::{Judged, Part};
+use crate::config::{JwksSource, JwtSettings};
+
+/// Longest token, in bytes. The head of a request has its own limit as well.
+const MOST_BYTES: usize = 16 * 1024;
+
+/// How much of a strange name is shown.
+const SHOWN: usize = 64;
+
+/// Checks the tokens of one issuer.
+pub(super) struct JwtJudge {
+    settings: JwtSettings,
+    keys: Keys,
+}
+
+enum Keys {
+    File(ArcSwap<Jwks>),
+    Remote(RemoteJwks),
+}
+
+/// Which of the issuer's keys a token was signed with.
+#[derive(Debug, Clone)]
+pub(super) struct SigningKey {
+    thumbprint: Arc<str>,
+    /// As the token calls it.
+    kid: Option<Arc<str>>,
+}
+
+/// What is needed of a token's head.
+#[derive(Deserialize)]
+struct Head {
+    alg: String,
+    kid: Option<String>,
+    /// Extensions that must be understood; none is.
+    crit: Option<Value>,
+}
+
+/// A token taken apart, nothing of it believed yet.
+struct Parts<'a> {
+    algorithm: Algorithm,
+    kid: Option<String>,
+    /// Head and claims as they were signed.
+    message: &'a str,
+    claims: &'a str,
+    signature: &'a str,
+}
+
+/// Whether the text has the form of a signed JSON Web Token. Whether it is a good one is not said.
+pub(super) fn has_form(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    // A head is a JSON object: `{` and what may follow it, in base64.
+    (text.starts_with("ey") || text.starts_with("ew"))
+        && text.bytes().all(is_letter)
+        && text.bytes().filter(|byte| *byte == b'.').count() == 2
+}
+
+impl JwtJudge {
+    /// With the keys of a file, which was read already, or of a URL; `changes` counts when keys go.
+    pub(super) fn new(
+        settings: JwtSettings,
+        file: Option<Jwks>,
+        client: Option<&HttpsClient>,
+        changes: &watch::Sender<u64>,
+    ) -> Option<Self> {
+        let keys = match (&settings.keys, file, client) {
+            (JwksSource::File(_), Some(keys), _) => Keys::File(ArcSwap::from_pointee(keys)),
+            (JwksSource::Url(url), _, Some(client)) => Keys::Remote(RemoteJwks::new(
+                url.clone(),
+                client.clone(),
+                changes.clone(),
+            )),
+            _ => return None,
+        };
+        Some(Self { settings, keys })
+    }
+
+    /// Begins to fetch keys that are behind a URL.
+    pub(super) fn start(&self) {
+        if let Keys::Remote(remote) = &self.keys {
+            remote.start();
+        }
+    }
+
+    /// Takes over the keys of a file that has changed.
+    pub(super) fn replace(&self, keys: Jwks) {
+        if let Keys::File(held) = &self.keys {
+            held.store(Arc::new(keys));
+        }
+    }
+
+    /// The keys of a file; `None` where they are behind a URL.
+    pub(super) fn of_file(&self) -> Option<Arc<Jwks>> {
+        match &self.keys {
+            Keys::File(keys) => Some(keys.load_full()),
+            Keys::Remote(_) => None,
+        }
+    }
+
+    /// How many keys there are now.
+    pub(super) fn key_count(&self) -> usize {
+        self.known().map_or(0, |keys| keys.len())
+    }
+
+    /// Whether the key is still one of the issuer's. As long as no keys are known it is.
+    pub(super) fn check_key(&self, key: &SigningKey) -> Result<(), AuthRefusal> {
+        let known = self.known().filter(|keys| !keys.is_empty());
+        match known.is_none_or(|keys| keys.holds(&key.thumbprint)) {
+            true => Ok(()),
+            false => Err(key_unknown(key.kid.as_deref())),
+        }
+    }
+
+    /// The runtime that the token names.
+    pub(super) async fn judge(&self, token: &str, now: SystemTime) -> Result<Judged, AuthRefusal> {
+        let parts = parts(token)?;
+        let keys = self.keys_for(parts.kid.as_deref()).await?;
+        let key = check_signature(&keys, &parts)?;
+        let signed_with = SigningKey {
+            thumbprint: key.thumbprint.clone(),
+            kid: parts.kid.as_deref().map(Into::into),
+        };
+        let claims: Map<String, Value> = decoded(parts.claims, "its claims are no JSON object")?;
+        let (issued, expires) = self.check_claims(&claims, now)?;
+        let claim = |name: &str| match claims.get(name).and_then(Value::as_str) {
+            Some(text) => Ok(text),
+            None => Err(malformed(format!("it has no claim `{name}` with a name"))),
+        };
+        let account = claim(&self.settings.account_claim)?;
+        let runtime = claim(&self.settings.runtime_claim)?;
+        let named = NamedRuntime::new(account, runtime)
+            .map_err(|error| malformed(shown(&error.to_string(), 4 * SHOWN)))?;
+        let jti = claims.get("jti").and_then(Value::as_str);
+        Ok(Judged {
+            named,
+            part: Part {
+                // Without the signature, which whoever holds the token can write in other ways as well:
+                // as another credential it would outlive its revocation.
+                id: CredentialId::of_token(CredentialKind::Jwt, jti, parts.message),
+                issued,
+                expires: Some(expires),
+                listed: None,
+                signed_with: Some(signed_with),
+                chain: None,
+            },
+            question: None,
+            renew_at: None,
+        })
+    }
+
+    fn known(&self) -> Option<Arc<Jwks>> {
+        match &self.keys {
+            Keys::File(keys) => Some(keys.load_full()),
+            Keys::Remote(remote) => remote.get(),
+        }
+    }
+
+    async fn keys_for(&self, kid: Option<&str>) -> Result<Arc<Jwks>, AuthRefusal> {
+        let mut keys = self.known();
+        let has_it = |keys: &Option<Arc<Jwks>>| keys.as_ref().is_some_and(|keys| keys.has(kid));
+        if let (false, Keys::Remote(remote)) = (has_it(&keys), &self.keys) {
+            keys = remote.again().await;
+        }
+        let Some(keys) = keys else {
+            let why = "the keys of JSON Web Tokens could not be fetched yet";
+            return Err(AuthRefusal::AuthUnavailable(why));
+        };
+        match keys.has(kid) {
+            true => Ok(keys),
+            false => Err(key_unknown(kid)),
+        }
+    }
+
+    /// Checks whose token it is, for whom, and for when; from and until when it is good.
+    fn check_claims(
+        &self,
+        claims: &Map<String, Value>,
+        now: SystemTime,
+    ) -> Result<(Option<SystemTime>, SystemTime), AuthRefusal> {
+        let JwtSettings {
+            issuer,
+            audience,
+            leeway,
+            ..
+        } = &self.settings;
+        if claims.get("iss").and_then(Value::as_str) != Some(issuer) {
+            return Err(AuthRefusal::TokenIssuer {
+                expected: issuer.clone(),
+            });
+        }
+        let is_ours = |value: &Value| value.as_str() == Some(audience);
+        let is_for_us = match claims.get("aud") {
+            Some(Value::Array(all)) => all.iter().any(is_ours),
+            Some(one) => is_ours(one),
+            None => false,
+        };
+        if !is_for_us {
+            return Err(AuthRefusal::TokenAudience {
+                expected: audience.clone(),
+            });
+        }
+        let expired = moment(claims, "exp")?.ok_or_else(|| malformed("it has no `exp`"))?;
+        // Until when the token lets in, clocks apart as far as they may be.
+        let expires = expired.checked_add(*leeway).unwrap_or(expired);
+        if expires <= now {
+            return Err(AuthRefusal::TokenExpired { expired, now });
+        }
+        if let Some(valid_from) = moment(claims, "nbf")?
+            && valid_from > now.checked_add(*leeway).unwrap_or(now)
+        {
+            return Err(AuthRefusal::TokenNotYetValid { valid_from, now });
+        }
+        Ok((moment(claims, "iat")?, expires))
+    }
+}
+
+fn parts(token: &str) -> Result<Parts<'_>, AuthRefusal> {
+    let malformed_form = || malformed("it has not the form of a signed JSON Web Token");
+    if token.len() > MOST_BYTES || !has_form(token) {
+        return Err(malformed_form());
+    }
+    let (message, signature) = token.rsplit_once('.').ok_or_else(malformed_form)?;
+    let (head, claims) = message.split_once('.').ok_or_else(malformed_form)?;
+    let head: Head = decoded(head, "its head is no JSON object with `alg`")?;
+    let Some(algorithm) = jwks::algorithm(&head.alg) else {
+        return Err(AuthRefusal::TokenAlgorithm(shown(&head.alg, SHOWN)));
+    };
+    if head.crit.is_some() {
+        return Err(malformed(
+            "it has extensions (`crit`) that are not known here",
+        ));
+    }
+    Ok(Parts {
+        algorithm,
+        kid: head.kid,
+        message,
+        claims,
+        signature,
+    })
+}
+
+/// The key that the signature is of.
+fn check_signature<'a>(keys: &'a Jwks, parts: &Parts<'_>) -> Result<&'a Key, AuthRefusal> {
+    let message = parts.message.as_bytes();
+    let mut fits = false;
+    for key in keys.fitting(parts.kid.as_deref(), parts.algorithm) {
+        fits = true;
+        let good =
+            jsonwebtoken::crypto::verify(parts.signature, message, &key.verifying, parts.algorithm);
+        if good.is_ok_and(|good| good) {
+            return Ok(key);
+        }
+    }
+    match (fits, &parts.kid) {
+        (true, _) => Err(AuthRefusal::TokenSignature),
+        (false, Some(_)) => Err(AuthRefusal::TokenAlgorithm(format!(
+            "{:?}",
+            parts.algorithm
+        ))),
+        (false, None) => Err(key_unknown(None)),
+    }
+}
+
+fn key_unknown(kid: Option<&str>) -> AuthRefusal {
+    let named = kid.map(|kid| format!("`{}`", shown(kid, SHOWN)));
+    AuthRefusal::TokenKeyUnknown(named.unwrap_or_else(|| "(none)".into()))
+}
+
+fn malformed(why: impl Into<String>) -> AuthRefusal {
+    AuthRefusal::TokenMalformed(why.into())
+}
+
+fn decoded<T: for<'de> Deserialize<'de>>(part: &str, fault: &str) -> Result<T, AuthRefusal> {
+    let json = URL_SAFE_NO_PAD.decode(part);
+    json.ok()
+        .and_then(|json| serde_json::from_slice(&json).ok())
+        .ok_or_else(|| malformed(fault))
+}
+
+/// A claim that is a number of seconds since 1970; a fraction is dropped.
+fn moment(claims: &Map<String, Value>, name: &str) -> Result<Option<SystemTime>, AuthRefusal> {
+    let Some(value) = claims.get(name) else {
+        return Ok(None);
+    };
+    let seconds = match value.as_u64() {
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None => value
+            .as_f64()
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds.floor()).ok()),
+    };
+    let moment = seconds.and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(seconds));
+    match moment {
+        Some(moment) => Ok(Some(moment)),
+        None => Err(malformed(format!("its `{name}` is no number of seconds"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,346 @@
+//! The platform itself is asked who a token is.
+//!
+//! One POST for each question, answered by account, runtime, what it may use and for how long that
+//! holds. Questions are bounded in number, each has a deadline, two about one token become one, and an
+//! answer is used again for a moment. While the platform is away ([`breaker`]), tokens that it called
+//! good go on for a set time, and others are told to come back. An answer that cannot be used is a
+//! matter of its token alone: one that was good goes on as if the platform were away for it, any other
+//! is refused.
+
+mod answer;
+mod breaker;
+mod memory;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwapOption;
+use http::{HeaderValue, Request, header};
+use http_body_util::Full;
+use parking_lot::Mutex;
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use tokio::sync::{self, Semaphore};
+use tokio::time::timeout;
+use tunnel_proto::handshake::Greeting;
+
+use self::answer::{Answer, Said};
+use self::breaker::{Breaker, Trying};
+use self::memory::{Good, Memory, No};
+use super::credential::{CredentialId, CredentialKind};
+use super::https::HttpsClient;
+use super::refusal::AuthRefusal;
+use super::{Judged, Part};
+use crate::config::PlatformSettings;
+use crate::token::{TokenHash, sha256};
+
+/// Largest answer, in bytes: some thousand networks.
+const ANSWER_BYTES: usize = 64 * 1024;
+
+/// When a platform that does not say how long its answer holds is asked again.
+const RENEW: Duration = Duration::from_secs(15 * 60);
+
+/// When a session that goes on without the platform asks again.
+const RENEW_AWAY: Duration = Duration::from_secs(30);
+
+const AWAY: AuthRefusal = AuthRefusal::AuthUnavailable("the platform does not answer");
+
+/// Asks the platform.
+pub(super) struct PlatformJudge {
+    settings: PlatformSettings,
+    client: HttpsClient,
+    own_token: ArcSwapOption<PlatformToken>,
+    places: Semaphore,
+    breaker: Mutex<Breaker>,
+    memory: Mutex<Memory>,
+    flights: Mutex<Flights>,
+}
+
+/// The bearer token by which the platform knows this server.
+#[derive(Clone)]
+pub struct PlatformToken(HeaderValue);
+
+/// What is asked: a token, and what the tunnel client says of itself.
+pub(super) struct Question {
+    token: SecretString,
+    sha256: TokenHash,
+    instance: String,
+    version: String,
+    session: u32,
+    peer: SocketAddr,
+}
+
+/// A question as it travels.
+#[derive(Serialize)]
+struct Asked<'a> {
+    token: &'a str,
+    instance: &'a str,
+    version: &'a str,
+    session: u32,
+    peer: SocketAddr,
+}
+
+/// What the platform says of a token, or what is left of it.
+#[derive(Debug, Clone)]
+enum Verdict {
+    Yes(Good),
+    No(No),
+    /// Neither; what to tell whoever was not good before.
+    Unclear(No),
+    /// It cannot be asked.
+    Away,
+    /// Too many are asking.
+    Busy,
+}
+
+/// One question that several wait for. Whoever holds the lock asks; the others find the verdict.
+type Flight = sync::Mutex<Option<Verdict>>;
+
+/// The questions that somebody waits for, each with how many do.
+type Flights = HashMap<TokenHash, (usize, Arc<Flight>)>;
+
+/// A place among those who wait for a question.
+struct Seat<'a> {
+    flights: &'a Mutex<Flights>,
+    sha256: TokenHash,
+    flight: Arc<Flight>,
+}
+
+impl PlatformToken {
+    /// From a file's text; `None` when there is no token in it.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        let token = text.trim();
+        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return None;
+        }
+        let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
+        value.set_sensitive(true);
+        Some(Self(value))
+    }
+}
+
+impl std::fmt::Debug for PlatformToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlatformToken").finish_non_exhaustive()
+    }
+}
+
+impl Question {
+    pub(super) fn new(token: &str, greeting: &Greeting, peer: SocketAddr) -> Self {
+        Self {
+            token: token.into(),
+            sha256: sha256(token),
+            instance: greeting.instance.as_str().to_owned(),
+            version: greeting.version.clone(),
+            session: greeting.session_number,
+            peer,
+        }
+    }
+}
+
+impl PlatformJudge {
+    pub(super) fn new(
+        settings: PlatformSettings,
+        client: HttpsClient,
+        own_token: Option<PlatformToken>,
+    ) -> Self {
+        Self {
+            places: Semaphore::new(settings.concurrency),
+            settings,
+            client,
+            own_token: ArcSwapOption::from_pointee(own_token),
+            breaker: Mutex::default(),
+            memory: Mutex::default(),
+            flights: Mutex::default(),
+        }
+    }
+
+    /// From now on the platform knows this server by this token.
+    pub(super) fn replace_token(&self, token: PlatformToken) {
+        self.own_token.store(Some(Arc::new(token)));
+    }
+
+    /// Whether the last question had no answer.
+    pub(super) fn is_away(&self) -> bool {
+        self.breaker.lock().away_since().is_some()
+    }
+
+    /// The runtime that the platform says the token is for.
+    pub(super) async fn judge(&self, question: &Arc<Question>) -> Result<Judged, AuthRefusal> {
+        match self.verdict(question).await {
+            Verdict::Yes(good) => Ok(self.good(question, &good)),
+            Verdict::No(no) => Err(no.refusal),
+            Verdict::Unclear(no) => self.without_platform(question).map_err(|_| no.refusal),
+            Verdict::Away => self.without_platform(question),
+            Verdict::Busy => Err(AuthRefusal::AuthBusy),
+        }
+    }
+
+    async fn verdict(&self, question: &Question) -> Verdict {
+        let cached = self
+            .memory
+            .lock()
+            .fresh(&question.sha256, self.settings.cache);
+        if let Some(verdict) = cached {
+            return verdict;
+        }
+        let seat = self.seat(question.sha256);
+        // Two of them, since whoever is before may wait for a place first.
+        let Ok(mut verdict) = timeout(2 * self.client.deadline(), seat.flight.lock()).await else {
+            return Verdict::Busy;
+        };
+        // If the one who asked gave up, the next asks anew.
+        if let Some(verdict) = &*verdict {
+            return verdict.clone();
+        }
+        let asked = self.ask(question).await;
+        verdict.insert(asked).clone()
+    }
+
+    async fn ask(&self, question: &Question) -> Verdict {
+        let deadline = self.client.deadline();
+        let Ok(Ok(_place)) = timeout(deadline, self.places.acquire()).await else {
+            return Verdict::Busy;
+        };
+        let Some(trying) = Trying::begin(&self.breaker) else {
+            return Verdict::Away;
+        };
+        let Some(request) = self.request(question) else {
+            return Verdict::Away;
+        };
+        let token = question.token.expose_secret();
+        let said = Said::of(self.client.ask(request, ANSWER_BYTES).await, token);
+        let url = &self.settings.url;
+        match said {
+            Said::Nothing(_) => trying.failed(),
+            // Whatever it says of this token, it is there.
+            _ => trying.succeeded(),
+        }
+        match said {
+            Said::Yes(answer) => {
+                let good = Good::new(answer);
+                self.memory.lock().good(question.sha256, good.clone());
+                Verdict::Yes(good)
+            }
+            Said::No(status, told) => {
+                let no = No::new(AuthRefusal::PlatformRefused { status, told });
+                self.memory.lock().refused(question.sha256, no.clone());
+                Verdict::No(no)
+            }
+            Said::Unclear(fault) => {
+                tracing::warn!(%url, fault, "the platform's answer about a token cannot be used: mend the platform");
+                let no = No::new(AuthRefusal::PlatformUnclear(fault));
+                self.memory.lock().unclear(question.sha256, no.clone());
+                Verdict::Unclear(no)
+            }
+            Said::Nothing(fault) => {
+                tracing::warn!(%url, fault, "the platform cannot be asked who a token is");
+                Verdict::Away
+            }
+        }
+    }
+
+    fn request(&self, question: &Question) -> Option<Request<Full<bytes::Bytes>>> {
+        let asked = Asked {
+            token: question.token.expose_secret(),
+            instance: &question.instance,
+            version: &question.version,
+            session: question.session,
+            peer: question.peer,
+        };
+        let mut request = Request::post(self.settings.url.uri())
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json");
+        if let Some(token) = &*self.own_token.load() {
+            request = request.header(header::AUTHORIZATION, token.0.clone());
+        }
+        let json = serde_json::to_vec(&asked).ok()?;
+        request.body(Full::from(json)).ok()
+    }
+
+    fn good(&self, question: &Arc<Question>, good: &Good) -> Judged {
+        let holds = good.answer.holds;
+        let expires = holds.and_then(|holds| good.at.checked_add(holds));
+        let renew_at = good.at + spread(holds.unwrap_or(RENEW), question);
+        judged(question, &good.answer, expires, Some(renew_at))
+    }
+
+    /// A token goes on that was good when the platform went away, or began to say neither yes nor no about
+    /// it, for as long as is set.
+    fn without_platform(&self, question: &Arc<Question>) -> Result<Judged, AuthRefusal> {
+        let away_since = self.breaker.lock().away_since();
+        let memory = self.memory.lock();
+        let good = memory.known(&question.sha256).ok_or(AWAY)?;
+        let away_since = away_since.into_iter().chain(good.unclear_since());
+        let away_since = away_since.min().ok_or(AWAY)?;
+        let left = self.settings.outage.saturating_sub(away_since.elapsed());
+        if left.is_zero() || !good.holds_at(away_since) {
+            return Err(AWAY);
+        }
+        let now = SystemTime::now();
+        let renew_at = now + spread(RENEW_AWAY.min(left), question);
+        let expires = now.checked_add(left);
+        Ok(judged(question, &good.answer, expires, Some(renew_at)))
+    }
+
+    fn seat(&self, sha256: TokenHash) -> Seat<'_> {
+        let mut flights = self.flights.lock();
+        let (seats, flight) = flights.entry(sha256).or_default();
+        *seats += 1;
+        Seat {
+            flights: &self.flights,
+            sha256,
+            flight: flight.clone(),
+        }
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let mut flights = self.flights.lock();
+        // Counted here and not by the flight's own count, which falls only after the lock is free: of two
+        // who leave at once neither would see that he is the last.
+        if let Entry::Occupied(mut flight) = flights.entry(self.sha256) {
+            let (seats, _) = flight.get_mut();
+            *seats -= 1;
+            if *seats == 0 {
+                flight.remove();
+            }
+        }
+    }
+}
+
+fn judged(
+    question: &Arc<Question>,
+    answer: &Answer,
+    expires: Option<SystemTime>,
+    renew_at: Option<SystemTime>,
+) -> Judged {
+    let token = question.token.expose_secret();
+    Judged {
+        named: answer.named.clone(),
+        part: Part {
+            id: CredentialId::of_token(CredentialKind::Platform, answer.id.as_deref(), token),
+            issued: None,
+            expires,
+            listed: None,
+            signed_with: None,
+            chain: None,
+        },
+        question: Some(question.clone()),
+        renew_at,
+    }
+}
+
+/// Seven to nine tenths of the time: before it is over, and not all tokens at once.
+fn spread(time: Duration, question: &Question) -> Duration {
+    let draw = question.sha256.first().copied().unwrap_or_default();
+    time.mul_f64(0.7 + 0.2 * f64::from(draw) / 255.0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! The platform's answers, understood strictly.
+//!
+//! An answer with a field that is not known is not used: a misspelt limit must not become no limit. What
+//! is wrong with one token's answer says nothing of the platform: only no answer, and those by which it
+//! says that it cannot or will not answer now, are about itself.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde::Deserialize;
+use tunnel_ops::config_value::Network;
+
+use crate::auth::credential::shown;
+use crate::auth::https::AskError;
+use crate::auth::labels::NamedRuntime;
+use crate::config::plain;
+use crate::runtimes::RawLimits;
+
+/// Longest time that an answer may hold.
+const MOST_SECONDS: u64 = 365 * 24 * 60 * 60;
+
+/// How much is shown of what the platform says of a refusal.
+const REASON_LETTERS: usize = 64;
+const DETAIL_LETTERS: usize = 300;
+
+/// A shorter text may be part of anything, and is not cut out of what is shown.
+const SECRET_LETTERS: usize = 6;
+
+/// What came of a question.
+#[derive(Debug)]
+pub(super) enum Said {
+    Yes(Answer),
+    /// A no, and what it says of why, fit to be shown.
+    No(StatusCode, String),
+    /// An answer that means nothing, and why, fit to be shown.
+    Unclear(String),
+    /// No answer, and why, fit to be shown.
+    Nothing(String),
+}
+
+/// A yes.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) named: NamedRuntime,
+    /// The token's public id.
+    pub(super) id: Option<String>,
+    /// For how long it holds, from when it was given.
+    pub(super) holds: Option<Duration>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawAnswer {
+    account: String,
+    runtime: String,
+    id: Option<String>,
+    #[serde(default)]
+    limits: RawLimits,
+    allow_from: Option<Vec<Network>>,
+    expires_in: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+struct RawRefusal {
+    reason: Option<String>,
+    detail: Option<String>,
+}
+
+impl Said {
+    pub(super) fn of(answer: Result<(StatusCode, Bytes), AskError>, token: &str) -> Self {
+        let (status, body) = match answer {
+            Ok((status, body)) => (status, Ok(body)),
+            Err(error @ AskError::TooLarge { status, .. }) => (status, Err(error.to_string())),
+            Err(error) => return Self::Nothing(without(&error.to_string(), token)),
+        };
+        match status {
+            StatusCode::OK => match body.and_then(|json| Answer::parse(&json)) {
+                Ok(answer) => Self::Yes(answer),
+                Err(fault) => Self::Unclear(without(&fault, token)),
+            },
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+                Self::Nothing(format!("the answer is {status}"))
+            }
+            status if status.is_server_error() => Self::Nothing(format!("the answer is {status}")),
+            status if status.is_client_error() => {
+                let why = told(&body.unwrap_or_default(), token);
+                match status {
+                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::No(status, why),
+                    status => Self::No(status, format!(": it answered {status}{why}")),
+                }
+            }
+            status => Self::Unclear(format!("it is {status}")),
+        }
+    }
+}
+
+impl Answer {
+    /// Why it cannot be used is told as text.
+    pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
+        let raw: RawAnswer =
+            serde_json::from_slice(json).map_err(|error| format!("it is malformed: {error}"))?;
+        let mut named = NamedRuntime::new(&raw.account, &raw.runtime)
+            .map_err(|error| format!("it is malformed: {error}"))?;
+        named.limits = raw.limits.into();
+        named.allow_from = raw.allow_from.map(plain);
+        if raw.expires_in == Some(0) {
+            return Err("it is malformed: `expires_in` is 0".into());
+        }
+        let holds = raw.expires_in.map(|seconds| seconds.min(MOST_SECONDS));
+        Ok(Self {
+            named,
+            id: raw.id,
+            holds: holds.map(Duration::from_secs),
+        })
+    }
+}
+
+/// What a refusal says of why, fit to be shown.
+fn told(json: &[u8], token: &str) -> String {
+    let raw: RawRefusal = serde_json::from_slice(json).unwrap_or_default();
+    let parts = [(raw.reason, REASON_LETTERS), (raw.detail, DETAIL_LETTERS)];
+    parts
+        .into_iter()
+        .filter_map(|(text, most)| Some((text?, most)))
+        .map(|(text, most)| format!(": {}", shown(&cut_out(&text, token), most)))
+        .collect()
+}
+
+/// The text without the token, bounded and printable.
+fn without(text: &str, token: &str) -> String {
+    shown(&cut_out(text, token), DETAIL_LETTERS)
+}
+
+fn cut_out(text: &str, token: &str) -> String {
+    match token.len() < SECRET_LETTERS {
+        true => text.to_owned(),
+        false => text.replace(token, "(the token)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_whole_answer_is_read() {
+        let answer = Answer::parse(
+            br#"{"account": "acme", "runtime": "prod", "id": "t-7", "expires_in": 600,
+                "limits": {"exchanges": 5, "upload_rate": "1MiB"}, "allow_from": ["192.0.2.7"]}"#,
+        )
+        .unwrap();
+        assert_eq!(answer.named.label().unwrap().as_str(), "acme-prod");
+        assert_eq!(answer.id.as_deref(), Some("t-7"));
+        assert_eq!(answer.holds, Some(Duration::from_secs(600)));
+        assert_eq!(answer.named.limits.exchanges, Some(5));
+        assert_eq!(answer.named.limits.upload_rate, Some(1 << 20));
+        assert_eq!(answer.named.allow_from.unwrap().len(), 1);
+        let bare = Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
+        assert_eq!((bare.holds, bare.named.allow_from), (None, None));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_used() {
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"{"account": "A", "runtime": "b"}"#,
+            r#"{"account": "a", "runtime": "b", "allow_form": []}"#,
+            r#"{"account": "a", "runtime": "b", "limits": {"exchange": 1}}"#,
+            r#"{"account": "a", "runtime": "b", "allow_from": ["x"]}"#,
+            r#"{"account": "a", "runtime": "b", "expires_in": 0}"#,
+            r#"{"account": "a", "runtime": "b", "expires_in": -1}"#,
+        ] {
+            assert!(Answer::parse(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_shown_without_the_token_and_without_tricks() {
+        let json =
+            br#"{"reason": "unpaid", "detail": "token s3cr3t-x\u001b[31m is of a closed account"}"#;
+        assert_eq!(
+            told(json, "s3cr3t-x"),
+            ": unpaid: token (the token)?[31m is of a closed account"
+        );
+        assert_eq!(told(b"<html>", "s3cr3t-x"), "");
+        let long = serde_json::json!({ "detail": "x".repeat(5000) }).to_string();
+        assert_eq!(told(long.as_bytes(), "s3cr3t-x").len(), DETAIL_LETTERS + 2);
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_token_says_nothing_of_the_platform() {
+        let said = |status: u16, body: &str| {
+            let body = Bytes::from(body.to_owned());
+            Said::of(Ok((status.try_into().unwrap(), body)), "s3cr3t-x")
+        };
+        for status in [408, 429, 500, 502, 503, 599] {
+            assert!(matches!(said(status, "{}"), Said::Nothing(_)), "{status}");
+        }
+        let nobody = Err(AskError::Deadline);
+        assert!(matches!(Said::of(nobody, "s3cr3t-x"), Said::Nothing(_)));
+        for (status, told) in [
+            (401, ": gone"),
+            (403, ": gone"),
+            (400, ": it answered 400 Bad Request: gone"),
+            (404, ": it answered 404 Not Found: gone"),
+            (422, ": it answered 422 Unprocessable Entity: gone"),
+        ] {
+            let Said::No(no, why) = said(status, r#"{"reason": "gone"}"#) else {
+                panic!("{status} is no no");
+            };
+            assert_eq!((no.as_u16(), why.as_str()), (status, told));
+        }
+        for (status, body) in [
+            (200, "<html>"),
+            (200, r#"{"account": "s3cr3t-x!", "runtime": "b"}"#),
+            (204, ""),
+            (302, ""),
+            (700, ""),
+        ] {
+            let Said::Unclear(why) = said(status, body) else {
+                panic!("{status} is clear");
+            };
+            assert!(!why.contains("s3cr3t"), "{why}");
+        }
+        let large = |status| {
+            let (status, most) = (StatusCode::try_from(status).unwrap(), 7);
+            Said::of(Err(AskError::TooLarge { status, most }), "s3cr3t-x")
+        };
+        assert!(matches!(large(200), Said::Unclear(_)));
+        assert!(matches!(large(403), Said::No(..)));
+        assert!(matches!(large(500), Said::Nothing(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_makes_it_panic(text in "(\\{\"account\":)?\\PC{0,80}") {
+            let _ = Answer::parse(text.as_bytes());
+            let _ = told(text.as_bytes(), &text);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Why nobody is let in: each cause with its own name, status and advice.
+//!
+//! A name is the same in the answer, the log and the metric. No text here holds a credential.
+
+use std::time::{Duration, SystemTime};
+
+use http::StatusCode;
+use tunnel_proto::handshake::Refusal;
+
+use super::credential::CredentialId;
+use crate::runtimes::{Moment, RuntimeLabel};
+
+/// When a client is to come back while the platform or the keys cannot be reached.
+const RETRY_AWAY: Duration = Duration::from_secs(5);
+
+/// When a client is to come back while too many are being checked.
+const RETRY_BUSY: Duration = Duration::from_secs(2);
+
+/// Why a credential lets nobody in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthRefusal {
+    /// Neither a token nor a certificate.
+    #[error("no credential: send `Authorization: Bearer` with the runtime's token")]
+    CredentialMissing,
+    /// It has not the form of any token that lets somebody in here.
+    #[error("the credential is not a runtime token: it begins with `tnlrt_`")]
+    NotAToken,
+    /// It has the form, and is not one of those listed. Whether the id is known is not told.
+    #[error("the token is not known or no longer good: ask for a new one")]
+    TokenRefused,
+    /// The platform says no.
+    #[error("the platform refused the token{told}")]
+    PlatformRefused {
+        /// As the platform said: 401, 403, or another one that is about the question and not about the
+        /// platform.
+        status: StatusCode,
+        /// What it said of why, fit to be shown; empty or beginning with `: `.
+        told: String,
+    },
+    /// The platform says neither yes nor no, or yes to what cannot be.
+    #[error("the platform's answer about the token cannot be used: {0}")]
+    PlatformUnclear(String),
+    /// It was good once.
+    #[error("the token ran out at {}; this server's clock says {}", Moment::from(*.expired), Moment::from(*.now))]
+    TokenExpired {
+        /// Until when it was good.
+        expired: SystemTime,
+        /// This server's clock.
+        now: SystemTime,
+    },
+    /// It will be good.
+    #[error("the token is good from {} on; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
+    TokenNotYetValid {
+        /// From when on it is good.
+        valid_from: SystemTime,
+        /// This server's clock.
+        now: SystemTime,
+    },
+    /// A JSON Web Token for somebody else.
+    #[error("the token is not for this server: its audience (`aud`) must name `{expected}`")]
+    TokenAudience {
+        /// The audience that this server is.
+        expected: String,
+    },
+    /// A JSON Web Token of somebody else.
+    #[error("the token is not of the issuer that is trusted here: its `iss` must be `{expected}`")]
+    TokenIssuer {
+        /// The issuer that is trusted.
+        expected: String,
+    },
+    /// A JSON Web Token that cannot be understood, or lacks what it must have.
+    #[error("the token is malformed: {0}")]
+    TokenMalformed(String),
+    /// A JSON Web Token signed in a way that is not taken, or not the way its key is for.
+    #[error(
+        "the token's algorithm is not taken: `{0}`; sign with RS, PS, ES or EdDSA, as the key says"
+    )]
+    TokenAlgorithm(String),
+    /// A JSON Web Token that somebody else signed, or that was changed.
+    #[error("the token's signature does not fit its content and key")]
+    TokenSignature,
+    /// A JSON Web Token signed with a key that is not among those published.
+    #[error("the token's key is not known: `kid` {0} is not among the issuer's keys")]
+    TokenKeyUnknown(String),
+    /// Somebody took it back.
+    #[error("the credential has been revoked ({0}): ask for a new one")]
+    CredentialRevoked(CredentialId),
+    /// Its runtime has a label that is another's.
+    #[error(
+        "the label `{0}` belongs to another runtime: the two names must differ by more than where the \
+         hyphen is"
+    )]
+    RuntimeLabelTaken(RuntimeLabel),
+    /// A client certificate that was good once. TLS refuses most of them before; not those that come
+    /// back with a session that it resumes.
+    #[error("the client certificate ran out at {}; this server's clock says {}: take a new one", Moment::from(*.expired), Moment::from(*.now))]
+    CertificateExpired {
+        /// Until when it was good.
+        expired: SystemTime,
+        /// This server's clock.
+        now: SystemTime,
+    },
+    /// A client certificate that will be good.
+    #[error("the client certificate is good from {} on; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
+    CertificateNotYetValid {
+        /// From when on it is good.
+        valid_from: SystemTime,
+        /// This server's clock.
+        now: SystemTime,
+    },
+    /// A client certificate that names no runtime, or not one.
+    #[error("the client certificate names no runtime: {0}")]
+    CertificateWithoutRuntime(String),
+    /// A client certificate whose issuer is not, or no longer, trusted here.
+    #[error("the client certificate is not of an issuer that is trusted here")]
+    CertificateUntrusted,
+    /// A token and a certificate of different runtimes, or a renewed credential of another one.
+    #[error("the credentials are for different runtimes: `{0}` and `{1}`")]
+    CredentialsDisagree(RuntimeLabel, RuntimeLabel),
+    /// Who could say cannot be reached.
+    #[error("nobody can say now whether the token is good: {0}")]
+    AuthUnavailable(&'static str),
+    /// Too many are being checked.
+    #[error("too many credentials are being checked: try again")]
+    AuthBusy,
+}
+
+impl AuthRefusal {
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::PlatformRefused {
+                status: StatusCode::FORBIDDEN,
+                ..
+            }
+            | Self::CredentialRevoked(_)
+            | Self::RuntimeLabelTaken(_)
+            | Self::CredentialsDisagree(..) => StatusCode::FORBIDDEN,
+            Self::AuthUnavailable(_) | Self::AuthBusy => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::UNAUTHORIZED,
+        }
+    }
+
+    /// The reason's name, in the answer and in the metric.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::CredentialMissing => "credential_missing",
+            Self::NotAToken
+            | Self::TokenRefused
+            | Self::PlatformRefused { .. }
+            | Self::PlatformUnclear(_) => "token_refused",
+            Self::TokenExpired { .. } => "token_expired",
+            Self::TokenNotYetValid { .. } => "token_not_yet_valid",
+            Self::TokenAudience { .. } => "token_audience",
+            Self::TokenIssuer { .. } => "token_issuer",
+            Self::TokenMalformed(_) => "token_malformed",
+            Self::TokenAlgorithm(_) => "token_algorithm",
+            Self::TokenSignature => "token_signature",
+            Self::TokenKeyUnknown(_) => "token_key_unknown",
+            Self::CredentialRevoked(_) => "credential_revoked",
+            Self::RuntimeLabelTaken(_) => "runtime_label_taken",
+            Self::CertificateExpired { .. } => "certificate_expired",
+            Self::CertificateNotYetValid { .. } => "certificate_not_yet_valid",
+            Self::CertificateWithoutRuntime(_) => "certificate_without_runtime",
+            Self::CertificateUntrusted => "certificate_untrusted",
+            Self::CredentialsDisagree(..) => "credentials_disagree",
+            Self::AuthUnavailable(_) => "auth_unavailable",
+            Self::AuthBusy => "auth_busy",
+        }
+    }
+
+    /// Whether dialling again cannot help before a person has done something.
+    #[must_use]
+    pub fn is_fatal(&self) -> bool {
+        // Clocks and platforms are mended and keys are published without anybody at the client doing
+        // something.
+        if let Self::PlatformRefused { status, .. } = self {
+            return is_plain_no(*status);
+        }
+        !matches!(
+            self,
+            Self::AuthUnavailable(_)
+                | Self::AuthBusy
+                | Self::PlatformUnclear(_)
+                | Self::TokenNotYetValid { .. }
+                | Self::CertificateNotYetValid { .. }
+                | Self::TokenKeyUnknown(_)
+        )
+    }
+
+    /// Whether a credential ran out that was good.
+    #[must_use]
+    pub fn is_expiry(&self) -> bool {
+        matches!(
+            self,
+            Self::TokenExpired { .. } | Self::CertificateExpired { .. }
+        )
+    }
+
+    /// Whether somebody took the credential back, or gave its place to another. What is only gone, as when
+    /// a file was cut short or a key changed, may be back soon: the client is to dial again.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        match self {
+            Self::PlatformRefused { status, .. } => is_plain_no(*status),
+            Self::CredentialRevoked(_) | Self::RuntimeLabelTaken(_) => true,
+            _ => false,
+        }
+    }
+
+    /// When to come back, where that is known.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::AuthUnavailable(_) => Some(RETRY_AWAY),
+            Self::AuthBusy => Some(RETRY_BUSY),
+            _ => None,
+        }
+    }
+
+    /// The answer's body.
+    #[must_use]
+    pub fn refusal(&self) -> Refusal {
+        Refusal {
+            reason: self.name().into(),
+            detail: self.to_string(),
+            fatal: self.is_fatal(),
+        }
+    }
+}
+
+/// Whether it can only be about the token. A 404 may as well be of a platform that is being changed.
+fn is_plain_no(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+}

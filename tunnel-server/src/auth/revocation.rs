@@ -1,0 +1,382 @@
+//! Credentials that are no longer good, though nothing about themselves says so.
+//!
+//! In comes a TOML file, or one entry from the operator; the question is whether a credential is
+//! among them. The file is the lasting way: what the operator says while the server runs is kept in
+//! memory only.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use toml::Spanned;
+use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+
+use super::credential::{CredentialId, CredentialKind, hash_digits};
+use crate::runtimes::{AccountName, Moment, RuntimeEntry, RuntimeName, RuntimesError};
+
+/// Longest id that an entry may name, in bytes.
+const ID_BYTES: usize = 256;
+
+/// One entry: what is no longer good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revocation {
+    /// What it is about.
+    pub target: RevocationTarget,
+    /// Only credentials issued before this moment; none means all.
+    pub before: Option<SystemTime>,
+}
+
+/// What an entry is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RevocationTarget {
+    /// One credential, by its public id: a token's id, a JSON Web Token's `jti` (or the first 16
+    /// digits of the SHA-256 of its head and claims), the platform's id (or the same of the whole
+    /// token), a certificate's serial number.
+    Credential(String),
+    /// The same, and only where it lets into this runtime.
+    CredentialOf(AccountName, RuntimeName, String),
+    /// All of one runtime.
+    Runtime(AccountName, RuntimeName),
+    /// All of one account.
+    Account(AccountName),
+}
+
+/// All entries, made for asking.
+#[derive(Debug, Clone, Default)]
+pub struct Revocations {
+    ids: Ids,
+    own_ids: HashMap<(AccountName, RuntimeName), Ids>,
+    runtimes: HashMap<(AccountName, RuntimeName), Cut>,
+    accounts: HashMap<AccountName, Cut>,
+    entries: usize,
+    fingerprint: String,
+}
+
+/// Credentials by their ids.
+#[derive(Debug, Clone, Default)]
+struct Ids {
+    all: HashMap<String, Cut>,
+    /// The same ids as serial numbers are written, where they could be one.
+    serials: HashMap<String, Cut>,
+}
+
+/// Which of the credentials an entry is about it takes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Before(SystemTime),
+    All,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    #[serde(default)]
+    revoked: Vec<Spanned<RawEntry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEntry {
+    id: Option<Spanned<String>>,
+    account: Option<Spanned<String>>,
+    runtime: Option<Spanned<String>>,
+    before: Option<Moment>,
+    /// For people; not used.
+    #[serde(rename = "note")]
+    _note: Option<String>,
+}
+
+impl Revocations {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not good; every fault is told with its line.
+    pub fn load(path: &Path) -> Result<Self, RuntimesError> {
+        Self::parse(&TomlFile::read(path)?)
+    }
+
+    /// The same from text.
+    ///
+    /// # Errors
+    /// When it is not good.
+    pub fn parse(file: &TomlFile) -> Result<Self, RuntimesError> {
+        let raw: RawFile = file.parse()?;
+        let mut revocations = Self {
+            fingerprint: hash_digits(file.text().as_bytes()),
+            ..Self::default()
+        };
+        let mut faults = Vec::new();
+        for entry in raw.revoked {
+            let place = entry.span();
+            match revocation(file, place, entry.into_inner()) {
+                Ok(revocation) => revocations.insert(revocation),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        match faults.is_empty() {
+            true => Ok(revocations),
+            false => Err(faults.into()),
+        }
+    }
+
+    /// Adds an entry.
+    pub fn insert(&mut self, revocation: Revocation) {
+        self.entries += 1;
+        let cut = revocation.before.map_or(Cut::All, Cut::Before);
+        match revocation.target {
+            RevocationTarget::Credential(id) => self.ids.insert(id, cut),
+            RevocationTarget::CredentialOf(account, runtime, id) => {
+                let ids = self.own_ids.entry((account, runtime)).or_default();
+                ids.insert(id, cut);
+            }
+            RevocationTarget::Runtime(account, runtime) => {
+                add(&mut self.runtimes, (account, runtime), cut);
+            }
+            RevocationTarget::Account(account) => add(&mut self.accounts, account, cut),
+        }
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// The first 16 hexadecimal digits of the file's SHA-256, to tell one from another; empty when there is
+    /// no file.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    /// Whether a credential of this runtime is among them. One that does not say when it was issued
+    /// counts as issued before any moment.
+    #[must_use]
+    pub(super) fn cover(
+        &self,
+        credential: &CredentialId,
+        issued: Option<SystemTime>,
+        runtime: &RuntimeEntry,
+    ) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let pair = (runtime.account.clone(), runtime.name.clone());
+        let own_ids = self.own_ids.get(&pair);
+        [
+            self.ids.get(credential),
+            own_ids.and_then(|ids| ids.get(credential)),
+            self.runtimes.get(&pair),
+            self.accounts.get(&runtime.account),
+        ]
+        .into_iter()
+        .flatten()
+        .any(|cut| match cut {
+            Cut::All => true,
+            Cut::Before(moment) => issued.is_none_or(|issued| issued < *moment),
+        })
+    }
+}
+
+impl Ids {
+    fn insert(&mut self, id: String, cut: Cut) {
+        if let Some(serial) = serial(&id) {
+            add(&mut self.serials, serial, cut);
+        }
+        add(&mut self.all, id, cut);
+    }
+
+    fn get(&self, credential: &CredentialId) -> Option<&Cut> {
+        match credential.kind() {
+            CredentialKind::Certificate => self.serials.get(credential.id()),
+            _ => self.all.get(credential.id()),
+        }
+    }
+}
+
+/// A serial number as credentials have it: lower-case digits without colons and leading zeros.
+pub(crate) fn serial(text: &str) -> Option<String> {
+    let is_digit = |letter: char| letter.is_ascii_hexdigit() || letter == ':';
+    if text.is_empty() || !text.chars().all(is_digit) {
+        return None;
+    }
+    let digits = text.replace(':', "").to_ascii_lowercase();
+    Some(digits.trim_start_matches('0').to_owned())
+}
+
+fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) {
+    let stronger = match (cuts.get(&key), cut) {
+        (Some(Cut::All), _) => Cut::All,
+        (Some(Cut::Before(old)), Cut::Before(new)) => Cut::Before(new.max(*old)),
+        (_, cut) => cut,
+    };
+    cuts.insert(key, stronger);
+}
+
+fn revocation(
+    file: &TomlFile,
+    place: Range<usize>,
+    raw: RawEntry,
+) -> Result<Revocation, ConfigFileError> {
+    let target = match (raw.id, raw.account, raw.runtime) {
+        (Some(id), None, None) => {
+            let is_id = !id.get_ref().is_empty() && id.get_ref().len() <= ID_BYTES;
+            if !is_id {
+                let problem = format!("expected an id of 1 to {ID_BYTES} bytes");
+                return Err(file.error_at(id.span(), "revoked.id", problem));
+            }
+            // Whoever puts the whole token here has given it away, and would cut nobody off.
+            if id.get_ref().starts_with("tnlrt_") {
+                let problem = "expected the token's id, its 16 digits after `tnlrt_`, alone";
+                return Err(file.error_at(id.span(), "revoked.id", problem));
+            }
+            RevocationTarget::Credential(id.into_inner())
+        }
+        (None, Some(account), None) => {
+            RevocationTarget::Account(name(file, &account, "revoked.account")?)
+        }
+        (None, Some(account), Some(runtime)) => RevocationTarget::Runtime(
+            name(file, &account, "revoked.account")?,
+            name(file, &runtime, "revoked.runtime")?,
+        ),
+        _ => {
+            let problem = "expected either `id`, or `account` with or without `runtime`";
+            return Err(file.error_at(place, "revoked", problem));
+        }
+    };
+    Ok(Revocation {
+        target,
+        before: raw.before.map(Into::into),
+    })
+}
+
+fn name<T>(file: &TomlFile, text: &Spanned<String>, key: &str) -> Result<T, ConfigFileError>
+where
+    T: std::str::FromStr<Err: ToString>,
+{
+    let parsed = text.get_ref().parse();
+    parsed.map_err(|error: T::Err| file.error_at(text.span(), key, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::auth::labels::tests::entry;
+
+    fn read(text: &str) -> Result<Revocations, RuntimesError> {
+        Revocations::parse(&TomlFile::from_text("v.toml", text))
+    }
+
+    fn moment(text: &str) -> SystemTime {
+        text.parse::<Moment>().unwrap().into()
+    }
+
+    #[test]
+    fn each_entry_covers_what_it_names_and_nothing_else() {
+        let list = read(
+            "[[revoked]]\nid = \"0123456789abcdef\"\nnote = \"lost\"\n\
+             [[revoked]]\nid = \"0A:FF:01\"\n\
+             [[revoked]]\naccount = \"gone\"\n\
+             [[revoked]]\naccount = \"acme\"\nruntime = \"test\"\nbefore = 2026-01-01T00:00:00Z\n",
+        )
+        .unwrap();
+        assert_eq!(list.len(), 4);
+        let covers = |kind, id: &str, (account, name), issued| {
+            list.cover(&CredentialId::new(kind, id), issued, &entry(account, name))
+        };
+        use CredentialKind::{Certificate, Jwt, Token};
+        let prod = ("acme", "prod");
+        assert!(covers(Token, "0123456789abcdef", prod, None));
+        assert!(covers(Jwt, "0123456789abcdef", prod, None));
+        assert!(!covers(Token, "1123456789abcdef", prod, None));
+        assert!(covers(Certificate, "aff01", prod, None));
+        assert!(!covers(Jwt, "aff01", prod, None));
+        assert!(covers(Jwt, "x", ("gone", "any"), None));
+        let test = ("acme", "test");
+        let turn = moment("2026-01-01T00:00:00Z");
+        assert!(covers(Jwt, "x", test, None), "fails closed");
+        assert!(covers(Jwt, "x", test, Some(turn - Duration::from_secs(1))));
+        assert!(!covers(Jwt, "x", test, Some(turn)));
+        assert!(!covers(Jwt, "x", prod, None));
+    }
+
+    #[test]
+    fn an_id_of_one_runtime_is_good_elsewhere() {
+        let mut list = Revocations::default();
+        for id in ["a-1", "0A:FF"] {
+            let (account, name) = ("acme".parse().unwrap(), "prod".parse().unwrap());
+            list.insert(Revocation {
+                target: RevocationTarget::CredentialOf(account, name, id.to_owned()),
+                before: None,
+            });
+        }
+        use CredentialKind::{Certificate, Jwt};
+        for (kind, id, account, name, covered) in [
+            (Jwt, "a-1", "acme", "prod", true),
+            (Certificate, "aff", "acme", "prod", true),
+            (Jwt, "a-2", "acme", "prod", false),
+            (Jwt, "a-1", "acme", "test", false),
+            (Jwt, "a-1", "globex", "prod", false),
+            (Certificate, "aff", "globex", "prod", false),
+        ] {
+            let given = list.cover(&CredentialId::new(kind, id), None, &entry(account, name));
+            assert_eq!(given, covered, "{id} of {account}-{name}");
+        }
+    }
+
+    #[test]
+    fn the_stronger_of_two_entries_counts() {
+        let early = "[[revoked]]\naccount = \"a\"\nbefore = 2026-01-01T00:00:00Z\n";
+        let late = early.replace("2026", "2027");
+        let all = "[[revoked]]\naccount = \"a\"\n";
+        let issued = Some(moment("2026-06-01T00:00:00Z"));
+        let id = CredentialId::new(CredentialKind::Jwt, "x");
+        for (text, covered) in [
+            (early.to_owned(), false),
+            (format!("{early}{late}"), true),
+            (format!("{late}{early}"), true),
+            (format!("{early}{all}"), true),
+            (format!("{all}{early}"), true),
+        ] {
+            let list = read(&text).unwrap();
+            assert_eq!(list.cover(&id, issued, &entry("a", "b")), covered, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_fault_is_told_where_it_stands() {
+        let error = read(
+            "[[revoked]]\nruntime = \"b\"\n[[revoked]]\nid = \"x\"\naccount = \"a\"\n\
+             [[revoked]]\naccount = \"A\"\n[[revoked]]\nid = \"tnlrt_secret\"\n",
+        )
+        .unwrap_err()
+        .to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        assert_eq!(lines.len(), 4, "{error}");
+        assert!(lines[0].starts_with("v.toml:1:1: revoked: expected either"));
+        assert!(lines[2].starts_with("v.toml:7:11: revoked.account: `A` is no name"));
+        assert!(lines[3].starts_with("v.toml:9:6: revoked.id: ") && !error.contains("secret"));
+        let unknown = read("[[revoked]]\nids = \"x\"\n").unwrap_err().to_string();
+        assert_eq!(unknown, "v.toml:2:1: unknown key `ids`, did you mean `id`?");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(\\[\\[revoked\\]\\]\n)?\\PC{0,80}") {
+            let _ = read(&text);
+            let _ = serial(&text);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Making an [`Authenticator`] from the configuration, and giving it another while it runs: reads the
+//! files, asks nobody.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::sync::watch;
+use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, TlsFilesError};
+
+use super::Authenticator;
+use super::https::HttpsClient;
+use super::jwks::{Jwks, JwksError};
+use super::jwt::JwtJudge;
+use super::labels::Labels;
+use super::platform::{PlatformJudge, PlatformToken};
+use super::revocation::Revocations;
+use crate::config::effective::Contents;
+use crate::config::{CertificateSettings, Config, Credentials, JwksSource};
+use crate::runtimes::{Moment, Runtimes, RuntimesError};
+
+/// Why credentials cannot be checked as the configuration says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthSetupError {
+    /// The keys of JSON Web Tokens.
+    #[error("{}: {source}", .path.display())]
+    Jwks {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: JwksError,
+    },
+    /// The token by which the platform knows this server.
+    #[error("{}: {problem}", .path.display())]
+    PlatformToken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The list of revocations.
+    #[error(transparent)]
+    Revocations(#[from] RuntimesError),
+    /// Whom to trust when a URL is asked, or whose certificates let a client in.
+    #[error(transparent)]
+    Tls(#[from] TlsFilesError),
+}
+
+/// What the files hold that a configuration names for credentials: read and checked, and not in force
+/// yet.
+pub(crate) struct Prepared {
+    runtimes: Runtimes,
+    revocations: Revocations,
+    jwks: Option<Jwks>,
+    platform_token: Option<PlatformToken>,
+    clients: Option<ClientCheck>,
+}
+
+impl Prepared {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// When one is not good.
+    pub(crate) fn read(config: &Config) -> Result<Self, AuthSetupError> {
+        let credentials = &config.credentials;
+        let revocations = credentials.revocations.as_deref().map(Revocations::load);
+        let jwks = match credentials.jwt.as_ref().map(|jwt| &jwt.keys) {
+            Some(JwksSource::File(path)) => Some(load_jwks(path)?),
+            _ => None,
+        };
+        let platform = credentials.platform.as_ref();
+        let token_file = platform.and_then(|platform| platform.token_file.as_deref());
+        let clients = credentials.certificates.as_ref().map(load_clients);
+        Ok(Self {
+            runtimes: config.runtimes.clone(),
+            revocations: revocations.transpose()?.unwrap_or_default(),
+            jwks,
+            platform_token: token_file.map(load_platform_token).transpose()?,
+            clients: clients.transpose()?,
+        })
+    }
+
+    /// Whose certificates tunnel clients may show.
+    pub(crate) fn client_auth(&self) -> Option<ClientAuth> {
+        self.clients.as_ref().map(|clients| clients.auth().clone())
+    }
+
+    /// What the files hold, in a few words each.
+    pub(crate) fn contents(&self) -> Contents {
+        contents(self.jwks.as_ref(), &self.revocations, self.clients.as_ref())
+    }
+}
+
+impl Authenticator {
+    /// With what the configuration says. Reads the files that it names; what is behind URLs is fetched
+    /// later, so that a platform that is away never keeps the server from starting.
+    ///
+    /// # Errors
+    /// When a file is not good.
+    pub fn new(config: &Config) -> Result<Arc<Self>, AuthSetupError> {
+        let credentials = &config.credentials;
+        let client = client(credentials)?;
+        let prepared = Prepared::read(config)?;
+        let changes = watch::Sender::new(0);
+        let jwt = credentials
+            .jwt
+            .as_ref()
+            .and_then(|jwt| JwtJudge::new(jwt.clone(), prepared.jwks, client.as_ref(), &changes));
+        let platform = credentials.platform.as_ref().zip(client);
+        let platform = platform.map(|(settings, client)| {
+            PlatformJudge::new(settings.clone(), client, prepared.platform_token)
+        });
+        Ok(Arc::new(Self {
+            runtimes: ArcSwap::from_pointee(prepared.runtimes),
+            revocations: ArcSwap::from_pointee(prepared.revocations),
+            revoked: ArcSwap::default(),
+            labels: Labels::new(config.domain.clone()),
+            jwt,
+            platform,
+            clients: ArcSwapOption::from_pointee(prepared.clients),
+            expiry_grace: credentials.expiry_grace,
+            changes,
+        }))
+    }
+
+    /// From now on this counts. Live sessions are looked at again when all of it does.
+    pub(crate) fn replace(&self, prepared: Prepared) {
+        if let (Some(jwt), Some(keys)) = (&self.jwt, prepared.jwks) {
+            jwt.replace(keys);
+        }
+        if let Some(token) = prepared.platform_token {
+            self.replace_platform_token(token);
+        }
+        self.clients.store(prepared.clients.map(Arc::new));
+        self.revocations.store(Arc::new(prepared.revocations));
+        self.replace_runtimes(prepared.runtimes);
+    }
+
+    /// Whose certificates tunnel clients may show.
+    pub(crate) fn client_auth(&self) -> Option<ClientAuth> {
+        let clients = self.clients.load();
+        clients.as_ref().map(|clients| clients.auth().clone())
+    }
+
+    /// What the files hold that were read last, in a few words each.
+    pub(crate) fn contents(&self) -> Contents {
+        let jwks = self.jwt.as_ref().and_then(JwtJudge::of_file);
+        let clients = self.clients.load();
+        contents(
+            jwks.as_deref(),
+            &self.revocations.load(),
+            clients.as_deref(),
+        )
+    }
+}
+
+fn contents(
+    jwks: Option<&Jwks>,
+    revocations: &Revocations,
+    clients: Option<&ClientCheck>,
+) -> Contents {
+    let lists = clients.and_then(|clients| clients.auth().revocation_lists.as_ref());
+    Contents {
+        jwks: jwks.map(|keys| format!("{} keys, {}", keys.len(), keys.fingerprint())),
+        revocations: format!(
+            "{} entries, {}",
+            revocations.len(),
+            revocations.fingerprint()
+        ),
+        client_ca: clients.map(|clients| clients.roots().fingerprint()),
+        client_crl: lists.map(|lists| {
+            let next = Moment::from(lists.next_update());
+            format!("{}, next update {next}", lists.fingerprint())
+        }),
+    }
+}
+
+/// They need not show any: those who have a token are refused later if they should have had both.
+fn load_clients(certificates: &CertificateSettings) -> Result<ClientCheck, TlsFilesError> {
+    let lists = certificates.crl.as_deref().map(RevocationLists::load);
+    ClientCheck::new(ClientAuth {
+        roots: Roots::load_only(&certificates.ca)?,
+        revocation_lists: lists.transpose()?,
+        is_required: false,
+    })
+}
+
+/// Reads the token by which the platform knows this server.
+///
+/// # Errors
+/// When the file cannot be read or holds no token. The error shows nothing of it.
+pub fn load_platform_token(path: &Path) -> Result<PlatformToken, AuthSetupError> {
+    let fault = |problem: String| AuthSetupError::PlatformToken {
+        path: path.to_owned(),
+        problem,
+    };
+    let text =
+        std::fs::read_to_string(path).map_err(|error| fault(format!("cannot be read: {error}")))?;
+    PlatformToken::from_text(&text).ok_or_else(|| {
+        fault("holds no token: expected one line of printable characters without spaces".into())
+    })
+}
+
+fn load_jwks(path: &Path) -> Result<Jwks, AuthSetupError> {
+    Jwks::load(path).map_err(|source| AuthSetupError::Jwks {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// What asks URLs, if there are any.
+fn client(credentials: &Credentials) -> Result<Option<HttpsClient>, AuthSetupError> {
+    let has_url = |jwt: &crate::config::JwtSettings| matches!(jwt.keys, JwksSource::Url(_));
+    if credentials.platform.is_none() && !credentials.jwt.as_ref().is_some_and(has_url) {
+        return Ok(None);
+    }
+    let ca_file = credentials.ca_file.as_deref();
+    Ok(Some(HttpsClient::new(ca_file, credentials.timeout)?))
+}

@@ -1,0 +1,249 @@
+//! `tunnel-server runtimes`: the runtimes of a running server, and what can be done to them.
+
+use bytes::Bytes;
+
+use super::{
+    Failure,
+    admin_client::AdminClient,
+    print,
+    table::{NOTHING, Table, age, bytes, count, round_trip},
+};
+use crate::{
+    admin::{
+        api::{OperationView, PAGE_MAX, RevocationOrder, RuntimesPage},
+        timestamp::Timestamp,
+        view::{LimitsView, RuntimeView, SessionView},
+    },
+    cli::{
+        RuntimesActArgs, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
+    },
+};
+
+pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {
+    match command {
+        RuntimesCommand::List(args) => list(args).await,
+        RuntimesCommand::Show(args) => show(args).await,
+        RuntimesCommand::Disconnect(args) => {
+            let done = act(args, "disconnect", Bytes::new()).await?;
+            tell(&done, "disconnected")
+        }
+        RuntimesCommand::Drain(args) => {
+            let done = act(args, "drain", Bytes::new()).await?;
+            tell(&done, "told to drain")
+        }
+        RuntimesCommand::Revoke(args) => revoke(args).await,
+    }
+}
+
+async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
+    let client = AdminClient::new(&args.admin)?;
+    let runtimes = all(&client, args).await?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
+        return print(&(text + "\n")).map(|_| ());
+    }
+    if runtimes.is_empty() {
+        eprintln!("no runtimes");
+        return Ok(());
+    }
+    print(&table_of(&runtimes).to_string()).map(|_| ())
+}
+
+/// Every page, one after another.
+async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<RuntimeView>, Failure> {
+    let mut query = format!("/runtimes?limit={PAGE_MAX}");
+    if args.online {
+        query += "&online=true";
+    }
+    if let Some(account) = &args.account {
+        query += &format!("&account={account}");
+    }
+    let mut page: RuntimesPage = client.get(&query).await?;
+    let mut runtimes = page.runtimes;
+    while let Some(after) = page.next.take() {
+        page = client.get(&format!("{query}&after={after}")).await?;
+        runtimes.append(&mut page.runtimes);
+    }
+    Ok(runtimes)
+}
+
+async fn show(args: &RuntimesShowArgs) -> Result<(), Failure> {
+    let client = AdminClient::new(&args.act.admin)?;
+    let path = format!("/runtimes/{}", args.act.label);
+    let view: RuntimeView = client.get(&path).await?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&view).map_err(Failure::running)? + "\n",
+        false => page_of(&view),
+    };
+    print(&text).map(|_| ())
+}
+
+async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
+    let order = match &args.which.id {
+        Some(id) => RevocationOrder::Id(id.clone()),
+        None => RevocationOrder::All(args.which.all),
+    };
+    let body = serde_json::to_vec(&order).map_err(Failure::running)?;
+    let done = act(&args.act, "revoke", body.into()).await?;
+    let (label, sessions) = (&done.label, count(done.sessions, "session"));
+    let what = match &args.which.id {
+        Some(id) => format!("credential {id}"),
+        None => "every credential issued before now".to_owned(),
+    };
+    print(&format!("{label}: {what} revoked, {sessions} ended\n"))?;
+    eprintln!(
+        "note: this holds until the server is started again; take the credential out of the \
+         runtimes file, or add it to the revocations"
+    );
+    Ok(())
+}
+
+async fn act(args: &RuntimesActArgs, what: &str, body: Bytes) -> Result<OperationView, Failure> {
+    let client = AdminClient::new(&args.admin)?;
+    let path = format!("/runtimes/{}/{what}", args.label);
+    Ok(client.post(&path, body).await?)
+}
+
+fn tell(done: &OperationView, what: &str) -> Result<(), Failure> {
+    let label = &done.label;
+    let text = match done.sessions {
+        0 => format!("{label}: offline, there was nothing to do\n"),
+        sessions => format!("{label}: {} {what}\n", count(sessions, "session")),
+    };
+    print(&text).map(|_| ())
+}
+
+fn table_of(runtimes: &[RuntimeView]) -> Table {
+    const TITLES: [&str; 10] = [
+        "RUNTIME", "ACCOUNT", "STATE", "FOR", "SESSIONS", "RTT", "OPEN", "IN", "OUT", "PROBLEM",
+    ];
+    let mut table = Table::titled(&TITLES, &[3, 4, 5, 6, 7, 8]);
+    for view in runtimes {
+        let problem = view.last_problem.as_ref();
+        let nothing = || NOTHING.to_owned();
+        table.row([
+            view.label.clone(),
+            view.account.clone(),
+            state(view).to_owned(),
+            state_since(view).map_or_else(nothing, |since| age(since.age())),
+            view.sessions.len().to_string(),
+            best_round_trip(&view.sessions).map_or_else(nothing, round_trip),
+            view.open_exchanges.to_string(),
+            bytes(view.bytes_in),
+            bytes(view.bytes_out),
+            problem.map_or_else(nothing, |problem| problem.reason.clone()),
+        ]);
+    }
+    table
+}
+
+fn page_of(view: &RuntimeView) -> String {
+    let mut table = Table::named();
+    let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    row("runtime", view.label.clone());
+    row("account", view.account.clone());
+    row("name", view.name.clone());
+    row("hosts", view.hosts.join(", "));
+    let since = state_since(view).map(|since| format!(" for {}, since {since}", age(since.age())));
+    row(
+        "state",
+        format!("{}{}", state(view), since.unwrap_or_default()),
+    );
+    if let Some(instance) = &view.instance {
+        let epoch = view.epoch.unwrap_or_default();
+        row("instance", format!("{instance}, epoch {epoch}"));
+    }
+    if let Some(credential) = &view.credential {
+        row(
+            "credential",
+            format!("{} {}", credential.kind, credential.id),
+        );
+    }
+    if let Some(expires) = view.expires {
+        row("expires", expires.to_string());
+    }
+    let (open, waiting) = (view.open_exchanges, view.waiting);
+    row("exchanges", format!("{open} open, {waiting} waiting"));
+    let (sent, received) = (bytes(view.bytes_in), bytes(view.bytes_out));
+    row("bytes", format!("{sent} in, {received} out"));
+    row("limits", limits(&view.limits));
+    let from = view.allow_from.as_ref().map(|from| from.join(", "));
+    row(
+        "allowed from",
+        from.unwrap_or_else(|| "anywhere".to_owned()),
+    );
+    if let Some(problem) = &view.last_problem {
+        let ago = age(problem.at.age());
+        row("last problem", format!("{}, {ago} ago", problem.reason));
+    }
+    match view.sessions.is_empty() {
+        true => table.to_string(),
+        false => format!("{table}\n{}", sessions_of(&view.sessions)),
+    }
+}
+
+fn sessions_of(sessions: &[SessionView]) -> Table {
+    const TITLES: [&str; 9] = [
+        "SESSION", "PEER", "CLIENT", "STATE", "FOR", "RTT", "OPEN", "IN", "OUT",
+    ];
+    let mut table = Table::titled(&TITLES, &[4, 5, 6, 7, 8]);
+    for session in sessions {
+        let round_trip = session.round_trip_ms.map(round_trip);
+        let state = if session.is_draining {
+            "draining"
+        } else {
+            "open"
+        };
+        table.row([
+            session.number.to_string(),
+            session.peer.clone(),
+            session.client_version.clone(),
+            state.to_owned(),
+            age(session.since.age()),
+            round_trip.unwrap_or_else(|| NOTHING.to_owned()),
+            session.open_exchanges.to_string(),
+            bytes(session.bytes_in),
+            bytes(session.bytes_out),
+        ]);
+    }
+    table
+}
+
+fn state(view: &RuntimeView) -> &'static str {
+    if view.online { "online" } else { "offline" }
+}
+
+fn state_since(view: &RuntimeView) -> Option<Timestamp> {
+    match view.online {
+        true => view.online_since,
+        false => view.last_online,
+    }
+}
+
+fn best_round_trip(sessions: &[SessionView]) -> Option<f64> {
+    let times = sessions.iter().filter_map(|session| session.round_trip_ms);
+    times.min_by(f64::total_cmp)
+}
+
+fn limits(limits: &LimitsView) -> String {
+    let exchanges = limits.exchanges.map(|limit| format!("{limit} exchanges"));
+    let rate = limits
+        .exchange_rate
+        .map(|limit| format!("{limit} exchanges/s"));
+    let upload = limits
+        .upload_rate
+        .map(|limit| format!("{}/s in", bytes(limit)));
+    let download = limits
+        .download_rate
+        .map(|limit| format!("{}/s out", bytes(limit)));
+    let websockets = limits.websockets.map(|limit| format!("{limit} websockets"));
+    let head = limits
+        .head_bytes
+        .map(|limit| format!("{} heads", bytes(limit as u64)));
+    let all = [exchanges, rate, upload, download, websockets, head];
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    match all.is_empty() {
+        true => "none".to_owned(),
+        false => all.join(", "),
+    }
+}

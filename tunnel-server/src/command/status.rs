@@ -1,0 +1,108 @@
+//! `tunnel-server status`: how a running server is, once or each second.
+
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{
+    Failure,
+    admin_client::{AdminClient, AskError},
+    print,
+    table::{Table, age},
+};
+use crate::{
+    admin::view::{ServerState, ServerView},
+    cli::StatusArgs,
+};
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Moves a terminal's cursor to the beginning and clears all after it.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
+    let client = AdminClient::new(&args.admin)?;
+    // What is wrong from the start does not mend itself.
+    let first = look(&client).await?;
+    if args.watch {
+        return watch(&client, first, args.json).await;
+    }
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&first).map_err(Failure::running)? + "\n",
+        false => block(&client, &first),
+    };
+    print(&text).map(|_| ())
+}
+
+async fn look(client: &AdminClient) -> Result<ServerView, AskError> {
+    client.get("/status").await
+}
+
+/// Until nobody reads any more. A server that is away may come back.
+async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result<(), Failure> {
+    let is_terminal = !as_json && io::stdout().is_terminal();
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let mut seen = Ok(first);
+    loop {
+        let goes_on = match &seen {
+            Ok(view) if as_json => {
+                print(&(serde_json::to_string(view).map_err(Failure::running)? + "\n"))?
+            }
+            Ok(view) if is_terminal => print(&format!("{CLEAR}{}", block(client, view)))?,
+            Ok(view) => print(&format!("{}\n", block(client, view)))?,
+            Err(error) if is_terminal => print(&format!("{CLEAR}{error}\n"))?,
+            Err(error) => {
+                eprintln!("error: {error}");
+                true
+            }
+        };
+        if !goes_on {
+            return Ok(());
+        }
+        ticks.tick().await;
+        seen = look(client).await;
+    }
+}
+
+fn block(client: &AdminClient, view: &ServerView) -> String {
+    let mut table = Table::named();
+    let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    let version = &view.version;
+    row(
+        "server",
+        format!("tunnel-server {version}, {}", client.url()),
+    );
+    let state = match view.state {
+        ServerState::Running => "running",
+        ServerState::Draining => "draining",
+    };
+    let uptime = age(Duration::from_secs(view.uptime_seconds));
+    row(
+        "state",
+        format!("{state}, up {uptime} since {}", view.started),
+    );
+    let (online, known) = (view.runtimes_online, view.runtimes);
+    row("runtimes", format!("{online} of {known} online"));
+    row("sessions", view.sessions.to_string());
+    row("open exchanges", view.open_exchanges.to_string());
+    let reload = match (view.last_reload_ok, view.last_reload) {
+        (Some(is_good), Some(time)) => {
+            let word = if is_good {
+                "good"
+            } else {
+                "FAILED, see the log"
+            };
+            format!(", last reload {} ago: {word}", age(time.age()))
+        }
+        _ => String::new(),
+    };
+    let version = view.config_version;
+    row("configuration", format!("version {version}{reload}"));
+    table.to_string()
+}

@@ -1,0 +1,346 @@
+//! What lets a session go on: its credential, looked at again after each change and before it ends.
+//!
+//! In: the grant that let it in, and newer tokens from the client. Out: warnings to the client in good
+//! time, and the reason to close the session when it has no right to its runtime any more.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use secrecy::{ExposeSecret, SecretString};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tunnel_ops::task::Owned;
+use tunnel_proto::{close::CloseReason, control::Control, handshake::Greeting, session::Session};
+
+use crate::{
+    admin::events::{Event, EventKind},
+    auth::{AuthRefusal, Grant, Presented},
+    node::Node,
+};
+
+/// How long before its end a client is told that its credential runs out.
+const WARNING: Duration = Duration::from_secs(60);
+
+/// Longest time between two looks at the clock, which may be set while a session lives.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// When the platform is asked again that was away.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Newer tokens that a client may show one after the other, and how often another: each is work, for
+/// the platform too.
+const REFRESHES: u32 = 5;
+const REFRESH_EACH: Duration = Duration::from_secs(10);
+
+/// A session's credential.
+pub(super) struct Credential {
+    grant: Grant,
+    changed: watch::Receiver<u64>,
+    /// When the platform is asked again.
+    renew_at: Option<SystemTime>,
+    /// An answer that is waited for, while the session goes on.
+    asked: Option<Owned<Answer>>,
+    refreshes: Refreshes,
+    warned: Warned,
+}
+
+/// What came of asking.
+enum Answer {
+    /// Whether the credential goes on.
+    Renewed(Result<Grant, AuthRefusal>),
+    /// Whether a newer one is good.
+    Refreshed(Result<Grant, AuthRefusal>),
+}
+
+/// What there is to do about a credential.
+pub(super) enum Due {
+    /// To look whether the session may go on.
+    Look,
+    /// To take what was answered.
+    Answered(Outcome),
+}
+
+/// What was answered, or that it was not.
+pub(super) struct Outcome(Option<Answer>);
+
+/// What the client was told of its credential's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Warned {
+    Nothing,
+    Ahead,
+    AtTheEnd,
+}
+
+/// How many newer tokens a client may show now.
+struct Refreshes {
+    left: u32,
+    since: Instant,
+}
+
+impl Refreshes {
+    fn new() -> Self {
+        Self {
+            left: REFRESHES,
+            since: Instant::now(),
+        }
+    }
+
+    fn enter(&mut self) -> bool {
+        while self.left < REFRESHES && self.since.elapsed() >= REFRESH_EACH {
+            self.since += REFRESH_EACH;
+            self.left += 1;
+        }
+        if self.left == REFRESHES {
+            self.since = Instant::now();
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => return false,
+        }
+        true
+    }
+}
+
+impl Credential {
+    /// `changed` was taken before the grant was made, so that no change in between is missed.
+    pub(super) fn new(grant: Grant, changed: watch::Receiver<u64>) -> Self {
+        Self {
+            changed,
+            renew_at: grant.renew_at,
+            grant,
+            asked: None,
+            refreshes: Refreshes::new(),
+            warned: Warned::Nothing,
+        }
+    }
+
+    /// What it gives now.
+    pub(super) fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    /// Resolves when there is something to do. May be dropped and asked again.
+    pub(super) async fn due(&mut self) -> Due {
+        let wait = self.next_look(SystemTime::now());
+        let Self { changed, asked, .. } = self;
+        tokio::select! {
+            changed = changed.changed() => {
+                if changed.is_err() {
+                    // The server ends, and the session with it.
+                    std::future::pending::<()>().await;
+                }
+                Due::Look
+            }
+            answer = answered(asked) => Due::Answered(Outcome(answer)),
+            () = async {
+                match wait {
+                    Some(wait) => sleep(wait.min(LOOK)).await,
+                    None => std::future::pending().await,
+                }
+            } => Due::Look,
+        }
+    }
+
+    /// How long until the clock alone calls for a look.
+    fn next_look(&self, now: SystemTime) -> Option<Duration> {
+        let expires = self.grant.expires;
+        let at = match self.warned {
+            Warned::Nothing => expires.and_then(|end| end.checked_sub(WARNING)),
+            Warned::Ahead => expires,
+            // Nothing but the end of the grace, which is near.
+            Warned::AtTheEnd => Some(now + Duration::from_secs(1)),
+        };
+        let renew_at = self.renew_at.filter(|_| self.asked.is_none());
+        let next = at.into_iter().chain(renew_at).min()?;
+        // Not all the time, however far in the past it lies.
+        let wait = next.duration_since(now).unwrap_or_default();
+        Some(wait.max(Duration::from_millis(50)))
+    }
+
+    /// Looks whether the session may go on; if not, tells the client, and why to close.
+    pub(super) fn look(&mut self, node: &Node, session: &Session) -> Option<CloseReason> {
+        let now = SystemTime::now();
+        match node.authenticator.as_of(&self.grant, now) {
+            Ok(grant) => self.hold(grant),
+            Err(refusal) => return Some(self.lost(node, session, &refusal)),
+        }
+        if self.asked.is_none() && self.renew_at.is_some_and(|at| at <= now) {
+            let (authenticator, grant) = (node.authenticator.clone(), self.grant.clone());
+            self.asked = Some(Owned::spawn("renew", async move {
+                Answer::Renewed(authenticator.renew(&grant).await)
+            }));
+        }
+        self.warn(session, now);
+        None
+    }
+
+    /// Takes what was answered; why to close, if the session may not go on.
+    pub(super) fn take_answer(
+        &mut self,
+        node: &Node,
+        session: &Session,
+        Outcome(answer): Outcome,
+    ) -> Option<CloseReason> {
+        self.asked = None;
+        match answer {
+            Some(Answer::Renewed(Ok(grant))) => self.take(grant),
+            Some(Answer::Renewed(Err(refusal))) if refusal.is_fatal() => {
+                return Some(self.lost(node, session, &refusal));
+            }
+            // Until the answer before has run out it goes on by that.
+            Some(Answer::Renewed(Err(_))) | None => {
+                self.renew_at = self.renew_at.map(|_| SystemTime::now() + AWAY);
+            }
+            Some(Answer::Refreshed(result)) => self.refreshed(node, session, result),
+        }
+        // What was found may be out of date by now.
+        self.look(node, session)
+    }
+
+    /// The same credential, as it is seen now.
+    fn hold(&mut self, grant: Grant) {
+        if grant.expires > self.grant.expires || grant.expires.is_none() {
+            // The end was put off.
+            self.warned = Warned::Nothing;
+        }
+        self.grant = grant;
+    }
+
+    fn take(&mut self, grant: Grant) {
+        self.renew_at = grant.renew_at;
+        self.grant = grant;
+        self.warned = Warned::Nothing;
+    }
+
+    fn warn(&mut self, session: &Session, now: SystemTime) {
+        let Some(expires) = self.grant.expires else {
+            return;
+        };
+        let left = expires.duration_since(now).unwrap_or_default();
+        let due = match left {
+            Duration::ZERO => Warned::AtTheEnd,
+            left if left <= WARNING => Warned::Ahead,
+            _ => Warned::Nothing,
+        };
+        if due > self.warned {
+            self.warned = due;
+            let in_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let _ = session.send(Control::Expiring { in_ms });
+            let runtime = self.grant.runtime.label.as_str();
+            tracing::info!(runtime, credential = %self.grant.credential, ?left, "a credential runs out");
+        }
+    }
+
+    fn lost(&self, node: &Node, session: &Session, refusal: &AuthRefusal) -> CloseReason {
+        let (runtime, credential) = (self.grant.runtime.label.as_str(), &self.grant.credential);
+        tracing::warn!(runtime, %credential, reason = refusal.name(), %refusal, "a session lost its right to its runtime");
+        let told = |kind| {
+            let event = Event::of(kind, &self.grant.runtime.label).reason(refusal.name());
+            node.events.tell(event.detail(credential.to_string()));
+        };
+        if refusal.is_expiry() {
+            told(EventKind::Expired);
+            return CloseReason::Expired;
+        }
+        told(EventKind::Revoked);
+        if !refusal.is_revoked() {
+            // Not listed any more, which may be a slip of somebody who edits the file: the client comes
+            // back, and is told if it is not let in.
+            return CloseReason::Disconnected;
+        }
+        let detail = refusal.to_string();
+        let _ = session.send(Control::Revoked { detail });
+        CloseReason::Revoked
+    }
+
+    /// Has a newer token looked at. One at a time: a client that shows another meanwhile has that one
+    /// looked at instead.
+    pub(super) fn refresh(
+        &mut self,
+        node: &Node,
+        session: &Session,
+        token: String,
+        (greeting, peer): (&Greeting, SocketAddr),
+    ) {
+        if !self.refreshes.enter() {
+            let detail =
+                "newer tokens come too often: wait, and show the last one again".to_owned();
+            self.refuse(node, session, "refresh_too_often", detail);
+            return;
+        }
+        let authenticator = node.authenticator.clone();
+        let (certificates, greeting) = (self.grant.certificates().to_vec(), greeting.clone());
+        let token = SecretString::from(token);
+        self.asked = Some(Owned::spawn("refresh", async move {
+            let presented = Presented {
+                bearer: Some(token.expose_secret()),
+                certificates: &certificates,
+                greeting: &greeting,
+                peer,
+            };
+            Answer::Refreshed(authenticator.authenticate(&presented).await)
+        }));
+    }
+
+    fn refreshed(&mut self, node: &Node, session: &Session, result: Result<Grant, AuthRefusal>) {
+        match result {
+            Ok(grant) if grant.runtime.label == self.grant.runtime.label => {
+                let left = |end: SystemTime| end.duration_since(SystemTime::now()).ok();
+                let left = grant.expires.and_then(left);
+                let (runtime, credential) = (grant.runtime.label.as_str(), &grant.credential);
+                tracing::info!(runtime, %credential, "a session has a newer credential");
+                self.take(grant);
+                let _ = session.send(Control::Refreshed {
+                    expires_in_ms: left.and_then(|left| u64::try_from(left.as_millis()).ok()),
+                });
+            }
+            Ok(_) => {
+                let detail = "the newer token is for another runtime".to_owned();
+                self.refuse(node, session, "runtime_differs", detail);
+            }
+            Err(refusal) => self.refuse(node, session, refusal.name(), refusal.to_string()),
+        }
+    }
+
+    fn refuse(&self, node: &Node, session: &Session, reason: &'static str, detail: String) {
+        let runtime = self.grant.runtime.label.as_str();
+        tracing::warn!(runtime, reason, "a newer token was refused");
+        let refreshes = &node.metrics.refreshes_refused;
+        refreshes.with_label_values(&[reason]).inc();
+        let reason = reason.to_owned();
+        let _ = session.send(Control::RefreshRefused { reason, detail });
+    }
+}
+
+/// The answer to what was asked, if anything was; `None` if asking failed.
+async fn answered(asked: &mut Option<Owned<Answer>>) -> Option<Answer> {
+    match asked {
+        Some(asked) => asked.await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn newer_tokens_are_looked_at_now_and_then() {
+        let mut refreshes = Refreshes::new();
+        let taken = (0..20).filter(|_| refreshes.enter()).count();
+        assert_eq!(taken, REFRESHES as usize);
+        tokio::time::advance(REFRESH_EACH).await;
+        assert!(refreshes.enter());
+        assert!(!refreshes.enter());
+        tokio::time::advance(100 * REFRESH_EACH).await;
+        let taken = (0..20).filter(|_| refreshes.enter()).count();
+        assert_eq!(
+            taken, REFRESHES as usize,
+            "what is not used does not pile up"
+        );
+    }
+}

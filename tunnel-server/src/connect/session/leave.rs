@@ -1,0 +1,102 @@
+//! How a session leaves by its server's will: for each cause, what the client is told, which exchanges
+//! still end, and when the session does.
+
+use std::{future::pending, time::Duration};
+
+use tokio::time::timeout;
+use tunnel_proto::{close::CloseReason, control::Control, session::Session};
+
+use crate::{node::Node, registry::Membership, tunnel::Order};
+
+/// What is kept of the grace period, at most, for telling the other end why its session ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Why a session leaves, the weakest cause first.
+#[derive(Debug, Clone)]
+enum Cause {
+    /// Nothing yet.
+    None,
+    /// The server itself leaves.
+    Draining,
+    /// All sessions of the tunnel were told to.
+    Ordered(Order),
+}
+
+/// Waits for a cause to leave, and does what is due; then the reason to close for. A stronger cause
+/// counts at any time.
+pub(super) async fn leave(node: &Node, session: &Session, membership: &Membership) -> CloseReason {
+    let mut cause = Cause::None;
+    loop {
+        cause = tokio::select! {
+            stronger = stronger(node, membership, &cause) => stronger,
+            reason = follow(node, session, membership, &cause) => return reason,
+        };
+    }
+}
+
+async fn stronger(node: &Node, membership: &Membership, than: &Cause) -> Cause {
+    let strength = match than {
+        Cause::None | Cause::Draining => 0,
+        Cause::Ordered(order) => order.strength() + 1,
+    };
+    tokio::select! {
+        order = membership.ordered(strength) => Cause::Ordered(order),
+        () = node.draining(), if matches!(than, Cause::None) => Cause::Draining,
+    }
+}
+
+async fn follow(
+    node: &Node,
+    session: &Session,
+    membership: &Membership,
+    cause: &Cause,
+) -> CloseReason {
+    let grace = node.config().grace_period;
+    match cause {
+        Cause::None => pending().await,
+        Cause::Draining => {
+            let spread = node.life.spread();
+            let spread_ms = u64::try_from(spread.as_millis()).ok();
+            let _ = session.send(Control::Drain {
+                spread_ms: spread_ms.filter(|time| *time > 0),
+            });
+            drained(node, session).await
+        }
+        Cause::Ordered(Order::Superseded { by }) => {
+            let instance = by.to_string();
+            let _ = session.send(Control::Superseded { instance });
+            finish(node, session, grace).await;
+            CloseReason::Superseded
+        }
+        Cause::Ordered(Order::Drain) => {
+            let _ = session.send(Control::Drain { spread_ms: None });
+            // It goes on until there is another, so that nothing has to wait.
+            tokio::select! {
+                _ = timeout(grace, membership.replaced()) => finish(node, session, grace).await,
+                () = node.draining() => return drained(node, session).await,
+            }
+            CloseReason::Drained
+        }
+        Cause::Ordered(Order::Disconnect) => CloseReason::Disconnected,
+    }
+}
+
+/// The server itself leaves. The session goes on for as long as there are public connections, whose
+/// requests could not be carried without it.
+async fn drained(node: &Node, session: &Session) -> CloseReason {
+    tokio::select! {
+        () = node.life.public.wait() => {}
+        () = node.ended() => {}
+    }
+    session.start_drain();
+    CloseReason::Drained
+}
+
+/// Takes no new exchange, and waits for those that are open.
+async fn finish(node: &Node, session: &Session, grace: Duration) {
+    session.start_drain();
+    tokio::select! {
+        _ = timeout(grace - FAREWELL.min(grace / 10), session.at_rest()) => {}
+        () = node.ended() => {}
+    }
+}

@@ -1,0 +1,284 @@
+//! The table of claims, as a plain value: each change is one function of the state and the time.
+//!
+//! A claim stands while anybody holds it, and is removed only by its own last holder: the epoch
+//! tells a late one that his claim is no longer the one that stands.
+
+use std::collections::{HashMap, VecDeque};
+
+use tokio::time::Instant;
+use tunnel_proto::handshake::InstanceId;
+
+use super::{Claim, ClaimRefusal, Epoch, OnConflict, contention::Contention};
+use crate::runtimes::RuntimeLabel;
+
+/// Superseded instances that are remembered for a runtime. More than live at once in any rollout.
+const REMEMBERED: usize = 16;
+
+/// Who holds what.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    held: HashMap<RuntimeLabel, Entry>,
+    last_epoch: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    claim: Claim,
+    /// How many hold the claim: the sessions of its instance.
+    holders: usize,
+    contention: Contention,
+    /// The holder has said that it leaves: whoever comes next takes nothing away from it.
+    is_leaving: bool,
+    /// Instances that lost the runtime while it was held without a break, the latest last. They do not
+    /// get it back before: one of their dials may have been on its way when they lost it.
+    superseded: VecDeque<InstanceId>,
+}
+
+impl Claims {
+    pub(super) fn look(
+        &self,
+        runtime: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+        now: Instant,
+    ) -> Result<(), ClaimRefusal> {
+        match self.held.get(runtime) {
+            Some(entry) => entry.look(instance, on_conflict, now),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        runtime: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+        now: Instant,
+    ) -> Result<Claim, ClaimRefusal> {
+        self.look(runtime, instance, on_conflict, now)?;
+        if let Some(entry) = self.held.get_mut(runtime)
+            && entry.claim.instance == *instance
+        {
+            entry.holders += 1;
+            entry.is_leaving = false;
+            return Ok(entry.claim.clone());
+        }
+        self.last_epoch += 1;
+        let claim = Claim {
+            instance: instance.clone(),
+            epoch: Epoch(self.last_epoch),
+        };
+        match self.held.get_mut(runtime) {
+            Some(entry) => entry.pass_to(claim.clone(), now),
+            None => {
+                let entry = Entry {
+                    claim: claim.clone(),
+                    holders: 1,
+                    contention: Contention::default(),
+                    is_leaving: false,
+                    superseded: VecDeque::new(),
+                };
+                self.held.insert(runtime.clone(), entry);
+            }
+        }
+        Ok(claim)
+    }
+
+    /// The holder leaves by its own will. Does nothing when a newer claim stands in its place.
+    pub(super) fn leave(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
+        if let Some(entry) = self.held.get_mut(runtime)
+            && entry.claim.epoch == epoch
+        {
+            entry.is_leaving = true;
+        }
+    }
+
+    /// One holder less. Does nothing when a newer claim stands in its place.
+    pub(super) fn release(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
+        if let Some(entry) = self.held.get_mut(runtime)
+            && entry.claim.epoch == epoch
+        {
+            entry.holders -= 1;
+            if entry.holders == 0 {
+                self.held.remove(runtime);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn standing(&self, runtime: &RuntimeLabel) -> Option<&Claim> {
+        self.held.get(runtime).map(|entry| &entry.claim)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+}
+
+impl Entry {
+    fn look(
+        &self,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+        now: Instant,
+    ) -> Result<(), ClaimRefusal> {
+        let holder = &self.claim.instance;
+        if holder == instance {
+            return Ok(());
+        }
+        if self.superseded.contains(instance) {
+            return Err(ClaimRefusal::Superseded { by: holder.clone() });
+        }
+        if self.is_leaving {
+            return Ok(());
+        }
+        if on_conflict == OnConflict::Reject {
+            return Err(ClaimRefusal::Held {
+                holder: holder.clone(),
+            });
+        }
+        let retry_after = self.contention.wait(now);
+        if retry_after.is_zero() {
+            return Ok(());
+        }
+        Err(ClaimRefusal::Contested {
+            holder: holder.clone(),
+            takeovers: self.contention.takeovers(now),
+            retry_after,
+        })
+    }
+
+    fn pass_to(&mut self, claim: Claim, now: Instant) {
+        let older = std::mem::replace(&mut self.claim, claim);
+        if self.superseded.len() == REMEMBERED {
+            self.superseded.pop_front();
+        }
+        self.superseded.push_back(older.instance);
+        self.holders = 1;
+        if !std::mem::take(&mut self.is_leaving) {
+            self.contention.on_takeover(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use OnConflict::{Reject, Supersede};
+
+    use super::*;
+
+    fn label(name: &str) -> RuntimeLabel {
+        RuntimeLabel::new(&"acme".parse().unwrap(), &name.parse().unwrap()).unwrap()
+    }
+
+    fn instance(number: u8) -> InstanceId {
+        InstanceId::from_random([number; 16])
+    }
+
+    fn claim(
+        claims: &mut Claims,
+        number: u8,
+        on_conflict: OnConflict,
+    ) -> Result<Claim, ClaimRefusal> {
+        claims.claim(&label("a"), &instance(number), on_conflict, Instant::now())
+    }
+
+    #[tokio::test]
+    async fn the_newest_instance_wins_and_a_late_release_cannot_hurt_it() {
+        let mut claims = Claims::default();
+        let first = claim(&mut claims, 1, Supersede).unwrap();
+        let second = claim(&mut claims, 2, Supersede).unwrap();
+        assert!(second.epoch > first.epoch);
+        claims.release(&label("a"), first.epoch);
+        assert_eq!(claim(&mut claims, 2, Supersede).unwrap(), second);
+        claims.release(&label("a"), second.epoch);
+        claims.release(&label("a"), second.epoch);
+        assert_eq!(claims.len(), 0);
+        assert!(claim(&mut claims, 2, Supersede).unwrap().epoch > second.epoch);
+    }
+
+    #[tokio::test]
+    async fn a_claim_stands_until_its_last_holder_lets_go() {
+        let mut claims = Claims::default();
+        let held = claim(&mut claims, 1, Reject).unwrap();
+        assert_eq!(claim(&mut claims, 1, Reject).unwrap(), held);
+        claims.release(&label("a"), held.epoch);
+        let refused = claim(&mut claims, 2, Reject).unwrap_err();
+        assert_eq!(
+            refused,
+            ClaimRefusal::Held {
+                holder: instance(1)
+            }
+        );
+        claims.release(&label("a"), held.epoch);
+        assert!(claim(&mut claims, 2, Reject).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_superseded_instance_does_not_take_the_runtime_back() {
+        let mut claims = Claims::default();
+        claim(&mut claims, 1, Supersede).unwrap();
+        let newer = claim(&mut claims, 2, Supersede).unwrap();
+        let refused = claim(&mut claims, 1, Supersede).unwrap_err();
+        assert_eq!(refused, ClaimRefusal::Superseded { by: instance(2) });
+        claims.release(&label("a"), newer.epoch);
+        assert!(
+            claim(&mut claims, 1, Supersede).is_ok(),
+            "nobody has it any more"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_leaves_keeps_nobody_out() {
+        let mut claims = Claims::default();
+        let leaving = claim(&mut claims, 1, Reject).unwrap();
+        claims.leave(&label("a"), leaving.epoch);
+        let next = claim(&mut claims, 2, Reject).unwrap();
+        claims.leave(&label("a"), leaving.epoch);
+        assert!(claim(&mut claims, 3, Reject).is_err(), "the next one stays");
+        claims.leave(&label("a"), next.epoch);
+        claim(&mut claims, 2, Reject).unwrap();
+        assert!(
+            claim(&mut claims, 3, Reject).is_err(),
+            "it has changed its mind"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn instances_that_fight_are_slowed_and_the_holder_keeps_the_runtime() {
+        let mut claims = Claims::default();
+        for number in 1..=4 {
+            claim(&mut claims, number, Supersede).unwrap();
+        }
+        let refused = claim(&mut claims, 5, Supersede).unwrap_err();
+        let expected = ClaimRefusal::Contested {
+            holder: instance(4),
+            takeovers: 3,
+            retry_after: Duration::from_secs(2),
+        };
+        assert_eq!(refused, expected);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(claim(&mut claims, 5, Supersede).is_ok());
+    }
+
+    #[tokio::test]
+    async fn runtimes_do_not_touch_each_other() {
+        let (mut claims, now) = (Claims::default(), Instant::now());
+        let a = claims
+            .claim(&label("a"), &instance(1), Reject, now)
+            .unwrap();
+        let b = claims
+            .claim(&label("b"), &instance(2), Reject, now)
+            .unwrap();
+        claims.release(&label("a"), b.epoch);
+        assert_eq!(claims.len(), 2);
+        assert_eq!(
+            claims
+                .claim(&label("a"), &instance(1), Reject, now)
+                .unwrap(),
+            a
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! Where an event stream stands between two events.
+//!
+//! An event ends with a blank line; lines end with LF, CR or both (HTML, section 9.2.5). Comments, which
+//! begin with a colon, belong to no event.
+
+use super::Units;
+
+/// An event stream up to some byte of it.
+#[derive(Default)]
+pub(in crate::public) struct Events {
+    line: Line,
+    /// The last byte was a CR, to which an LF may belong.
+    has_cr: bool,
+    /// Such an LF was seen: the other half of a line's end is to be waited for.
+    is_crlf: bool,
+    /// Lines came that belong to an event which has not ended.
+    is_within: bool,
+}
+
+#[derive(Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Start,
+    Within,
+}
+
+impl Units for Events {
+    fn step(&mut self, bytes: &[u8]) -> usize {
+        let first = bytes[0];
+        if std::mem::take(&mut self.has_cr) && first == b'\n' {
+            self.is_crlf = true;
+            return 1;
+        }
+        if self.line == Line::Start {
+            match first {
+                b'\r' | b'\n' => {
+                    self.is_within = false;
+                    self.has_cr = first == b'\r';
+                    return 1;
+                }
+                b':' => {}
+                _ => self.is_within = true,
+            }
+            self.line = Line::Within;
+        }
+        let Some(end) = memchr::memchr2(b'\r', b'\n', bytes) else {
+            return bytes.len();
+        };
+        self.line = Line::Start;
+        self.has_cr = bytes[end] == b'\r';
+        end + 1
+    }
+
+    fn is_between(&self) -> bool {
+        self.line == Line::Start && !self.is_within && !(self.has_cr && self.is_crlf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn is_between(text: &str) -> bool {
+        let mut events = Events::default();
+        events.advance(text.as_bytes());
+        events.is_between()
+    }
+
+    #[test]
+    fn an_event_ends_with_a_blank_line() {
+        for whole in [
+            "",
+            "data: x\n\n",
+            "data: x\r\n\r\n",
+            "data: x\r\r",
+            "event: a\ndata: x\ndata\n\n",
+            ": comment\n",
+            "data: x\n\n: comment\n",
+            "\n\n\n",
+            "data: x\n\nid\n\n",
+        ] {
+            assert!(is_between(whole), "{whole:?}");
+        }
+        for part in [
+            "d",
+            "data: x",
+            "data: x\n",
+            "data: x\r\n",
+            "data: x\r\n\r",
+            "data: x\n: comment\n",
+            "data: x\n\n: comm",
+            "data: x\n\nd",
+            "\u{feff}",
+        ] {
+            assert!(!is_between(part), "{part:?}");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_is_to_end_does_so_behind_the_first_whole_event() {
+        let mut events = Events::default();
+        events.advance(b"data: a");
+        assert_eq!(events.advance_to_end(b"b\n\ndata: c\n\n"), Some(3));
+        assert_eq!(events.advance_to_end(b"data: c\ndata: d\n"), None);
+        assert_eq!(events.advance_to_end(b"\n"), Some(1));
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_the_bytes_are_cut(
+            text in "[dx:\r\n]{0,60}",
+            cuts in prop::collection::vec(1_usize..8, 0..60),
+        ) {
+            let mut rest = text.as_bytes();
+            let mut events = Events::default();
+            for cut in cuts {
+                let (piece, behind) = rest.split_at(cut.min(rest.len()));
+                events.advance(piece);
+                rest = behind;
+            }
+            events.advance(rest);
+            prop_assert_eq!(events.is_between(), is_between(&text));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Leaving without loss: what a server does from the signal to its end, step by step.
+//!
+//! ```text
+//!   signal ─ drain-delay ─▶ draining ─ clients move ─▶ stopping ──────▶ ending ─▶ exit
+//!            not ready,     no new        at most the   connections      what is left
+//!            all is served  connections   spread        end with their   ends as its
+//!                                         and a moment  requests         protocol allows
+//! ```
+//!
+//! The whole takes no longer than the grace period, counted from the signal. A second signal ends it at
+//! any point, which is the caller's business.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{finish, shard::Shard};
+use crate::node::Node;
+
+/// Sessions that are told to leave in one second: about the handshakes that another server makes in
+/// it without strain.
+const LEAVING_PER_SECOND: u32 = 500;
+
+/// How long clients may take, beside the spread, to have another session.
+const MOVING: Duration = Duration::from_secs(2);
+
+/// What of the grace period is kept for ends that their protocol knows, at most.
+const ENDING: Duration = Duration::from_secs(4);
+
+/// What of that is kept for the sessions, at most, when even those did not end.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Over how long clients are spread when so many sessions are told to leave.
+fn spread(sessions: usize, longest: Duration) -> Duration {
+    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+    (Duration::from_secs(1) * (sessions / LEAVING_PER_SECOND)).min(longest)
+}
+
+/// Leads the server through its stages. Returns when nothing is left, or the grace period is over.
+pub(super) async fn drain(node: &Node, running: &mut [Shard]) {
+    let config = node.config().clone();
+    let grace = config.grace_period;
+    let end = Instant::now() + grace;
+    let ending = end - ENDING.min(grace / 4);
+    node.life.leave();
+    // Load balancers that have seen "not ready" meanwhile send nothing new when the listeners close.
+    sleep_until((Instant::now() + config.drain_delay).min(ending)).await;
+    let longest = config.drain_spread.min((grace / 2).saturating_sub(MOVING));
+    let spread = spread(node.life.settled.len(), longest);
+    node.life.drain(spread);
+    tracing::info!(
+        ?spread,
+        "draining: nothing new is accepted, clients are told to leave"
+    );
+    // The clients first: whoever asks another server from now on finds their runtimes there.
+    let moved = (Instant::now() + spread + MOVING).min(ending);
+    let _ = timeout_at(moved, node.life.settled.wait()).await;
+    node.life.stop();
+    tracing::info!("stopping: connections end with the requests that they carry");
+    tokio::select! {
+        () = finish(running) => return,
+        () = sleep_until(ending) => {}
+    }
+    node.life.end();
+    tracing::info!("ending: what is still open ends as its protocol allows");
+    // The rest of the time is for telling clients why their sessions end.
+    let last = end - FAREWELL.min(grace / 10);
+    if timeout_at(last, finish(running)).await.is_err() {
+        node.life.cut();
+        let _ = timeout_at(end, finish(running)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spread_grows_with_the_sessions_up_to_its_bound() {
+        let longest = Duration::from_secs(5);
+        let spreads = [0, 499, 500, 1_700, 100_000].map(|sessions| spread(sessions, longest));
+        assert_eq!(spreads.map(|spread| spread.as_secs()), [0, 0, 1, 3, 5]);
+    }
+}

@@ -1,0 +1,317 @@
+//! `tunnel-server status` and `runtimes`: the program as an operator runs it, asking a live server.
+
+use std::{
+    ffi::OsString,
+    io::{BufRead, BufReader},
+    process::Stdio,
+    sync::Arc,
+};
+
+use serde_json::Value;
+use tokio::task::spawn_blocking;
+use tunnel_proto::{close::CloseReason, session::SessionEnd};
+
+use crate::{
+    admin::{ADMIN_TOKEN, TokenFile, guarded, thousands},
+    fake::FakeClient,
+    program::{Ended, Folder},
+    rig::{DEV, PROD, Rig},
+};
+
+/// An operator at a server.
+struct Operator {
+    folder: Arc<Folder>,
+    url: String,
+    token: Option<TokenFile>,
+}
+
+impl Operator {
+    fn new(rig: &Rig, token: Option<TokenFile>) -> Self {
+        Self {
+            folder: Arc::new(Folder::new()),
+            url: format!("http://{}", rig.addresses.admin),
+            token,
+        }
+    }
+
+    /// Runs the program. In a thread of its own, since the server is in this one.
+    async fn runs(&self, arguments: &[&str]) -> Ended {
+        let mut arguments: Vec<OsString> = arguments.iter().map(Into::into).collect();
+        arguments.push(format!("--admin={}", self.url).into());
+        if let Some(token) = &self.token {
+            arguments.push("--admin-token-file".into());
+            arguments.push(token.path().into());
+        }
+        let folder = self.folder.clone();
+        let ended = spawn_blocking(move || folder.run(arguments)).await.unwrap();
+        assert!(!ended.stdout.contains(ADMIN_TOKEN) && !ended.stderr.contains(ADMIN_TOKEN));
+        ended
+    }
+
+    /// What the program prints when all is well.
+    async fn sees(&self, arguments: &[&str]) -> String {
+        let ended = self.runs(arguments).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    }
+
+    /// The program's error.
+    async fn fails(&self, arguments: &[&str]) -> String {
+        let ended = self.runs(arguments).await;
+        assert_eq!(
+            (ended.code, &*ended.stdout),
+            (Some(1), ""),
+            "{}",
+            ended.stderr
+        );
+        ended.stderr
+    }
+}
+
+/// The lines of a text as words.
+fn words(text: &str) -> Vec<Vec<&str>> {
+    let lines = text.lines();
+    lines
+        .map(|line| line.split_whitespace().collect())
+        .collect()
+}
+
+#[tokio::test]
+async fn status_shows_the_server() {
+    let rig = Rig::start().await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    let operator = Operator::new(&rig, None);
+    let text = operator.sees(&["status"]).await;
+    let version = env!("CARGO_PKG_VERSION");
+    let server = format!(
+        "server          tunnel-server {version}, {}\n",
+        operator.url
+    );
+    assert!(text.starts_with(&server), "{text}");
+    assert!(text.contains("\nstate           running, up "), "{text}");
+    assert!(text.contains("\nruntimes        1 of 2 online\n"), "{text}");
+    assert!(text.contains("\nsessions        1\n"), "{text}");
+    let json: Value = serde_json::from_str(&operator.sees(&["status", "--json"]).await).unwrap();
+    assert_eq!(
+        (&json["state"], &json["sessions"]),
+        (&"running".into(), &1.into())
+    );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn status_can_be_watched() {
+    let rig = Rig::start().await;
+    let operator = Operator::new(&rig, None);
+    for arguments in [&["status", "--watch"][..], &["status", "--watch", "--json"]] {
+        let admin = format!("--admin={}", operator.url);
+        let mut command = operator.folder.command(arguments);
+        command.arg(admin).stdout(Stdio::piped());
+        let is_json = arguments.contains(&"--json");
+        let lines = spawn_blocking(move || {
+            let mut program = command.spawn().unwrap();
+            let lines = BufReader::new(program.stdout.take().unwrap()).lines();
+            // Two blocks of six lines with an empty one behind each, or two objects.
+            let count = if is_json { 2 } else { 13 };
+            let lines: Vec<String> = lines.take(count).map(Result::unwrap).collect();
+            // Nobody reads any more: it ends by itself, and says nothing of it.
+            assert!(program.wait().unwrap().success());
+            lines
+        });
+        let lines = lines.await.unwrap();
+        if is_json {
+            let second: Value = serde_json::from_str(&lines[1]).unwrap();
+            assert_eq!(second["state"], "running");
+        } else {
+            assert_eq!((&*lines[6], &lines[7]), ("", &lines[0]));
+        }
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn runtimes_are_listed() {
+    let rig = Rig::start().await;
+    let _client = FakeClient::describing(&rig, DEV).await;
+    let operator = Operator::new(&rig, None);
+    let text = operator.sees(&["runtimes", "list"]).await;
+    let lines = words(&text);
+    assert_eq!(
+        lines[0],
+        [
+            "RUNTIME", "ACCOUNT", "STATE", "FOR", "SESSIONS", "RTT", "OPEN", "IN", "OUT", "PROBLEM"
+        ]
+    );
+    assert_eq!(lines[1][..5], [PROD, "acme", "offline", "-", "0"]);
+    assert_eq!(lines[2][..3], [DEV, "globex", "online"]);
+    assert_eq!(lines.len(), 3);
+    let online = operator.sees(&["runtimes", "list", "--online"]).await;
+    assert!(
+        words(&online)[1][0] == DEV && words(&online).len() == 2,
+        "{online}"
+    );
+    let json = operator
+        .sees(&["runtimes", "list", "--account=acme", "--json"])
+        .await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json[0]["label"], PROD);
+    assert_eq!(json.as_array().unwrap().len(), 1);
+    let nobody = operator
+        .runs(&["runtimes", "list", "--account=nobody"])
+        .await;
+    assert_eq!((&*nobody.stdout, &*nobody.stderr), ("", "no runtimes\n"));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn all_of_thousands_are_listed() {
+    let rig = Rig::with(|config| config.runtimes = thousands(&config.clone())).await;
+    let operator = Operator::new(&rig, None);
+    let text = operator.sees(&["runtimes", "list"]).await;
+    assert_eq!(text.lines().count(), 2_501);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn one_runtime_is_shown() {
+    let rig = Rig::start().await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    let operator = Operator::new(&rig, None);
+    let text = operator.sees(&["runtimes", "show", PROD]).await;
+    assert!(
+        text.starts_with("runtime       acme-prod\naccount       acme\n"),
+        "{text}"
+    );
+    assert!(text.contains("\nallowed from  anywhere\n"), "{text}");
+    let (_, sessions) = text.split_once("\n\n").unwrap();
+    let session = &words(sessions)[1];
+    assert_eq!((session[0], session[2], session[3]), ("1", "1.2.3", "open"));
+    let json = operator.sees(&["runtimes", "show", PROD, "--json"]).await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["sessions"][0]["client_version"], "1.2.3");
+    let error = operator.fails(&["runtimes", "show", "acme-prodd"]).await;
+    assert_eq!(
+        error,
+        "error: no runtime has the label `acme-prodd` (runtime_unknown)\n"
+    );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn what_changes_something_needs_the_token() {
+    let (rig, file) = guarded().await;
+    let mut client = FakeClient::describing(&rig, PROD).await;
+    let mut operator = Operator::new(&rig, None);
+    let error = operator.fails(&["runtimes", "disconnect", PROD]).await;
+    assert!(
+        error.contains("wants the admin token: give its file with --admin-token-file"),
+        "{error}"
+    );
+    let other = TokenFile::new();
+    std::fs::write(other.path(), "the-token-of-somebody-else").unwrap();
+    operator.token = Some(other);
+    let error = operator.fails(&["runtimes", "disconnect", PROD]).await;
+    assert!(error.contains("refused the token in "), "{error}");
+    assert!(client.session.is_open());
+    operator.token = Some(file);
+    let text = operator.sees(&["runtimes", "disconnect", PROD]).await;
+    assert_eq!(text, "acme-prod: 1 session disconnected\n");
+    let end = client.ended().await;
+    assert!(
+        matches!(end, SessionEnd::ClosedByPeer(CloseReason::Disconnected)),
+        "{end}"
+    );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn runtimes_are_drained_and_revoked() {
+    let (rig, file) = guarded().await;
+    let operator = Operator::new(&rig, Some(file));
+    let mut client = FakeClient::describing(&rig, PROD).await;
+    let text = operator.sees(&["runtimes", "drain", PROD]).await;
+    assert_eq!(text, "acme-prod: 1 session told to drain\n");
+    let text = operator.sees(&["runtimes", "drain", DEV]).await;
+    assert_eq!(text, "globex-dev: offline, there was nothing to do\n");
+    let leaked = ["runtimes", "revoke", PROD, "--id=leaked"];
+    let text = operator.sees(&leaked).await;
+    assert_eq!(
+        text,
+        "acme-prod: credential leaked revoked, 0 sessions ended\n"
+    );
+    let id = &rig.token(PROD)["tnlrt_".len()..][..16];
+    let id = format!("--id={id}");
+    let text = operator.sees(&["runtimes", "revoke", PROD, &id]).await;
+    assert!(text.ends_with(" revoked, 1 session ended\n"), "{text}");
+    client.ended().await;
+    let text = operator.sees(&["runtimes", "revoke", DEV, "--all"]).await;
+    assert_eq!(
+        text,
+        "globex-dev: every credential issued before now revoked, 0 sessions ended\n"
+    );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn who_asks_where_no_server_is_learns_what_to_do() {
+    let rig = Rig::start().await;
+    let mut operator = Operator::new(&rig, None);
+    // Another listener of the same server: an answer, but not the admin API's.
+    operator.url = format!("http://{}", rig.addresses.public);
+    let error = operator.fails(&["status"]).await;
+    assert!(error.starts_with("error: "), "{error}");
+    operator.url = format!("http://{}", rig.addresses.admin);
+    rig.stop().await;
+    let error = operator.fails(&["status", "--watch"]).await;
+    let expected = format!("error: no server answers at {}: ", operator.url);
+    assert!(
+        error.starts_with(&expected) && error.contains("--admin"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_meant_is_bad_usage() {
+    let folder = Folder::new();
+    for arguments in [
+        &["status", "--admin=https://localhost"][..],
+        &["status", "--admin=localhost"],
+        &["status", "--admin-token-file=nowhere"],
+        &["runtimes", "show", "a/b"],
+        &["runtimes", "show"],
+        &["runtimes", "revoke", PROD],
+        &["runtimes", "revoke", PROD, "--id=x", "--all"],
+        &["runtimes"],
+    ] {
+        let ended = folder.run(arguments);
+        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{arguments:?}");
+    }
+    let ended = folder.run(["runtimes", "revoke", PROD]);
+    assert!(
+        ended.stderr.contains("<--id <ID>|--all>"),
+        "{}",
+        ended.stderr
+    );
+    folder.write("empty", "\n");
+    let ended = folder.run(["status", "--admin-token-file=empty"]);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("empty: holds no token"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn the_environment_says_where_the_server_is() {
+    let folder = Folder::new();
+    let mut command = folder.command(["status"]);
+    command.env("TUNNEL_SERVER_ADMIN", "http://127.0.0.1:1");
+    let ended = crate::program::ended(command.output().unwrap());
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.stderr.contains("http://127.0.0.1:1"),
+        "{}",
+        ended.stderr
+    );
+}

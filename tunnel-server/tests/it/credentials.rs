@@ -1,0 +1,813 @@
+//! Credentials that somebody else vouches for: JSON Web Tokens by an issuer's keys, and the platform
+//! that is asked; real sockets, real TLS, and all that can go wrong with them.
+
+use std::{
+    io::Write,
+    net::SocketAddr,
+    sync::{Arc, LazyLock},
+    time::{Duration, SystemTime},
+};
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
+use parking_lot::Mutex;
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use serde_json::{Value, json};
+use tokio::{io::AsyncReadExt, sync::Semaphore, task::JoinSet};
+use tunnel_proto::handshake::{Greeting, InstanceId, Refusal};
+use tunnel_server::{
+    auth::{AuthRefusal, Authenticator, CredentialKind, Grant, Presented},
+    certs::{self, Certificates},
+    config::{Config, JwksSource, JwtSettings, PlatformSettings},
+    runtimes::Runtimes,
+};
+
+use crate::{
+    asked::{Asked, Reply, SHORT},
+    deadline::{eventually, soon},
+    fake::{dial, random_instance, session_request},
+    program::Folder,
+    rig::{self, Rig},
+};
+
+static CERTIFICATES: LazyLock<Certificates> =
+    LazyLock::new(|| certs::generate(&["localhost".to_owned()], 1).unwrap());
+
+const TOKEN: &str = "s3cr3t-of-prod";
+
+const YES: &str = r#"{"account": "acme", "runtime": "prod", "id": "t-7"}"#;
+
+/// What the server knows of the one that it asks.
+fn config(folder: &Folder, change: impl FnOnce(&mut Config)) -> Config {
+    folder.write("ca.pem", &CERTIFICATES.ca_pem);
+    let domain = "tunnels.test".parse().unwrap();
+    let mut config = Config::new(rig::identity(), Runtimes::default(), domain);
+    config.credentials.ca_file = Some(folder.path("ca.pem"));
+    change(&mut config);
+    config
+}
+
+fn asking(url: &str) -> PlatformSettings {
+    PlatformSettings {
+        url: url.parse().unwrap(),
+        token_file: None,
+        concurrency: 4,
+        cache: Duration::ZERO,
+        outage: Duration::from_secs(3600),
+    }
+}
+
+fn platform(
+    folder: &Folder,
+    change: impl FnOnce(&mut PlatformSettings),
+    url: &str,
+) -> Arc<Authenticator> {
+    let mut settings = asking(url);
+    change(&mut settings);
+    let config = config(folder, |config| {
+        config.credentials.platform = Some(settings);
+        config.credentials.timeout = SHORT;
+    });
+    Authenticator::new(&config).unwrap()
+}
+
+async fn show(authenticator: &Authenticator, token: &str) -> Result<Grant, AuthRefusal> {
+    let greeting = Greeting {
+        instance: InstanceId::from_random([7; 16]),
+        version: "0.1.0".into(),
+        session_number: 2,
+        allow_from: None,
+    };
+    let peer: SocketAddr = "192.0.2.7:4000".parse().unwrap();
+    let presented = Presented {
+        bearer: Some(token),
+        certificates: &[],
+        greeting: &greeting,
+        peer,
+    };
+    soon("an answer", authenticator.authenticate(&presented)).await
+}
+
+fn name<T>(result: Result<T, AuthRefusal>) -> &'static str {
+    result.map_or_else(|refusal| refusal.name(), |_| "good")
+}
+
+/// Who signs JSON Web Tokens, with a key of this name.
+pub(crate) struct Issuer(EncodingKey, &'static str);
+
+impl Issuer {
+    pub(crate) fn new(kid: &'static str) -> Self {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        Self(EncodingKey::from_ec_der(&key.serialize_der()), kid)
+    }
+
+    /// The keys of some, as a JWK set.
+    pub(crate) fn keys(issuers: &[&Self]) -> String {
+        let jwk = |issuer: &&Self| {
+            let mut jwk = Jwk::from_encoding_key(&issuer.0, Algorithm::ES256).unwrap();
+            jwk.common.key_id = Some(issuer.1.into());
+            jwk
+        };
+        let keys: Vec<Jwk> = issuers.iter().map(jwk).collect();
+        json!({ "keys": keys }).to_string()
+    }
+
+    /// A token for `https://id.example`'s audience `tunnel`.
+    pub(crate) fn sign(&self, account: &str, runtime: &str) -> String {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let claims = json!({
+            "iss": "https://id.example", "aud": "tunnel", "exp": now + 600,
+            "account": account, "runtime": runtime,
+        });
+        let mut header = Header::new(Algorithm::ES256);
+        header.kid = Some(self.1.into());
+        jsonwebtoken::encode(&header, &claims, &self.0).unwrap()
+    }
+}
+
+fn jwt(keys: JwksSource) -> JwtSettings {
+    JwtSettings {
+        keys,
+        issuer: "https://id.example".into(),
+        audience: "tunnel".into(),
+        account_claim: "account".into(),
+        runtime_claim: "runtime".into(),
+        leeway: Duration::from_secs(30),
+    }
+}
+
+fn by_keys(folder: &Folder, keys: JwksSource) -> Arc<Authenticator> {
+    let config = config(folder, |config| {
+        config.credentials.jwt = Some(jwt(keys));
+        config.credentials.timeout = SHORT;
+    });
+    Authenticator::new(&config).unwrap()
+}
+
+#[tokio::test]
+async fn keys_are_fetched_over_tls_once_for_many_tokens() {
+    let issuer = Issuer::new("k1");
+    let keys = Reply::Answer(200, Issuer::keys(&[&issuer]));
+    let asked = Asked::start(Some(&CERTIFICATES), keys).await;
+    let folder = Folder::new();
+    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    assert_eq!(authenticator.key_count(), Some(0), "nobody was asked yet");
+    let mut clients = JoinSet::new();
+    for _ in 0..20 {
+        let (authenticator, token) = (authenticator.clone(), issuer.sign("acme", "prod"));
+        clients.spawn(async move { show(&authenticator, &token).await });
+    }
+    while let Some(granted) = clients.join_next().await {
+        let grant = granted.unwrap().unwrap();
+        assert_eq!(grant.runtime.label.as_str(), "acme-prod");
+        assert_eq!(grant.credential.kind(), CredentialKind::Jwt);
+        assert!(grant.expires.is_some());
+    }
+    assert_eq!(asked.seen().len(), 1);
+    // A key that is not known is asked for once in a while only, however many name it.
+    let stranger = Issuer::new("k2");
+    for _ in 0..20 {
+        let refused = show(&authenticator, &stranger.sign("acme", "prod")).await;
+        assert_eq!(name(refused), "token_key_unknown");
+    }
+    assert_eq!(asked.seen().len(), 1);
+    assert_eq!(
+        name(show(&authenticator, &issuer.sign("a", "b")).await),
+        "good"
+    );
+}
+
+/// As if so much time had gone by.
+async fn later(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
+    let (old, new, stranger) = (Issuer::new("old"), Issuer::new("new"), Issuer::new("x"));
+    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let folder = Folder::new();
+    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    authenticator.start();
+    let is_good = async |issuer: &Issuer| name(show(&authenticator, &issuer.sign("a", "b")).await);
+    assert_eq!(is_good(&old).await, "good");
+    asked.reply(Reply::Answer(200, Issuer::keys(&[&old, &new])));
+    assert_eq!(
+        is_good(&new).await,
+        "token_key_unknown",
+        "too soon to ask again"
+    );
+    later(Duration::from_secs(10)).await;
+    assert_eq!(is_good(&new).await, "good");
+    assert_eq!(
+        (asked.seen().len(), authenticator.key_count()),
+        (2, Some(2))
+    );
+    asked.reply(Reply::Answer(500, String::new()));
+    later(Duration::from_secs(10)).await;
+    assert_eq!(is_good(&stranger).await, "token_key_unknown");
+    assert_eq!(asked.seen().len(), 3);
+    assert_eq!((is_good(&old).await, is_good(&new).await), ("good", "good"));
+    // Nobody needs to ask for what has changed in the end.
+    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    later(Duration::from_secs(15 * 60)).await;
+    eventually("one key", async || {
+        (authenticator.key_count() == Some(1)).then_some(())
+    })
+    .await;
+    assert_eq!(is_good(&old).await, "token_key_unknown");
+}
+
+#[tokio::test]
+async fn sessions_of_a_key_that_is_gone_are_told_to_look() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let folder = Folder::new();
+    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let grant = show(&authenticator, &old.sign("a", "b")).await.unwrap();
+    let mut changed = authenticator.changed();
+    changed.mark_unchanged();
+    let stranger = Issuer::new("x").sign("a", "b");
+    let is_good = || name(authenticator.as_of(&grant, SystemTime::now()));
+    for reply in [
+        Reply::Answer(200, Issuer::keys(&[&new, &old])),
+        Reply::Answer(500, String::new()),
+        Reply::Answer(200, Issuer::keys(&[])),
+        Reply::Answer(200, "<html>".into()),
+    ] {
+        asked.reply(reply);
+        later(Duration::from_secs(10)).await;
+        let refused = show(&authenticator, &stranger).await;
+        assert_eq!(name(refused), "token_key_unknown");
+        assert!(!changed.has_changed().unwrap());
+        assert_eq!(is_good(), "good");
+    }
+    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    later(Duration::from_secs(10)).await;
+    let _ = show(&authenticator, &stranger).await;
+    soon("word of it", changed.changed()).await.unwrap();
+    assert_eq!(is_good(), "token_key_unknown");
+}
+
+#[tokio::test]
+async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
+    let issuer = Issuer::new("k1");
+    let keys = Issuer::keys(&[&issuer]);
+    let asked = Asked::start(None, Reply::Answer(200, keys.clone())).await;
+    let folder = Folder::new();
+    let config = config(&folder, |config| {
+        config.credentials.jwt = Some(jwt(asked.url.parse().unwrap()));
+        config.credentials.timeout = Duration::from_secs(60);
+    });
+    let authenticator = Authenticator::new(&config).unwrap();
+    assert_eq!(
+        name(show(&authenticator, &issuer.sign("a", "b")).await),
+        "good"
+    );
+    let permits = Arc::new(Semaphore::new(0));
+    asked.reply(Reply::Held(permits.clone(), 200, keys));
+    later(Duration::from_secs(10)).await;
+    let mut strangers = JoinSet::new();
+    for _ in 0..2 {
+        for _ in 0..5 {
+            let (authenticator, stranger) = (authenticator.clone(), Issuer::new("x"));
+            let token = stranger.sign("a", "b");
+            strangers.spawn(async move { show(&authenticator, &token).await });
+        }
+        eventually("one fetch", async || (asked.open() == 1).then_some(())).await;
+    }
+    // As long as a fetch is under way, everybody waits for that one.
+    tokio::task::yield_now().await;
+    permits.add_permits(10);
+    while let Some(refused) = strangers.join_next().await {
+        assert_eq!(name(refused.unwrap()), "token_key_unknown");
+    }
+    assert_eq!(asked.seen().len(), 2);
+    later(Duration::from_secs(10)).await;
+    // Long enough for a question that nobody needs: another server's goes there and back.
+    let other = by_keys(&folder, asked.url.parse().unwrap());
+    assert_eq!(name(show(&other, &issuer.sign("a", "b")).await), "good");
+    assert_eq!(asked.seen().len(), 3, "only the other's");
+}
+
+#[tokio::test]
+async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let folder = Folder::new();
+    let config = config(&folder, |config| {
+        config.credentials.jwt = Some(jwt(asked.url.parse().unwrap()));
+        config.credentials.timeout = Duration::from_secs(60);
+    });
+    let authenticator = Authenticator::new(&config).unwrap();
+    // A shard's runtime begins it, and ends.
+    let (elsewhere, token) = (authenticator.clone(), old.sign("a", "b"));
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        name(runtime.block_on(show(&elsewhere, &token)))
+    });
+    let done = async || thread.is_finished().then_some(());
+    eventually("the other runtime", done).await;
+    assert_eq!(thread.join().unwrap(), "good");
+    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    authenticator.start();
+    authenticator.start();
+    eventually("the new key", async || {
+        (asked.seen().len() == 2).then_some(())
+    })
+    .await;
+    later(Duration::from_secs(10)).await;
+    assert_eq!(
+        name(show(&authenticator, &new.sign("a", "b")).await),
+        "good"
+    );
+    asked.reply(Reply::Silence);
+    later(Duration::from_secs(15 * 60)).await;
+    eventually("a question", async || (asked.open() == 1).then_some(())).await;
+    drop(authenticator);
+    eventually("its end", async || (asked.open() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn without_keys_nobody_is_let_in_and_the_client_is_to_come_back() {
+    let issuer = Issuer::new("k1");
+    let good = Issuer::keys(&[&issuer]);
+    let large = format!("{good}{}", " ".repeat(256 * 1024));
+    for reply in [
+        Reply::Silence,
+        Reply::Answer(500, good.clone()),
+        Reply::Answer(302, good.clone()),
+        Reply::Answer(200, "<html>".into()),
+        Reply::Answer(200, large),
+    ] {
+        let asked = Asked::start(Some(&CERTIFICATES), reply).await;
+        let folder = Folder::new();
+        let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+        let refusal = show(&authenticator, &issuer.sign("acme", "prod")).await;
+        let refusal = refusal.unwrap_err();
+        assert_eq!(
+            (
+                refusal.name(),
+                refusal.status().as_u16(),
+                refusal.is_fatal()
+            ),
+            ("auth_unavailable", 503, false)
+        );
+        assert!(refusal.retry_after().is_some());
+    }
+}
+
+#[tokio::test]
+async fn an_issuer_with_a_strange_certificate_is_not_believed() {
+    let issuer = Issuer::new("k1");
+    let strange = certs::generate(&["localhost".to_owned()], 1).unwrap();
+    let keys = Reply::Answer(200, Issuer::keys(&[&issuer]));
+    let asked = Asked::start(Some(&strange), keys).await;
+    let folder = Folder::new();
+    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let refused = show(&authenticator, &issuer.sign("acme", "prod")).await;
+    assert_eq!(name(refused), "auth_unavailable");
+    assert!(asked.seen().is_empty());
+}
+
+#[tokio::test]
+async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let folder = Folder::new();
+    folder.write("keys.json", &Issuer::keys(&[&old]));
+    let authenticator = by_keys(&folder, JwksSource::File(folder.path("keys.json")));
+    assert_eq!(
+        name(show(&authenticator, &old.sign("acme", "prod")).await),
+        "good"
+    );
+    let unknown = show(&authenticator, &new.sign("acme", "prod")).await;
+    assert_eq!(name(unknown), "token_key_unknown");
+    let grant = show(&authenticator, &old.sign("acme", "prod"))
+        .await
+        .unwrap();
+    let mut changed = authenticator.changed();
+    changed.mark_unchanged();
+    let read = |keys: String| tunnel_server::auth::jwks::Jwks::parse(keys.as_bytes()).unwrap();
+    let now = SystemTime::now();
+    authenticator.replace_jwks(read(Issuer::keys(&[&new, &old])));
+    assert_eq!(name(authenticator.as_of(&grant, now)), "good");
+    changed.mark_unchanged();
+    let same_name = Issuer::new("old");
+    authenticator.replace_jwks(read(Issuer::keys(&[&new, &same_name])));
+    assert!(changed.has_changed().unwrap());
+    let refusal = authenticator.as_of(&grant, now).unwrap_err();
+    assert_eq!(
+        (refusal.name(), refusal.is_fatal(), refusal.is_revoked()),
+        ("token_key_unknown", false, false)
+    );
+    authenticator.replace_jwks(read(Issuer::keys(&[&old])));
+    assert_eq!(name(authenticator.as_of(&grant, now)), "good", "it is back");
+    authenticator.replace_jwks(read(Issuer::keys(&[&new])));
+    assert_eq!(
+        name(show(&authenticator, &new.sign("acme", "prod")).await),
+        "good"
+    );
+    folder.write("keys.json", "{}");
+    let config = config(&folder, |config| {
+        config.credentials.jwt = Some(jwt(JwksSource::File(folder.path("keys.json"))));
+    });
+    let error = Authenticator::new(&config).unwrap_err().to_string();
+    assert!(error.contains("keys.json: is no JWK set"), "{error}");
+}
+
+#[tokio::test]
+async fn the_platform_is_asked_once_with_all_that_it_needs() {
+    let answer = json!({
+        "account": "acme", "runtime": "prod", "id": "t-7", "expires_in": 600,
+        "limits": { "exchanges": 5 }, "allow_from": ["10.0.0.0/8"],
+    });
+    let asked = Asked::start(Some(&CERTIFICATES), Reply::Answer(200, answer.to_string())).await;
+    let folder = Folder::new();
+    folder.write("own", "s3cr3t-of-server\n");
+    let own = folder.path("own");
+    let authenticator = platform(
+        &folder,
+        |settings| settings.token_file = Some(own),
+        &asked.url,
+    );
+    let grant = show(&authenticator, TOKEN).await.unwrap();
+    assert_eq!(grant.runtime.label.as_str(), "acme-prod");
+    assert_eq!(grant.runtime.limits.exchanges, Some(5));
+    assert_eq!(grant.runtime.allow_from.as_ref().unwrap().len(), 1);
+    assert_eq!(grant.credential.to_string(), "platform t-7");
+    let now = SystemTime::now();
+    let (expires, renew_at) = (grant.expires.unwrap(), grant.renew_at.unwrap());
+    assert!(renew_at > now && renew_at < expires && expires < now + Duration::from_secs(601));
+    let seen = asked.seen();
+    let [question] = seen.as_slice() else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(question.method, "POST");
+    assert_eq!(
+        question.authorization.as_deref(),
+        Some("Bearer s3cr3t-of-server")
+    );
+    let body: Value = serde_json::from_str(&question.body).unwrap();
+    assert_eq!(
+        body,
+        json!({
+            "token": TOKEN, "instance": "07".repeat(16), "version": "0.1.0", "session": 2,
+            "peer": "192.0.2.7:4000",
+        })
+    );
+    let shown = format!("{grant:?} {authenticator:?}");
+    assert!(!shown.contains("s3cr3t"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_no_is_shown_as_the_platform_says_it() {
+    let no = json!({ "reason": "unpaid", "detail": format!("{TOKEN} is of a closed account") });
+    for status in [401, 403] {
+        let asked = Asked::start(None, Reply::Answer(status, no.to_string())).await;
+        let folder = Folder::new();
+        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let refusal = show(&authenticator, TOKEN).await.unwrap_err();
+        assert_eq!(refusal.status().as_u16(), status);
+        assert_eq!(refusal.name(), "token_refused");
+        assert!(refusal.is_fatal() && refusal.is_revoked());
+        assert_eq!(
+            refusal.to_string(),
+            "the platform refused the token: unpaid: (the token) is of a closed account"
+        );
+        assert_eq!(authenticator.is_platform_away(), Some(false));
+    }
+}
+
+#[tokio::test]
+async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
+    let asked = Asked::start(Some(&CERTIFICATES), Reply::Answer(200, YES.into())).await;
+    let folder = Folder::new();
+    let authenticator = platform(&folder, |_| {}, &asked.url);
+    let before = show(&authenticator, TOKEN).await.unwrap();
+    for reply in [
+        Reply::Answer(500, YES.into()),
+        Reply::Answer(408, String::new()),
+        Reply::Answer(429, String::new()),
+        Reply::Answer(503, format!("{YES}{}", " ".repeat(64 * 1024))),
+        Reply::Silence,
+    ] {
+        asked.reply(reply);
+        let grant = show(&authenticator, TOKEN).await.unwrap();
+        assert_eq!(grant.runtime.label, before.runtime.label);
+        assert!(grant.expires.is_some(), "not for ever");
+        let grant = authenticator.renew(&before).await.unwrap();
+        assert!(grant.expires.is_some() && grant.renew_at < grant.expires);
+        let refusal = show(&authenticator, "s3cr3t-of-nobody").await.unwrap_err();
+        assert_eq!(
+            (
+                refusal.name(),
+                refusal.status().as_u16(),
+                refusal.is_fatal()
+            ),
+            ("auth_unavailable", 503, false)
+        );
+        assert_eq!(authenticator.is_platform_away(), Some(true));
+    }
+    // By now it is left alone: nobody waits for an answer that does not come.
+    let count = asked.seen().len();
+    assert!(show(&authenticator, TOKEN).await.is_ok());
+    assert_eq!(asked.seen().len(), count);
+    asked.reply(Reply::Answer(200, YES.into()));
+    later(Duration::from_secs(5)).await;
+    show(&authenticator, TOKEN).await.unwrap();
+    assert_eq!(authenticator.is_platform_away(), Some(false));
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
+    let odd = |token| format!("{{\"account\": \"Not A Name\", \"runtime\": \"{token}\"}}");
+    for (reply, told) in [
+        (
+            Reply::Answer(200, odd(TOKEN)),
+            "cannot be used: it is malformed: `Not A Name`",
+        ),
+        (
+            Reply::Answer(200, "<html>".into()),
+            "it is malformed: expected value",
+        ),
+        (
+            Reply::Answer(
+                200,
+                r#"{"account": "a", "runtime": "b", "limit": {}}"#.into(),
+            ),
+            "it is malformed: unknown field `limit`",
+        ),
+        (
+            Reply::Answer(200, format!("{YES}{}", " ".repeat(64 * 1024))),
+            "larger than 65536 bytes",
+        ),
+        (Reply::Answer(302, String::new()), "it is 302 Found"),
+    ] {
+        let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+        let folder = Folder::new();
+        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let before = show(&authenticator, TOKEN).await.unwrap();
+        asked.reply(reply);
+        for number in 0..10 {
+            let stranger = format!("s3cr3t-{number}");
+            let refusal = show(&authenticator, &stranger).await.unwrap_err();
+            assert_eq!(
+                (
+                    refusal.name(),
+                    refusal.status().as_u16(),
+                    refusal.is_fatal()
+                ),
+                ("token_refused", 401, false)
+            );
+            let text = refusal.to_string();
+            assert!(text.contains(told) && !text.contains("s3cr3t"), "{text}");
+        }
+        let renewed = authenticator.renew(&before).await.unwrap();
+        assert!(renewed.expires.is_some(), "not for ever");
+        assert_eq!(name(show(&authenticator, TOKEN).await), "good");
+        assert_eq!(authenticator.is_platform_away(), Some(false));
+        asked.reply(Reply::Answer(200, YES.into()));
+        let others = show(&authenticator, "s3cr3t-0").await;
+        assert_eq!(name(others), "good", "nobody else is kept out");
+        assert!(show(&authenticator, TOKEN).await.unwrap().expires.is_none());
+    }
+}
+
+#[tokio::test]
+async fn strangers_whose_question_the_platform_dislikes_keep_nobody_out() {
+    for status in [400, 404, 413, 422] {
+        let asked = Asked::start(None, Reply::Answer(status, "{}".into())).await;
+        let folder = Folder::new();
+        let cache = |settings: &mut PlatformSettings| settings.cache = Duration::from_secs(60);
+        let authenticator = platform(&folder, cache, &asked.url);
+        for number in 0..20 {
+            let stranger = format!("s3cr3t-{}", number % 10);
+            let refusal = show(&authenticator, &stranger).await.unwrap_err();
+            assert_eq!(
+                (
+                    refusal.name(),
+                    refusal.status().as_u16(),
+                    refusal.is_fatal()
+                ),
+                ("token_refused", 401, false)
+            );
+            let text = refusal.to_string();
+            assert!(text.contains(&format!("it answered {status} ")), "{text}");
+        }
+        assert_eq!(asked.seen().len(), 10, "the no is remembered");
+        asked.reply(Reply::Answer(200, YES.into()));
+        assert_eq!(name(show(&authenticator, TOKEN).await), "good");
+        let again = show(&authenticator, "s3cr3t-0").await;
+        assert_eq!(name(again), "token_refused", "not only while it says so");
+    }
+}
+
+#[tokio::test]
+async fn a_renewed_answer_counts_whatever_it_is() {
+    let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+    let folder = Folder::new();
+    let authenticator = platform(&folder, |_| {}, &asked.url);
+    let grant = show(&authenticator, TOKEN).await.unwrap();
+    let wider = r#"{"account": "acme", "runtime": "prod", "limits": {"exchanges": 9}}"#;
+    asked.reply(Reply::Answer(200, wider.into()));
+    let renewed = authenticator.renew(&grant).await.unwrap();
+    assert_eq!(renewed.runtime.limits.exchanges, Some(9));
+    let other = r#"{"account": "acme", "runtime": "test"}"#;
+    asked.reply(Reply::Answer(200, other.into()));
+    assert_eq!(
+        name(authenticator.renew(&grant).await),
+        "credentials_disagree"
+    );
+    asked.reply(Reply::Answer(403, "{}".into()));
+    assert_eq!(name(authenticator.renew(&grant).await), "token_refused");
+    asked.reply(Reply::Answer(500, String::new()));
+    assert_eq!(
+        name(show(&authenticator, TOKEN).await),
+        "auth_unavailable",
+        "its last word was no"
+    );
+}
+
+#[tokio::test]
+async fn questions_are_bounded_and_two_about_one_token_are_one() {
+    let permits = Arc::new(Semaphore::new(0));
+    let held = Reply::Held(permits.clone(), 200, YES.into());
+    let asked = Asked::start(None, held).await;
+    let folder = Folder::new();
+    let mut settings = asking(&asked.url);
+    settings.cache = Duration::from_secs(60);
+    let config = config(&folder, |config| {
+        config.credentials.platform = Some(settings);
+        config.credentials.timeout = Duration::from_secs(20);
+    });
+    let authenticator = Authenticator::new(&config).unwrap();
+    let mut clients = JoinSet::new();
+    for number in 0..40 {
+        let authenticator = authenticator.clone();
+        let token = format!("s3cr3t-{}", number % 10);
+        clients.spawn(async move { show(&authenticator, &token).await });
+    }
+    eventually("four questions", async || (asked.open() == 4).then_some(())).await;
+    permits.add_permits(40);
+    while let Some(granted) = clients.join_next().await {
+        assert_eq!(name(granted.unwrap()), "good");
+    }
+    assert_eq!(asked.seen().len(), 10, "one for each token");
+    assert_eq!(asked.most_at_once(), 4);
+    show(&authenticator, "s3cr3t-3").await.unwrap();
+    assert_eq!(asked.seen().len(), 10, "the answer is used again");
+}
+
+#[tokio::test]
+async fn who_hangs_up_takes_nobody_with_him() {
+    let permits = Arc::new(Semaphore::new(0));
+    let asked = Asked::start(None, Reply::Held(permits.clone(), 200, YES.into())).await;
+    let folder = Folder::new();
+    let config = config(&folder, |config| {
+        config.credentials.platform = Some(asking(&asked.url));
+        config.credentials.timeout = Duration::from_secs(20);
+    });
+    let authenticator = Authenticator::new(&config).unwrap();
+    let client =
+        |authenticator: Arc<Authenticator>| async move { show(&authenticator, TOKEN).await };
+    let mut first = JoinSet::new();
+    first.spawn(client(authenticator.clone()));
+    eventually("a question", async || (asked.open() == 1).then_some(())).await;
+    let mut second = JoinSet::new();
+    second.spawn(client(authenticator.clone()));
+    first.shutdown().await;
+    eventually("another question", async || {
+        (asked.seen().len() == 2).then_some(())
+    })
+    .await;
+    permits.add_permits(2);
+    assert_eq!(name(second.join_next().await.unwrap().unwrap()), "good");
+}
+
+#[tokio::test]
+async fn a_platform_that_is_busy_keeps_nobody_waiting_for_long() {
+    let asked = Asked::start(None, Reply::Silence).await;
+    let folder = Folder::new();
+    let authenticator = platform(&folder, |settings| settings.concurrency = 1, &asked.url);
+    let mut clients = JoinSet::new();
+    for number in 0..8 {
+        let authenticator = authenticator.clone();
+        clients.spawn(async move { show(&authenticator, &format!("s3cr3t-{number}")).await });
+    }
+    let mut names = Vec::new();
+    while let Some(refused) = clients.join_next().await {
+        names.push(name(refused.unwrap()));
+    }
+    assert!(names.contains(&"auth_busy"), "{names:?}");
+    assert!(
+        names
+            .iter()
+            .all(|it| ["auth_busy", "auth_unavailable"].contains(it))
+    );
+    assert_eq!(asked.most_at_once(), 1);
+}
+
+/// What the program logged, for the search for secrets.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn no_log_line_holds_a_secret() {
+    let captured = Captured::default();
+    let writer = captured.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let echo = |body: &str| (200, body.to_owned());
+    let asked = Asked::start(None, Reply::Made(echo)).await;
+    let folder = Folder::new();
+    folder.write("own", "s3cr3t-of-server");
+    let own = folder.path("own");
+    let authenticator = platform(
+        &folder,
+        |settings| settings.token_file = Some(own),
+        &asked.url,
+    );
+    let unclear = show(&authenticator, TOKEN).await.unwrap_err();
+    asked.reply(Reply::Answer(500, String::new()));
+    assert_eq!(name(show(&authenticator, TOKEN).await), "auth_unavailable");
+    asked.reply(Reply::Made(|body| {
+        (403, json!({ "detail": body }).to_string())
+    }));
+    let refusal = show(&authenticator, TOKEN).await.unwrap_err();
+    asked.reply(Reply::Answer(200, YES.into()));
+    let grant = show(&authenticator, TOKEN).await.unwrap();
+    tracing::info!(%unclear, ?unclear, %refusal, ?refusal, ?grant, "shown");
+    let text = String::from_utf8(captured.0.lock().clone()).unwrap();
+    assert!(text.contains("the platform cannot be asked"), "{text}");
+    assert!(text.contains("a token cannot be used: mend"), "{text}");
+    assert!(!text.contains("s3cr3t"), "{text}");
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_is_told_why_and_counted() {
+    let asked = Asked::start(
+        None,
+        Reply::Made(|body| match body.contains(TOKEN) {
+            true => (200, YES.into()),
+            false => (401, r#"{"reason": "unpaid"}"#.into()),
+        }),
+    )
+    .await;
+    let folder = Folder::new();
+    folder.write("ca.pem", &CERTIFICATES.ca_pem);
+    let rig = Rig::with(|config| {
+        config.credentials.ca_file = Some(folder.path("ca.pem"));
+        config.credentials.platform = Some(asking(&asked.url));
+    })
+    .await;
+    let request = session_request("s3cr3t-of-nobody", random_instance());
+    let mut connected = dial(&rig, &request).await;
+    let mut body = connected.behind.to_vec();
+    // The connection may end without a farewell.
+    let _ = soon("the end", connected.io.read_to_end(&mut body)).await;
+    let refusal: Refusal = serde_json::from_slice(&body).unwrap();
+    assert_eq!(
+        (connected.status, refusal.reason.as_str()),
+        (401, "token_refused")
+    );
+    assert!(refusal.detail.ends_with(": unpaid"), "{}", refusal.detail);
+    rig.metric_becomes(
+        "tunnel_server_handshakes_total{result=\"token_refused\"}",
+        1.0,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn whether_the_platform_is_away_is_shown_where_it_is_asked() {
+    let asked = Asked::start(None, Reply::Answer(500, String::new())).await;
+    let rig = Rig::with(|config| config.credentials.platform = Some(asking(&asked.url))).await;
+    let series = "tunnel_server_platform_away";
+    let (_, before) = rig.admin("/metrics").await;
+    assert!(before.contains(&format!("\n{series} 0\n")), "{before}");
+    assert!(!before.contains("tunnel_server_jwks_keys"), "{before}");
+    let request = session_request(TOKEN, random_instance());
+    assert_eq!(dial(&rig, &request).await.status, 503);
+    rig.metric_becomes(series, 1.0).await;
+    let plain = Rig::start().await;
+    let (_, shown) = plain.admin("/metrics").await;
+    assert!(!shown.contains(series), "nobody is asked: {shown}");
+}
