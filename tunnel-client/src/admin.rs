@@ -2,31 +2,71 @@
 
 use std::sync::Arc;
 
-use tunnel_ops::admin::{AdminRoutes, Readiness};
+use tokio::sync::watch;
+use tunnel_ops::admin::{AdminRoutes, AdminSettings, Readiness};
 
 use crate::metrics::Metrics;
 
-/// One session that answers, until it is dropped.
+/// Counts the sessions that answer.
 #[derive(Debug)]
-pub(crate) struct LiveSession(Arc<Metrics>);
+pub(crate) struct LiveSessions {
+    metrics: Arc<Metrics>,
+    count: watch::Sender<usize>,
+}
+
+/// One session that answers, until it leaves and this is dropped.
+#[derive(Debug)]
+pub(crate) struct LiveSession(Arc<LiveSessions>);
+
+impl LiveSessions {
+    /// None so far.
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        let (count, _) = watch::channel(0);
+        Self { metrics, count }
+    }
+
+    /// Whether there is one.
+    pub(crate) fn any(&self) -> bool {
+        *self.count.borrow() > 0
+    }
+
+    /// Returns when there is none.
+    pub(crate) async fn none_left(&self) {
+        // Never fails: the sender is our own.
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    fn change(&self, by: isize) -> usize {
+        let mut sessions = 0;
+        self.count.send_modify(|count| {
+            *count = count.saturating_add_signed(by);
+            sessions = *count;
+        });
+        sessions
+    }
+}
 
 impl LiveSession {
     /// A session was welcomed by the server.
-    pub(crate) fn begin(metrics: &Arc<Metrics>) -> Self {
-        metrics.sessions.inc();
-        Self(Arc::clone(metrics))
+    pub(crate) fn begin(sessions: &Arc<LiveSessions>) -> Self {
+        sessions.metrics.sessions.inc();
+        let count = sessions.change(1);
+        tracing::info!(sessions = count, "a session is ready");
+        Self(Arc::clone(sessions))
     }
 }
 
 impl Drop for LiveSession {
     fn drop(&mut self) {
-        self.0.sessions.dec();
+        self.0.metrics.sessions.dec();
+        let sessions = self.0.change(-1);
+        tracing::info!(sessions, "a session has ended, or leaves");
     }
 }
 
 /// The answers of the admin listener: ready only while a session answers.
-pub(crate) fn routes(metrics: Arc<Metrics>) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), move || readiness(&metrics))
+pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRoutes {
+    AdminRoutes::new(metrics.registry(), move || readiness(&metrics)).with_settings(settings)
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {
@@ -44,8 +84,9 @@ mod tests {
     fn a_client_is_ready_while_any_session_answers() {
         let metrics = Arc::new(Metrics::new().unwrap());
         assert_ne!(readiness(&metrics), Readiness::Ready);
-        let one = LiveSession::begin(&metrics);
-        let two = LiveSession::begin(&metrics);
+        let sessions = Arc::new(LiveSessions::new(Arc::clone(&metrics)));
+        let one = LiveSession::begin(&sessions);
+        let two = LiveSession::begin(&sessions);
         drop(one);
         assert_eq!(readiness(&metrics), Readiness::Ready);
         drop(two);

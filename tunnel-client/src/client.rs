@@ -12,29 +12,32 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::SystemTime;
 
-use tunnel_ops::admin::{AdminBindError, AdminListener};
+use ipnet::IpNet;
+use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::TlsFilesError;
+use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
 
-use crate::admin;
+use crate::admin::{self, LiveSessions};
 use crate::config::{Config, OnRefusal};
+use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 use crate::routes::Routes;
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
-use crate::tunnel::{RedialSettings, Tunnel, TunnelParts};
+use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
 use crate::upstream::{Upstream, UpstreamSettings};
 
 /// A client that has not dialled yet.
 pub struct Client {
-    metrics: Arc<Metrics>,
-    admin: Option<AdminListener>,
+    admin: Option<(AdminListener, AdminRoutes)>,
     upstream: Arc<Upstream>,
     tunnel: Tunnel,
 }
@@ -62,9 +65,12 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to the server or the upstream.
+    /// TLS to the upstream.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
+    /// The credential's files.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// The server refuses for good.
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
@@ -79,6 +85,10 @@ impl Client {
     pub fn new(config: Config) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
         let admin = config.admin_listen.map(bind_admin).transpose()?;
+        let settings = AdminSettings {
+            allowed_hosts: config.admin_hosts.clone(),
+        };
+        let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
         let upstream = Arc::new(Upstream::new(UpstreamSettings {
             url: config.upstream.clone(),
             roots: config.upstream_roots.clone(),
@@ -91,6 +101,7 @@ impl Client {
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
+            live: Arc::new(LiveSessions::new(Arc::clone(&metrics))),
             settings: SessionSettings {
                 ping_interval: config.ping_interval,
                 ..SessionSettings::default()
@@ -99,17 +110,26 @@ impl Client {
         };
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {
-            metrics,
             admin,
             upstream,
             tunnel,
         })
     }
 
+    /// Believes another wall clock than the system's: for tests of what follows a jump.
+    #[must_use]
+    pub fn with_wall_clock(
+        mut self,
+        clock: impl Fn() -> SystemTime + Send + Sync + 'static,
+    ) -> Self {
+        self.tunnel.set_wall_clock(Box::new(clock));
+        self
+    }
+
     /// Where it listens.
     pub fn addresses(&self) -> Addresses {
         Addresses {
-            admin: self.admin.as_ref().map(AdminListener::local_addr),
+            admin: (self.admin.as_ref()).map(|(listener, _)| listener.local_addr()),
         }
     }
 
@@ -119,16 +139,14 @@ impl Client {
     /// When the server refuses for good, and the client is not told to wait then.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
-            metrics,
             admin,
             upstream,
             tunnel,
         } = self;
         // First the admin listener, so that whoever starts the client is told "not ready" instead of
         // nothing. It never ends by itself.
-        let admin = admin.map(|listener| {
-            let serving = listener.serve(admin::routes(metrics), std::future::pending());
-            Owned::spawn("admin", serving)
+        let admin = admin.map(|(listener, routes)| {
+            Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
         // Then what exchanges need.
         let sweeping = {
@@ -157,23 +175,44 @@ impl std::fmt::Debug for Client {
 fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random)?;
-    let roots = &config.server_roots;
-    let dialler = Dialler::new(config.server, roots, config.token_file, config.dial_timeout)?;
-    Ok(Tunnel::new(TunnelParts {
+    let files = CredentialFiles {
+        token: config.token_file,
+        certificate: config.client_certificate,
+    };
+    let credentials = Arc::new(Credentials::new(files, config.server_roots));
+    // Before they are read for the first time, so that no change is missed.
+    let files = FileWatch::new(credentials.paths())?;
+    let dialler = Dialler::new(config.server, Arc::clone(&credentials), config.dial_timeout);
+    let dialling = DiallingParts {
         dialler,
+        credentials: Arc::clone(&credentials),
         instance: InstanceId::from_random(random),
+        allow_from: networks(&config.allow_from),
         sessions,
+        refusal_wait: config.refusal_wait,
         redial: RedialSettings {
             base: config.redial_base,
             cap: config.redial_cap,
             stable: config.redial_stable,
-            after_refusal: match config.on_refusal {
-                OnRefusal::Exit => None,
-                OnRefusal::Retry => Some(config.refusal_wait),
-            },
+        },
+    };
+    Ok(Tunnel::new(TunnelParts {
+        dialling,
+        credentials,
+        files,
+        sessions: config.sessions,
+        after_refusal: match config.on_refusal {
+            OnRefusal::Exit => None,
+            OnRefusal::Retry => Some(config.refusal_wait),
         },
         grace_period: config.grace_period,
     }))
+}
+
+/// A list of networks as the wire has it; none when there is no bound.
+fn networks(allowed: &[IpNet]) -> Option<String> {
+    let list: Vec<_> = allowed.iter().map(ToString::to_string).collect();
+    (!list.is_empty()).then(|| list.join(","))
 }
 
 fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {

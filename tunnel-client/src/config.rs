@@ -4,6 +4,7 @@
 //! be wrong, with its certificates read, or every fault at once. Tests and programs that hold a
 //! client start from [`Config::new`] and set what differs.
 
+mod credential;
 mod source;
 mod url;
 
@@ -12,17 +13,24 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
+pub use self::credential::CertificateFiles;
 pub use self::source::{Given, Source};
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
-use crate::token_file::{self, TokenFileError};
+use crate::token_file::TokenFileError;
 
 /// First and longest wait before a new dial, where nothing else is set: quick after a hiccup,
 /// gentle in a storm.
 const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Networks that the list of those that the runtime may be reached from can have: the longest fit into
+/// the 4096 bytes that a server reads.
+const NETWORKS_MAX: usize = 90;
 
 /// Everything that a client needs to know.
 #[derive(Debug, Clone)]
@@ -32,14 +40,24 @@ pub struct Config {
     pub server: ServerUrl,
     /// Whom the server's certificate may come from.
     pub server_roots: Roots,
-    /// The file that holds the token, to be read at each dial.
-    pub token_file: PathBuf,
+    /// The file that holds the token, to be read at each dial and when it changes; none only beside a
+    /// certificate.
+    pub token_file: Option<PathBuf>,
+    /// The certificate that is shown to the server, to be read likewise. Default none.
+    pub client_certificate: Option<CertificateFiles>,
     /// The local service that answers.
     pub upstream: UpstreamUrl,
     /// Whom an `https` upstream's certificate may come from; none for other schemes.
     pub upstream_roots: Option<Roots>,
+    /// Sessions kept with the server at once, 1 to 8. Default 2.
+    pub sessions: usize,
+    /// Networks that the runtime may be reached from, within what the server allows; none means any.
+    /// Default none.
+    pub allow_from: Vec<IpNet>,
     /// Where the operator asks for metrics and health; none means nowhere. Default 127.0.0.1:9091.
     pub admin_listen: Option<SocketAddr>,
+    /// Names that the admin listener may be asked by, beside localhost and addresses. Default none.
+    pub admin_hosts: Vec<AdminHost>,
     /// Time for each step of the dial. Default 10 s.
     pub dial_timeout: Duration,
     /// Longest wait before the first new dial; doubles with each failure. Default 1 s.
@@ -50,7 +68,8 @@ pub struct Config {
     pub redial_stable: Duration,
     /// What to do when the server refuses for good. Default exit.
     pub on_refusal: OnRefusal,
-    /// How long to wait after such a refusal before the next dial, if there is one. Default 5 min.
+    /// How long to wait after such a refusal before the next dial, if there is one; each time longer
+    /// for as long as another instance takes over. Default 5 min.
     pub refusal_wait: Duration,
     /// Time to connect to the upstream. Default 5 s.
     pub upstream_connect_timeout: Duration,
@@ -132,10 +151,14 @@ impl Config {
         Self {
             server,
             server_roots,
-            token_file,
+            token_file: Some(token_file),
+            client_certificate: None,
             upstream,
             upstream_roots: None,
+            sessions: 2,
+            allow_from: Vec::new(),
             admin_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))),
+            admin_hosts: Vec::new(),
             dial_timeout: Duration::from_secs(10),
             redial_base,
             redial_cap,
@@ -162,7 +185,7 @@ impl Config {
             "server",
             "the server to dial",
         );
-        let token_file = token_file(&source, &mut faults);
+        let credential = credential::check(&source, &mut faults);
         let upstream = required(
             &mut faults,
             source.upstream.clone(),
@@ -174,9 +197,11 @@ impl Config {
             .as_ref()
             .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
         check_redial(&source, &mut faults);
-        match (server, server_roots, token_file, upstream) {
-            (Some(server), Some(roots), Some(token_file), Some(upstream)) if faults.is_empty() => {
-                let mut config = Self::new(server, roots, token_file, upstream);
+        check_allow_from(&source, &mut faults);
+        match (server, server_roots, credential, upstream) {
+            (Some(server), Some(roots), Some(credential), Some(upstream)) if faults.is_empty() => {
+                let mut config = Self::new(server, roots, PathBuf::new(), upstream);
+                (config.token_file, config.client_certificate) = credential;
                 config.upstream_roots = upstream_roots;
                 config.apply(source);
                 Ok(config)
@@ -187,7 +212,11 @@ impl Config {
 
     /// Replaces defaults by what was given.
     fn apply(&mut self, source: Source) {
+        set(&mut self.sessions, source.sessions);
+        let allow_from = source.allow_from.into_iter().flatten();
+        self.allow_from = allow_from.map(IpNet::from).collect();
         set(&mut self.admin_listen, source.admin_listen);
+        set(&mut self.admin_hosts, source.admin_host);
         set(&mut self.dial_timeout, source.dial_timeout);
         set(&mut self.redial_base, source.redial_base);
         set(&mut self.redial_cap, source.redial_cap);
@@ -234,15 +263,6 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The token file's path, once a token could be read from it: better to fail now than at the first
-/// dial.
-fn token_file(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PathBuf> {
-    let purpose = "the file that holds the token";
-    let path = required(faults, source.token_file.clone(), "token-file", purpose)?;
-    or_fault(faults, token_file::read(&path))?;
-    Some(path)
-}
-
 fn upstream_roots(
     upstream: &UpstreamUrl,
     source: &Source,
@@ -273,6 +293,22 @@ fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
             problem,
         });
     }
+}
+
+fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let Some(networks) = &source.allow_from else {
+        return;
+    };
+    let problem = match networks.len() {
+        // Whoever means "nobody" should not run a client, and a list left empty must not mean "any".
+        0 => "no network is named: leave it out to set no bound".to_owned(),
+        1..=NETWORKS_MAX => return,
+        more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),
+    };
+    faults.push(ConfigFault::Value {
+        flag: "allow-from",
+        problem,
+    });
 }
 
 fn required<T>(

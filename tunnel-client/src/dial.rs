@@ -17,25 +17,24 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use rustls::ClientConfig;
 #[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
-use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 use tunnel_proto::handshake::Greeting;
+#[cfg(target_os = "linux")]
+use tunnel_proto::limits;
 
 use self::upgrade::Answer;
 pub(crate) use self::upgrade::Refused;
 use crate::config::ServerUrl;
-use crate::token_file::{self, TokenFileError};
+use crate::credential::{Credential, CredentialError, Credentials};
 
 /// How long written bytes may stay with the kernel before it gives a session's connection up: as
 /// long as a silent session lives. Not for upstreams: it counts the time too in which a peer that
@@ -70,9 +69,9 @@ pub(crate) enum StepError {
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// There is no token to show.
+    /// There is nothing to show.
     #[error(transparent)]
-    Token(#[from] TokenFileError),
+    Credential(#[from] CredentialError),
     /// The server was not reached, or did not answer as a server does.
     #[error("{server}: {error}")]
     Step {
@@ -89,6 +88,8 @@ pub(crate) enum DialError {
         server: ServerUrl,
         /// Why.
         refused: Refused,
+        /// What it was shown.
+        shown: Arc<Credential>,
     },
 }
 
@@ -96,8 +97,7 @@ pub(crate) enum DialError {
 #[derive(Debug)]
 pub(crate) struct Dialler {
     server: ServerUrl,
-    tls: Arc<ClientConfig>,
-    token_file: PathBuf,
+    credentials: Arc<Credentials>,
     /// For each step.
     limit: Duration,
 }
@@ -110,24 +110,18 @@ pub(crate) struct Connected {
     pub(crate) unread: Bytes,
     /// Where the server is.
     pub(crate) peer: SocketAddr,
+    /// What it was given for.
+    pub(crate) credential: Arc<Credential>,
 }
 
 impl Dialler {
-    /// A dialler that believes certificates signed by `roots`.
-    pub(crate) fn new(
-        server: ServerUrl,
-        roots: &Roots,
-        token_file: PathBuf,
-        limit: Duration,
-    ) -> Result<Self, TlsFilesError> {
-        // Upgrades are a thing of HTTP/1.1.
-        let tls = tls_files::client_config(roots, &[b"http/1.1"])?;
-        Ok(Self {
+    /// A dialler that shows these credentials.
+    pub(crate) fn new(server: ServerUrl, credentials: Arc<Credentials>, limit: Duration) -> Self {
+        Self {
             server,
-            tls,
-            token_file,
+            credentials,
             limit,
-        })
+        }
     }
 
     /// The server that is dialled.
@@ -137,44 +131,61 @@ impl Dialler {
 
     /// Takes all the steps once.
     pub(crate) async fn dial(&self, greeting: &Greeting) -> Result<Connected, DialError> {
-        // Read each time, since tokens are changed while a client runs; first, since without one
-        // there is nothing to ask for.
-        let token = token_file::read(&self.token_file)?;
+        // Read each time, since credentials are changed while a client runs; first, since without
+        // one there is nothing to ask for.
+        let credential = self.credentials.read()?;
         let failed = |error| DialError::Step {
             server: self.server.clone(),
             error,
         };
         // Boxed, since the state of both is large, and a dial is rare.
-        let (io, peer) = Box::pin(self.reach()).await.map_err(failed)?;
+        let (io, peer) = Box::pin(self.reach(&credential)).await.map_err(failed)?;
         let asking = Box::pin(upgrade::upgrade(
             io,
             self.server.authority(),
             greeting,
-            &token,
+            credential.token(),
         ));
         match within(Step::Upgrade, self.limit, asking)
             .await
             .map_err(failed)?
         {
-            Answer::Accepted(io, unread) => Ok(Connected { io, unread, peer }),
+            Answer::Accepted(io, unread) => Ok(Connected {
+                io,
+                unread,
+                peer,
+                credential,
+            }),
             Answer::Refused(refused) => Err(DialError::Refused {
                 server: self.server.clone(),
                 refused,
+                shown: credential,
             }),
         }
     }
 
-    async fn reach(&self) -> Result<(TlsStream<TcpStream>, SocketAddr), StepError> {
+    async fn reach(
+        &self,
+        credential: &Credential,
+    ) -> Result<(TlsStream<TcpStream>, SocketAddr), StepError> {
         let tcp = reach(self.server.host(), self.server.port(), self.limit, |_| true).await?;
         let handshake = async {
             let peer = tcp.peer_addr()?;
             #[cfg(target_os = "linux")]
-            SockRef::from(&tcp).set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+            set_options(&tcp)?;
             let name = tls::server_name(self.server.host())?;
-            Ok((tls::handshake(tcp, &self.tls, name).await?, peer))
+            Ok((tls::handshake(tcp, credential.tls(), name).await?, peer))
         };
         within(Step::Tls, self.limit, handshake).await
     }
+}
+
+/// Those of a session's connection alone.
+#[cfg(target_os = "linux")]
+fn set_options(tcp: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(tcp);
+    socket.set_tcp_notsent_lowat(limits::UNSENT_BYTES)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
 /// A TCP connection to a host. Of its addresses those that are not `allowed` are left out.
@@ -210,13 +221,23 @@ impl DialError {
     /// Whether a person has to do something before dialling again can help.
     pub(crate) fn is_fatal(&self) -> bool {
         match self {
+            // That another instance holds the runtime ends when that one does.
+            Self::Refused { refused, .. } if refused.status == StatusCode::CONFLICT => false,
             // Only a tunnel server can say so: a proxy on the way may be mended.
             Self::Refused { refused, .. } => refused
                 .refusal
                 .as_ref()
                 .is_some_and(|refusal| refusal.fatal),
-            // The file is often put in place, or replaced, while a client runs.
-            Self::Token(_) | Self::Step { .. } => false,
+            // Files are often put in place, or replaced, while a client runs.
+            Self::Credential(_) | Self::Step { .. } => false,
+        }
+    }
+
+    /// What was shown to a server that has refused for good.
+    pub(crate) fn shown_in_vain(&self) -> Option<&Arc<Credential>> {
+        match self {
+            Self::Refused { shown, .. } if self.is_fatal() => Some(shown),
+            _ => None,
         }
     }
 
@@ -224,14 +245,14 @@ impl DialError {
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { refused, .. } => refused.retry_after,
-            Self::Token(_) | Self::Step { .. } => None,
+            Self::Credential(_) | Self::Step { .. } => None,
         }
     }
 
     /// One word for metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Token(_) => "token",
+            Self::Credential(error) => error.name(),
             Self::Step {
                 error: StepError::TimedOut(step, _),
                 ..
@@ -305,9 +326,11 @@ impl Refused {
 
 #[cfg(test)]
 mod tests {
+    use tunnel_ops::tls_files::Roots;
     use tunnel_proto::handshake::Refusal;
 
     use super::*;
+    use crate::credential::CredentialFiles;
 
     fn refused(status: u16, refusal: Option<Refusal>) -> DialError {
         let status = StatusCode::from_u16(status).unwrap();
@@ -316,20 +339,38 @@ mod tests {
             refusal,
             retry_after: None,
         };
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let roots = Roots::from_pem(&made.cert.pem()).unwrap();
+        let files = CredentialFiles {
+            token: None,
+            certificate: None,
+        };
         DialError::Refused {
             server: "wss://tunnel.example.com".parse().unwrap(),
             refused,
+            shown: Credentials::new(files, roots).read().unwrap(),
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn of_a_session_the_kernel_holds_little_that_it_has_not_sent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let tcp = tcp.unwrap();
+        set_options(&tcp).unwrap();
+        let unsent = SockRef::from(&tcp).tcp_notsent_lowat().unwrap();
+        assert_eq!(unsent, limits::UNSENT_BYTES);
     }
 
     #[test]
     fn only_a_tunnel_server_can_refuse_for_good() {
-        let fatal = Refusal {
+        let fatal = || Refusal {
             reason: "token_unknown".to_owned(),
             detail: "this token is not known: make a new one".to_owned(),
             fatal: true,
         };
-        let error = refused(401, Some(fatal.clone()));
+        let error = refused(401, Some(fatal()));
         assert!(error.is_fatal());
         assert_eq!(
             error.to_string(),
@@ -338,9 +379,13 @@ mod tests {
         );
         let transient = Refusal {
             fatal: false,
-            ..fatal
+            ..fatal()
         };
         assert!(!refused(503, Some(transient)).is_fatal());
+        assert!(
+            !refused(409, Some(fatal())).is_fatal(),
+            "the other may leave"
+        );
         let proxy = refused(407, None);
         assert!(!proxy.is_fatal());
         assert!(
@@ -380,12 +425,17 @@ mod tests {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let roots = Roots::from_pem(&made.cert.pem()).unwrap();
         let server = "wss://localhost:1".parse().unwrap();
-        let limit = Duration::from_secs(1);
-        let dialler = Dialler::new(server, &roots, "/nowhere/token".into(), limit).unwrap();
+        let files = CredentialFiles {
+            token: Some("/nowhere/token".into()),
+            certificate: None,
+        };
+        let credentials = Arc::new(Credentials::new(files, roots));
+        let dialler = Dialler::new(server, credentials, Duration::from_secs(1));
         let greeting = Greeting {
             instance: tunnel_proto::handshake::InstanceId::from_random([0; 16]),
             version: "0".to_owned(),
             session_number: 1,
+            allow_from: None,
         };
         let Err(error) = dialler.dial(&greeting).await else {
             panic!("no token")

@@ -7,6 +7,7 @@ pub mod config;
 pub mod token_file;
 
 mod admin;
+mod credential;
 mod dial;
 mod exchange;
 mod http1;

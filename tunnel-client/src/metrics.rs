@@ -10,9 +10,10 @@ use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, 
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
-const DIAL_RESULTS: [&str; 8] = [
+const DIAL_RESULTS: [&str; 9] = [
     "accepted",
     "token",
+    "certificate",
     "resolve",
     "connect",
     "tls",
@@ -40,7 +41,7 @@ const OWN_DURATIONS: [f64; 9] = [
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    /// Sessions that the server has welcomed.
+    /// Sessions that the server has welcomed, and that do not leave.
     pub(crate) sessions: IntGauge,
     /// Exchanges that are open.
     pub(crate) open: IntGauge,
@@ -71,7 +72,11 @@ impl Metrics {
         );
         let bytes = registered(&all, IntCounterVec::new(bytes, &["direction"])?)?;
         Ok(Self {
-            sessions: gauge(&all, "sessions", "sessions that the server has welcomed")?,
+            sessions: gauge(
+                &all,
+                "sessions",
+                "sessions that the server has welcomed, and that do not leave",
+            )?,
             open: gauge(&all, "open_exchanges", "exchanges that are open")?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,

@@ -1,39 +1,50 @@
 //! One session with the server, from its 101 to its end.
 //!
 //! ```text
-//!   tunnel ─▶ Session::start ── hello ─▶ … ◀─ welcome ──┐
-//!          ◀── next: drain, superseded, ended           │  one task runs the session, one moves its
-//!          ──▶ leave: drain, rest, close                │  bytes, and each stream has its own
+//!   place ─▶ Session::start ── hello ─▶ … ◀─ welcome ──┐
+//!         ◀── next: drain, superseded, expiring, ended │  one task runs the session, one moves its
+//!         ──▶ use_credential: refresh-token            │  bytes, and each stream has its own
+//!         ──▶ leave: drain, rest, close                │
 //! ```
 //!
 //! In: a connection that the server has accepted. Out: the few things that the server says which
 //! concern the tunnel, and at last how it ended. It never dials, and knows nothing of what the
 //! exchanges are about.
 
+mod offers;
+
+use std::collections::VecDeque;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use secrecy::ExposeSecret;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tunnel_ops::task::Owned;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::serve;
+use tunnel_proto::limits;
 use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
-use crate::admin::LiveSession;
+use self::offers::{Answer, Offers};
+use crate::admin::{LiveSession, LiveSessions};
+use crate::credential::Credential;
+use crate::dial::Connected;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
 /// Things the server said that wait for the tunnel. It says each once in a session's life.
 const NOTICES: usize = 8;
-/// Longest time for a session's end to be told and answered.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Bounds of the time for a session's end to be told and answered.
+const FAREWELL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// The part of the grace period that this may take: who is given a time is gone when it is over.
+const FAREWELL_PART: u32 = 5;
 /// Bounds of the time for which a session that leaves has to be at rest: the server's last exchange
 /// may be on its way while the server is told.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -43,8 +54,10 @@ const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 pub(crate) struct SessionParts {
     /// Answers the exchanges.
     pub(crate) exchanges: Exchanges,
-    /// Where a welcomed session counts.
+    /// Where what is measured goes.
     pub(crate) metrics: Arc<Metrics>,
+    /// Where a welcomed session counts.
+    pub(crate) live: Arc<LiveSessions>,
     /// Of the wire.
     pub(crate) settings: SessionSettings,
     /// Time for the server to say welcome.
@@ -55,9 +68,14 @@ pub(crate) struct SessionParts {
 pub(crate) struct Session {
     handle: Handle,
     notices: mpsc::Receiver<Notice>,
+    /// What was said before the welcome.
+    early: VecDeque<Event>,
     task: Owned<Ended>,
     began: Instant,
     welcome: Welcome,
+    offers: Offers,
+    /// Until it leaves.
+    live: Option<LiveSession>,
 }
 
 /// What the server said of a session when it began.
@@ -81,6 +99,11 @@ pub(crate) enum Event {
     },
     /// A newer instance holds the runtime.
     Superseded,
+    /// The credential runs out.
+    Expiring {
+        /// After this time.
+        within: Duration,
+    },
     /// It is over.
     Ended(Ended),
 }
@@ -110,21 +133,24 @@ pub(crate) enum NotWelcome {
 /// What the session's task has to say.
 enum Notice {
     Welcome(Welcome),
-    Drain { spread: Duration },
-    Superseded,
+    /// Never of its end.
+    Event(Event),
+    /// To the credential that was offered.
+    Answer(Answer),
 }
 
 impl Session {
-    /// Begins a session on a connection that the server has accepted. `unread` are bytes that were
-    /// read past the 101.
-    pub(crate) async fn start<IO>(
-        io: IO,
-        unread: Bytes,
+    /// Begins a session on a connection that the server has accepted.
+    pub(crate) async fn start(
+        connected: Connected,
         parts: &SessionParts,
-    ) -> Result<Self, NotWelcome>
-    where
-        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    ) -> Result<Self, NotWelcome> {
+        let Connected {
+            io,
+            unread,
+            credential,
+            ..
+        } = connected;
         let began = Instant::now();
         let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings);
         // A session that has ended already says so below.
@@ -134,11 +160,13 @@ impl Session {
         let (notices_in, mut notices) = mpsc::channel(NOTICES);
         let running = run(handle.clone(), events, driver, parts.clone(), notices_in);
         let task = Owned::spawn("session", running);
+        let mut early = VecDeque::new();
         let welcomed = async {
             loop {
                 match notices.recv().await {
                     Some(Notice::Welcome(welcome)) => return Some(welcome),
-                    Some(Notice::Drain { .. } | Notice::Superseded) => {}
+                    Some(Notice::Event(event)) => keep_early(&mut early, event),
+                    Some(Notice::Answer(_)) => {}
                     None => return None,
                 }
             }
@@ -147,14 +175,17 @@ impl Session {
             Ok(Some(welcome)) => Ok(Self {
                 handle,
                 notices,
+                early,
                 task,
                 began,
                 welcome,
+                offers: Offers::new(credential),
+                live: Some(LiveSession::begin(&parts.live)),
             }),
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
             Err(_) => {
                 handle.close(CloseReason::ProtocolError);
-                let _ = timeout(FAREWELL, task).await;
+                let _ = timeout(FAREWELL.1, task).await;
                 Err(NotWelcome::Late(parts.welcome_limit))
             }
         }
@@ -165,35 +196,152 @@ impl Session {
         &self.welcome
     }
 
-    /// The next thing that the tunnel has to know.
+    /// How long it has lasted.
+    pub(crate) fn lived(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The next thing that the tunnel has to know. May be dropped and called again.
     pub(crate) async fn next(&mut self) -> Event {
         loop {
-            match self.notices.recv().await {
-                Some(Notice::Drain { spread }) => return Event::Drain { spread },
-                Some(Notice::Superseded) => return Event::Superseded,
-                Some(Notice::Welcome(_)) => {}
-                None => return Event::Ended(ended((&mut self.task).await, self.began)),
+            if let Some(event) = self.early.pop_front() {
+                return event;
+            }
+            let again_at = self.offers.again_at();
+            let to_offer = tokio::select! {
+                notice = self.notices.recv() => match notice {
+                    Some(Notice::Event(event)) => return event,
+                    Some(Notice::Answer(answer)) => self.offers.on_answer(answer, Instant::now()),
+                    Some(Notice::Welcome(_)) => None,
+                    None => return Event::Ended(ended((&mut self.task).await, self.began)),
+                },
+                () = at(again_at) => self.offers.again(),
+            };
+            if let Some(credential) = to_offer {
+                self.offer(&credential);
             }
         }
     }
 
+    /// Whether it goes by what this credential holds, or has asked to.
+    pub(crate) fn goes_by(&self, credential: &Credential) -> bool {
+        self.offers.wanted().is_same(credential)
+    }
+
+    /// What the server has let it go by until now.
+    pub(crate) fn went_by(&self) -> &Credential {
+        self.offers.own()
+    }
+
+    /// Goes on by this credential, the token of which the server is told if it is another. False when
+    /// only another session can go by it.
+    pub(crate) fn use_credential(&mut self, credential: Arc<Credential>) -> bool {
+        if self.goes_by(&credential) {
+            return true;
+        }
+        let Some(refresh) = refresh(&credential) else {
+            return false;
+        };
+        let has_same_identity = self.offers.own().has_identity_of(&credential);
+        if !has_same_identity || refresh.encode().len() > limits::CONTROL_BYTES {
+            return false;
+        }
+        if let Some(credential) = self.offers.want(credential) {
+            self.offer(&credential);
+        }
+        true
+    }
+
+    fn offer(&self, credential: &Credential) {
+        tracing::info!(
+            session = self.welcome.session,
+            "the token is another than the session goes by, the server is told"
+        );
+        if let Some(refresh) = refresh(credential) {
+            // A session that has ended says so by itself.
+            let _ = self.handle.send(refresh);
+        }
+    }
+
+    /// Has it prove that it lives, or end within seconds.
+    pub(crate) fn suspect(&self) {
+        self.handle.suspect();
+    }
+
+    /// Has another session in its stead, since the server asked for that, which ends this one when nothing
+    /// comes to it any more.
+    pub(crate) fn say_moved(&self) {
+        let _ = self.handle.send(Control::Moved);
+    }
+
+    /// Wants nothing new from here on.
+    pub(crate) fn say_drain(&mut self) {
+        // Nobody should count on it from here on.
+        if self.live.take().is_some() {
+            let _ = self.handle.send(Control::Drain { spread_ms: None });
+        }
+    }
+
+    /// Returns when nothing is open, and nothing comes for a moment; for one that has said drain.
+    pub(crate) fn at_rest(&self) -> impl Future<Output = ()> + Send + use<> {
+        let handle = self.handle.clone();
+        async move { at_rest(&handle).await }
+    }
+
     /// Leaves without loss: the server sends nothing new, what is open ends, and only then, or when
-    /// the grace period is over, the session does.
-    pub(crate) async fn leave(self, grace: Duration) {
-        let _ = self.handle.send(Control::Drain { spread_ms: None });
+    /// too little of the grace period is left for more, the session does.
+    pub(crate) async fn leave(mut self, grace: Duration) {
+        self.say_drain();
         tokio::select! {
-            _ = timeout(grace, at_rest(&self.handle)) => {}
+            _ = timeout(grace.saturating_sub(farewell(grace)), at_rest(&self.handle)) => {}
             () = self.handle.closed() => {}
         }
-        let left = self.handle.outstanding();
-        if left > 0 && !self.handle.is_closed() {
+        self.end(grace).await;
+    }
+
+    /// Ends it as it is, and waits for that no longer than a part of the grace period.
+    pub(crate) async fn end(self, grace: Duration) {
+        let Self { handle, task, .. } = self;
+        let left = handle.outstanding();
+        if left > 0 && !handle.is_closed() {
             tracing::warn!(
                 exchanges = left,
-                "the grace period is over, open exchanges are cut"
+                "a session has had its time, open exchanges are cut"
             );
         }
-        self.handle.close(CloseReason::Left);
-        let _ = timeout(FAREWELL, self.task).await;
+        handle.close(CloseReason::Left);
+        let _ = timeout(farewell(grace), task).await;
+    }
+}
+
+fn farewell(grace: Duration) -> Duration {
+    let (shortest, longest) = FAREWELL;
+    (grace / FAREWELL_PART).clamp(shortest, longest)
+}
+
+/// Asks the server to go on by this credential.
+fn refresh(credential: &Credential) -> Option<Control> {
+    let token = credential.token()?.expose_secret().to_owned();
+    Some(Control::RefreshToken { token })
+}
+
+/// Keeps what is said before the welcome; what ends the tunnel comes before all else.
+fn keep_early(early: &mut VecDeque<Event>, event: Event) {
+    if early.contains(&event) {
+        return;
+    }
+    match event {
+        Event::Superseded => early.push_front(event),
+        _ => early.push_back(event),
+    }
+    early.truncate(NOTICES);
+}
+
+/// Waits for this moment, or for ever.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => pending().await,
     }
 }
 
@@ -227,7 +375,6 @@ where
     let mut driving = JoinSet::new();
     driving.spawn(driver);
     let mut streams = JoinSet::new();
-    let mut live = None;
     // There is a new round-trip time as often as there is a ping.
     let mut look = interval(parts.settings.ping_interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -239,12 +386,7 @@ where
                     let answer = move |request, informational| exchanges.answer(request, informational);
                     streams.spawn(serve(stream, answer));
                 }
-                Some(SessionEvent::Control(control)) => {
-                    if matches!(control, Control::Welcome { .. }) && live.is_none() {
-                        live = Some(LiveSession::begin(&parts.metrics));
-                    }
-                    on_control(control, &notices);
-                }
+                Some(SessionEvent::Control(control)) => on_control(control, &notices),
                 None => break,
             },
             Some(stream) = streams.join_next() => {
@@ -260,14 +402,9 @@ where
             }
         }
     }
-    drop(live);
     match driving.join_next().await {
         Some(Ok(end)) => Ended::new(&end, began.elapsed()),
-        Some(Err(_)) | None => Ended {
-            reason: CloseReason::Internal,
-            detail: "the session's driver panicked".to_owned(),
-            lived: began.elapsed(),
-        },
+        Some(Err(_)) | None => Ended::by_fault("the session's driver panicked".to_owned(), began),
     }
 }
 
@@ -282,16 +419,34 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             session,
             version,
         }),
-        Control::Drain { spread_ms } => Notice::Drain {
+        Control::Drain { spread_ms } => Notice::Event(Event::Drain {
             spread: Duration::from_millis(spread_ms.unwrap_or_default()),
-        },
+        }),
         Control::Superseded { instance } => {
             tracing::warn!(?instance, "a newer instance holds the runtime");
-            Notice::Superseded
+            Notice::Event(Event::Superseded)
+        }
+        Control::Expiring { in_ms } => Notice::Event(Event::Expiring {
+            within: Duration::from_millis(in_ms),
+        }),
+        Control::Refreshed { expires_in_ms } => {
+            let good_for = expires_in_ms.map(Duration::from_millis);
+            tracing::info!(?good_for, "the session goes on by the new token");
+            Notice::Answer(Answer::Taken)
+        }
+        Control::RefreshRefused { reason, detail } => {
+            let answer = Answer::refused(&reason);
+            tracing::warn!(
+                ?reason,
+                ?detail,
+                is_offered_again = answer == Answer::NotNow,
+                "the server does not take the new token, the session goes on by the one before"
+            );
+            Notice::Answer(answer)
         }
         Control::Revoked { detail } => {
             // The server ends the session next, with the same reason.
-            tracing::warn!(?detail, "the token is no longer good");
+            tracing::warn!(?detail, "the credential is no longer good");
             return;
         }
         other => {
@@ -314,13 +469,43 @@ impl Ended {
             lived,
         }
     }
+
+    /// By a fault of our own, for a session that began then.
+    pub(crate) fn by_fault(detail: String, began: Instant) -> Self {
+        Self {
+            reason: CloseReason::Internal,
+            detail,
+            lived: began.elapsed(),
+        }
+    }
 }
 
 /// How the session's task says that it ended; should it have panicked, that is how.
 fn ended(task: Result<Ended, JoinError>, began: Instant) -> Ended {
-    task.unwrap_or_else(|error| Ended {
-        reason: CloseReason::Internal,
-        detail: format!("the session's task failed: {error}"),
-        lived: began.elapsed(),
-    })
+    let fault = |error| Ended::by_fault(format!("the session's task failed: {error}"), began);
+    task.unwrap_or_else(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_said_before_the_welcome_is_kept_and_the_end_comes_first() {
+        let drain = || Event::Drain {
+            spread: Duration::from_secs(1),
+        };
+        let expiring = |seconds| Event::Expiring {
+            within: Duration::from_secs(seconds),
+        };
+        let mut early = VecDeque::new();
+        for event in [drain(), expiring(60), Event::Superseded, drain()] {
+            keep_early(&mut early, event);
+        }
+        assert_eq!(early, [Event::Superseded, drain(), expiring(60)]);
+        for seconds in 0..100 {
+            keep_early(&mut early, expiring(seconds));
+        }
+        assert_eq!((early.len(), &early[0]), (NOTICES, &Event::Superseded));
+    }
 }

@@ -1,64 +1,94 @@
-//! Keeps the tunnel up: a session with the server, and after it the next.
+//! Keeps the tunnel up: its sessions with the server, and what follows each.
 //!
 //! ```text
-//!            ┌──────────────── wait (redial.rs, path.rs) ◀──────────────┐
-//!            ▼                                                          │
-//!   dial ─▶ session ─▶ welcomed ── drain ─▶ dial the next, then leave   │
-//!                          └────── ended ───────────────────────────────┤
-//!                                                                       └▶ given up
+//!   Tunnel ─┬─ places (place.rs), one for each session, each for itself:
+//!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
+//!           │       ▲         └─▶ lost ──────────────────────┐                   │
+//!           │       └────────────────────────────────────────┴───────────────────┘
+//!           ├─ dialling (dialling.rs): one place at a time; when (redial.rs, path.rs)
+//!           ├─ the clock (clock.rs): after a jump each place renews its session
+//!           └─ ending: asked to stop, superseded, refused with no session left: all places leave
 //! ```
 //!
-//! One session at a time is kept, two while one replaces the other: the new one is welcomed before
-//! the old one leaves. To keep more, run the same loop once for each.
+//! What ends the tunnel ends it as a whole: whatever the place that hears of it, all of them take no
+//! new exchange, finish those that are open, and leave. Then the client gives up, or stays away for a
+//! while and begins anew.
 
+mod clock;
+mod dialling;
+mod leaving;
 mod path;
+mod place;
 mod redial;
+mod starting;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tunnel_ops::signals::Shutdown;
-use tunnel_proto::close::CloseReason;
-use tunnel_proto::handshake::{Greeting, InstanceId};
+use tunnel_ops::task::Owned;
+use tunnel_ops::watch::FileWatch;
 
+use self::clock::{Clock, Reading, Renewal, Renewals, TICK};
+use self::dialling::Dialling;
+pub(crate) use self::dialling::DiallingParts;
+use self::place::Place;
+use self::redial::HoldOff;
 pub(crate) use self::redial::RedialSettings;
-use self::redial::{Next, Redial, fraction};
-use crate::dial::{DialError, Dialler};
-use crate::metrics::Metrics;
-use crate::session::{Ended, Event, NotWelcome, Session, SessionParts};
+use crate::credential::Credentials;
+use crate::session::Session;
 
-/// Longest time over which a server can have its clients spread their redials.
-const SPREAD_MAX: Duration = Duration::from_secs(60);
+/// Tells the time that people see.
+pub(crate) type WallClock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// What a tunnel is made of.
 pub(crate) struct TunnelParts {
-    /// Reaches the server.
-    pub(crate) dialler: Dialler,
-    /// Of this client, drawn once.
-    pub(crate) instance: InstanceId,
-    /// What all sessions have.
-    pub(crate) sessions: SessionParts,
-    /// When to dial again.
-    pub(crate) redial: RedialSettings,
+    /// How sessions are made.
+    pub(crate) dialling: DiallingParts,
+    /// What the client proves itself by.
+    pub(crate) credentials: Arc<Credentials>,
+    /// Tells when the credential's files change.
+    pub(crate) files: FileWatch,
+    /// Sessions to keep.
+    pub(crate) sessions: usize,
+    /// How long to stay away after a refusal that a person has to mend; `None` to give up instead.
+    pub(crate) after_refusal: Option<Duration>,
     /// For open exchanges when a session leaves.
     pub(crate) grace_period: Duration,
 }
 
 /// The sessions of this instance.
 pub(crate) struct Tunnel {
-    parts: TunnelParts,
-    redial: Redial,
-    metrics: Arc<Metrics>,
-    /// Number of the last session that was dialled.
-    number: u32,
-    /// Where the server was last reached.
-    peer: Option<SocketAddr>,
-    current: Option<Session>,
-    /// Sessions that were replaced, and end their exchanges.
-    leaving: JoinSet<()>,
+    shared: Arc<Shared>,
+    files: FileWatch,
+    sessions: usize,
+    hold_off: HoldOff,
+    wall: WallClock,
+}
+
+/// What all places share.
+struct Shared {
+    dialling: Dialling,
+    credentials: Arc<Credentials>,
+    /// Why all places have to leave; the first reason counts.
+    ending: watch::Sender<Option<Ending>>,
+    /// When all sessions are to be replaced.
+    renewals: watch::Sender<Option<Renewal>>,
+    grace_period: Duration,
+}
+
+/// Why a tunnel ends, with all of its places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ending {
+    /// The program is asked to stop.
+    Asked,
+    /// A newer instance holds the runtime.
+    Superseded,
+    /// The server refuses for good, and this is why.
+    Refused(String),
 }
 
 /// Why a client does not dial again.
@@ -66,195 +96,169 @@ pub(crate) struct Tunnel {
 #[error("{0}")]
 pub struct GivenUp(String);
 
-/// Why there is no session after a dial.
-enum Failure {
-    Dial(DialError),
-    NotWelcome(NotWelcome),
-}
-
 impl Tunnel {
     /// A tunnel that is not dialled yet.
     pub(crate) fn new(parts: TunnelParts) -> Self {
+        let (ending, _) = watch::channel(None);
+        let (renewals, _) = watch::channel(None);
         Self {
-            redial: Redial::new(parts.redial.clone()),
-            metrics: Arc::clone(&parts.sessions.metrics),
-            parts,
-            number: 0,
-            peer: None,
-            current: None,
-            leaving: JoinSet::new(),
+            shared: Arc::new(Shared {
+                dialling: Dialling::new(parts.dialling),
+                credentials: parts.credentials,
+                ending,
+                renewals,
+                grace_period: parts.grace_period,
+            }),
+            files: parts.files,
+            sessions: parts.sessions,
+            hold_off: HoldOff::new(parts.after_refusal),
+            wall: Box::new(SystemTime::now),
         }
+    }
+
+    /// Believes another clock than the system's.
+    pub(crate) fn set_wall_clock(&mut self, wall: WallClock) {
+        self.wall = wall;
     }
 
     /// Keeps the tunnel up until asked to stop, and then leaves without loss.
     ///
     /// # Errors
     /// When the server refuses for good, or the runtime is lost to another instance.
-    pub(crate) async fn run(mut self, shutdown: &Shutdown) -> Result<(), GivenUp> {
-        tracing::info!(
-            server = %self.parts.dialler.server(),
-            instance = %self.parts.instance,
-            "dialling"
-        );
-        let result = tokio::select! {
-            given_up = self.keep() => Err(given_up),
-            () = shutdown.asked() => Ok(()),
-        };
-        tokio::select! {
-            () = self.leave() => {}
-            () = shutdown.forced() => {}
-        }
-        result
-    }
-
-    /// Keeps a session, whatever happens. All state is in `self`, so that this can be dropped.
-    async fn keep(&mut self) -> GivenUp {
+    pub(crate) async fn run(self, shutdown: &Shutdown) -> Result<(), GivenUp> {
+        let Self {
+            shared,
+            files,
+            sessions,
+            mut hold_off,
+            wall,
+        } = self;
+        let parts = shared.dialling.parts();
+        tracing::info!(server = %parts.dialler.server(), instance = %parts.instance, sessions, "dialling");
+        let credentials = Arc::clone(&shared.credentials);
+        let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {
-            let session = match self.dial_until_welcome().await {
-                Ok(session) => session,
-                Err(given_up) => return given_up,
-            };
-            self.replace(Some(session));
-            if let Some(ended) = self.serve().await
-                && let Err(given_up) = self.after_end(&ended).await
+            let began = Instant::now();
+            let (why, wait, is_mended_by_file) = match shared.hold(sessions, &wall, shutdown).await
             {
-                return given_up;
-            }
-        }
-    }
-
-    /// Serves by the current session until another is to be dialled. How it ended, if it did: one
-    /// that only drains serves on until the next one is welcome.
-    async fn serve(&mut self) -> Option<Ended> {
-        let current = self.current.as_mut()?;
-        let mut event = current.next().await;
-        if let Event::Drain { spread } = event {
-            tracing::info!("the server drains this session, another one is dialled");
-            event = tokio::select! {
-                () = sleep(fraction(spread.min(SPREAD_MAX), random())) => return None,
-                event = current.next() => event,
+                Ending::Asked => return Ok(()),
+                Ending::Superseded => {
+                    let why = "another instance of this runtime has taken over: a runtime has one tunnel client";
+                    let wait = hold_off.after_superseded(began.elapsed(), random());
+                    (why.to_owned(), wait, false)
+                }
+                Ending::Refused(why) => (why, hold_off.after_refusal(), true),
             };
-        }
-        match event {
-            Event::Drain { .. } => None,
-            Event::Superseded => {
-                self.replace(None);
-                Some(superseded())
-            }
-            Event::Ended(ended) => {
-                self.current = None;
-                Some(ended)
-            }
-        }
-    }
-
-    /// Serves by another session from here on; the one before leaves when it is at rest.
-    fn replace(&mut self, session: Option<Session>) {
-        while self.leaving.try_join_next().is_some() {}
-        if let Some(old) = std::mem::replace(&mut self.current, session) {
-            self.leaving.spawn(old.leave(self.parts.grace_period));
-        }
-    }
-
-    async fn dial_until_welcome(&mut self) -> Result<Session, GivenUp> {
-        loop {
-            match self.dial().await {
-                Ok(session) => {
-                    self.metrics.on_dial("accepted");
-                    let welcome = session.welcome();
-                    tracing::info!(
-                        server = %self.parts.dialler.server(),
-                        runtime = welcome.runtime,
-                        session = welcome.session,
-                        server_version = welcome.version,
-                        "the tunnel is up"
-                    );
-                    return Ok(session);
+            let Some(wait) = wait else {
+                return Err(GivenUp(why));
+            };
+            tracing::warn!(why, ?wait, "refused for good, dialling again later");
+            let mut credential = shared.credentials.subscribe();
+            tokio::select! {
+                () = sleep(wait) => {}
+                Ok(()) = credential.changed(), if is_mended_by_file => {
+                    tracing::info!("the credential has changed, dialling now");
                 }
-                Err(Failure::Dial(error)) => self.after_failure(&error).await?,
-                Err(Failure::NotWelcome(NotWelcome::Ended(ended))) => {
-                    self.metrics.on_dial("unwelcome");
-                    self.after_end(&ended).await?;
-                }
-                Err(Failure::NotWelcome(error @ NotWelcome::Late(_))) => {
-                    self.metrics.on_dial("unwelcome");
-                    let next = self.redial.after_failure(false, None, random());
-                    self.wait(next, &error.to_string()).await?;
-                }
+                () = shutdown.asked() => return Ok(()),
             }
         }
-    }
-
-    async fn dial(&mut self) -> Result<Session, Failure> {
-        self.number = self.number.saturating_add(1);
-        let greeting = Greeting {
-            instance: self.parts.instance.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            session_number: self.number,
-        };
-        let connected = self
-            .parts
-            .dialler
-            .dial(&greeting)
-            .await
-            .map_err(Failure::Dial)?;
-        self.peer = Some(connected.peer);
-        let (io, unread) = (connected.io, connected.unread);
-        Session::start(io, unread, &self.parts.sessions)
-            .await
-            .map_err(Failure::NotWelcome)
-    }
-
-    async fn after_failure(&mut self, error: &DialError) -> Result<(), GivenUp> {
-        self.metrics.on_dial(error.name());
-        let next = self
-            .redial
-            .after_failure(error.is_fatal(), error.retry_after(), random());
-        self.wait(next, &error.to_string()).await
-    }
-
-    async fn after_end(&mut self, ended: &Ended) -> Result<(), GivenUp> {
-        let next = self
-            .redial
-            .after_session(ended.reason, ended.lived, random());
-        let why = match ended.reason {
-            CloseReason::Superseded => {
-                "another instance of this runtime has taken over: a runtime has one tunnel client"
-            }
-            CloseReason::Revoked => "the token is no longer good: make a new one",
-            _ => ended.detail.as_str(),
-        };
-        self.wait(next, why).await
-    }
-
-    /// Lets the time pass that is to pass before the next dial.
-    async fn wait(&self, next: Next, why: &str) -> Result<(), GivenUp> {
-        match next {
-            Next::Dial(wait) => {
-                tracing::warn!(why, ?wait, "no session, dialling again");
-                path::wait(wait, || path::look(self.peer)).await;
-            }
-            Next::DialNotBefore(wait) => {
-                tracing::warn!(why, ?wait, "no session, dialling again later");
-                sleep(wait).await;
-            }
-            Next::Stop => return Err(GivenUp(why.to_owned())),
-        }
-        Ok(())
-    }
-
-    /// Has all sessions leave, each within the grace period.
-    async fn leave(&mut self) {
-        self.replace(None);
-        while self.leaving.join_next().await.is_some() {}
     }
 }
 
-fn superseded() -> Ended {
-    Ended {
-        reason: CloseReason::Superseded,
-        detail: String::new(),
-        lived: Duration::ZERO,
+impl Shared {
+    /// Keeps the sessions up until there is a reason to leave, and then does.
+    async fn hold(
+        self: &Arc<Self>,
+        sessions: usize,
+        wall: &WallClock,
+        shutdown: &Shutdown,
+    ) -> Ending {
+        self.ending.send_replace(None);
+        let mut places = JoinSet::new();
+        for _ in 0..sessions {
+            places.spawn(Place::new(Arc::clone(self)).run());
+        }
+        let ending = tokio::select! {
+            ending = self.ended() => ending,
+            () = shutdown.asked() => self.end(Ending::Asked),
+            // No place ends before the tunnel does, unless by a fault of ours.
+            Some(Err(error)) = places.join_next() => {
+                self.end(Ending::Refused(format!("a place for a session failed: {error}")))
+            }
+            never = self.follow_clock(wall) => match never {},
+        };
+        tokio::select! {
+            () = async { while places.join_next().await.is_some() {} } => {}
+            () = shutdown.forced() => {}
+        }
+        ending
+    }
+
+    /// Has all places leave, unless they do already; why they do.
+    fn end(&self, ending: Ending) -> Ending {
+        let mut first = ending.clone();
+        self.ending.send_if_modified(|standing| {
+            if let Some(standing) = standing {
+                first = standing.clone();
+                return false;
+            }
+            *standing = Some(ending);
+            true
+        });
+        first
+    }
+
+    /// Returns when all places have to leave.
+    async fn ended(&self) -> Ending {
+        let mut ending = self.ending.subscribe();
+        match ending.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(ending)) => ending.clone(),
+            // Never: the sender is our own.
+            Ok(None) | Err(_) => Ending::Asked,
+        }
+    }
+
+    /// Has all sessions replaced whenever time has jumped: whatever lies between may have forgotten
+    /// them meanwhile, and nobody would have told.
+    async fn follow_clock(&self, wall: &WallClock) -> std::convert::Infallible {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let read = || Reading {
+            wall: wall(),
+            monotonic: Instant::now(),
+        };
+        let mut clock = Clock::new(read());
+        let mut renewals = Renewals::default();
+        loop {
+            ticks.tick().await;
+            let jump = clock.on_tick(read());
+            if let Some(jump) = jump {
+                tracing::warn!(?jump, "time has jumped");
+            }
+            if let Some(renewal) = renewals.on_tick(jump.is_some(), Instant::now()) {
+                tracing::info!("all sessions are replaced, since time has jumped");
+                self.dialling.hurry();
+                self.renewals.send_replace(Some(renewal));
+            }
+        }
+    }
+
+    /// The credential that a session goes by runs out. Has it go on by what the files hold now, if that
+    /// is newer, or was not taken before; false if it cannot.
+    fn on_expiring(&self, session: &mut Session, within: Duration) -> bool {
+        match self.credentials.read() {
+            Ok(latest) if session.goes_by(&latest) => tracing::warn!(
+                ?within,
+                "the credential of a session runs out, and its file holds no newer one: put one there"
+            ),
+            Ok(latest) => return session.use_credential(latest),
+            Err(error) => tracing::warn!(
+                ?within,
+                %error,
+                "the credential of a session runs out, and there is no newer one"
+            ),
+        }
+        true
     }
 }
 

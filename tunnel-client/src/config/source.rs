@@ -9,9 +9,10 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde::{Deserialize, Deserializer};
+use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::{self, ConfigFileError};
 use tunnel_ops::config_value::{
-    self, Count, DurationText, OptionalListenAddress, PositiveDuration, ValueError,
+    self, Count, DurationText, Network, OptionalListenAddress, PositiveDuration, ValueError,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
@@ -40,9 +41,17 @@ pub struct Source {
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_SERVER")]
     pub server: Option<ServerUrl>,
 
-    /// The file that holds the token; read again at each dial (required)
+    /// The file that holds the token; read again when it changes (required unless --client-cert is given)
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
+
+    /// Certificate chain that is shown to the server, PEM; read again when it changes
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CLIENT_CERT")]
+    pub client_cert: Option<PathBuf>,
+
+    /// Key of the client's certificate, PEM
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CLIENT_KEY")]
+    pub client_key: Option<PathBuf>,
 
     /// The local service that answers: http://, https:// or h2c:// with host and port (required)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
@@ -56,9 +65,31 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CA_FILE")]
     pub ca_file: Option<PathBuf>,
 
+    /// Sessions kept with the server at once, 1 to 8 [default: 2]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_SESSIONS")]
+    pub sessions: Option<Count<1, 8>>,
+
+    /// Networks that the runtime may be reached from, within what the server allows
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_ALLOW_FROM"
+    )]
+    pub allow_from: Option<Vec<Network>>,
+
     /// Where metrics, health and readiness are told, or "off" [default: 127.0.0.1:9091]
     #[arg(long, value_name = "ADDRESS", env = "TUNNEL_CLIENT_ADMIN_LISTEN")]
     pub admin_listen: Option<OptionalListenAddress>,
+
+    /// Name that the admin listener may be asked by, beside localhost and IP addresses
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_ADMIN_HOST"
+    )]
+    pub admin_host: Option<Vec<AdminHost>>,
 
     /// Time for each step of the dial: name, connection, TLS, upgrade [default: 10s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_DIAL_TIMEOUT")]
@@ -143,6 +174,8 @@ impl Source {
     fn resolve_paths(&mut self, folder: &Path) {
         let paths = [
             &mut self.token_file,
+            &mut self.client_cert,
+            &mut self.client_key,
             &mut self.upstream_ca_file,
             &mut self.ca_file,
         ];
@@ -152,29 +185,14 @@ impl Source {
     }
 
     fn or(self, other: Self) -> Self {
-        Self {
-            server: self.server.or(other.server),
-            token_file: self.token_file.or(other.token_file),
-            upstream: self.upstream.or(other.upstream),
-            upstream_ca_file: self.upstream_ca_file.or(other.upstream_ca_file),
-            ca_file: self.ca_file.or(other.ca_file),
-            admin_listen: self.admin_listen.or(other.admin_listen),
-            dial_timeout: self.dial_timeout.or(other.dial_timeout),
-            redial_base: self.redial_base.or(other.redial_base),
-            redial_cap: self.redial_cap.or(other.redial_cap),
-            redial_stable: self.redial_stable.or(other.redial_stable),
-            on_refusal: self.on_refusal.or(other.on_refusal),
-            refusal_wait: self.refusal_wait.or(other.refusal_wait),
-            upstream_connect_timeout: self
-                .upstream_connect_timeout
-                .or(other.upstream_connect_timeout),
-            upstream_head_timeout: self.upstream_head_timeout.or(other.upstream_head_timeout),
-            upstream_idle_pool: self.upstream_idle_pool.or(other.upstream_idle_pool),
-            ping_interval: self.ping_interval.or(other.ping_interval),
-            grace_period: self.grace_period.or(other.grace_period),
-            access_log: self.access_log.or(other.access_log),
-            log_format: self.log_format.or(other.log_format),
-            log_level: self.log_level.or(other.log_level),
+        macro_rules! first_given {
+            ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
+        }
+        first_given! {
+            server token_file client_cert client_key upstream upstream_ca_file ca_file sessions
+            allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
+            on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
+            upstream_idle_pool ping_interval grace_period access_log log_format log_level
         }
     }
 }

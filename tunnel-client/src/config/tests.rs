@@ -22,6 +22,7 @@ impl Folder {
         let folder = Self(tempfile::tempdir().unwrap());
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         folder.write("ca.pem", &made.cert.pem());
+        folder.write("key.pem", &made.signing_key.serialize_pem());
         folder.write("token", "tnlrt_1_secret\n");
         folder
     }
@@ -180,10 +181,15 @@ fn a_file_says_the_same_as_flags() {
         r#"
         server = "wss://localhost:8443"
         token_file = "token"
+        client_cert = "ca.pem"
+        client_key = "key.pem"
         ca_file = "ca.pem"
+        sessions = 8
+        allow_from = ["10.0.0.7/8", "2001:db8::7"]
         upstream = "https://localhost:3000"
         upstream_ca_file = "ca.pem"
         admin_listen = "off"
+        admin_host = ["tunnel.example", "tunnel.internal"]
         on_refusal = "retry"
         refusal_wait = "10m"
         upstream_idle_pool = 0
@@ -192,11 +198,16 @@ fn a_file_says_the_same_as_flags() {
     );
     let from_file =
         Config::check(given(["--config", file.to_str().unwrap()]).merge().unwrap()).unwrap();
-    let ca_file = format!("--upstream-ca-file={}", folder.path("ca.pem").display());
+    let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
     let from_flags = folder.check(&[
         "--upstream=https://localhost:3000",
-        &ca_file,
+        &file("upstream-ca-file", "ca.pem"),
+        &file("client-cert", "ca.pem"),
+        &file("client-key", "key.pem"),
+        "--sessions=8",
+        "--allow-from=10.0.0.0/8,2001:db8::7/128",
         "--admin-listen=off",
+        "--admin-host=Tunnel.example,tunnel.internal",
         "--on-refusal=retry",
         "--refusal-wait=10m",
         "--upstream-idle-pool=0",
@@ -241,6 +252,62 @@ fn what_does_not_fit_together_is_refused() {
             "--upstream-ca-file: http://127.0.0.1:3000 is spoken to without TLS: use https:// or leave this out",
             "--redial-cap: 30s is less than the first wait, --redial-base, 60s",
         ]
+    );
+}
+
+#[test]
+fn a_certificate_stands_for_a_token_and_comes_with_its_key() {
+    let folder = Folder::new();
+    let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
+    let required = [
+        "--server=wss://localhost:8443".to_owned(),
+        "--upstream=http://127.0.0.1:3000".to_owned(),
+        file("ca-file", "ca.pem"),
+    ];
+    let check = |more: &[String]| {
+        let flags = required.iter().chain(more).map(String::as_str);
+        Config::check(given(flags).merge().unwrap())
+    };
+    let (cert, key) = (file("client-cert", "ca.pem"), file("client-key", "key.pem"));
+    let config = check(&[cert.clone(), key.clone()]).unwrap();
+    assert!(config.token_file.is_none() && config.client_certificate.is_some());
+    let fault = |more: &[String]| check(more).unwrap_err().to_string();
+    let alone = fault(&[key]);
+    assert!(
+        alone.starts_with("--client-key: its certificate is missing"),
+        "{alone}"
+    );
+    let other = fault(&[cert.clone(), file("client-key", "token")]);
+    assert!(
+        other.contains("token: holds no usable private key"),
+        "{other}"
+    );
+    assert!(!other.contains("tnlrt"), "{other}");
+    let alone = fault(&[cert]);
+    assert!(
+        alone.starts_with("--client-cert: its key is missing"),
+        "{alone}"
+    );
+}
+
+#[test]
+fn a_bound_on_addresses_is_never_empty_and_never_too_long() {
+    let folder = Folder::new();
+    let longest = "0000:0000:0000:0000:0000:0000:0000:0000/128,".repeat(NETWORKS_MAX);
+    let longest = longest.trim_end_matches(',');
+    assert!(longest.len() <= 4096);
+    let flag = |list: &str| format!("--allow-from={list}");
+    assert!(folder.check(&[&flag(longest)]).is_ok());
+    let more = folder.faults(&[&flag(&format!("{longest},::1"))]);
+    assert!(
+        more[0].starts_with("--allow-from: 91 networks are named"),
+        "{more:?}"
+    );
+    let file = folder.write("client.toml", "allow_from = []\n");
+    let none = folder.faults(&[&format!("--config={}", file.display())]);
+    assert!(
+        none[0].starts_with("--allow-from: no network is named"),
+        "{none:?}"
     );
 }
 

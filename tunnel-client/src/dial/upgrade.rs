@@ -49,7 +49,7 @@ pub(super) async fn upgrade<IO>(
     io: IO,
     host: &str,
     greeting: &Greeting,
-    token: &SecretString,
+    token: Option<&SecretString>,
 ) -> io::Result<Answer<IO>>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -81,19 +81,20 @@ where
 fn request(
     host: &str,
     greeting: &Greeting,
-    token: &SecretString,
+    token: Option<&SecretString>,
     key: &str,
 ) -> io::Result<Request<Empty<Bytes>>> {
-    // Neither error repeats the value.
-    let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
-        .map_err(io::Error::other)?;
-    bearer.set_sensitive(true);
-    handshake::request(greeting, key)
+    let mut request = handshake::request(greeting, key)
         .uri(handshake::CONNECT_PATH)
-        .header(HOST, host)
-        .header(AUTHORIZATION, bearer)
-        .body(Empty::new())
-        .map_err(io::Error::other)
+        .header(HOST, host);
+    if let Some(token) = token {
+        // Neither error repeats the value.
+        let bearer = format!("Bearer {}", token.expose_secret());
+        let mut bearer = HeaderValue::try_from(bearer).map_err(io::Error::other)?;
+        bearer.set_sensitive(true);
+        request = request.header(AUTHORIZATION, bearer);
+    }
+    request.body(Empty::new()).map_err(io::Error::other)
 }
 
 async fn refused<IO>(
@@ -151,6 +152,7 @@ mod tests {
             instance: InstanceId::from_random([1; 16]),
             version: "0.1.0".to_owned(),
             session_number: 3,
+            allow_from: None,
         }
     }
 
@@ -167,7 +169,7 @@ mod tests {
             theirs.shutdown().await.unwrap();
         };
         let (greeting, token) = (greeting(), SecretString::from("tnlrt_1_secret"));
-        let dialling = upgrade(ours, "tunnel.example.com", &greeting, &token);
+        let dialling = upgrade(ours, "tunnel.example.com", &greeting, Some(&token));
         tokio::join!(dialling, server).0
     }
 

@@ -31,11 +31,12 @@ pub(crate) fn look(server: Option<SocketAddr>) -> Path {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// Waits, but no longer than until the network path has changed to one that can be used.
+/// Waits, but no longer than until the network path has changed to one that can be used. Whether it
+/// has.
 ///
 /// Looks first after [`LOOK`], so that a path that comes and goes cannot make a client dial more
 /// often than once in that time.
-pub(crate) async fn wait(limit: Duration, look: impl Fn() -> Path) {
+pub(crate) async fn wait(limit: Duration, look: impl Fn() -> Path) -> bool {
     let end = Instant::now() + limit;
     let mut known = look();
     let mut next = Instant::now() + LOOK;
@@ -45,11 +46,12 @@ pub(crate) async fn wait(limit: Duration, look: impl Fn() -> Path) {
         let now = look();
         if now.is_some() && now != known {
             tracing::info!("the network has changed, dialling now");
-            return;
+            return true;
         }
         known = now;
     }
     sleep_until(end).await;
+    false
 }
 
 #[cfg(test)]
@@ -68,11 +70,13 @@ mod tests {
     async fn waited(paths: &[Path]) -> Duration {
         let looks = Cell::new(0);
         let started = Instant::now();
-        wait(Duration::from_secs(60), || {
+        let limit = Duration::from_secs(60);
+        let has_changed = wait(limit, || {
             let look = looks.replace(looks.get() + 1);
             paths[look.min(paths.len() - 1)]
         })
         .await;
+        assert_eq!(has_changed, started.elapsed() < limit);
         started.elapsed()
     }
 

@@ -51,8 +51,8 @@ impl UpstreamDialler {
             UpstreamScheme::Http | UpstreamScheme::H2c => None,
         };
         let offers = |roots| {
-            let any = tls_files::client_config(roots, &[b"h2", b"http/1.1"])?;
-            let http1 = tls_files::client_config(roots, &[b"http/1.1"])?;
+            let any = tls_files::client_config(roots, None, &[b"h2", b"http/1.1"])?;
+            let http1 = tls_files::client_config(roots, None, &[b"http/1.1"])?;
             Ok::<_, TlsFilesError>(TlsOffers { any, http1 })
         };
         let tls = roots.map(offers).transpose()?;
@@ -158,7 +158,7 @@ mod tests {
         let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let (cert, key) = (other.cert.pem(), other.signing_key.serialize_pem());
         let identity = tls_files::Identity::from_pem(&cert, &key).unwrap();
-        let acceptor = tls_files::server_config(&identity, &[b"http/1.1"]).unwrap();
+        let acceptor = tls_files::server_config(&identity, &[b"http/1.1"], None).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let _server = Owned::spawn("upstream", async move {

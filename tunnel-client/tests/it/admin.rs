@@ -26,6 +26,21 @@ async fn a_client_is_ready_only_while_a_session_answers() {
 }
 
 #[tokio::test]
+async fn the_operator_may_ask_by_the_names_that_are_set() {
+    let server = TunnelServer::start().await;
+    let client = Running::start(&server, "http://127.0.0.1:1", |config| {
+        config.admin_hosts = vec!["tunnel.example".parse().unwrap()];
+    });
+    for (host, status) in [("tunnel.example:9091", 200), ("evil.example", 421)] {
+        let answer = client.admin_as(host, "/healthz").await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn exchanges_are_counted() {
     let upstream = Scripted::start(|mut connection| async move {
         while let Some(head) = connection.head().await {

@@ -419,7 +419,7 @@ fn tls(alpn: &[&[u8]]) -> (Arc<ServerConfig>, Roots) {
     let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let identity = Identity::from_pem(&cert, &key).unwrap();
     (
-        server_config(&identity, alpn).unwrap(),
+        server_config(&identity, alpn, None).unwrap(),
         Roots::from_pem(&cert).unwrap(),
     )
 }

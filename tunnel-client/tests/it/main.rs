@@ -10,11 +10,14 @@
 mod admin;
 mod broken;
 mod config;
+mod credential;
 mod http1;
 mod http2;
 mod pool;
+mod probe;
 mod scripted;
 mod server;
+mod sessions;
 mod setup;
 mod tunnel;
 mod upgrade;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tunnel_ops::task::Owned;
 
@@ -105,4 +106,24 @@ impl Connection {
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
+}
+
+/// An upstream that gives an answer each time that it is told to, and says when it was asked.
+pub(crate) async fn slow() -> (Scripted, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (asked_in, asked) = mpsc::channel(8);
+    let (answer, answers) = mpsc::channel::<()>(8);
+    let answers = Arc::new(Mutex::new(answers));
+    let upstream = Scripted::start(move |mut connection: Connection| {
+        let (asked_in, answers) = (asked_in.clone(), answers.clone());
+        async move {
+            connection.head().await.unwrap();
+            asked_in.send(()).await.unwrap();
+            answers.lock().await.recv().await;
+            connection
+                .send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate")
+                .await;
+        }
+    })
+    .await;
+    (upstream, asked, answer)
 }

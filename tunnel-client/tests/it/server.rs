@@ -17,13 +17,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{Identity, Roots, server_config};
+use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange};
@@ -49,14 +50,17 @@ pub(crate) struct TunnelServer {
 /// A client that was given a session.
 struct Arrived {
     greeting: Greeting,
-    authorization: String,
+    authorization: Option<String>,
+    certificate: Option<Vec<u8>>,
     io: TokioIo<hyper::upgrade::Upgraded>,
 }
 
 /// The server's end of a session.
 pub(crate) struct ServerSession {
     pub(crate) greeting: Greeting,
-    pub(crate) authorization: String,
+    pub(crate) authorization: Option<String>,
+    /// The client's own, DER.
+    pub(crate) certificate: Option<Vec<u8>>,
     pub(crate) session: Session,
     pub(crate) events: SessionEvents,
     driver: Owned<SessionEnd>,
@@ -64,10 +68,15 @@ pub(crate) struct ServerSession {
 
 impl TunnelServer {
     pub(crate) async fn start() -> Self {
+        Self::with_client_auth(None).await
+    }
+
+    /// One that asks its clients for certificates.
+    pub(crate) async fn with_client_auth(client_auth: Option<ClientAuth>) -> Self {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let identity =
             Identity::from_pem(&made.cert.pem(), &made.signing_key.serialize_pem()).unwrap();
-        let tls = server_config(&identity, &[b"http/1.1"]).unwrap();
+        let tls = server_config(&identity, &[b"http/1.1"], client_auth.as_ref()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let refusals = Arc::default();
@@ -97,15 +106,25 @@ impl TunnelServer {
         refusals.reverse();
     }
 
+    async fn arrived(&mut self) -> Arrived {
+        timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap()
+    }
+
+    /// The bytes of the next session.
+    pub(crate) async fn accept_bytes(&mut self) -> impl AsyncRead + AsyncWrite + Unpin + use<> {
+        self.arrived().await.io
+    }
+
     /// The next session, not welcomed yet.
     pub(crate) async fn accept(&mut self) -> ServerSession {
-        let arrived = timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap();
+        let arrived = self.arrived().await;
         let settings = SessionSettings::default();
         let (session, events, driver) =
             Session::new(arrived.io, Bytes::new(), Side::Server, settings);
         ServerSession {
             greeting: arrived.greeting,
             authorization: arrived.authorization,
+            certificate: arrived.certificate,
             session,
             events,
             driver: Owned::spawn("driver", driver),
@@ -115,11 +134,7 @@ impl TunnelServer {
     /// The next session, welcomed.
     pub(crate) async fn welcome(&mut self) -> ServerSession {
         let session = self.accept().await;
-        session.say(Control::Welcome {
-            runtime: "a-b".to_owned(),
-            session: "1".to_owned(),
-            version: "test".to_owned(),
-        });
+        session.welcome();
         session
     }
 
@@ -132,6 +147,29 @@ impl TunnelServer {
 impl ServerSession {
     pub(crate) fn say(&self, control: Control) {
         self.session.send(control).unwrap();
+    }
+
+    pub(crate) fn welcome(&self) {
+        self.say(Control::Welcome {
+            runtime: "a-b".to_owned(),
+            session: "1".to_owned(),
+            version: "test".to_owned(),
+        });
+    }
+
+    /// The next control message after the first, which greets.
+    pub(crate) async fn told(&mut self) -> Control {
+        loop {
+            match self.hear().await {
+                Control::Hello { .. } => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether nothing is said for so long, but for the greeting.
+    pub(crate) async fn is_told_nothing(&mut self, time: Duration) -> bool {
+        timeout(time, self.told()).await.is_err()
     }
 
     /// The next control message.
@@ -226,12 +264,17 @@ async fn accept_all(
     let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
+        stream.set_nodelay(true).unwrap();
         let (tls, refusals, arrivals) = (Arc::clone(&tls), Arc::clone(&refusals), arrivals.clone());
         tasks.spawn(async move {
             let Ok(stream) = TlsAcceptor::from(tls).accept(stream).await else {
                 return;
             };
-            let service = service_fn(|request| answer(request, &refusals, &arrivals));
+            let certificates = stream.get_ref().1.peer_certificates();
+            let own = certificates.and_then(|chain| chain.first());
+            let certificate = own.map(|own| own.to_vec());
+            let service =
+                service_fn(|request| answer(request, certificate.clone(), &refusals, &arrivals));
             let connection = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades();
@@ -242,6 +285,7 @@ async fn accept_all(
 
 async fn answer(
     mut request: Request<Incoming>,
+    certificate: Option<Vec<u8>>,
     refusals: &Mutex<Vec<Response<String>>>,
     arrivals: &mpsc::Sender<Arrived>,
 ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
@@ -251,10 +295,8 @@ async fn answer(
         return Ok(refusal.map(|body| Full::new(body.into())));
     }
     let accept = handshake::accept_key(request.headers()[SEC_WEBSOCKET_KEY].as_bytes());
-    let authorization = request.headers()[AUTHORIZATION]
-        .to_str()
-        .unwrap()
-        .to_owned();
+    let authorization = request.headers().get(AUTHORIZATION);
+    let authorization = authorization.map(|value| value.to_str().unwrap().to_owned());
     let upgrade = hyper::upgrade::on(&mut request);
     let arrivals = arrivals.clone();
     let mut tasks = JoinSet::new();
@@ -264,6 +306,7 @@ async fn answer(
             .send(Arrived {
                 greeting,
                 authorization,
+                certificate,
                 io,
             })
             .await

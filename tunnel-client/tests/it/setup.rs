@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,7 +26,7 @@ pub(crate) struct Running {
     pub(crate) trigger: Trigger,
     admin: SocketAddr,
     ended: Owned<Result<(), ClientError>>,
-    _token: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// A client with a session.
@@ -63,16 +64,33 @@ impl Running {
         upstream: &str,
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let token = tempfile::tempdir().unwrap();
-        let token_file = token.path().join("token");
+        let folder = tempfile::tempdir().unwrap();
+        let config = Self::config(server, upstream, folder.path(), change);
+        Self::begin(Client::new(config).unwrap(), folder)
+    }
+
+    /// What a client is told, with a token in a file of this folder.
+    pub(crate) fn config(
+        server: &TunnelServer,
+        upstream: &str,
+        folder: &Path,
+        change: impl FnOnce(&mut Config),
+    ) -> Config {
+        let token_file = folder.join("token");
         std::fs::write(&token_file, "tnlrt_1_secret\n").unwrap();
         let (url, roots) = (server.url().parse().unwrap(), server.roots());
         let mut config = Config::new(url, roots, token_file, upstream.parse().unwrap());
         config.admin_listen = Some("127.0.0.1:0".parse().unwrap());
+        // Most tests are about one session.
+        config.sessions = 1;
         config.redial_base = Duration::from_millis(10);
         config.redial_cap = Duration::from_millis(50);
         change(&mut config);
-        let client = Client::new(config).unwrap();
+        config
+    }
+
+    /// Starts one that is made already. `folder` lasts as long as it does.
+    pub(crate) fn begin(client: Client, folder: tempfile::TempDir) -> Self {
         let admin = client.addresses().admin.unwrap();
         let (trigger, shutdown) = Shutdown::manual();
         let ended = Owned::spawn("client", client.run(shutdown));
@@ -80,8 +98,13 @@ impl Running {
             trigger,
             admin,
             ended,
-            _token: token,
+            folder,
         }
+    }
+
+    /// Where its files are.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// How it ended.
@@ -91,8 +114,13 @@ impl Running {
 
     /// What the admin listener says.
     pub(crate) async fn admin(&self, path: &str) -> String {
+        self.admin_as("localhost", path).await
+    }
+
+    /// What it says when it is asked by this name.
+    pub(crate) async fn admin_as(&self, host: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

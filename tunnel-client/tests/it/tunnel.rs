@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use http::Response;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tunnel_client::client::ClientError;
 use tunnel_client::config::OnRefusal;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 
-use crate::scripted::{Connection, Scripted};
+use crate::scripted::slow;
 use crate::server::{SOON, TunnelServer, refusal};
 use crate::setup::{Running, Setup, get};
 
@@ -20,7 +19,8 @@ const NOBODY: &str = "http://127.0.0.1:1";
 #[tokio::test]
 async fn a_client_says_who_it_is_and_shows_its_token() {
     let mut setup = Setup::new(NOBODY).await;
-    assert_eq!(setup.session.authorization, "Bearer tnlrt_1_secret");
+    let authorization = setup.session.authorization.as_deref();
+    assert_eq!(authorization, Some("Bearer tnlrt_1_secret"));
     assert_eq!(setup.session.greeting.session_number, 1);
     assert_eq!(setup.session.greeting.version, env!("CARGO_PKG_VERSION"));
     assert!(matches!(setup.session.hear().await, Control::Hello { .. }));
@@ -120,26 +120,6 @@ async fn a_session_without_a_welcome_is_no_session() {
         .await;
 }
 
-/// An upstream that answers when it is told to, and says when it was asked.
-async fn slow() -> (Scripted, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let (asked_in, asked) = mpsc::channel(1);
-    let (answer, answers) = mpsc::channel::<()>(1);
-    let answers = std::sync::Arc::new(tokio::sync::Mutex::new(answers));
-    let upstream = Scripted::start(move |mut connection: Connection| {
-        let (asked_in, answers) = (asked_in.clone(), answers.clone());
-        async move {
-            connection.head().await.unwrap();
-            asked_in.send(()).await.unwrap();
-            answers.lock().await.recv().await;
-            connection
-                .send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate")
-                .await;
-        }
-    })
-    .await;
-    (upstream, asked, answer)
-}
-
 #[tokio::test]
 async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves() {
     let (upstream, mut asked, answer) = slow().await;
@@ -161,7 +141,9 @@ async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves
         new
     };
     let ((), new) = tokio::join!(open, replace);
-    assert_eq!(old.ended().await, CloseReason::Left);
+    // It stands until the server needs it no more.
+    old.session.close(CloseReason::Drained);
+    assert_eq!(old.ended().await, CloseReason::Drained);
     setup.client.wait_metric("sessions", 1.0).await;
     assert!(!new.session.is_closed());
 }

@@ -1,0 +1,287 @@
+//! What a client proves itself by: a token, a certificate, or both, in files that change while it
+//! runs.
+//!
+//! In come the files' paths, read at each dial, when a file has changed, and when the server says that
+//! a credential runs out; out comes the [`Credential`] as it is now, and word of each that is another
+//! than the last. No error, log or `Debug` shows any of a token or a key.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::watch;
+use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
+use tunnel_ops::watch::FileWatch;
+
+use crate::config::CertificateFiles;
+use crate::token_file::{self, TokenFileError};
+
+/// Upgrades are a thing of HTTP/1.1.
+const ALPN: [&[u8]; 1] = [b"http/1.1"];
+
+/// What the files hold at one moment.
+pub(crate) struct Credential {
+    token: Option<SecretString>,
+    identity: Option<Identity>,
+    tls: Arc<ClientConfig>,
+}
+
+/// Where the credential comes from.
+#[derive(Debug, Clone)]
+pub(crate) struct CredentialFiles {
+    /// Holds the token.
+    pub(crate) token: Option<PathBuf>,
+    /// Hold the certificate and its key.
+    pub(crate) certificate: Option<CertificateFiles>,
+}
+
+/// Reads the files, and knows what they held last.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    files: CredentialFiles,
+    /// Whom the server's certificate may come from.
+    roots: Roots,
+    /// `None` before the first good read.
+    last: watch::Sender<Option<Arc<Credential>>>,
+}
+
+/// Why there is no credential.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CredentialError {
+    /// The token file.
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
+    /// The certificate or its key.
+    #[error(transparent)]
+    Certificate(#[from] TlsFilesError),
+}
+
+impl Credentials {
+    /// Nothing is read yet.
+    pub(crate) fn new(files: CredentialFiles, roots: Roots) -> Self {
+        let (last, _) = watch::channel(None);
+        Self { files, roots, last }
+    }
+
+    /// All files that there are.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let certificate = self.files.certificate.iter();
+        let certificate = certificate.flat_map(|files| [files.cert.clone(), files.key.clone()]);
+        self.files
+            .token
+            .iter()
+            .cloned()
+            .chain(certificate)
+            .collect()
+    }
+
+    /// What the files hold now. Whoever listens hears of it if that is new.
+    ///
+    /// # Errors
+    /// When one of them is not good; what is in use stays so.
+    pub(crate) fn read(&self) -> Result<Arc<Credential>, CredentialError> {
+        let token = self.files.token.as_deref().map(token_file::read);
+        let token = token.transpose()?;
+        let certificate = self.files.certificate.as_ref();
+        let identity = certificate.map(|files| Identity::load(&files.cert, &files.key));
+        let identity = identity.transpose()?;
+        let last = self.last.borrow().clone();
+        let has_same_identity = last.as_ref().is_some_and(|last| last.identity == identity);
+        if let Some(last) = &last
+            && has_same_identity
+            && last.has_token(token.as_ref())
+        {
+            return Ok(Arc::clone(last));
+        }
+        // Kept for as long as it can be: TLS sessions are resumed by it.
+        let tls = match last {
+            Some(last) if has_same_identity => Arc::clone(&last.tls),
+            _ => tls_files::client_config(&self.roots, identity.as_ref(), &ALPN)?,
+        };
+        let read = Arc::new(Credential {
+            token,
+            identity,
+            tls,
+        });
+        self.last.send_replace(Some(Arc::clone(&read)));
+        Ok(read)
+    }
+
+    /// Hears of each credential that is another than the last.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<Credential>>> {
+        self.last.subscribe()
+    }
+
+    /// Returns when the files hold another credential than this one, which was read from them.
+    pub(crate) async fn other_than(&self, read: &Arc<Credential>) {
+        let is_other = |last: &Option<Arc<Credential>>| {
+            last.as_ref().is_some_and(|last| !Arc::ptr_eq(last, read))
+        };
+        // Never fails: the sender is our own.
+        let _ = self.subscribe().wait_for(is_other).await;
+    }
+
+    /// Reads the files whenever one of them has changed.
+    pub(crate) async fn follow(&self, mut files: FileWatch) {
+        loop {
+            files.changed().await;
+            match self.read() {
+                Ok(_) => tracing::info!("the files of the credential have been read again"),
+                // Often only for a moment: two files are seldom replaced at once.
+                Err(error) => tracing::warn!(
+                    %error,
+                    "the credential in its files is not good, the one before stays in use"
+                ),
+            }
+        }
+    }
+}
+
+impl Credential {
+    /// The bearer token.
+    pub(crate) fn token(&self) -> Option<&SecretString> {
+        self.token.as_ref()
+    }
+
+    /// How to speak to the server.
+    pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
+        &self.tls
+    }
+
+    /// Whether both show the same certificate, or none.
+    pub(crate) fn has_identity_of(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
+    /// Whether both show the same token, or none.
+    pub(crate) fn has_token_of(&self, other: &Self) -> bool {
+        self.has_token(other.token())
+    }
+
+    /// Whether both show the same.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.has_identity_of(other) && self.has_token_of(other)
+    }
+
+    fn has_token(&self, other: Option<&SecretString>) -> bool {
+        match (&self.token, other) {
+            (Some(one), Some(other)) => one.expose_secret() == other.expose_secret(),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("has_token", &self.token.is_some())
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CredentialError {
+    /// One word for metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Token(_) => "token",
+            Self::Certificate(_) => "certificate",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A folder with all that can be a credential.
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            let folder = Self(tempfile::tempdir().unwrap());
+            folder.write("token", "tnlrt_1_secret\n");
+            folder.renew_certificate();
+            folder
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.0.path().join(name), text).unwrap();
+        }
+
+        fn renew_certificate(&self) {
+            let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+            self.write("cert.pem", &made.cert.pem());
+            self.write("key.pem", &made.signing_key.serialize_pem());
+        }
+
+        fn credentials(&self) -> Credentials {
+            let path = |name| self.0.path().join(name);
+            let files = CredentialFiles {
+                token: Some(path("token")),
+                certificate: Some(CertificateFiles {
+                    cert: path("cert.pem"),
+                    key: path("key.pem"),
+                }),
+            };
+            let made = rcgen::generate_simple_self_signed(["b".to_owned()]).unwrap();
+            Credentials::new(files, Roots::from_pem(&made.cert.pem()).unwrap())
+        }
+    }
+
+    #[test]
+    fn whoever_listens_hears_of_what_is_new_and_of_nothing_else() {
+        let folder = Folder::new();
+        let credentials = folder.credentials();
+        let mut heard = credentials.subscribe();
+        let first = credentials.read().unwrap();
+        assert!(heard.has_changed().unwrap());
+        heard.mark_unchanged();
+        folder.write("token", " tnlrt_1_secret ");
+        assert!(Arc::ptr_eq(&first, &credentials.read().unwrap()));
+        assert!(!heard.has_changed().unwrap());
+        folder.write("token", "tnlrt_2_secret");
+        let second = credentials.read().unwrap();
+        assert!(heard.has_changed().unwrap());
+        assert!(!second.has_token_of(&first) && second.has_identity_of(&first));
+        assert!(Arc::ptr_eq(first.tls(), second.tls()), "resumption goes on");
+    }
+
+    #[test]
+    fn a_new_certificate_is_never_shown_by_an_old_tls_session() {
+        let folder = Folder::new();
+        let credentials = folder.credentials();
+        let first = credentials.read().unwrap();
+        folder.renew_certificate();
+        let second = credentials.read().unwrap();
+        assert!(second.has_token_of(&first) && !second.has_identity_of(&first));
+        assert!(!Arc::ptr_eq(first.tls(), second.tls()));
+    }
+
+    #[test]
+    fn what_is_not_good_leaves_the_last_in_use() {
+        let folder = Folder::new();
+        let credentials = folder.credentials();
+        credentials.read().unwrap();
+        let heard = credentials.subscribe();
+        folder.write("token", "");
+        assert_eq!(credentials.read().unwrap_err().name(), "token");
+        folder.write("token", "tnlrt_2_secret");
+        folder.write("key.pem", "nothing");
+        assert_eq!(credentials.read().unwrap_err().name(), "certificate");
+        assert!(!heard.has_changed().unwrap());
+    }
+
+    #[test]
+    fn debug_shows_no_token() {
+        let folder = Folder::new();
+        let credentials = folder.credentials();
+        let read = credentials.read().unwrap();
+        assert!(!format!("{read:?} {credentials:?}").contains("secret"));
+    }
+}

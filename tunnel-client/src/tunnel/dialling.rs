@@ -1,0 +1,252 @@
+//! Which place dials, and when: one at a time, after the wait that all of them share.
+//!
+//! In: a place that wants a session. Out: a session that the server has welcomed, or why the whole
+//! tunnel has to end. Each attempt is one turn, so that a place whose attempt failed lets the others
+//! try before it tries again.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Mutex as Queue;
+use tokio::time::{Instant, sleep, sleep_until};
+use tunnel_proto::close::{AfterClose, CloseReason};
+use tunnel_proto::handshake::{Greeting, InstanceId};
+
+use super::path;
+use super::redial::{Due, Redial, RedialSettings};
+use super::starting::Starting;
+use super::{Ending, random};
+use crate::credential::{Credential, Credentials};
+use crate::dial::{DialError, Dialler};
+use crate::session::{Ended, NotWelcome, Session, SessionParts};
+
+/// What dialling takes.
+pub(crate) struct DiallingParts {
+    /// Reaches the server.
+    pub(crate) dialler: Dialler,
+    /// What it shows.
+    pub(crate) credentials: Arc<Credentials>,
+    /// Of this client, drawn once.
+    pub(crate) instance: InstanceId,
+    /// Networks that the runtime may be reached from, as the wire has them.
+    pub(crate) allow_from: Option<String>,
+    /// What all sessions have.
+    pub(crate) sessions: SessionParts,
+    /// How long to wait after a refusal that a person has to mend, while sessions are there.
+    pub(crate) refusal_wait: Duration,
+    /// When to dial again.
+    pub(crate) redial: RedialSettings,
+}
+
+/// Dials for all places.
+pub(super) struct Dialling {
+    parts: DiallingParts,
+    turn: Queue<Turn>,
+    redial: Mutex<Redial>,
+}
+
+/// Belongs to whoever dials.
+#[derive(Default)]
+struct Turn {
+    /// Number of the last session that was dialled.
+    number: u32,
+    /// Where the server was last reached.
+    peer: Option<SocketAddr>,
+}
+
+/// Why there is no session after a dial.
+enum Failure {
+    Dial(DialError),
+    /// After this was shown.
+    NotWelcome(NotWelcome, Arc<Credential>),
+}
+
+impl Dialling {
+    /// Nobody has dialled yet.
+    pub(super) fn new(parts: DiallingParts) -> Self {
+        Self {
+            turn: Queue::default(),
+            redial: Mutex::new(Redial::new(parts.redial.clone())),
+            parts,
+        }
+    }
+
+    /// What it dials with.
+    pub(super) fn parts(&self) -> &DiallingParts {
+        &self.parts
+    }
+
+    /// Dials until the server says welcome. When this is dropped, a session that has begun is with
+    /// `starting`.
+    ///
+    /// # Errors
+    /// When the server refuses for good, and no session is left.
+    pub(super) async fn session(&self, starting: &Starting) -> Result<Session, Ending> {
+        loop {
+            // Whoever asks again waits behind those that wait already.
+            let mut turn = self.turn.lock().await;
+            self.wait(turn.peer).await;
+            match self.dial(&mut turn, starting).await {
+                Ok(session) => {
+                    self.on_welcome(&session, turn.number);
+                    return Ok(session);
+                }
+                Err(failure) => {
+                    self.after_failure(&failure)?;
+                    // In turn, since the others would be refused as well.
+                    self.sit_out(&failure).await;
+                }
+            }
+        }
+    }
+
+    /// A session has ended that went by this credential.
+    ///
+    /// # Errors
+    /// When that ends the whole tunnel.
+    pub(super) fn after_session(&self, ended: &Ended, by: &Credential) -> Result<(), Ending> {
+        let has_another_chance = ended.reason == CloseReason::Revoked && self.has_other_than(by);
+        if ended.reason.after() == AfterClose::Stop && !has_another_chance {
+            return Err(match ended.reason {
+                CloseReason::Superseded => Ending::Superseded,
+                _ => Ending::Refused("the credential is no longer good: make a new one".into()),
+            });
+        }
+        let now = Instant::now();
+        let mut redial = self.redial.lock();
+        redial.after_session(ended.reason, ended.lived, now, random());
+        let wait = redial.due(now).after(now);
+        drop(redial);
+        tracing::warn!(
+            why = ended.detail,
+            ?wait,
+            "a session has ended, dialling again"
+        );
+        Ok(())
+    }
+
+    /// The server wants a session to leave.
+    pub(super) fn after_drain(&self, session: &Session) {
+        let lived = session.lived();
+        let mut redial = self.redial.lock();
+        redial.after_drain(lived, Instant::now(), random());
+    }
+
+    /// A session is replaced by the client's own choice.
+    pub(super) fn on_renewal(&self, session: &Session) {
+        self.redial.lock().on_lived(session.lived());
+    }
+
+    /// Things may have changed: only what the server asked for is waited for.
+    pub(super) fn hurry(&self) {
+        self.redial.lock().hurry();
+    }
+
+    /// Lets the time pass that is to pass before the next dial.
+    async fn wait(&self, peer: Option<SocketAddr>) {
+        loop {
+            let now = Instant::now();
+            let due = self.redial.lock().due(now);
+            match due {
+                Due::Now => return,
+                Due::NotBefore(at) => sleep_until(at).await,
+                Due::At(at) => {
+                    if path::wait(at - now, || path::look(peer)).await {
+                        self.hurry();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the credential's files hold another one now.
+    fn has_other_than(&self, credential: &Credential) -> bool {
+        let latest = self.parts.credentials.read();
+        latest.is_ok_and(|latest| !latest.is_same(credential))
+    }
+
+    /// After a refusal for good, which concerns only this dial as long as there are sessions: waits
+    /// long, but not when the credential has changed, nor when no session is left.
+    async fn sit_out(&self, failure: &Failure) {
+        let Failure::Dial(error) = failure else {
+            return;
+        };
+        let Some(shown) = error.shown_in_vain() else {
+            return;
+        };
+        tokio::select! {
+            () = sleep(self.parts.refusal_wait) => {}
+            () = self.parts.credentials.other_than(shown) => {
+                tracing::info!("the credential has changed, dialling now");
+            }
+            () = self.parts.sessions.live.none_left() => {}
+        }
+    }
+
+    async fn dial(&self, turn: &mut Turn, starting: &Starting) -> Result<Session, Failure> {
+        turn.number = turn.number.saturating_add(1);
+        let greeting = Greeting {
+            instance: self.parts.instance.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            session_number: turn.number,
+            allow_from: self.parts.allow_from.clone(),
+        };
+        let dialled = self.parts.dialler.dial(&greeting).await;
+        let connected = dialled.map_err(Failure::Dial)?;
+        turn.peer = Some(connected.peer);
+        let credential = Arc::clone(&connected.credential);
+        starting
+            .start(connected, self.parts.sessions.clone())
+            .await
+            .map_err(|error| Failure::NotWelcome(error, credential))
+    }
+
+    fn on_welcome(&self, session: &Session, number: u32) {
+        self.parts.sessions.metrics.on_dial("accepted");
+        let welcome = session.welcome();
+        tracing::info!(
+            server = %self.parts.dialler.server(),
+            runtime = welcome.runtime,
+            session = welcome.session,
+            number,
+            server_version = welcome.version,
+            "the tunnel is up"
+        );
+    }
+
+    fn after_failure(&self, failure: &Failure) -> Result<(), Ending> {
+        let metrics = &self.parts.sessions.metrics;
+        let (why, retry_after) = match failure {
+            Failure::Dial(error) => {
+                metrics.on_dial(error.name());
+                if error.is_fatal() {
+                    let why = error.to_string();
+                    if !self.parts.sessions.live.any() {
+                        return Err(Ending::Refused(why));
+                    }
+                    let wait = self.parts.refusal_wait;
+                    tracing::error!(why, ?wait, "refused for good, other sessions go on for now");
+                    return Ok(());
+                }
+                (error.to_string(), error.retry_after())
+            }
+            Failure::NotWelcome(NotWelcome::Ended(ended), credential) => {
+                metrics.on_dial("unwelcome");
+                return self.after_session(ended, credential);
+            }
+            Failure::NotWelcome(error @ NotWelcome::Late(_), _) => {
+                metrics.on_dial("unwelcome");
+                (error.to_string(), None)
+            }
+        };
+        let now = Instant::now();
+        let mut redial = self.redial.lock();
+        redial.after_failure(retry_after, now, random());
+        let wait = redial.due(now).after(now);
+        drop(redial);
+        tracing::warn!(why, ?wait, "no session, dialling again");
+        Ok(())
+    }
+}

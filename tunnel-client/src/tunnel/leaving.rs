@@ -1,0 +1,169 @@
+//! The sessions that a place has done with, until they have ended.
+//!
+//! ```text
+//!   drained by the server ── moved ─▶ stands until the server ends it ──────────┐
+//!   replaced by choice ───── drain ─▶ stands until its exchanges have ended ────┼─▶ ended
+//!   begun by a dropped dial ─ welcome, drain ─▶ likewise ───────────────────────┤
+//!                any of them, when the tunnel ends: drain, the grace period ────┘
+//! ```
+//!
+//! A session that is replaced may carry a stream for hours: nobody is waiting for its end, so none is
+//! cut after a time. What bounds them is their number: the oldest is cut to make room. Meanwhile a
+//! session still follows the credential, or the server would end it when that runs out.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::Shared;
+use super::starting::Start;
+use crate::session::{Event, Session};
+
+/// Sessions of one place that leave at once.
+const LEAVING_MAX: usize = 4;
+
+/// How long the server may take to welcome a session that nobody wants any more: it says welcome
+/// right after the 101, if it is there.
+const WELCOME: Duration = Duration::from_secs(2);
+
+/// Sees sessions to their ends.
+pub(super) struct Leaving {
+    shared: Arc<Shared>,
+    tasks: JoinSet<()>,
+    /// One for each session that leaves, the oldest first; it is cut when this is dropped.
+    owners: VecDeque<oneshot::Sender<()>>,
+}
+
+/// Who ends a session that another one has replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndedBy {
+    /// The server, which wanted it to be replaced.
+    Server,
+    /// The client, when its exchanges have ended.
+    Client,
+}
+
+impl Leaving {
+    /// None leaves yet.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            tasks: JoinSet::new(),
+            owners: VecDeque::new(),
+        }
+    }
+
+    /// This session was replaced.
+    pub(super) fn replaced(&mut self, session: Session, by: EndedBy) {
+        self.make_room();
+        self.see_off(session, by);
+    }
+
+    /// The dial of this session was dropped.
+    pub(super) fn abandoned(&mut self, start: Start) {
+        self.make_room();
+        self.see_in(start);
+    }
+
+    /// The tunnel ends, and with it what else the place has. Returns when all have left.
+    pub(super) async fn end(mut self, current: Option<Session>, start: Option<Start>) {
+        if let Some(current) = current {
+            self.see_off(current, EndedBy::Client);
+        }
+        if let Some(start) = start {
+            self.see_in(start);
+        }
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    fn make_room(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+        self.owners.retain(|owner| !owner.is_closed());
+        while self.owners.len() >= LEAVING_MAX {
+            tracing::warn!("too many sessions of one place leave at once, the oldest is cut");
+            self.owners.pop_front();
+        }
+    }
+
+    fn see_off(&mut self, session: Session, by: EndedBy) {
+        let cut = self.cut();
+        let shared = Arc::clone(&self.shared);
+        let grace = shared.grace_period;
+        self.tasks.spawn(see_off(session, by, shared, grace, cut));
+    }
+
+    fn see_in(&mut self, start: Start) {
+        let cut = self.cut();
+        let shared = Arc::clone(&self.shared);
+        self.tasks.spawn(see_in(start, shared, cut));
+    }
+
+    /// What ends when one more session is to be cut.
+    fn cut(&mut self) -> oneshot::Receiver<()> {
+        let (owner, cut) = oneshot::channel();
+        self.owners.push_back(owner);
+        cut
+    }
+}
+
+/// Sees a session to its end. The grace period counts from the end of the tunnel.
+async fn see_off(
+    mut session: Session,
+    by: EndedBy,
+    shared: Arc<Shared>,
+    grace: Duration,
+    mut cut: oneshot::Receiver<()>,
+) {
+    match by {
+        EndedBy::Server => session.say_moved(),
+        EndedBy::Client => session.say_drain(),
+    }
+    let at_rest = session.at_rest();
+    let mut at_rest = pin!(async {
+        match by {
+            EndedBy::Server => pending().await,
+            EndedBy::Client => at_rest.await,
+        }
+    });
+    let mut tunnel_ended = pin!(shared.ended());
+    let mut credentials = shared.credentials.subscribe();
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut tunnel_ended => return session.leave(grace).await,
+            _ = &mut cut => break,
+            event = session.next() => match event {
+                Event::Ended(_) => return,
+                Event::Expiring { within } => {
+                    shared.on_expiring(&mut session, within);
+                }
+                // It leaves already, and the session in its stead hears of a newer instance as well.
+                Event::Drain { .. } | Event::Superseded => {}
+            },
+            Ok(()) = credentials.changed() => {
+                let latest = credentials.borrow_and_update().clone();
+                if let Some(latest) = latest {
+                    session.use_credential(latest);
+                }
+            }
+            () = &mut at_rest => break,
+        }
+    }
+    session.end(shared.grace_period).await;
+}
+
+/// Waits for the welcome, and sees the session to its end.
+async fn see_in(start: Start, shared: Arc<Shared>, cut: oneshot::Receiver<()>) {
+    let began = Instant::now();
+    let grace = shared.grace_period;
+    if let Ok(Ok(Ok(session))) = timeout(WELCOME.min(grace / 2), start).await {
+        let grace = grace.saturating_sub(began.elapsed());
+        see_off(session, EndedBy::Client, shared, grace, cut).await;
+    }
+}

@@ -1,0 +1,218 @@
+//! One place for a session: dials one, serves by it, and sees to the next in time.
+//!
+//! ```text
+//!                 ┌───────────── dial (dialling.rs) ◀──────────────┐
+//!                 ▼                                                │
+//!   none ─▶ dial ─▶ serve ── lost ─────────────────────────────────┤
+//!                     ├───── drain, put off by a part of the spread┤  what serves goes on serving
+//!                     └───── renewal: clock, certificate ──────────┘  until the next is welcome
+//! ```
+//!
+//! Whatever it is at, it hears what the server says of the session that it has. It ends with the
+//! tunnel, whoever ends that: then its sessions leave (leaving.rs), and a dial under way is dropped, but
+//! not a session that it has begun (starting.rs).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::clock::Renewal;
+use super::leaving::{EndedBy, Leaving};
+use super::redial::fraction;
+use super::starting::Starting;
+use super::{Ending, Shared, random};
+use crate::credential::Credential;
+use crate::session::{Event, Session};
+
+/// Longest time over which a server can have its clients spread their redials.
+const SPREAD_MAX: Duration = Duration::from_secs(60);
+
+/// A place for one session; for two while one replaces the other.
+pub(super) struct Place {
+    shared: Arc<Shared>,
+    current: Option<Session>,
+    /// The server wants the current session to be replaced, and ends it itself.
+    is_drained: bool,
+    /// The session that is to replace it, once it has begun.
+    starting: Arc<Starting>,
+    /// Sessions that were replaced.
+    leaving: Leaving,
+    renewals: watch::Receiver<Option<Renewal>>,
+    credentials: watch::Receiver<Option<Arc<Credential>>>,
+}
+
+/// Why a place needs another session.
+enum Need {
+    /// The server wants the one that is there to leave, and clients to come within this time.
+    Drained(Duration),
+    /// There is none any more.
+    Lost,
+    /// What is there may be dead, or shows what is out of date.
+    Renewal(Renewal),
+}
+
+impl Place {
+    /// An empty place.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            current: None,
+            is_drained: false,
+            starting: Arc::default(),
+            leaving: Leaving::new(Arc::clone(&shared)),
+            renewals: shared.renewals.subscribe(),
+            credentials: shared.credentials.subscribe(),
+            shared,
+        }
+    }
+
+    /// Keeps a session here until the tunnel ends, and then leaves without loss.
+    pub(super) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        tokio::select! {
+            biased;
+            _ = shared.ended() => {}
+            ending = self.keep() => {
+                shared.end(ending);
+            }
+        }
+        let start = self.starting.abandon();
+        self.leaving.end(self.current, start).await;
+    }
+
+    /// Keeps a session, whatever happens to it. All state is in `self`, so that this can be dropped.
+    async fn keep(&mut self) -> Ending {
+        loop {
+            match self.next_session().await {
+                Ok(session) => self.replace(session),
+                Err(ending) => return ending,
+            }
+            if let Err(ending) = self.serve().await {
+                return ending;
+            }
+        }
+    }
+
+    /// Dials, while what is there goes on.
+    async fn next_session(&mut self) -> Result<Session, Ending> {
+        let (shared, starting) = (Arc::clone(&self.shared), Arc::clone(&self.starting));
+        // Boxed, since its state is large, and a dial is rare.
+        let dial = || (Instant::now(), Box::pin(shared.dialling.session(&starting)));
+        let (mut began, mut dialling) = dial();
+        loop {
+            tokio::select! {
+                session = &mut dialling => return session,
+                need = self.need() => if let Need::Renewal(Renewal { spares }) = need?
+                    && spares.is_none_or(|jump| began < jump)
+                {
+                    // What this dial has reached so far is as old as the session that it replaces.
+                    (began, dialling) = dial();
+                    if let Some(start) = starting.abandon() {
+                        self.leaving.abandoned(start);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Serves by the session that is there until another is to be dialled.
+    async fn serve(&mut self) -> Result<(), Ending> {
+        let Need::Drained(spread) = self.need().await? else {
+            return Ok(());
+        };
+        tokio::select! {
+            () = sleep(fraction(spread.min(SPREAD_MAX), random())) => Ok(()),
+            need = self.need() => need.map(drop),
+        }
+    }
+
+    /// Returns when another session is needed.
+    async fn need(&mut self) -> Result<Need, Ending> {
+        loop {
+            let event = tokio::select! {
+                event = next_event(&mut self.current) => event,
+                Ok(()) = self.renewals.changed() => {
+                    let renewal = self.renewals.borrow_and_update().unwrap_or_default();
+                    // Should it be dead, nobody is to wait for it any longer than has to be.
+                    self.current.iter().for_each(Session::suspect);
+                    return Ok(self.renewal(renewal));
+                }
+                Ok(()) = self.credentials.changed() => {
+                    if self.use_credential() {
+                        continue;
+                    }
+                    return Ok(self.renewal(Renewal::default()));
+                }
+            };
+            match event {
+                Event::Drain { spread } => {
+                    tracing::info!("the server drains this session, another one is dialled");
+                    self.is_drained = true;
+                    if let Some(session) = &self.current {
+                        self.shared.dialling.after_drain(session);
+                    }
+                    return Ok(Need::Drained(spread));
+                }
+                Event::Expiring { within } => {
+                    if let Some(session) = &mut self.current
+                        && !self.shared.on_expiring(session, within)
+                    {
+                        return Ok(self.renewal(Renewal::default()));
+                    }
+                }
+                Event::Superseded => return Err(Ending::Superseded),
+                Event::Ended(ended) => {
+                    self.is_drained = false;
+                    if let Some(session) = self.current.take() {
+                        let by = session.went_by();
+                        self.shared.dialling.after_session(&ended, by)?;
+                    }
+                    return Ok(Need::Lost);
+                }
+            }
+        }
+    }
+
+    /// Has the session go on by the credential as it is now. False if it cannot: a certificate is shown
+    /// only at the beginning.
+    fn use_credential(&mut self) -> bool {
+        let latest = self.credentials.borrow_and_update().clone();
+        let (Some(session), Some(latest)) = (&mut self.current, latest) else {
+            return true;
+        };
+        let goes_on = session.use_credential(latest);
+        if !goes_on {
+            tracing::info!("the credential has changed, another session is dialled");
+        }
+        goes_on
+    }
+
+    fn renewal(&self, renewal: Renewal) -> Need {
+        if let Some(session) = &self.current {
+            self.shared.dialling.on_renewal(session);
+        }
+        Need::Renewal(renewal)
+    }
+
+    /// Serves by another session from here on; the one before leaves without loss.
+    fn replace(&mut self, session: Session) {
+        // It may have been read before another place heard of a newer one.
+        self.credentials.mark_changed();
+        let by = match std::mem::take(&mut self.is_drained) {
+            true => EndedBy::Server,
+            false => EndedBy::Client,
+        };
+        if let Some(old) = self.current.replace(session) {
+            self.leaving.replaced(old, by);
+        }
+    }
+}
+
+/// What comes of the session, if there is one.
+async fn next_event(session: &mut Option<Session>) -> Event {
+    match session {
+        Some(session) => session.next().await,
+        None => std::future::pending().await,
+    }
+}
