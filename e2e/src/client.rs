@@ -1,6 +1,10 @@
 //! A tunnel client as a child process.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::{
     program::{Program, built},
@@ -22,6 +26,26 @@ pub struct ClientOptions {
     pub flags: Vec<String>,
 }
 
+impl ClientOptions {
+    /// The program's arguments, but for the admin listener.
+    pub fn arguments(&self) -> Vec<String> {
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let given = [
+            ("--log-format", "json".to_owned()),
+            ("--server", format!("wss://{}", self.server)),
+            ("--upstream", self.upstream.clone()),
+            ("--token-file", path(&self.token)),
+            ("--ca-file", path(&self.ca)),
+        ];
+        let mut arguments = vec!["run".to_owned()];
+        for (flag, value) in given {
+            arguments.extend([flag.to_owned(), value]);
+        }
+        arguments.extend(self.flags.iter().cloned());
+        arguments
+    }
+}
+
 /// A running tunnel client, connected or not.
 #[derive(Debug)]
 pub struct Client {
@@ -36,20 +60,8 @@ impl Client {
     /// When it ends before it listens.
     pub async fn start(options: &ClientOptions) -> Self {
         let mut command = Command::new(built("tunnel-client"));
-        command.args([
-            "run",
-            "--log-format",
-            "json",
-            "--admin-listen",
-            "127.0.0.1:0",
-        ]);
-        command.args(["--server", &format!("wss://{}", options.server)]);
-        command.args(["--upstream", &options.upstream]);
-        command.arg("--token-file").arg(&options.token);
-        command
-            .arg("--ca-file")
-            .arg(&options.ca)
-            .args(&options.flags);
+        command.args(options.arguments());
+        command.args(["--admin-listen", "127.0.0.1:0"]);
         let program = Program::start("tunnel-client", &mut command);
         let admin = Admin(wait_listening(&program, "admin").await);
         Self { program, admin }

@@ -3,8 +3,11 @@
 //! What a call is to do stands in its message ([`Say`]): be held, fail with details, go on for
 //! ever. The server records each call and each one that was given up.
 
-use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{future::pending, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::{
@@ -97,6 +100,38 @@ pub struct GrpcUpstream {
     _serving: JoinSet<()>,
 }
 
+/// The service alone, for a server that answers other paths too.
+#[derive(Clone)]
+pub(crate) struct GrpcService(EchoServer<Service>);
+
+impl Default for GrpcService {
+    fn default() -> Self {
+        Self(EchoServer::new(Service {
+            record: Arc::default(),
+            streams: Mutex::default(),
+        }))
+    }
+}
+
+impl GrpcService {
+    /// Answers a call.
+    pub(crate) async fn answer(
+        &self,
+        request: http::Request<Incoming>,
+    ) -> http::Response<UnsyncBoxBody<Bytes, io::Error>> {
+        let Ok(response) = tower_call(self.0.clone(), request).await;
+        response.map(|body| body.map_err(io::Error::other).boxed_unsync())
+    }
+}
+
+/// Calls a service that is always ready, as generated ones are.
+async fn tower_call<S, R>(mut service: S, request: R) -> std::result::Result<S::Response, S::Error>
+where
+    S: tonic::codegen::Service<R>,
+{
+    service.call(request).await
+}
+
 /// A gRPC client of an entry.
 pub type GrpcClient = EchoClient<Channel>;
 
@@ -165,7 +200,7 @@ pub fn client(entry: &Entry) -> GrpcClient {
     let connect = move |_| async move {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        Ok::<_, std::io::Error>(TokioIo::new(socket))
+        Ok::<_, io::Error>(TokioIo::new(socket))
     };
     let channel = Endpoint::from_shared(entry.url("")).unwrap();
     EchoClient::new(channel.connect_with_connector_lazy(ServiceFn(connect)))

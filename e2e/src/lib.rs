@@ -2,7 +2,7 @@
 //!
 //! A test says what is there ([`system::System`]: server, client, upstream; [`relay::Relay`]
 //! between them), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
-//! [`grpc`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
+//! [`grpc`], or all of them at once: [`load`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
 //! [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client). Where the requests go in is an [`entry::Entry`], so that the same test runs
 //! against an upstream directly and through the tunnel, and the difference is the tunnel's.
 //!
@@ -26,7 +26,10 @@ pub mod client;
 pub mod deadline;
 pub mod entry;
 pub mod grpc;
+pub mod inside;
+pub mod load;
 pub mod message;
+pub mod network;
 pub mod payload;
 pub mod peers;
 pub mod platform;

@@ -47,6 +47,11 @@ impl<T: Clone + Debug> Record<T> {
         self.grown.send_modify(|state| state.closed = true);
     }
 
+    /// Whether nothing will be appended any more.
+    pub fn is_closed(&self) -> bool {
+        self.grown.borrow().closed
+    }
+
     /// Everything up to now.
     pub fn all(&self) -> Vec<T> {
         self.entries.lock().clone()

@@ -1,10 +1,11 @@
 //! A network between a tunnel client and a tunnel server that a test can break.
 //!
-//! The relay carries TCP connections to its target. It can stall (bytes stop, nobody is told, as
-//! when a path is lost), cut (both sides see an end or a reset), refuse newcomers, and lead to
-//! another target. It never looks at the bytes.
+//! The relay carries TCP connections to its target. It can hold bytes (nobody is told, as when a
+//! path is lost; both directions or one, all connections or one), cut (both sides see a reset),
+//! refuse newcomers, and lead to another target. It never looks at the bytes.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
@@ -18,21 +19,57 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split},
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
 };
 
-use crate::record::Record;
+use crate::{
+    deadline::{SOON, eventually},
+    record::Record,
+};
 
-/// How the relay treats its connections.
+/// What happens to newcomers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// Bytes pass.
+enum Door {
+    /// They are carried.
     Open,
-    /// Connections stand, newcomers are taken in, and nothing passes.
-    Stalled,
-    /// Newcomers are reset at once; old connections go on.
+    /// They are reset at once; old connections go on.
     Refusing,
 }
+
+/// The directions in which bytes are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// From the tunnel client to the tunnel server.
+    pub there: bool,
+    /// From the tunnel server to the tunnel client.
+    pub back: bool,
+}
+
+impl Held {
+    /// Nothing passes.
+    pub const BOTH: Self = Self {
+        there: true,
+        back: true,
+    };
+    /// The server hears nothing.
+    pub const THERE: Self = Self {
+        there: true,
+        back: false,
+    };
+    /// The client hears nothing.
+    pub const BACK: Self = Self {
+        there: false,
+        back: true,
+    };
+    /// Everything passes.
+    pub const NONE: Self = Self {
+        there: false,
+        back: false,
+    };
+}
+
+/// One connection through the relay, in the order of their coming, from 0.
+pub type Number = usize;
 
 /// A running relay.
 #[derive(Debug)]
@@ -45,10 +82,21 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     target: Mutex<SocketAddr>,
-    mode: watch::Sender<Mode>,
-    connections: Mutex<JoinSet<()>>,
+    door: Mutex<Door>,
+    /// What holds for all connections, newcomers too.
+    held: watch::Sender<Held>,
+    tasks: Mutex<JoinSet<()>>,
+    carried: Mutex<BTreeMap<Number, Carried>>,
     /// Each connection that came, for tests that count dials.
     dials: Record<SocketAddr>,
+}
+
+/// A connection that is being carried.
+#[derive(Debug)]
+struct Carried {
+    task: AbortHandle,
+    /// What holds for this one alone.
+    held: watch::Sender<Held>,
 }
 
 impl Relay {
@@ -58,8 +106,10 @@ impl Relay {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             target: Mutex::new(target),
-            mode: watch::Sender::new(Mode::Open),
-            connections: Mutex::default(),
+            door: Mutex::new(Door::Open),
+            held: watch::Sender::default(),
+            tasks: Mutex::default(),
+            carried: Mutex::default(),
             dials: Record::default(),
         });
         let mut accepting = JoinSet::new();
@@ -83,22 +133,65 @@ impl Relay {
 
     /// Lets nothing pass from now on, and tells nobody.
     pub fn stall(&self) {
-        self.shared.mode.send_replace(Mode::Stalled);
+        self.hold(Held::BOTH);
+    }
+
+    /// Holds these directions of all connections from now on, newcomers too, and tells nobody.
+    pub fn hold(&self, held: Held) {
+        self.shared.held.send_replace(held);
+    }
+
+    /// Holds these directions of the connections of now; newcomers pass.
+    pub fn hold_present(&self, held: Held) {
+        for number in self.connections() {
+            self.hold_one(number, held);
+        }
+    }
+
+    /// Holds these directions of one connection.
+    pub fn hold_one(&self, number: Number, held: Held) {
+        if let Some(carried) = self.shared.carried.lock().get(&number) {
+            carried.held.send_replace(held);
+        }
     }
 
     /// Resets newcomers from now on.
     pub fn refuse(&self) {
-        self.shared.mode.send_replace(Mode::Refusing);
+        *self.shared.door.lock() = Door::Refusing;
     }
 
     /// Lets everything pass again; what waited goes on.
     pub fn resume(&self) {
-        self.shared.mode.send_replace(Mode::Open);
+        *self.shared.door.lock() = Door::Open;
+        self.hold(Held::NONE);
+        self.hold_present(Held::NONE);
+    }
+
+    /// The connections of now, oldest first.
+    pub fn connections(&self) -> Vec<Number> {
+        self.shared.carried.lock().keys().copied().collect()
+    }
+
+    /// Waits until exactly so many connections are carried.
+    pub async fn wait_connections(&self, count: usize) -> Vec<Number> {
+        let what = format!("{count} connections through the relay");
+        eventually(SOON, &what, async || {
+            let connections = self.connections();
+            (connections.len() == count).then_some(connections)
+        })
+        .await
     }
 
     /// Resets all connections of now.
     pub fn cut(&self) {
-        self.shared.connections.lock().abort_all();
+        self.shared.tasks.lock().abort_all();
+    }
+
+    /// Resets one connection.
+    pub fn cut_one(&self, number: Number) {
+        if let Some(carried) = self.shared.carried.lock().get(&number) {
+            carried.task.abort();
+        }
     }
 
     /// Leads newcomers to another target.
@@ -108,26 +201,42 @@ impl Relay {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut number = 0;
     while let Ok((socket, peer)) = listener.accept().await {
         shared.dials.push(peer);
-        if *shared.mode.borrow() == Mode::Refusing {
+        if *shared.door.lock() == Door::Refusing {
             drop((CutOnDrop::new(&socket), socket));
-        } else {
-            shared
-                .connections
-                .lock()
-                .spawn(carry(socket, shared.clone()));
+            continue;
         }
+        let held = watch::Sender::default();
+        let carrying = carry(socket, number, held.subscribe(), shared.clone());
+        // Both under one lock: a connection that ends at once finds its entry to take away.
+        let mut carried = shared.carried.lock();
+        let task = shared.tasks.lock().spawn(carrying);
+        carried.insert(number, Carried { task, held });
+        drop(carried);
+        number += 1;
     }
 }
 
-async fn carry(client: TcpStream, shared: Arc<Shared>) {
-    let mut cut = CutOnDrop::new(&client);
-    let mut mode = shared.mode.subscribe();
-    // A stalled newcomer is held before its connection goes on, as a lost path would hold it.
-    if mode.wait_for(|mode| *mode != Mode::Stalled).await.is_err() {
-        return;
+/// Takes a connection's entry away when its task ends, however that comes about.
+struct Entered(Number, Arc<Shared>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.1.carried.lock().remove(&self.0);
     }
+}
+
+async fn carry(client: TcpStream, number: Number, own: watch::Receiver<Held>, shared: Arc<Shared>) {
+    let _entered = Entered(number, shared.clone());
+    let mut cut = CutOnDrop::new(&client);
+    let gate = Gate {
+        all: shared.held.subscribe(),
+        own,
+    };
+    // A stalled newcomer is held before its connection goes on, as a lost path would hold it.
+    gate.clone().pass(|held| held.there).await;
     let target = *shared.target.lock();
     let Ok(server) = TcpStream::connect(target).await else {
         return;
@@ -137,10 +246,34 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
     server.set_nodelay(true).unwrap();
     let (from_client, to_client) = split(client);
     let (from_server, to_server) = split(server);
-    let there = pump(from_client, to_server, mode.clone());
-    let back = pump(from_server, to_client, mode.clone());
+    let there = pump(from_client, to_server, gate.clone(), |held| held.there);
+    let back = pump(from_server, to_client, gate, |held| held.back);
     if tokio::try_join!(there, back).is_ok() {
         cut.disarm();
+    }
+}
+
+/// What may hold one connection: the relay as a whole, or this connection's own word.
+#[derive(Clone)]
+struct Gate {
+    all: watch::Receiver<Held>,
+    own: watch::Receiver<Held>,
+}
+
+impl Gate {
+    /// Waits until neither holds this direction.
+    async fn pass(&mut self, is_held: fn(&Held) -> bool) {
+        while is_held(&self.all.borrow()) || is_held(&self.own.borrow()) {
+            // An end of either can only come with the relay's own.
+            let (all, own) = (&mut self.all, &mut self.own);
+            let changed = tokio::select! {
+                changed = all.changed() => changed,
+                changed = own.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -148,12 +281,16 @@ async fn carry(client: TcpStream, shared: Arc<Shared>) {
 async fn pump(
     mut from: ReadHalf<TcpStream>,
     mut to: WriteHalf<TcpStream>,
-    mut mode: watch::Receiver<Mode>,
+    mut gate: Gate,
+    is_held: fn(&Held) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let length = from.read(&mut buffer).await?;
-        if mode.wait_for(|mode| *mode != Mode::Stalled).await.is_err() || length == 0 {
+        let read = from.read(&mut buffer).await;
+        // A held direction does not tell of a reset either.
+        gate.pass(is_held).await;
+        let length = read?;
+        if length == 0 {
             return to.shutdown().await;
         }
         to.write_all(&buffer[..length]).await?;
@@ -194,8 +331,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        deadline::SOON, entry::Entry, message::End, platform::PlatformClient, raw::RawClient,
-        upstream::Upstream,
+        entry::Entry, message::End, platform::PlatformClient, raw::RawClient, upstream::Upstream,
     };
 
     #[tokio::test]
@@ -220,6 +356,35 @@ mod tests {
         relay.cut();
         assert_eq!(stalled.wait_end(SOON).await, End::Reset);
         assert_eq!(relay.dials().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn connections_are_picked_one_by_one_and_held_one_way() {
+        let upstream = Upstream::start().await;
+        let relay = Relay::start(upstream.address()).await;
+        let entry = Entry::direct(relay.address());
+        let mut one = RawClient::connect(&entry).await;
+        let [first] = relay.wait_connections(1).await[..] else {
+            unreachable!()
+        };
+        let mut other = RawClient::connect(&entry).await;
+        relay.wait_connections(2).await;
+
+        // The request arrives, its answer does not.
+        relay.hold_one(first, Held::BACK);
+        one.request("GET", "/one", "", b"").await;
+        upstream.wait_request("/one").await;
+        let answer = other.exchange("GET", "/other", "").await;
+        assert_eq!(answer.head.status(), 200);
+        let early = tokio::time::timeout(Duration::from_millis(100), one.read_head()).await;
+        assert!(early.is_err(), "a held direction let an answer through");
+        relay.hold_present(Held::NONE);
+        assert_eq!(one.read_response("GET").await.head.status(), 200);
+
+        relay.cut_one(first);
+        assert_eq!(one.wait_end(SOON).await, End::Reset);
+        assert_eq!(relay.wait_connections(1).await, [first + 1]);
+        assert_eq!(other.exchange("GET", "/other", "").await.head.status(), 200);
     }
 
     #[tokio::test]

@@ -10,13 +10,15 @@ use std::{
     process::Command,
 };
 
+use http::{Request, header};
+use http_body_util::{BodyExt, Full};
 use serde_json::Value;
 
 use crate::{
     ca::{Ca, Certificate},
     deadline::{SOON, eventually},
     entry::Entry,
-    platform::PlatformClient,
+    platform::{Answer, PlatformClient},
     program::{Line, Program, built},
 };
 
@@ -31,6 +33,8 @@ pub struct ServerOptions {
     pub flags: Vec<String>,
     /// Where the tunnel listener is to be, for a server that returns; else a free port.
     pub tunnel_listen: Option<SocketAddr>,
+    /// Where the public listener is to be; else a free port.
+    pub public_listen: Option<SocketAddr>,
 }
 
 impl Default for ServerOptions {
@@ -40,6 +44,7 @@ impl Default for ServerOptions {
             public_tls: false,
             flags: Vec::new(),
             tunnel_listen: None,
+            public_listen: None,
         }
     }
 }
@@ -67,10 +72,14 @@ pub struct ServerFiles {
 
 impl ServerFiles {
     /// Makes the certificates in `directory`; the runtimes file appears with the first token.
-    pub fn new(directory: &Path, ca: &Ca, domain: &str) -> Self {
+    /// Makes the certificates in `directory`, the tunnel listener's for these `names` too; the
+    /// runtimes file appears with the first token.
+    pub fn new(directory: &Path, ca: &Ca, domain: &str, names: &[String]) -> Self {
         let all = format!("*.{domain}");
+        let mut tunnel_names = vec!["localhost", "127.0.0.1"];
+        tunnel_names.extend(names.iter().map(String::as_str));
         Self {
-            tunnel_certificate: ca.issue("tunnel", &["localhost", "127.0.0.1"]),
+            tunnel_certificate: ca.issue("tunnel", &tunnel_names),
             public_certificate: ca.issue("public", &[domain, &all]),
             runtimes: directory.join("runtimes.toml"),
             directory: directory.to_owned(),
@@ -82,22 +91,36 @@ impl ServerFiles {
     /// # Panics
     /// When the program refuses.
     pub fn create_token(&self, account: &str, runtime: &str) -> PathBuf {
+        let token = self.token_command("create", account, runtime, &[]);
+        // A runtime may have several tokens: the first has the plain name.
+        let names = (1..).map(|number| match number {
+            1 => format!("{account}-{runtime}.token"),
+            _ => format!("{account}-{runtime}-{number}.token"),
+        });
+        let mut paths = names.map(|name| self.directory.join(name));
+        let path = paths.find(|path| !path.exists()).unwrap();
+        fs::write(&path, token).unwrap();
+        path
+    }
+
+    /// Takes tokens of a runtime back by way of `tunnel-server token revoke`: this one, or all.
+    ///
+    /// # Panics
+    /// When the program refuses.
+    pub fn revoke_token(&self, account: &str, runtime: &str, id: Option<&str>) {
+        let id = id.map(|id| ["--id", id]);
+        let flags = id.as_ref().map_or(&[][..], |flags| &flags[..]);
+        self.token_command("revoke", account, runtime, flags);
+    }
+
+    fn token_command(&self, verb: &str, account: &str, runtime: &str, flags: &[&str]) -> Vec<u8> {
         let mut command = Command::new(built("tunnel-server"));
-        command.args([
-            "token",
-            "create",
-            "--account",
-            account,
-            "--runtime",
-            runtime,
-        ]);
-        command.arg("--runtimes").arg(&self.runtimes);
+        command.args(["token", verb, "--account", account, "--runtime", runtime]);
+        command.args(flags).arg("--runtimes").arg(&self.runtimes);
         let output = command.output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command:?}: {complaint}");
-        let path = self.directory.join(format!("{account}-{runtime}.token"));
-        fs::write(&path, &output.stdout).unwrap();
-        path
+        output.stdout
     }
 }
 
@@ -116,7 +139,7 @@ impl Server {
         ]);
         command.args([
             "--public-listen",
-            &free.to_string(),
+            &options.public_listen.unwrap_or(free).to_string(),
             "--admin-listen",
             &free.to_string(),
         ]);
@@ -193,6 +216,47 @@ impl Admin {
         };
         let ask = async || ((self.status("/readyz").await == 200) == ready).then_some(());
         eventually(SOON, &format!("{} {what}", self.0), ask).await;
+    }
+
+    /// What `path` gives.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.client().await.get(path).await
+    }
+
+    /// Has something changed: a POST without content, by whoever has this bearer token.
+    pub async fn post(&self, path: &str, token: Option<&str>) -> Answer {
+        self.post_with(path, token, "").await
+    }
+
+    /// The same with content.
+    pub async fn post_with(
+        &self,
+        path: &str,
+        token: Option<&str>,
+        content: &'static str,
+    ) -> Answer {
+        let mut request = Request::post(path);
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let content = Full::from(content).boxed_unsync();
+        let request = request.body(content).unwrap();
+        self.client().await.ask(request).await
+    }
+
+    /// Waits until a metric's series with these `labels` have a sum that `is_wanted`.
+    pub async fn wait_metric(
+        &self,
+        name: &str,
+        labels: &[&str],
+        is_wanted: impl Fn(f64) -> bool,
+    ) -> f64 {
+        let what = format!("{name} {labels:?} at {}", self.0);
+        eventually(SOON, &what, async || {
+            let value = self.metric(name, labels).await.unwrap_or_default();
+            is_wanted(value).then_some(value)
+        })
+        .await
     }
 
     /// The metrics in the text format.

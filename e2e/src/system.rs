@@ -4,7 +4,10 @@
 //! More runtimes, a relay before the server, and flags are [`Options`]. Certificates, runtimes
 //! file and tokens lie in a directory that goes when the system goes.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use tempfile::TempDir;
 
@@ -28,7 +31,16 @@ pub struct Options {
     /// Whether clients are started with the system; if not, [`System::start_client`] does it.
     pub connected: bool,
     runtimes: Vec<(String, String, String)>,
+    /// Flag, name and content of further files that the server is given.
+    server_files: Vec<(String, String, String)>,
+    /// More names by which clients reach the server.
+    tunnel_names: Vec<String>,
+    /// What stands in the runtimes file after the last runtime.
+    runtimes_tail: String,
 }
+
+/// The bearer token for the server's admin listener, in systems that have one.
+pub const ADMIN_TOKEN: &str = "the-operator-of-a-test-and-nobody-else-1234567890";
 
 /// A running system.
 #[derive(Debug)]
@@ -60,6 +72,9 @@ impl Options {
             relay: false,
             connected: true,
             runtimes: Vec::new(),
+            server_files: Vec::new(),
+            tunnel_names: Vec::new(),
+            runtimes_tail: String::new(),
         }
         .and("demo", "app", upstream)
     }
@@ -107,11 +122,55 @@ impl Options {
         self
     }
 
+    /// Gives the server a file of this name and content by this flag; it lies in
+    /// [`System::directory`].
+    #[must_use]
+    pub fn server_file(mut self, flag: &str, name: &str, content: &str) -> Self {
+        let file = (flag.to_owned(), name.to_owned(), content.to_owned());
+        self.server_files.push(file);
+        self
+    }
+
+    /// The admin listener lets whoever has [`ADMIN_TOKEN`] change things.
+    #[must_use]
+    pub fn with_admin_token(self) -> Self {
+        self.server_file("--admin-token-file", "admin.token", ADMIN_TOKEN)
+    }
+
+    /// Adds this TOML to the runtimes file: it belongs to the last runtime, or begins others.
+    #[must_use]
+    pub fn runtimes_tail(mut self, toml: &str) -> Self {
+        self.runtimes_tail.push_str(toml);
+        self
+    }
+
+    /// Clients may reach the server by this name or address too.
+    #[must_use]
+    pub fn tunnel_name(mut self, name: &str) -> Self {
+        self.tunnel_names.push(name.to_owned());
+        self
+    }
+
     /// The public listener speaks TLS.
     #[must_use]
     pub fn public_tls(mut self) -> Self {
         self.server.public_tls = true;
         self
+    }
+
+    /// Writes what the server is to find when it starts.
+    fn write_files(&mut self, directory: &Path, files: &ServerFiles) {
+        for (flag, name, content) in &self.server_files {
+            let path = directory.join(name);
+            std::fs::write(&path, content).unwrap();
+            let path = path.to_str().unwrap().to_owned();
+            self.server.flags.extend([flag.clone(), path]);
+        }
+        if !self.runtimes_tail.is_empty() {
+            let runtimes = std::fs::read_to_string(&files.runtimes).unwrap();
+            let runtimes = format!("{runtimes}\n{}", self.runtimes_tail);
+            std::fs::write(&files.runtimes, runtimes).unwrap();
+        }
     }
 }
 
@@ -125,14 +184,16 @@ impl System {
     ///
     /// # Panics
     /// When a program does not come up.
-    pub async fn with(options: Options) -> Self {
+    pub async fn with(mut options: Options) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let ca = Ca::new(directory.path());
-        let files = ServerFiles::new(directory.path(), &ca, &options.server.domain);
+        let (domain, names) = (&options.server.domain, &options.tunnel_names);
+        let files = ServerFiles::new(directory.path(), &ca, domain, names);
         // Tokens come first: a server without a runtimes file refuses to start.
         let tokens: Vec<_> = (options.runtimes.iter())
             .map(|(account, runtime, _)| files.create_token(account, runtime))
             .collect();
+        options.write_files(directory.path(), &files);
         let server = Server::start(&files, &options.server).await;
         let mut reach = server.tunnel_address();
         let mut relay = None;
@@ -185,6 +246,11 @@ impl System {
         } else {
             Entry::plain(address, &host)
         }
+    }
+
+    /// Where requests for the runtime with this label go in at another server of the same domain.
+    pub fn entry_at(&self, server: &Server, label: &str) -> Entry {
+        Entry::plain(server.public_address(), &self.host_of(label))
     }
 
     /// Where tunnel clients connect, for a [`crate::stranger::Stranger`].
@@ -275,6 +341,47 @@ impl System {
         let client = Client::start(&runtime.options).await;
         client.admin().wait_ready(true).await;
         runtime.client = Some(client);
+    }
+
+    /// Starts one more client of this runtime, and waits until it has a session. The test has it.
+    pub async fn another_client(&mut self, label: &str) -> Client {
+        let client = Client::start(&self.runtime(label).options).await;
+        client.admin().wait_ready(true).await;
+        client
+    }
+
+    /// Makes this client the one of its runtime; the one before, if any, is the test's.
+    pub fn replace_client(&mut self, label: &str, client: Client) -> Option<Client> {
+        self.runtime(label).client.replace(client)
+    }
+
+    /// The client of this runtime, for a test that wants to see it end.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn take_client(&mut self, label: &str) -> Client {
+        let client = self.runtime(label).client.take();
+        client.unwrap_or_else(|| panic!("{label} has no client"))
+    }
+
+    /// One more server with the same files and flags, at these addresses or at free ports. The test
+    /// has it.
+    pub async fn another_server(
+        &self,
+        tunnel: Option<SocketAddr>,
+        public: Option<SocketAddr>,
+    ) -> Server {
+        let options = ServerOptions {
+            tunnel_listen: tunnel,
+            public_listen: public,
+            ..self.options.clone()
+        };
+        Server::start(&self.files, &options).await
+    }
+
+    /// Makes this server the system's; the one before is the test's.
+    pub fn replace_server(&mut self, server: Server) -> Server {
+        std::mem::replace(&mut self.server, server)
     }
 
     /// Kills the client of this runtime and starts it again.

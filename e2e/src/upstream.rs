@@ -14,7 +14,8 @@
 //! | `/trailers` | a text and two trailer fields |
 //! | `/early` | 413 before any content was read |
 //! | `/truncate` | half of what `Content-Length` promised, then the connection's end |
-//! | `/websocket` | echoes messages; `?close=CODE` closes with it after the first |
+//! | `/websocket` | echoes messages (RFC 6455 or RFC 8441); `?close=CODE` closes with it after the first |
+//! | `/e2e.Echo/*` | the gRPC service of [`crate::grpc`] |
 //! | anything else | [`Echo`]: the request as it was seen |
 //!
 //! Every request, content and hang-up goes into the record. What must be exact to the byte, or
@@ -24,7 +25,13 @@ mod answers;
 mod streams;
 mod websocket;
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -44,8 +51,8 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    ca::Certificate, deadline::SOON, entry::Entry, message::Fields, record::Record,
-    upstream::answers::answer,
+    ca::Certificate, deadline::SOON, entry::Entry, grpc::GrpcService, message::Fields,
+    record::Record, upstream::answers::answer,
 };
 
 pub use answers::sign;
@@ -69,6 +76,7 @@ struct Shared {
     record: Arc<Record<Event>>,
     /// Whatever outlives the call that started it: streams and upgraded connections.
     tasks: Mutex<JoinSet<()>>,
+    grpc: GrpcService,
 }
 
 /// What happened at an upstream.
@@ -126,21 +134,28 @@ pub struct Echo {
 impl Upstream {
     /// Starts an upstream that speaks HTTP/1.1 and h2c.
     pub async fn start() -> Self {
-        Self::listen(None).await
+        Self::start_at(IpAddr::from([127, 0, 0, 1])).await
+    }
+
+    /// The same at another address of this machine.
+    pub async fn start_at(address: IpAddr) -> Self {
+        Self::listen(address, None).await
     }
 
     /// Starts an upstream that speaks TLS with this certificate, h2 or HTTP/1.1 by ALPN.
     pub async fn start_tls(certificate: &Certificate) -> Self {
         let config = certificate.server_config(&["h2", "http/1.1"]);
-        Self::listen(Some(TlsAcceptor::from(Arc::new(config)))).await
+        let localhost = IpAddr::from([127, 0, 0, 1]);
+        Self::listen(localhost, Some(TlsAcceptor::from(Arc::new(config)))).await
     }
 
-    async fn listen(tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    async fn listen(address: IpAddr, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             record: Arc::default(),
             tasks: Mutex::default(),
+            grpc: GrpcService::default(),
         });
         let mut accepting = JoinSet::new();
         let is_tls = tls.is_some();
@@ -260,6 +275,7 @@ where
     builder
         .http2()
         .max_header_list_size(HEAD_BYTES)
+        .enable_connect_protocol()
         .max_concurrent_streams(1_000);
     let service = service_fn(move |request: Request<Incoming>| {
         let shared = shared.clone();

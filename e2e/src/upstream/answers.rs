@@ -37,6 +37,7 @@ pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Respo
         "/early" => status(StatusCode::PAYLOAD_TOO_LARGE),
         "/truncate" => streams::truncated(&request, shared),
         "/websocket" => websocket::upgrade(request, &query, shared),
+        _ if path.starts_with("/e2e.Echo/") => shared.grpc.answer(request).await,
         _ => match path
             .strip_prefix("/status/")
             .and_then(|code| code.parse().ok())

@@ -1,7 +1,7 @@
 //! The WebSocket of [`super::Upstream`]: echoes each message until it is closed.
 
 use futures_util::{SinkExt, StreamExt};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::{
@@ -25,19 +25,22 @@ pub(super) fn upgrade(
     query: &str,
     shared: &Shared,
 ) -> Response<Body> {
-    let Some(key) = request.headers().get(header::SEC_WEBSOCKET_KEY) else {
-        return status(StatusCode::UPGRADE_REQUIRED);
-    };
-    let accept = derive_accept_key(key.as_bytes());
     let mut response = Response::new(text_body(String::new()));
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    if request.method() != Method::CONNECT {
+        let Some(key) = request.headers().get(header::SEC_WEBSOCKET_KEY) else {
+            return status(StatusCode::UPGRADE_REQUIRED);
+        };
+        let accept = derive_accept_key(key.as_bytes());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = response.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        headers.insert(
+            header::SEC_WEBSOCKET_ACCEPT,
+            HeaderValue::try_from(accept).unwrap(),
+        );
+    }
     let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(
-        header::SEC_WEBSOCKET_ACCEPT,
-        HeaderValue::try_from(accept).unwrap(),
-    );
     if let Some(offered) = request.headers().get(header::SEC_WEBSOCKET_PROTOCOL) {
         let first = offered
             .to_str()

@@ -180,6 +180,11 @@ async fn a_runtime_that_is_gone_fails_a_call_and_says_why() {
     let (_upstream, mut system, mut client) = usual().await;
     assert!(client.once(say("a")).await.is_ok());
     system.kill_client("demo-app");
+    // A call that meets the session's end is lost with it: this test is of the time after.
+    let server = system.server().admin();
+    server
+        .wait_metric("tunnel_server_sessions", &[], |count| count == 0.0)
+        .await;
     let status = within(SOON, "an answer", client.once(say("b")))
         .await
         .unwrap_err();

@@ -9,6 +9,7 @@
     reason = "a failed expectation ends the test, with its reason"
 )]
 
+mod black_hole;
 mod demo;
 mod floors;
 mod grpc;
@@ -16,9 +17,16 @@ mod hostile;
 mod http;
 mod isolation;
 mod language;
+mod life;
 mod lifecycle;
+mod neighbour;
+mod revocation;
+mod rollout;
+mod secrets;
+mod storm;
 mod stranger;
 mod streaming;
 mod system;
+mod takeover;
 mod tidy;
 mod websocket;

@@ -1,0 +1,332 @@
+//! A steady load of every kind of exchange, and an account of each that did not go well.
+//!
+//! ```text
+//!   Load::start ─▶ workers: GET, POST, events, WebSocket, gRPC call, gRPC stream
+//!        mark ───▶ timeline ◀── failures              finish ─▶ Report
+//! ```
+//!
+//! Each worker does one thing at a time, at a set pace, and checks that the answer is the one to
+//! what it asked. What is short must be answered whole. What is long goes on until it is ended: by
+//! its protocol (an end of the events between two of them, a WebSocket close with 1001, gRPC's
+//! UNAVAILABLE in trailers), after which the worker begins it again at once as good clients do; or
+//! by a cut, which is a failure. A test says what it does by [`Load::mark`], so that the report
+//! shows what failed after which event. Asked are the paths of an [`crate::upstream::Upstream`].
+
+mod ask;
+mod call;
+mod report;
+mod subscribe;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use self::report::Tally;
+pub use self::report::{Counts, Failure, Report};
+use crate::{
+    deadline::{SOON, eventually},
+    entry::Entry,
+};
+
+/// How long an answer, or the next message of a stream, may take before that is a failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A GET on a connection that is kept, as browsers do.
+    Get,
+    /// A POST with content, each on a connection of its own.
+    Post,
+    /// Server-Sent Events.
+    Events,
+    /// Messages that are echoed on a WebSocket.
+    WebSocket,
+    /// A unary gRPC call.
+    Call,
+    /// A gRPC call whose answers go on.
+    Stream,
+}
+
+/// How many workers of each kind, and how fast they are.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    workers: Vec<(Kind, usize)>,
+    pace: Duration,
+}
+
+/// A load that goes on until [`Load::finish`].
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    kinds: Vec<Kind>,
+    workers: JoinSet<()>,
+}
+
+/// How one thing came to its end.
+enum End {
+    /// As it should; a stream because it was no longer wanted.
+    Whole,
+    /// The tunnel ended it, in the way of its protocol.
+    ByProtocol,
+    /// Anything else, and what was seen.
+    Failed(String),
+}
+
+#[derive(Debug)]
+struct Shared {
+    entry: Mutex<Entry>,
+    stopped: watch::Sender<bool>,
+    tally: Mutex<Tally>,
+}
+
+/// What a worker has in hand: where to ask, and where to say how it goes.
+struct Worker {
+    shared: Arc<Shared>,
+    kind: Kind,
+    pace: Duration,
+    stopped: watch::Receiver<bool>,
+    /// When the last whole answer or message came, or the present thing was begun.
+    last: Instant,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 6] = [
+        Self::Get,
+        Self::Post,
+        Self::Events,
+        Self::WebSocket,
+        Self::Call,
+        Self::Stream,
+    ];
+
+    fn index(self) -> usize {
+        Self::ALL.iter().position(|kind| *kind == self).unwrap()
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+            Self::Events => "events",
+            Self::WebSocket => "WebSocket",
+            Self::Call => "gRPC call",
+            Self::Stream => "gRPC stream",
+        })
+    }
+}
+
+impl Plan {
+    /// Two workers of every kind.
+    pub fn every_kind() -> Self {
+        Self {
+            workers: Kind::ALL.map(|kind| (kind, 2)).to_vec(),
+            pace: Duration::from_millis(20),
+        }
+    }
+
+    /// So many workers of these kinds, and of no other.
+    pub fn only(kinds: &[Kind], workers: usize) -> Self {
+        Self {
+            workers: kinds.iter().map(|kind| (*kind, workers)).collect(),
+            ..Self::every_kind()
+        }
+    }
+}
+
+impl Load {
+    /// Starts the workers, which ask at `entry`.
+    pub fn start(entry: Entry, plan: &Plan) -> Self {
+        let shared = Arc::new(Shared {
+            entry: Mutex::new(entry),
+            stopped: watch::Sender::new(false),
+            tally: Mutex::new(Tally::new()),
+        });
+        let mut workers = JoinSet::new();
+        for (kind, count) in &plan.workers {
+            for _ in 0..*count {
+                let worker = Worker {
+                    shared: shared.clone(),
+                    kind: *kind,
+                    pace: plan.pace,
+                    stopped: shared.stopped.subscribe(),
+                    last: Instant::now(),
+                };
+                workers.spawn(worker.run());
+            }
+        }
+        Self {
+            shared,
+            kinds: plan.workers.iter().map(|(kind, _)| *kind).collect(),
+            workers,
+        }
+    }
+
+    /// Says what the test does now; the report has it between the failures.
+    pub fn mark(&self, what: &str) {
+        self.shared.tally.lock().mark(what);
+    }
+
+    /// Has everything that is begun from now on ask elsewhere, as a load balancer would.
+    pub fn lead_to(&self, entry: Entry) {
+        *self.shared.entry.lock() = entry;
+    }
+
+    /// Waits until each kind has had so many more answers or messages.
+    ///
+    /// # Panics
+    /// When that takes long; the message has the report.
+    pub async fn wait_progress(&self, ticks: u64) {
+        let wanted: Vec<_> = (self.kinds.iter())
+            .map(|kind| (*kind, self.counts(*kind).ticks + ticks))
+            .collect();
+        for (kind, wanted) in wanted {
+            let limit = Instant::now() + SOON;
+            while self.counts(kind).ticks < wanted {
+                let in_time = Instant::now() < limit;
+                assert!(in_time, "{kind} makes no progress\n{}", self.report());
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+
+    /// Waits until so many streams were ended by their protocol, of each of these kinds.
+    pub async fn wait_ended_by_protocol(&self, kinds: &[Kind], count: u64) {
+        for kind in kinds {
+            let what = format!("{count} of {kind} to be ended by protocol");
+            let ended = async || (self.counts(*kind).by_protocol >= count).then_some(());
+            eventually(SOON, &what, ended).await;
+        }
+    }
+
+    /// What happened so far with this kind.
+    pub fn counts(&self, kind: Kind) -> Counts {
+        self.shared.tally.lock().counts(kind)
+    }
+
+    /// What happened so far.
+    pub fn report(&self) -> Report {
+        self.shared.tally.lock().report()
+    }
+
+    /// Lets the workers come to the end of what they have begun, and gives the account.
+    ///
+    /// # Panics
+    /// When a worker did, which is a fault of this crate.
+    pub async fn finish(mut self) -> Report {
+        self.shared.stopped.send_replace(true);
+        while let Some(ended) = self.workers.join_next().await {
+            ended.unwrap();
+        }
+        self.report()
+    }
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let mut hands = Hands::default();
+        while !*self.stopped.borrow() {
+            self.last = Instant::now();
+            self.shared.tally.lock().begin(self.kind);
+            let entry = self.shared.entry.lock().clone();
+            let end = match self.kind {
+                Kind::Get => ask::get(&mut self, &mut hands.connection, &entry).await,
+                Kind::Post => ask::post(&mut self, &entry).await,
+                Kind::Events => subscribe::events(&mut self, &entry).await,
+                Kind::WebSocket => subscribe::websocket(&mut self, &entry).await,
+                Kind::Call => call::once(&mut self, &mut hands.client, &entry).await,
+                Kind::Stream => call::many(&mut self, &entry).await,
+            };
+            let was_by_protocol = matches!(end, End::ByProtocol);
+            self.shared.tally.lock().end(self.kind, end);
+            if !was_by_protocol {
+                sleep(self.pace).await;
+            }
+        }
+    }
+
+    /// A whole answer or message has come.
+    fn tick(&mut self) {
+        let waited = self.last.elapsed();
+        self.last = Instant::now();
+        self.shared.tally.lock().tick(self.kind, waited);
+    }
+
+    /// A request was sent again, since its kept connection was closed before.
+    fn again(&self) {
+        self.shared.tally.lock().again(self.kind);
+    }
+
+    /// Something to send, different each time.
+    fn text(&self) -> String {
+        let begun = self.shared.tally.lock().counts(self.kind);
+        format!("{}-{}-{}", self.kind.index(), begun.begun, begun.ticks)
+    }
+
+    /// Returns when the load is to end.
+    async fn wait_stopped(&mut self) {
+        // The sender outlives the workers.
+        drop(self.stopped.wait_for(|stopped| *stopped).await);
+    }
+}
+
+/// What a worker keeps from one thing to the next.
+#[derive(Default)]
+struct Hands {
+    connection: Option<ask::Connection>,
+    client: Option<call::Client>,
+}
+
+/// What `future` gives, or that it took too long.
+async fn patiently<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(result) => result,
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{relay::Relay, upstream::Upstream};
+
+    #[tokio::test]
+    async fn every_kind_makes_progress_and_none_fails_without_a_reason() {
+        let upstream = Upstream::start().await;
+        let load = Load::start(upstream.entry(), &Plan::every_kind());
+        load.wait_progress(5).await;
+        let report = load.finish().await;
+        report.assert_none_failed();
+        for kind in Kind::ALL {
+            assert!(report.counts(kind).whole >= 1, "{report}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cut_is_a_failure_of_whatever_was_under_way() {
+        let upstream = Upstream::start().await;
+        let relay = Relay::start(upstream.address()).await;
+        let kinds = [Kind::Events, Kind::WebSocket, Kind::Stream];
+        let plan = Plan::only(&kinds, 1);
+        let load = Load::start(Entry::direct(relay.address()), &plan);
+        load.wait_progress(3).await;
+        load.mark("the path is cut");
+        relay.cut();
+        load.wait_progress(3).await;
+        let report = load.finish().await;
+        for kind in kinds {
+            let counts = report.counts(kind);
+            assert_eq!((counts.failed, counts.by_protocol), (1, 0), "{report}");
+        }
+        let text = report.to_string();
+        assert!(text.contains("the path is cut"), "{text}");
+    }
+}

@@ -1,0 +1,256 @@
+//! Restarts under load: of the client, of single paths, of the server. What is asked meanwhile is
+//! answered, and what is long is ended in the way of its protocol.
+//!
+//! The load is of every kind at once ([`e2e::load`]), through one tunnel client with two sessions.
+
+use std::time::Duration;
+
+use e2e::{
+    deadline::{SOON, eventually, within},
+    load::{Kind, Load, Plan},
+    message::End,
+    program::Signal,
+    raw::RawClient,
+    system::{ADMIN_TOKEN, Options, System},
+    upstream::Upstream,
+};
+use tokio::time::Instant;
+
+const APP: &str = "demo-app";
+
+/// As an operator who rolls servers out gives them, beside the grace period.
+const SERVER: [&str; 4] = ["--drain-delay", "1s", "--offline-wait", "6s"];
+
+/// And the grace period, which is also the longest that a long stream can hold a server up.
+const GRACE: &str = "15s";
+
+/// The client has two sessions, and long streams do not hold its end up for long.
+const CLIENT: [&str; 4] = ["--sessions", "2", "--grace-period", "2s"];
+
+/// What has no end of its own.
+const LONG: [Kind; 3] = [Kind::Events, Kind::WebSocket, Kind::Stream];
+
+fn options(upstream: &Upstream) -> Options {
+    options_with(upstream, GRACE)
+}
+
+fn options_with(upstream: &Upstream, grace: &str) -> Options {
+    let options = Options::to(&upstream.h2c_url()).server_flags(&SERVER);
+    options
+        .server_flags(&["--grace-period", grace, "--drain-spread", "300ms"])
+        .client_flags(&CLIENT)
+        .with_admin_token()
+}
+
+/// A system under load of every kind.
+async fn under_load(options: Options) -> (System, Load) {
+    let system = System::with(options).await;
+    let load = Load::start(system.entry(), &Plan::every_kind());
+    load.wait_progress(10).await;
+    (system, load)
+}
+
+/// The load goes on after what was done to the system, every long stream was ended once by its
+/// protocol, and nothing has failed.
+async fn assert_nothing_lost(load: Load) {
+    load.wait_ended_by_protocol(&LONG, 2).await;
+    load.mark("every long stream was ended");
+    load.wait_progress(10).await;
+    let report = load.finish().await;
+    report.assert_none_failed();
+}
+
+#[tokio::test]
+async fn a_client_is_replaced_by_its_successor_without_loss() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let newer = system.another_client(APP).await;
+    load.mark("the newer instance is up");
+    let mut older = system.replace_client(APP, newer).unwrap();
+    older.program().signal(Signal::TERM);
+    load.mark("the older has a SIGTERM");
+    older.program_mut().wait_exit(SOON).await;
+    load.mark("the older is gone");
+    assert_eq!(
+        load.counts(Kind::Get).again,
+        0,
+        "public connections stay open"
+    );
+    assert_nothing_lost(load).await;
+}
+
+#[tokio::test]
+async fn a_client_may_be_away_for_a_moment_while_requests_wait() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let mut older = system.take_client(APP);
+    older.program().signal(Signal::TERM);
+    load.mark("the only instance has a SIGTERM");
+    assert!(older.program_mut().wait_exit(SOON).await.success());
+    load.mark("it is gone");
+    system.start_client(APP).await;
+    load.mark("the next one is up");
+    assert_nothing_lost(load).await;
+}
+
+#[tokio::test]
+async fn a_client_restarted_at_once_takes_over_from_the_one_that_leaves() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let mut older = system.take_client(APP);
+    older.program().signal(Signal::TERM);
+    load.mark("the only instance has a SIGTERM");
+    system.start_client(APP).await;
+    load.mark("the next one is up");
+    older.program_mut().wait_exit(SOON).await;
+    load.mark("the older is gone");
+    assert_nothing_lost(load).await;
+}
+
+#[tokio::test]
+async fn sessions_that_are_drained_by_the_server_are_replaced_first() {
+    let upstream = Upstream::start().await;
+    let (system, load) = under_load(options(&upstream).through_relay()).await;
+    let before = system.relay().wait_connections(2).await;
+    let path = format!("/api/v1/runtimes/{APP}/drain");
+    let answer = system.server().admin().post(&path, Some(ADMIN_TOKEN)).await;
+    assert!(answer.status.is_success(), "{answer:?}");
+    load.mark("the runtime's sessions are drained");
+    let replaced = async || {
+        let now = system.relay().connections();
+        let is_new = now.iter().all(|number| !before.contains(number));
+        (is_new && now.len() == 2).then_some(())
+    };
+    eventually(SOON, "two new sessions, and no old one", replaced).await;
+    load.mark("both have been replaced");
+    assert_eq!(system.relay().dials().len(), 4);
+    assert_nothing_lost(load).await;
+}
+
+#[tokio::test]
+async fn one_of_two_paths_that_breaks_costs_no_get_and_nothing_that_comes_after() {
+    let upstream = Upstream::start().await;
+    let (system, load) = under_load(options(&upstream).through_relay()).await;
+    for _ in 0..2 {
+        let [first, _] = system.relay().wait_connections(2).await[..] else {
+            unreachable!()
+        };
+        // The path is away for a while, and nobody can come by it.
+        system.relay().refuse();
+        system.relay().cut_one(first);
+        load.mark("one path is cut");
+        load.wait_progress(10).await;
+        system.relay().resume();
+        load.mark("it is back");
+        system.relay().wait_connections(2).await;
+        load.wait_progress(10).await;
+    }
+    let report = load.finish().await;
+    // What was under way on the path, and may not be sent twice (RFC 9110 section 9.2.2), breaks:
+    // of each worker one thing at most each time.
+    report.assert_none_failed_but(|failure| failure.kind != Kind::Get);
+    for kind in Kind::ALL {
+        assert!(report.counts(kind).failed <= 4, "{report}");
+    }
+    let is_told = |what: &str| what.contains("session_lost") || what.contains("cut");
+    report.assert_none_failed_but(|failure| match failure.kind {
+        Kind::Post => is_told(&failure.what),
+        Kind::Call => failure.what.contains("Unavailable") || is_told(&failure.what),
+        _ => true,
+    });
+    eprintln!("what was under way on a path that broke:\n{report}");
+}
+
+#[tokio::test]
+async fn a_server_is_replaced_by_another_behind_a_load_balancer() {
+    let upstream = Upstream::start().await;
+    let options = options_with(&upstream, "6s").through_relay();
+    let (mut system, load) = under_load(options).await;
+    let newer = system.another_server(None, None).await;
+    system.relay().lead_to(newer.tunnel_address());
+    let entry = system.entry_at(&newer, APP);
+    let mut older = system.replace_server(newer);
+    let asked = Instant::now();
+    older.program().signal(Signal::TERM);
+    load.mark("the older server has a SIGTERM");
+    older.admin().wait_ready(false).await;
+    load.lead_to(entry);
+    load.mark("the load balancer asks the newer server");
+    let exit = older.program_mut().wait_exit(SOON).await;
+    let took = asked.elapsed();
+    load.mark("the older server is gone");
+    assert!(exit.success(), "{exit}");
+    assert!(took < Duration::from_secs(7), "it took {took:?}");
+    assert_nothing_lost(load).await;
+}
+
+#[tokio::test]
+async fn a_server_is_replaced_in_place_once_the_older_is_gone() {
+    let upstream = Upstream::start().await;
+    let options = options(&upstream);
+    let mut system = System::with(options).await;
+    let server = system.server();
+    let (tunnel, public) = (server.tunnel_address(), server.public_address());
+    server.program().signal(Signal::TERM);
+    let exit = system.server_mut().program_mut().wait_exit(SOON).await;
+    assert!(exit.success(), "{exit}");
+    let newer = system.another_server(Some(tunnel), Some(public)).await;
+    drop(system.replace_server(newer));
+    // Whoever asks before the tunnel client has moved waits for it.
+    let mut client = RawClient::connect(&system.entry()).await;
+    let answer = client.exchange("GET", "/status/200", "").await;
+    assert_eq!(answer.head.status(), 200);
+}
+
+#[tokio::test]
+async fn a_server_that_is_asked_to_stop_serves_on_for_a_while_and_ends_what_is_under_way() {
+    let upstream = Upstream::start().await;
+    let mut system = System::with(options(&upstream)).await;
+    let mut client = RawClient::connect(&system.entry()).await;
+    client
+        .request("GET", "/events?count=20&every_ms=100", "", b"")
+        .await;
+    let head = client.read_head().await.unwrap();
+    let asked = Instant::now();
+    system.server().program().signal(Signal::TERM);
+    system.server().admin().wait_ready(false).await;
+    // Not ready any more, but whoever has not heard of that is served.
+    let mut late = RawClient::connect(&system.entry()).await;
+    let answer = late.exchange("GET", "/status/200", "").await;
+    assert_eq!(answer.head.status(), 200);
+    let content = client.read_content(head.response_framing("GET")).await;
+    assert_eq!(content.end, End::Clean);
+    let server = system.server_mut().program_mut();
+    assert!(server.wait_exit(SOON).await.success());
+    let took = asked.elapsed();
+    assert!(
+        took < Duration::from_secs(16),
+        "exit before the grace ends, not after {took:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_either_program_at_once() {
+    let upstream = Upstream::start().await;
+    let mut system = System::with(options(&upstream)).await;
+    let mut client = RawClient::connect(&system.entry()).await;
+    client.request("GET", "/hold", "", b"").await;
+    upstream.wait_request("/hold").await;
+
+    let mut tunnel_client = system.take_client(APP);
+    for _ in 0..2 {
+        tunnel_client.program().signal(Signal::TERM);
+        tunnel_client
+            .program()
+            .wait_for_line("asked", Duration::from_secs(5))
+            .await;
+    }
+    let limit = Duration::from_secs(2);
+    tunnel_client.program_mut().wait_exit(limit).await;
+
+    let server = system.server_mut().program_mut();
+    server.signal(Signal::TERM);
+    server.wait_for_line("asked to stop", SOON).await;
+    server.signal(Signal::TERM);
+    within(limit, "the server to end", server.wait_exit(limit)).await;
+}
