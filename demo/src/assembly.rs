@@ -155,6 +155,8 @@ impl Credentials {
             runtime: &RUNTIME.parse()?,
             hosts: &[],
             token: &token,
+            created: None,
+            expires: None,
             note: None,
         };
         let file = TomlFile::from_text(Path::new("demo"), add_token("", &addition)?);

@@ -194,6 +194,7 @@ mod tests {
                 instance: InstanceId::from_random([1; 16]),
                 version: "0.1.0".to_owned(),
                 session_number: 3,
+                allow_from: None,
             };
             upgrade(Stream::Plain(stream), &greeting, "tnlrt_x").await
         };

@@ -85,6 +85,7 @@ pub(super) async fn run(crew: Rc<Crew>, member: Member) {
         instance: InstanceId::from_random(instance),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         session_number: 0,
+        allow_from: None,
     };
     // The semaphore is never closed.
     let mut turn = crew.first.acquire().await.ok();
