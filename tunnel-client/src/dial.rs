@@ -436,6 +436,7 @@ mod tests {
             version: "0".to_owned(),
             session_number: 1,
             allow_from: None,
+            is_check: false,
         };
         let Err(error) = dialler.dial(&greeting).await else {
             panic!("no token")

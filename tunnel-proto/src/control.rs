@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits;
+use crate::{handshake::Refusal, limits};
 
 /// One control message.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +25,27 @@ pub enum Control {
         session: String,
         /// Version of the tunnel server program.
         version: String,
+    },
+    /// First message of the tunnel server on a session that only checks the way, in the place of
+    /// `welcome`: the echo has come through.
+    Checked {
+        /// Whose the runtime is that the credential names.
+        account: String,
+        /// The runtime's label.
+        runtime: String,
+        /// The session's id at the server, for logs at both ends.
+        session: String,
+        /// Version of the tunnel server program.
+        version: String,
+        /// Instance id of who holds the runtime now, if anybody does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        holder: Option<String>,
+        /// Why another instance would not get the runtime now, if it would not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        conflict: Option<Refusal>,
+        /// Time until the credential runs out, in milliseconds; none when it never does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires_in_ms: Option<u64>,
     },
     /// The sender leaves. A tunnel client takes no new exchange on this session and ends it when the
     /// open ones are done. A tunnel server wants the client to have another session, and ends this one
@@ -115,6 +136,7 @@ impl Control {
         match self {
             Self::Hello { .. } => "hello",
             Self::Welcome { .. } => "welcome",
+            Self::Checked { .. } => "checked",
             Self::Drain { .. } => "drain",
             Self::Moved => "moved",
             Self::Superseded { .. } => "superseded",
@@ -171,6 +193,19 @@ mod tests {
             for control in [
                 Control::Hello { version: version.clone() },
                 Control::Welcome { runtime: "a-b".into(), session: session.clone(), version: version.clone() },
+                Control::Checked {
+                    account: "a".into(),
+                    runtime: "a-b".into(),
+                    session: session.clone(),
+                    version: version.clone(),
+                    holder: spread.map(|_| session.clone()),
+                    conflict: spread.map(|_| Refusal {
+                        reason: session.clone(),
+                        detail: version.clone(),
+                        fatal: false,
+                    }),
+                    expires_in_ms: spread,
+                },
                 Control::Drain { spread_ms: spread },
                 Control::Moved,
                 Control::Refreshed { expires_in_ms: spread },

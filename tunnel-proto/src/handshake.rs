@@ -15,6 +15,12 @@ pub const CONNECT_PATH: &str = "/connect";
 /// Subprotocol of this version of the wire.
 pub const SUBPROTOCOL: &str = "tunnel.v1";
 
+/// Subprotocol of a session that only checks the way. The server lets it in as it would any other, answers
+/// with [`crate::control::Control::Checked`], and gives it neither the runtime nor an exchange. It has a
+/// name of its own, so that a server that knows no checks refuses it, instead of taking the runtime from
+/// whoever holds it.
+pub const CHECK_SUBPROTOCOL: &str = "tunnel-check.v1";
+
 /// Carries the tunnel client's instance id.
 pub const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 
@@ -96,6 +102,19 @@ pub struct Greeting {
     pub session_number: u32,
     /// What [`ALLOW_FROM`] says, as it stands.
     pub allow_from: Option<String>,
+    /// Whether the session only checks the way, see [`CHECK_SUBPROTOCOL`].
+    pub is_check: bool,
+}
+
+impl Greeting {
+    /// The subprotocol that the session has.
+    #[must_use]
+    pub fn subprotocol(&self) -> &'static str {
+        match self.is_check {
+            true => CHECK_SUBPROTOCOL,
+            false => SUBPROTOCOL,
+        }
+    }
 }
 
 /// Why a request is no session request, with the answer that it gets.
@@ -171,7 +190,7 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
         .header(header::UPGRADE, "websocket")
         .header(header::SEC_WEBSOCKET_VERSION, "13")
         .header(header::SEC_WEBSOCKET_KEY, key)
-        .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, greeting.subprotocol())
         .header(INSTANCE, greeting.instance.as_str())
         .header(CLIENT_VERSION, greeting.version.as_str())
         .header(SESSION_NUMBER, greeting.session_number);
@@ -207,13 +226,16 @@ pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
     {
         return Err(NotASession::NotWebSocket);
     }
-    if !has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL) {
-        return Err(NotASession::Subprotocol);
-    }
-    greeting(headers).ok_or(NotASession::Greeting)
+    let offers = |name| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, name);
+    let is_check = match (offers(SUBPROTOCOL), offers(CHECK_SUBPROTOCOL)) {
+        (true, _) => false,
+        (false, true) => true,
+        (false, false) => return Err(NotASession::Subprotocol),
+    };
+    greeting(headers, is_check).ok_or(NotASession::Greeting)
 }
 
-fn greeting(headers: &HeaderMap) -> Option<Greeting> {
+fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
     let text = |name| {
         headers
             .get(name)
@@ -236,12 +258,13 @@ fn greeting(headers: &HeaderMap) -> Option<Greeting> {
         version: version.to_owned(),
         session_number,
         allow_from: allow_from.map(str::to_owned),
+        is_check,
     })
 }
 
-/// Whether an answer with status 101 is the one that `key` asked for.
+/// Whether an answer with status 101 is the one that this greeting and `key` asked for.
 #[must_use]
-pub fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
+pub fn is_accepted(headers: &HeaderMap, greeting: &Greeting, key: &str) -> bool {
     has_token(headers, header::CONNECTION, "upgrade")
         && has_token(headers, header::UPGRADE, "websocket")
         && headers
@@ -249,7 +272,7 @@ pub fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
             .is_some_and(|accept| accept == accept_key(key.as_bytes()).as_str())
         && headers
             .get(header::SEC_WEBSOCKET_PROTOCOL)
-            .is_some_and(|protocol| protocol == SUBPROTOCOL)
+            .is_some_and(|protocol| protocol == greeting.subprotocol())
 }
 
 /// Whether a comma-separated field contains a token, in any letter case.
@@ -272,6 +295,7 @@ mod tests {
             version: "0.1.0".into(),
             session_number: 1,
             allow_from: Some("10.0.0.0/8, 2001:db8::/32".into()),
+            is_check: false,
         }
     }
 
@@ -285,6 +309,29 @@ mod tests {
     #[test]
     fn our_own_request_is_accepted() {
         assert_eq!(check_request(&session_request()), Ok(greeting()));
+    }
+
+    #[test]
+    fn a_check_is_asked_for_by_a_subprotocol_of_its_own() {
+        let check = Greeting {
+            is_check: true,
+            ..greeting()
+        };
+        let mut request = request(&check, &new_key()).uri(CONNECT_PATH).body(());
+        let request = request.as_mut().unwrap();
+        assert_eq!(check_request(request), Ok(check.clone()));
+        assert!(
+            !has_token(
+                request.headers(),
+                header::SEC_WEBSOCKET_PROTOCOL,
+                SUBPROTOCOL
+            ),
+            "a server that knows no checks must not take it for a session"
+        );
+        let both = HeaderValue::from_static("tunnel-check.v1, tunnel.v1");
+        let headers = request.headers_mut();
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, both);
+        assert_eq!(check_request(request), Ok(greeting()));
     }
 
     #[test]
@@ -331,7 +378,12 @@ mod tests {
             header::SEC_WEBSOCKET_ACCEPT,
             HeaderValue::from_str(&accept_key(key.as_bytes())).unwrap(),
         );
-        assert!(is_accepted(&headers, &key));
-        assert!(!is_accepted(&headers, &new_key()));
+        assert!(is_accepted(&headers, &greeting(), &key));
+        assert!(!is_accepted(&headers, &greeting(), &new_key()));
+        let check = Greeting {
+            is_check: true,
+            ..greeting()
+        };
+        assert!(!is_accepted(&headers, &check, &key));
     }
 }

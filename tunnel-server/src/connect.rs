@@ -4,6 +4,7 @@
 //! anything is upgraded, and then one session ([`session`]). Everything before the session has a
 //! deadline; handshakes run beside each other, so that a silent peer never holds up a good one.
 
+pub(crate) mod checks;
 pub(crate) mod gate;
 mod session;
 
@@ -30,6 +31,7 @@ use tokio_rustls::{
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
 use self::{
+    checks::CheckPlace,
     gate::{NoRoom, Pass},
     session::LiveSession,
 };
@@ -58,6 +60,9 @@ const GATED: Duration = Duration::from_secs(5);
 /// When an instance that finds its runtime held by another is to come back.
 const HELD_RETRY: Duration = Duration::from_secs(10);
 
+/// When a check that finds no place is to come back.
+const CHECK_RETRY: Duration = Duration::from_secs(30);
+
 /// A request that was let in.
 struct Admitted {
     grant: Grant,
@@ -67,6 +72,8 @@ struct Admitted {
     /// Where the instance itself lets its runtime be reached from.
     allow_from: Option<Vec<IpNet>>,
     upgrade: OnUpgrade,
+    /// Of a session that only checks the way.
+    check: Option<CheckPlace>,
 }
 
 /// Accepts tunnel clients until the node stops, then waits for their sessions to end.
@@ -255,27 +262,17 @@ async fn answer(
             return refuse_for(node, error.status(), &error.refusal(), error.retry_after());
         }
     };
-    let runtime = &grant.runtime;
-    let looked = node.registry.look(
-        &runtime.label,
-        &greeting.instance,
-        node.config().on_conflict,
-    );
-    if let Err(refusal) = looked.await {
-        let (label, instance) = (runtime.label.as_str(), greeting.instance.as_str());
-        tracing::warn!(runtime = label, instance, %peer, %refusal, "a tunnel client was refused");
-        if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
-            let contested = Event::of(EventKind::Contested, &runtime.label);
-            node.events
-                .tell(contested.detail(format!("{takeovers} takeovers in a row")));
-        }
-        return conflict(node, &refusal);
-    }
-    node.metrics
-        .handshakes
-        .with_label_values(&["accepted"])
-        .inc();
-    let response = switch(&request);
+    let check = match may_begin(node, &grant, &greeting, peer).await {
+        Ok(check) => check,
+        Err(refusal) => return *refusal,
+    };
+    let result = if check.is_some() {
+        "checked"
+    } else {
+        "accepted"
+    };
+    node.metrics.handshakes.with_label_values(&[result]).inc();
+    let response = switch(&request, greeting.subprotocol());
     let upgrade = hyper::upgrade::on(&mut request);
     *admitted.lock() = Some(Admitted {
         changed,
@@ -283,8 +280,44 @@ async fn answer(
         greeting,
         allow_from,
         upgrade,
+        check,
     });
     response
+}
+
+/// Whether a session can begin now that its credential is good: for a check, when there is a place for it; for
+/// any other, when its instance would get the runtime.
+async fn may_begin(
+    node: &Node,
+    grant: &Grant,
+    greeting: &Greeting,
+    peer: SocketAddr,
+) -> Result<Option<CheckPlace>, Box<Response<Full<Bytes>>>> {
+    let runtime = &grant.runtime;
+    if greeting.is_check {
+        let place = node.checks.enter(&runtime.label);
+        let detail = "too many checks are under way: check again later";
+        return match place {
+            Some(place) => Ok(Some(place)),
+            None => Err(not_now(node, "check_limit", detail, CHECK_RETRY).into()),
+        };
+    }
+    let looked = node.registry.look(
+        &runtime.label,
+        &greeting.instance,
+        node.config().on_conflict,
+    );
+    let Err(refusal) = looked.await else {
+        return Ok(None);
+    };
+    let (label, instance) = (runtime.label.as_str(), greeting.instance.as_str());
+    tracing::warn!(runtime = label, instance, %peer, %refusal, "a tunnel client was refused");
+    if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
+        let contested = Event::of(EventKind::Contested, &runtime.label);
+        node.events
+            .tell(contested.detail(format!("{takeovers} takeovers in a row")));
+    }
+    Err(conflict(node, &refusal).into())
 }
 
 /// Where the instance itself lets its runtime be reached from.
@@ -339,7 +372,7 @@ fn refuse_for(
     answer
 }
 
-fn switch(request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Full<Bytes>> {
     // The key's presence was checked with the rest of the handshake.
     let key = request
         .headers()
@@ -351,7 +384,7 @@ fn switch(request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    let protocol = HeaderValue::from_static(handshake::SUBPROTOCOL);
+    let protocol = HeaderValue::from_static(subprotocol);
     headers.insert(header::SEC_WEBSOCKET_PROTOCOL, protocol);
     // Base64 is always a valid field value.
     if let Ok(accept) = HeaderValue::from_str(&accept) {

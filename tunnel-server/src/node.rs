@@ -28,7 +28,7 @@ use crate::{
         Config,
         effective::{Difference, Effective, differences},
     },
-    connect::gate::Gate,
+    connect::{checks::Checks, gate::Gate},
     metrics::Metrics,
     public::{answer::Cors, outgoing::ViaName, places::Places},
     registry::Registry,
@@ -60,6 +60,8 @@ pub struct Node {
     pub(crate) tls: Tls,
     /// The way into a session.
     pub(crate) gate: Arc<Gate>,
+    /// Places for sessions that only check the way.
+    pub(crate) checks: Arc<Checks>,
     /// Pages that may read our own answers.
     pub cors: ArcSwap<Cors>,
     /// Our name in `Via`.

@@ -205,6 +205,13 @@ impl Registry {
         looked
     }
 
+    /// The instance that holds a runtime on this node, if one does.
+    #[must_use]
+    pub fn holder(&self, runtime: &RuntimeLabel) -> Option<InstanceId> {
+        let tunnel = self.slot(runtime.as_str())?.tunnel()?;
+        Some(tunnel.claim().instance.clone())
+    }
+
     /// Adds an authenticated session to its runtime's tunnel. When another instance held the runtime,
     /// it is superseded at once.
     ///

@@ -252,6 +252,7 @@ impl Parts {
             tunnel_places: Places::new(all, tunnels_each),
             tls: self.tls,
             gate: Gate::new(config.max_handshakes, config.handshake_queue),
+            checks: Arc::default(),
             cors: ArcSwap::from_pointee(Cors::of(&config.cors_origins)),
             via: ViaName::new(&RequestId::new().as_str()[..12]),
             events: self.events,

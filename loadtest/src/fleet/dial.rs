@@ -132,7 +132,7 @@ async fn upgrade(stream: Stream, greeting: &Greeting, token: &str) -> Result<Lin
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(refused(answer, connection).await);
     }
-    if !handshake::is_accepted(answer.headers(), &key) {
+    if !handshake::is_accepted(answer.headers(), greeting, &key) {
         return Err(Kind::Protocol.into());
     }
     let (stream, unread) = connection.into_stream();
@@ -195,6 +195,7 @@ mod tests {
                 version: "0.1.0".to_owned(),
                 session_number: 3,
                 allow_from: None,
+                is_check: false,
             };
             upgrade(Stream::Plain(stream), &greeting, "tnlrt_x").await
         };

@@ -86,6 +86,7 @@ pub(super) async fn run(crew: Rc<Crew>, member: Member) {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         session_number: 0,
         allow_from: None,
+        is_check: false,
     };
     // The semaphore is never closed.
     let mut turn = crew.first.acquire().await.ok();

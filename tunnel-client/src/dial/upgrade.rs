@@ -66,7 +66,7 @@ where
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(Answer::Refused(refused(response, connection).await));
     }
-    if !handshake::is_accepted(response.headers(), &key) {
+    if !handshake::is_accepted(response.headers(), greeting, &key) {
         return Err(io::Error::other(
             "the server changed to something that is no tunnel",
         ));
@@ -153,6 +153,7 @@ mod tests {
             version: "0.1.0".to_owned(),
             session_number: 3,
             allow_from: None,
+            is_check: false,
         }
     }
 

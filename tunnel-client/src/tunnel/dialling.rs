@@ -192,6 +192,7 @@ impl Dialling {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             session_number: turn.number,
             allow_from: self.parts.allow_from.clone(),
+            is_check: false,
         };
         let dialled = self.parts.dialler.dial(&greeting).await;
         let connected = dialled.map_err(Failure::Dial)?;

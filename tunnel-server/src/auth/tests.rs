@@ -59,6 +59,7 @@ fn greeting(version: &str, allow_from: Option<&str>) -> Greeting {
         version: version.into(),
         session_number: 1,
         allow_from: allow_from.map(str::to_owned),
+        is_check: false,
     }
 }
 
@@ -514,6 +515,7 @@ proptest! {
             version,
             session_number,
             allow_from,
+            is_check: false,
         };
         let mut other = token.expose().to_owned();
         other.replace_range(changed..changed + 1, &letter);

@@ -6,6 +6,7 @@
 //!             └────────────▶ closed                     └────▶ told why, closed
 //! ```
 
+mod check;
 mod credential;
 mod leave;
 
@@ -26,7 +27,7 @@ use tunnel_proto::{
 };
 
 use self::credential::{Credential, Due};
-use super::Admitted;
+use super::{Admitted, checks::CheckPlace};
 use crate::{
     admin::events::{Event, EventKind},
     directory::ClaimRefusal,
@@ -49,6 +50,8 @@ pub(super) struct LiveSession {
     greeting: Greeting,
     allow_from: Option<Vec<IpNet>>,
     peer: SocketAddr,
+    /// Of one that only checks the way.
+    check: Option<CheckPlace>,
 }
 
 impl LiveSession {
@@ -62,7 +65,10 @@ impl LiveSession {
     ) -> Self {
         let config = node.config();
         let settings = SessionSettings {
-            ping_interval: config.ping_interval,
+            ping_interval: match admitted.check {
+                Some(_) => check::LIFE,
+                None => config.ping_interval,
+            },
             exchanges: config.max_exchanges as usize,
         };
         let (session, events, driver) = Session::new(io, leftover, Side::Server, settings);
@@ -74,6 +80,7 @@ impl LiveSession {
             greeting: admitted.greeting,
             allow_from: admitted.allow_from,
             peer,
+            check: admitted.check,
         }
     }
 
@@ -93,6 +100,9 @@ impl LiveSession {
 
     /// Carries the session until it ends.
     pub(super) async fn run(mut self, node: &Arc<Node>) {
+        if self.check.is_some() {
+            return Box::pin(self.check(node)).await;
+        }
         let end = match self.join(node).await {
             Ok(membership) => self.attend(node, &membership).await,
             Err(reason) => {
@@ -275,6 +285,7 @@ fn on_control(membership: &Membership, control: Control, settled: &mut Option<Ta
         Control::Hello { .. }
         | Control::RefreshToken { .. }
         | Control::Welcome { .. }
+        | Control::Checked { .. }
         | Control::Superseded { .. }
         | Control::Revoked { .. }
         | Control::Expiring { .. }

@@ -76,6 +76,7 @@ async fn show(authenticator: &Authenticator, token: &str) -> Result<Grant, AuthR
         version: "0.1.0".into(),
         session_number: 2,
         allow_from: None,
+        is_check: false,
     };
     let peer: SocketAddr = "192.0.2.7:4000".parse().unwrap();
     let presented = Presented {

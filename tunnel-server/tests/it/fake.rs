@@ -237,6 +237,7 @@ pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> 
         version: "1.2.3".into(),
         session_number: 1,
         allow_from: None,
+        is_check: false,
     };
     let request = handshake::request(&greeting, &handshake::new_key())
         .uri(handshake::CONNECT_PATH)

@@ -14,6 +14,7 @@ mod authority;
 mod budgets;
 mod cancel;
 mod certs;
+mod checks;
 mod config;
 mod credentials;
 mod deadline;

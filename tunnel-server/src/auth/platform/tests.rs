@@ -30,6 +30,7 @@ fn question(token: &str) -> Arc<Question> {
         version: "0.1.0".into(),
         session_number: 1,
         allow_from: None,
+        is_check: false,
     };
     let peer = "192.0.2.7:4000".parse().unwrap();
     Arc::new(Question::new(token, &greeting, peer))

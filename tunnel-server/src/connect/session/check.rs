@@ -1,0 +1,127 @@
+//! A session that only checks the way: let in as any other, and no part of any tunnel.
+//!
+//! ```text
+//!   101 ─▶ probe: an echo through the whole path ─▶ checked ─▶ silence, for as long as the client likes ─▶ end
+//! ```
+//!
+//! It claims nothing, joins nothing and carries no exchange, so that the runtime's tunnel client does not
+//! notice it. Nothing is sent after the answer, pings neither: the client may want to know for how long the
+//! way bears silence.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::{Instant, sleep_until, timeout};
+use tunnel_proto::{
+    close::CloseReason,
+    control::Control,
+    handshake::Refusal,
+    session::{SessionEnd, SessionEvent},
+};
+
+use super::{Due, LiveSession, READY};
+use crate::{directory::ClaimRefusal, node::Node};
+
+/// How long a check may last: more than any idle limit that is worth finding.
+pub(super) const LIFE: Duration = Duration::from_secs(60 * 60);
+
+impl LiveSession {
+    /// Carries a check until it ends.
+    pub(super) async fn check(mut self, node: &Arc<Node>) {
+        let end = match self.echo(node).await {
+            Ok(()) => self.idle(node).await,
+            Err(reason) => {
+                self.session.close(reason);
+                self.end().await
+            }
+        };
+        let reason = end.reason().name();
+        let (instance, runtime, peer) = (self.greeting.instance.as_str(), self.label(), self.peer);
+        tracing::info!(%runtime, instance, %peer, reason, %end, "a check has ended");
+    }
+
+    /// Says what was found, once an echo has come back.
+    async fn echo(&mut self, node: &Arc<Node>) -> Result<(), CloseReason> {
+        let probed = tokio::select! {
+            probed = timeout(READY, self.session.probe()) => probed,
+            () = node.draining() => return Err(CloseReason::Drained),
+        };
+        if !matches!(probed, Ok(Ok(()))) {
+            return Err(CloseReason::Wedged);
+        }
+        if let Some(reason) = self.credential.look(node, &self.session) {
+            return Err(reason);
+        }
+        let grant = self.credential.grant();
+        let label = &grant.runtime.label;
+        let (instance, on_conflict) = (&self.greeting.instance, node.config().on_conflict);
+        let looked = node.registry.look(label, instance, on_conflict).await;
+        let expires_in = grant.expires.map(|end| {
+            let left = end.duration_since(SystemTime::now());
+            left.unwrap_or_default()
+        });
+        let checked = Control::Checked {
+            account: grant.runtime.account.to_string(),
+            runtime: label.to_string(),
+            session: self.id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            holder: node.registry.holder(label).map(|holder| holder.to_string()),
+            conflict: looked.err().map(|refusal| conflict(&refusal)),
+            expires_in_ms: expires_in
+                .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        };
+        let (runtime, peer) = (self.label(), self.peer);
+        tracing::info!(%runtime, %instance, %peer, "the way of a tunnel client is being checked");
+        // A session that has ended says so below.
+        let _ = self.session.send(checked);
+        Ok(())
+    }
+
+    /// Says nothing until the client goes, has had its time or has lost its right.
+    async fn idle(&mut self, node: &Arc<Node>) -> SessionEnd {
+        let over = Instant::now() + LIFE;
+        let reason = loop {
+            let Self {
+                session,
+                events,
+                driver,
+                credential,
+                ..
+            } = self;
+            tokio::select! {
+                end = &mut *driver => {
+                    return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
+                }
+                event = events.next(session) => match event {
+                    // Nothing that is said on a check has a meaning.
+                    Some(SessionEvent::Control(_) | SessionEvent::Exchanges(_)) => {}
+                    None => return self.end().await,
+                },
+                due = credential.due() => {
+                    let lost = match due {
+                        Due::Look => credential.look(node, session),
+                        Due::Answered(answer) => credential.take_answer(node, session, answer),
+                    };
+                    if let Some(reason) = lost {
+                        break reason;
+                    }
+                }
+                () = node.draining() => break CloseReason::Drained,
+                () = sleep_until(over) => break CloseReason::Disconnected,
+            }
+        };
+        self.session.cut(reason);
+        self.end().await
+    }
+}
+
+/// As an ordinary session would be told.
+fn conflict(refusal: &ClaimRefusal) -> Refusal {
+    Refusal {
+        reason: refusal.name().into(),
+        detail: refusal.to_string(),
+        fatal: false,
+    }
+}
