@@ -3,8 +3,12 @@
 //! The flags that configure a client are in [`crate::config::Source`], which the file and the
 //! environment share.
 
-use clap::{Parser, Subcommand};
+use std::time::Duration;
 
+use clap::{Args, Parser, Subcommand};
+use tunnel_ops::config_value::{PositiveDuration, ValueError};
+
+use crate::check::LONGEST_IDLE;
 use crate::config::Given;
 
 const EXIT_CODES: &str = "\
@@ -12,6 +16,12 @@ Exit codes:
   0  done, or stopped when asked
   1  failed while running, or refused by the server for good
   2  bad usage or configuration";
+
+const CHECK_EXIT_CODES: &str = "\
+Exit codes:
+  0  every step held
+  1  a step did not
+  2  bad usage";
 
 /// Dials a tunnel server and answers what comes through the tunnel from local services
 #[derive(Debug, Parser)]
@@ -28,9 +38,42 @@ pub enum Command {
     /// Keep the tunnel up until asked to stop
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
+    /// Walk the way to the server and to the upstreams, and say what is wrong and what to do about it
+    #[command(after_help = CHECK_EXIT_CODES)]
+    Check(Box<CheckArgs>),
     /// Check the configuration and the files it names, and dial nobody
     #[command(after_help = EXIT_CODES)]
     Validate(Box<Given>),
+}
+
+/// What a check is given: all that `run` is, and how it is told.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// As for `run`.
+    #[command(flatten)]
+    pub given: Given,
+
+    /// Print one JSON object with all steps in place of lines
+    #[arg(long)]
+    pub json: bool,
+
+    /// Find out for how long the way bears silence, and say how often to ping
+    #[arg(long)]
+    pub idle_probe: bool,
+
+    /// Longest silence that is tried, at most 50m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = idle_time, requires = "idle_probe")]
+    pub idle_probe_max: Duration,
+}
+
+fn idle_time(text: &str) -> Result<Duration, ValueError> {
+    let time: Duration = text.parse::<PositiveDuration>()?.into();
+    match time <= LONGEST_IDLE {
+        true => Ok(time),
+        false => Err(ValueError::new(
+            "expected at most `50m`: servers end longer checks",
+        )),
+    }
 }
 
 #[cfg(test)]

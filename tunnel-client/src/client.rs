@@ -210,7 +210,7 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
 }
 
 /// A list of networks as the wire has it; none when there is no bound.
-fn networks(allowed: &[IpNet]) -> Option<String> {
+pub(crate) fn networks(allowed: &[IpNet]) -> Option<String> {
     let list: Vec<_> = allowed.iter().map(ToString::to_string).collect();
     (!list.is_empty()).then(|| list.join(","))
 }

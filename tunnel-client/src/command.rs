@@ -3,6 +3,7 @@
 //! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
 //! line; standard output carries only what was asked for.
 
+mod check;
 mod run;
 mod validate;
 
@@ -19,18 +20,22 @@ enum Failure {
     Configuration(String),
     /// It could not be done.
     Running(String),
+    /// The same, and standard output says why.
+    Told,
 }
 
 /// Does what the command line says.
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
+        Command::Check(arguments) => check::check(*arguments),
         Command::Validate(given) => validate::validate(*given),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Configuration(text)) => (ExitCode::from(EXIT_BAD_CONFIGURATION), text),
         Err(Failure::Running(text)) => (ExitCode::FAILURE, text),
+        Err(Failure::Told) => return ExitCode::FAILURE,
     };
     for line in text.lines() {
         eprintln!("error: {line}");

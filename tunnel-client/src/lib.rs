@@ -1,5 +1,6 @@
 //! The tunnel client: dials a tunnel server, and answers what comes through the tunnel from local services.
 
+pub mod check;
 pub mod cli;
 pub mod client;
 pub mod command;

@@ -109,6 +109,14 @@ impl Upstream {
         })
     }
 
+    /// Makes a connection and lets it go, for whoever wants to know whether that is possible.
+    ///
+    /// # Errors
+    /// As an exchange would be told.
+    pub(crate) async fn try_reach(&self) -> Result<(), Problem> {
+        self.dialler.dial(Offer::Any).await.map(drop)
+    }
+
     /// Closes connections that nobody needs, for as long as it is polled.
     pub(crate) async fn sweep(&self) {
         let mut ticks = interval(pool::REST / pool::SWEEPS);

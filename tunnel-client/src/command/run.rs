@@ -27,7 +27,7 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 
 /// One thread does all: a client carries one cluster's traffic, and work stealing costs more than
 /// it gives.
-fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(TASKS_BETWEEN_EVENTS)
         .enable_all()

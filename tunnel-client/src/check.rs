@@ -1,0 +1,366 @@
+//! Walks the way that a client goes, step by step, and says what is wrong and what to do about it.
+//!
+//! ```text
+//!   config ─▶ token, certificate ─▶ the dial's own steps ─▶ authentication ─▶ echo ─▶ clock ─▶ upstreams
+//!      │              │                     │ watch              │ session
+//!      └──────────────┴─────── facts ───────┴────────────────────┘
+//!                                └─▶ verdict: what is wrong, by name
+//! ```
+//!
+//! In: what `run` is given. Out: a [`Report`], and each step at once as it is over. The dial is that of `run`,
+//! watched; the session is one that the server gives neither the runtime nor an exchange, so that a client which
+//! is at work does not notice. Nothing is tried twice.
+
+mod certificate;
+mod facts;
+mod idle_probe;
+mod local;
+mod report;
+mod session;
+mod step;
+mod token;
+mod told;
+mod upstreams;
+mod verdict;
+mod watch;
+mod words;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::CertificateError;
+use tokio::time::Instant;
+use tunnel_proto::handshake::{Greeting, InstanceId};
+
+use self::facts::{ClockFacts, Facts, Leg, Trouble};
+pub use self::idle_probe::IdleReport;
+use self::idle_probe::Timing;
+pub use self::report::{Report, Style};
+use self::session::{CheckSession, Checked};
+pub use self::step::{StepName, StepReport, StepResult};
+use self::told::Told;
+pub use self::told::Word;
+pub use self::verdict::Verdict;
+use self::verdict::verdict;
+use self::watch::Watch;
+use self::words::{moment, span};
+use crate::client::networks;
+use crate::config::{Config, Given};
+use crate::credential::{CredentialError, CredentialFiles, Credentials};
+use crate::dial::{DialError, Dialler, Unobserved};
+
+/// Longest idle time that can be asked for.
+pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
+
+/// What a check is to do beside its steps.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// Find the idle limit of the way, by holding sessions idle for up to so long.
+    pub idle_probe: Option<Duration>,
+}
+
+impl Options {
+    /// Looks for the idle limit as well, up to `longest`.
+    #[must_use]
+    pub fn with_idle_probe(self, longest: Duration) -> Self {
+        Self {
+            idle_probe: Some(longest),
+        }
+    }
+}
+
+/// Takes all steps, and tells each as it is over. It ends: each step has its limit.
+pub async fn check(
+    given: Given,
+    options: Options,
+    tell: &mut (dyn FnMut(Word<'_>) + Send),
+) -> Report {
+    let mut told = Told::new(tell);
+    let Some(local::Read { config, proxy_from }) = local::config(given, &mut told) else {
+        return told.report;
+    };
+    let server = &config.server;
+    let mut facts = Facts::new(server.host(), server.port(), SystemTime::now());
+    facts.proxy_from = proxy_from;
+    if let Some(name) = &config.server_name {
+        facts.name = name.as_str().to_owned();
+    }
+    if local::credential(&config, &mut facts, &mut told) {
+        Box::pin(way(&config, facts.clone(), options, &mut told)).await;
+    }
+    // Whatever is wrong on the way to the server, these are to be mended as well.
+    upstreams::check(&config, &facts, &mut told).await;
+    told.report
+}
+
+/// What is needed to dial for a check.
+struct Dialling {
+    dialler: Dialler,
+    greeting: Greeting,
+    /// For the echo, as for each step of a dial.
+    limit: Duration,
+}
+
+impl Dialling {
+    fn new(config: &Config) -> Result<Self, String> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
+        let files = CredentialFiles {
+            token: config.token_file.clone(),
+            certificate: config.client_certificate.clone(),
+        };
+        let credentials = Arc::new(Credentials::new(files));
+        let dialler = Dialler::from_config(config, credentials);
+        Ok(Self {
+            dialler: dialler.map_err(|error| error.to_string())?,
+            greeting: Greeting {
+                instance: InstanceId::from_random(random),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                session_number: 1,
+                allow_from: networks(&config.allow_from),
+                is_check: true,
+            },
+            limit: config.dial_timeout,
+        })
+    }
+
+    /// A further session, once the way is known to be good.
+    async fn session(&self) -> Result<CheckSession, Trouble> {
+        let dialled = self.dialler.dial_observed(&self.greeting, &mut Unobserved);
+        let connected = dialled
+            .await
+            .map_err(|error| Trouble::NoAnswer(error.to_string()))?;
+        let mut session = CheckSession::begin(connected.io, connected.unread);
+        session.checked(self.limit).await?;
+        Ok(session)
+    }
+}
+
+/// The way to the server and back.
+async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_>) {
+    let dialling = match Dialling::new(config) {
+        Ok(dialling) => dialling,
+        Err(text) => {
+            let verdict = verdict(&facts, &Trouble::Trust(text.clone()));
+            return told.step(StepReport::failed(StepName::Config, text, verdict));
+        }
+    };
+    let mut watch = Watch::new(facts, told);
+    let dialled = dialling
+        .dialler
+        .dial_observed(&dialling.greeting, &mut watch);
+    let dialled = Box::pin(dialled).await;
+    let trouble = match &dialled {
+        Ok(_) => None,
+        Err(DialError::Step { error, .. }) => Some(watch.trouble(error)),
+        Err(DialError::Refused { .. }) => Some(Trouble::Refused),
+        Err(DialError::Credential(error)) => Some(credential_trouble(error)),
+    };
+    let (mut facts, failed) = (watch.facts, watch.failed);
+    match (dialled, trouble) {
+        (Ok(connected), _) => {
+            let session = CheckSession::begin(connected.io, connected.unread);
+            echo(session, &facts, &dialling, told).await;
+        }
+        (Err(_), trouble) => {
+            let trouble = trouble.unwrap_or(Trouble::Refused);
+            glance(&dialling, &mut facts, &trouble).await;
+            ended(failed, &facts, &trouble, told);
+        }
+    }
+    if let Some(clock) = facts.clock {
+        told.step(clock_step(clock));
+    }
+    if let Some(longest) = options.idle_probe
+        && told.report.is_ok()
+    {
+        Box::pin(idle(&dialling, config, longest, &facts, told)).await;
+    }
+}
+
+fn credential_trouble(error: &CredentialError) -> Trouble {
+    match error {
+        CredentialError::Token(error) => Trouble::Token(error.into()),
+        CredentialError::Certificate(error) => Trouble::Identity(error.to_string()),
+    }
+}
+
+/// Looks once more at whoever has answered, where that tells more: without a credential, and without asking
+/// for a session.
+async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
+    let is_unproven = match trouble {
+        // Who cannot prove who he is may still say it. Nothing is told to him.
+        Trouble::Certificate(Leg::Server, error) => match error {
+            CertificateError::UnknownIssuer
+            | CertificateError::NotValidForName
+            | CertificateError::NotValidForNameContext { .. }
+            | CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. } => true,
+            _ => return,
+        },
+        Trouble::Refused => match &facts.answer {
+            Some(answer) if answer.refusal.is_none() => false,
+            _ => return,
+        },
+        _ => return,
+    };
+    // That it brings nothing is no news.
+    if let Ok(page) = Box::pin(dialling.dialler.glance(is_unproven)).await {
+        let (status, fields, text) = page;
+        facts.plain = Some(watch::answer(status, &fields, &text));
+        let clock = watch::clock(&fields, SystemTime::now());
+        facts.clock = facts.clock.or(clock);
+    }
+}
+
+/// Tells where the way ended, and what was not reached.
+fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mut Told<'_>) {
+    let mut step = failed.unwrap_or_else(|| {
+        StepReport::new(
+            StepName::Authentication,
+            StepResult::Failed,
+            "no credential",
+        )
+    });
+    let is_by_server = matches!(trouble, Trouble::Refused)
+        && (facts.answer.as_ref()).is_some_and(|answer| answer.refusal.is_some());
+    if is_by_server {
+        // The tunnel server was reached, and said no by itself.
+        let words = std::mem::replace(&mut step.words, "the tunnel server answers".to_owned());
+        let took = step.took;
+        step.result = StepResult::Held;
+        told.step(step);
+        step = StepReport::new(StepName::Authentication, StepResult::Failed, words);
+        step.took = took;
+    }
+    step.result = StepResult::Failed;
+    step.verdict = Some(verdict(facts, trouble));
+    let at = step.step;
+    told.step(step);
+    let order = [
+        StepName::Tls,
+        StepName::Upgrade,
+        StepName::Authentication,
+        StepName::Echo,
+    ];
+    let reached = order
+        .iter()
+        .position(|step| *step == at)
+        .map_or(0, |at| at + 1);
+    for step in &order[reached..] {
+        told.step(StepReport::new(*step, StepResult::Skipped, "not reached"));
+    }
+}
+
+/// The echo through the session, and what the server says of the credential.
+async fn echo(mut session: CheckSession, facts: &Facts, dialling: &Dialling, told: &mut Told<'_>) {
+    let began = Instant::now();
+    match session.checked(dialling.limit).await {
+        Ok(checked) => {
+            told.step(authentication(&checked, facts));
+            let round_trip = match session.handle().round_trip() {
+                Some(time) => format!("a round trip takes {}, ", span(time)),
+                None => String::new(),
+            };
+            let words = format!(
+                "{round_trip}server version {}, session {}",
+                checked.version, checked.session
+            );
+            let echo = StepReport::new(StepName::Echo, StepResult::Held, words);
+            told.step(echo.took(began.elapsed()));
+        }
+        Err(trouble) => {
+            let words = "the server takes the credential";
+            told.step(StepReport::new(
+                StepName::Authentication,
+                StepResult::Held,
+                words,
+            ));
+            let verdict = verdict(facts, &trouble);
+            let echo = StepReport::failed(StepName::Echo, "nothing came back", verdict);
+            told.step(echo.took(began.elapsed()));
+        }
+    }
+    session.close().await;
+}
+
+/// Whose the runtime is, and whether a client that is started now would get it.
+fn authentication(checked: &Checked, facts: &Facts) -> StepReport {
+    let (account, runtime) = (&checked.account, &checked.runtime);
+    let mut words = format!("runtime {runtime} of account {account}");
+    if let Some(left) = checked.expires_in {
+        words += &format!(", the credential is good for {} more", span(left));
+    }
+    if let Some(conflict) = &checked.conflict {
+        let verdict = verdict(facts, &Trouble::Conflict(conflict.clone()));
+        return StepReport::failed(StepName::Authentication, words, verdict);
+    }
+    if let Some(holder) = &checked.holder {
+        words += &format!(
+            "; the instance {holder} has it now, and would lose it to a client that is started"
+        );
+    }
+    StepReport::new(StepName::Authentication, StepResult::Held, words)
+}
+
+fn clock_step(clock: ClockFacts) -> StepReport {
+    let apart = span(clock.difference());
+    let which = if clock.is_ahead() {
+        "ahead of"
+    } else {
+        "behind"
+    };
+    match clock.is_off() {
+        true => StepReport::new(
+            StepName::Clock,
+            StepResult::Warning,
+            format!(
+                "{apart} {which} the server's, which says {}: set it, and have it kept by NTP",
+                moment(clock.there)
+            ),
+        ),
+        false => StepReport::new(
+            StepName::Clock,
+            StepResult::Held,
+            "as the server's, to within half a minute",
+        ),
+    }
+}
+
+/// For how long the way bears silence.
+async fn idle(
+    dialling: &Dialling,
+    config: &Config,
+    longest: Duration,
+    facts: &Facts,
+    told: &mut Told<'_>,
+) {
+    let began = Instant::now();
+    let times = idle_probe::times(longest);
+    told.progress(&format!(
+        "sessions are held idle, the longest for {}: wait",
+        span(longest)
+    ));
+    let sessions = idle_probe::sessions(times, async || dialling.session().await).await;
+    let step = match sessions {
+        Ok(sessions) => {
+            let mut tell = |line: String| told.progress(&line);
+            let found = idle_probe::probe(sessions, Timing::default(), &mut tell).await;
+            let result = match found.is_too_slow(config.ping_interval) {
+                true => StepResult::Warning,
+                false => StepResult::Held,
+            };
+            let words = found.line(config.ping_interval);
+            told.report.idle = Some(found);
+            StepReport::new(StepName::Idle, result, words)
+        }
+        Err(trouble) => {
+            let verdict = verdict(facts, &trouble);
+            StepReport::failed(StepName::Idle, "no session could be held", verdict)
+        }
+    };
+    told.step(step.took(began.elapsed()));
+}

@@ -1,0 +1,210 @@
+//! What a certificate says of itself, for people: whose it is, who signed it, from when until when.
+//!
+//! Whether it is good was decided by TLS. Here only its words are read, of certificates that were refused
+//! too, so that nothing of it is believed.
+
+use std::time::{Duration, SystemTime};
+
+use rustls_pki_types::CertificateDer;
+use serde::Serialize;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::time::ASN1Time;
+use x509_parser::x509::X509Name;
+
+use super::words::{moment, printable};
+
+/// The list of public logs that have the certificate (RFC 6962): only public CAs put it in.
+const SCT_LIST: &str = "1.3.6.1.4.1.11129.2.4.2";
+
+/// Names of one certificate that are shown.
+const NAMES: usize = 8;
+
+/// One certificate of a chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct CertificateFacts {
+    /// Whose it is.
+    pub(super) subject: String,
+    /// Who signed it.
+    pub(super) issuer: String,
+    /// The issuer's shortest name.
+    #[serde(skip)]
+    pub(super) issuer_name: String,
+    /// From when.
+    #[serde(serialize_with = "as_moment")]
+    pub(super) not_before: SystemTime,
+    /// Until when.
+    #[serde(serialize_with = "as_moment")]
+    pub(super) not_after: SystemTime,
+    /// The names and addresses that it is for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) names: Vec<String>,
+    /// Whether it says that it signed itself.
+    #[serde(skip)]
+    pub(super) is_self_signed: bool,
+    /// Whether public logs have it, so that a public CA signed it.
+    #[serde(skip)]
+    pub(super) is_logged: bool,
+}
+
+impl CertificateFacts {
+    /// Reads a certificate; `None` if it cannot be understood.
+    pub(super) fn read(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        let names = names(&parsed);
+        Some(Self {
+            subject: shown(parsed.subject()),
+            issuer: shown(parsed.issuer()),
+            issuer_name: short(parsed.issuer()),
+            not_before: instant(parsed.validity().not_before),
+            not_after: instant(parsed.validity().not_after),
+            names,
+            is_self_signed: parsed.subject().as_raw() == parsed.issuer().as_raw(),
+            is_logged: (parsed.extensions().iter())
+                .any(|extension| extension.oid.to_id_string() == SCT_LIST),
+        })
+    }
+
+    /// All of a chain that can be understood.
+    pub(super) fn read_chain(chain: &[CertificateDer<'_>]) -> Vec<Self> {
+        chain.iter().filter_map(Self::read).collect()
+    }
+
+    /// Whether it is for this host, as far as its own words go.
+    pub(super) fn is_for(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.');
+        self.names.iter().any(|name| match name.strip_prefix("*.") {
+            Some(parent) => host
+                .split_once('.')
+                .is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(parent)),
+            None => name.eq_ignore_ascii_case(host),
+        })
+    }
+
+    /// On one line.
+    pub(super) fn line(&self) -> String {
+        format!(
+            "{}, signed by {}, good from {} to {}",
+            self.subject,
+            self.issuer,
+            moment(self.not_before),
+            moment(self.not_after)
+        )
+    }
+}
+
+fn names(parsed: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(alternative)) = parsed.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let names = alternative.value.general_names.iter();
+    let names = names.filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(printable(name)),
+        GeneralName::IPAddress(&[a, b, c, d]) => {
+            Some(std::net::Ipv4Addr::from([a, b, c, d]).to_string())
+        }
+        GeneralName::IPAddress(bytes) => {
+            let bytes: [u8; 16] = (*bytes).try_into().ok()?;
+            Some(std::net::Ipv6Addr::from(bytes).to_string())
+        }
+        _ => None,
+    });
+    names.take(NAMES).collect()
+}
+
+fn shown(name: &X509Name<'_>) -> String {
+    let text = printable(&name.to_string());
+    match text.is_empty() {
+        true => "(no name)".to_owned(),
+        false => text,
+    }
+}
+
+/// The common name, else the organisation, else all of it.
+fn short(name: &X509Name<'_>) -> String {
+    let common = name.iter_common_name().chain(name.iter_organization());
+    let first = common.filter_map(|part| part.as_str().ok()).next();
+    first.map_or_else(|| shown(name), printable)
+}
+
+fn instant(time: ASN1Time) -> SystemTime {
+    // What ended before 1970 has ended.
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn as_moment<S: serde::Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&moment(*time))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    use super::*;
+
+    fn made(change: impl FnOnce(&mut CertificateParams)) -> CertificateFacts {
+        let names = [
+            "tunnel.example.com".to_owned(),
+            "*.tunnels.test".to_owned(),
+            "127.0.0.1".to_owned(),
+            "::1".to_owned(),
+        ];
+        let mut params = CertificateParams::new(names).unwrap();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "the server");
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let made = params.self_signed(&key).unwrap();
+        CertificateFacts::read(made.der()).unwrap()
+    }
+
+    #[test]
+    fn it_says_whose_it_is_and_until_when() {
+        let facts = made(|params| {
+            params.not_before = rcgen::date_time_ymd(2026, 1, 2);
+            params.not_after = rcgen::date_time_ymd(2027, 3, 4);
+        });
+        assert!(facts.subject.contains("the server"), "{}", facts.subject);
+        assert_eq!(facts.issuer_name, "the server");
+        assert!(facts.is_self_signed && !facts.is_logged);
+        let line = facts.line();
+        assert!(
+            line.contains("good from 2026-01-02T00:00:00Z to 2027-03-04T00:00:00Z"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn it_is_for_its_names_and_addresses() {
+        let facts = made(|_| {});
+        for host in [
+            "tunnel.example.com",
+            "TUNNEL.example.com.",
+            "a.tunnels.test",
+            "127.0.0.1",
+            "::1",
+        ] {
+            assert!(facts.is_for(host), "{host}");
+        }
+        for host in [
+            "example.com",
+            "tunnels.test",
+            "a.b.tunnels.test",
+            "127.0.0.2",
+        ] {
+            assert!(!facts.is_for(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn its_words_do_not_reach_a_terminal_as_commands() {
+        let facts = made(|params| {
+            let name = &mut params.distinguished_name;
+            name.push(DnType::CommonName, "a\u{1b}[2Jb");
+        });
+        assert!(!facts.line().contains('\u{1b}'));
+        assert!(CertificateFacts::read(&CertificateDer::from(vec![1, 2, 3])).is_none());
+    }
+}

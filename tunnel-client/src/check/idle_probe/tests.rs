@@ -1,0 +1,177 @@
+//! The finding as a table, and sessions over ways that cut, lose or bear silence, on a paused clock.
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tunnel_ops::task::Owned;
+use tunnel_proto::session::{SessionEnd, SessionEvents, SessionSettings, Side};
+
+use super::*;
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn idle_times_double_up_to_what_was_asked_for() {
+    assert_eq!(times(secs(300)), [15, 30, 60, 120, 240, 300].map(secs));
+    assert_eq!(times(secs(15)), [secs(15)]);
+    assert_eq!(times(secs(5)), [secs(5)]);
+    let most = times(secs(100_000));
+    assert_eq!(most.len(), SESSIONS);
+    assert_eq!(most.last(), Some(&LONGEST));
+}
+
+#[test]
+fn what_is_found_and_advised() {
+    for (held, limit, proven, advised) in [
+        (vec![(15, Held::Alive), (30, Held::Alive)], None, 30, 15),
+        (
+            vec![(15, Held::Alive), (30, Held::Silent)],
+            Some((15, 30)),
+            15,
+            7,
+        ),
+        (vec![(15, Held::Silent)], Some((0, 15)), 0, 1),
+        (
+            vec![
+                (15, Held::Alive),
+                (30, Held::Alive),
+                (120, Held::CutAfter(secs(60))),
+            ],
+            Some((60, 60)),
+            30,
+            15,
+        ),
+        (vec![(15, Held::CutAfter(secs(10)))], Some((10, 10)), 0, 5),
+    ] {
+        let mut finding = Finding::default();
+        for (idle, held) in &held {
+            assert!(!finding.is_over());
+            finding.add(secs(*idle), *held);
+        }
+        let report = finding.report();
+        let limit = limit.map(|(from, to)| (secs(from), secs(to)));
+        assert_eq!(report.limit, limit, "{held:?}");
+        assert_eq!(finding.is_over(), limit.is_some());
+        assert_eq!(
+            (report.proven, report.advised.as_secs()),
+            (secs(proven), advised),
+            "{held:?}"
+        );
+    }
+}
+
+#[test]
+fn pings_that_come_too_seldom_are_named() {
+    let report = IdleReport {
+        limit: Some((secs(10), secs(10))),
+        proven: secs(0),
+        advised: secs(5),
+    };
+    let line = report.line(secs(15));
+    assert!(
+        line.contains("after 10s") && line.contains("--ping-interval=5s"),
+        "{line}"
+    );
+    assert!(report.line(secs(5)).contains("pings each 5s hold it"));
+    let json = serde_json::to_string(&report).unwrap();
+    assert_eq!(
+        json,
+        r#"{"limit_ms":[10000,10000],"proven_ms":0,"advised_ping_interval_ms":5000}"#
+    );
+}
+
+/// What the way does with silence.
+#[derive(Clone, Copy)]
+enum Way {
+    Bears,
+    CutsAfter(Duration),
+    LosesAfter(Duration),
+}
+
+/// A check's session over such a way, and the server's end.
+fn session(
+    way: Way,
+) -> (
+    CheckSession,
+    (Session, SessionEvents, Owned<SessionEnd>, Owned<()>),
+) {
+    let (client, near) = duplex(64 * 1024);
+    let (far, server) = duplex(64 * 1024);
+    let settings = SessionSettings {
+        ping_interval: secs(100_000),
+        ..SessionSettings::default()
+    };
+    let (handle, events, driver) = Session::new(server, Bytes::new(), Side::Server, settings);
+    let driver = Owned::spawn("server", driver);
+    let relay = Owned::spawn("way", relay(near, far, way));
+    let check = CheckSession::begin(client, Bytes::new());
+    (check, (handle, events, driver, relay))
+}
+
+async fn relay(mut near: DuplexStream, mut far: DuplexStream, way: Way) {
+    let (mut there, mut back) = (vec![0; 4096], vec![0; 4096]);
+    let limit = match way {
+        Way::Bears => secs(1_000_000),
+        Way::CutsAfter(limit) | Way::LosesAfter(limit) => limit,
+    };
+    loop {
+        tokio::select! {
+            read = near.read(&mut there) => match read {
+                Ok(length @ 1..) => far.write_all(&there[..length]).await.unwrap(),
+                _ => return,
+            },
+            read = far.read(&mut back) => match read {
+                Ok(length @ 1..) => near.write_all(&back[..length]).await.unwrap(),
+                _ => return,
+            },
+            () = sleep(limit) => match way {
+                Way::LosesAfter(_) => std::future::pending().await,
+                _ => return,
+            },
+        }
+    }
+}
+
+async fn find(way: Way, longest: u64) -> (IdleReport, Duration, Vec<String>) {
+    let (mut sessions, mut servers) = (Vec::new(), Vec::new());
+    for idle in times(secs(longest)) {
+        let (check, server) = session(way);
+        sessions.push((idle, check));
+        servers.push(server);
+    }
+    let began = Instant::now();
+    let mut told = Vec::new();
+    let report = probe(sessions, Timing::default(), &mut |line| told.push(line)).await;
+    (report, began.elapsed(), told)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_way_that_bears_silence_has_no_limit() {
+    let (report, took, told) = find(Way::Bears, 120).await;
+    assert_eq!((report.limit, report.proven), (None, secs(120)));
+    assert_eq!(told.len(), 4, "{told:?}");
+    assert!(took < secs(130), "side by side: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_says_when() {
+    let (report, took, told) = find(Way::CutsAfter(secs(45)), 300).await;
+    let (from, to) = report.limit.unwrap();
+    assert!(
+        (44..=46).contains(&from.as_secs()) && (44..=46).contains(&to.as_secs()),
+        "{report:?}"
+    );
+    assert_eq!(report.proven, secs(30));
+    assert!(took < secs(60), "the rest is not waited for: {took:?}");
+    assert!(told.last().unwrap().contains("was cut"), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_says_between_which_times() {
+    let (report, took, told) = find(Way::LosesAfter(secs(45)), 300).await;
+    assert_eq!(report.limit, Some((secs(30), secs(60))));
+    assert!(took < secs(90), "{took:?}");
+    assert!(told.last().unwrap().contains("nobody said so"), "{told:?}");
+    assert_eq!(report.advised, secs(15));
+}

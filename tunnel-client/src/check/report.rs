@@ -1,0 +1,211 @@
+//! What a check has found: its steps, and their rendering for people and for scripts.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::ser::SerializeStruct;
+
+use super::idle_probe::IdleReport;
+use super::step::{StepReport, StepResult};
+use super::verdict::Verdict;
+use super::words::span;
+
+/// All steps of a check.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// The server, where the configuration names one.
+    pub server: Option<String>,
+    /// In the order in which they were taken.
+    pub steps: Vec<StepReport>,
+    /// How long the way bears silence, if that was asked for.
+    pub idle: Option<IdleReport>,
+}
+
+/// How lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// ASCII and nothing else.
+    Plain,
+    /// Signs and colours, for a terminal.
+    Coloured,
+}
+
+impl Report {
+    /// Whether every step held.
+    pub fn is_ok(&self) -> bool {
+        self.steps
+            .iter()
+            .all(|step| step.result != StepResult::Failed)
+    }
+
+    /// Of the first step that failed.
+    pub fn verdict(&self) -> Option<&Verdict> {
+        self.steps.iter().find_map(|step| step.verdict.as_ref())
+    }
+
+    /// The last lines, for people.
+    pub fn conclusion(&self, style: Style) -> String {
+        let of = |result| {
+            self.steps
+                .iter()
+                .filter(|step| step.result == result)
+                .count()
+        };
+        let Some(verdict) = self.verdict() else {
+            let warnings = match of(StepResult::Warning) {
+                0 => "",
+                _ => "; look at what is marked",
+            };
+            return format!("{}: every step held{warnings}\n", style.paint("ok", GREEN));
+        };
+        let name = style.paint(verdict.name, RED);
+        format!(
+            "\n{name}: {}\nwhat to do: {}\n",
+            verdict.sentence, verdict.advice
+        )
+    }
+}
+
+impl Serialize for Report {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Report", 5)?;
+        object.serialize_field("ok", &self.is_ok())?;
+        object.serialize_field("server", &self.server)?;
+        object.serialize_field("steps", &self.steps)?;
+        object.serialize_field("verdict", &self.verdict())?;
+        match &self.idle {
+            Some(idle) => object.serialize_field("idle", idle)?,
+            None => object.skip_field("idle")?,
+        }
+        object.end()
+    }
+}
+
+const RED: &str = "31";
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+
+/// As wide as the longest name of a step.
+const NAME_WIDTH: usize = 14;
+
+impl Style {
+    fn paint(self, text: &str, colour: &str) -> String {
+        match self {
+            Self::Plain => text.to_owned(),
+            Self::Coloured => format!("\u{1b}[{colour}m{text}\u{1b}[0m"),
+        }
+    }
+
+    fn mark(self, result: StepResult) -> String {
+        let (plain, sign, colour) = match result {
+            StepResult::Held => ("ok  ", "✓", GREEN),
+            StepResult::Warning => ("warn", "!", YELLOW),
+            StepResult::Failed => ("FAIL", "✗", RED),
+            StepResult::Skipped => ("-   ", "-", "0"),
+        };
+        match self {
+            Self::Plain => plain.to_owned(),
+            Self::Coloured => self.paint(sign, colour),
+        }
+    }
+
+    /// One step, with the lines that belong to it.
+    pub fn step(self, step: &StepReport) -> String {
+        let (mark, name) = (self.mark(step.result), step.step.as_str());
+        let mut line = format!("{mark} {name:<NAME_WIDTH$}  ");
+        if let Some(name) = &step.name {
+            line += &format!("{name}: ");
+        }
+        line += &step.words;
+        if let Some(took) = step.took {
+            line += &format!("  ({})", short(took));
+        }
+        line.push('\n');
+        let indent = mark_width(self) + 1 + NAME_WIDTH + 2;
+        for (detail, number) in step.details().iter().zip(1..) {
+            // Writing into a string has no way to fail.
+            let _ = writeln!(line, "{:indent$}{number}. {detail}", "");
+        }
+        line
+    }
+}
+
+fn mark_width(style: Style) -> usize {
+    match style {
+        Style::Plain => 4,
+        Style::Coloured => 1,
+    }
+}
+
+/// A step's time.
+fn short(took: Duration) -> String {
+    match took < Duration::from_secs(10) {
+        true => format!("{:.1} ms", took.as_secs_f64() * 1_000.0),
+        false => span(took),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::step::StepName;
+
+    fn report() -> Report {
+        let verdict = Verdict::new("dns_failure", "no address", "look for a slip");
+        Report {
+            server: Some("wss://a.test".to_owned()),
+            steps: vec![
+                StepReport::new(StepName::Config, StepResult::Held, "good")
+                    .took(Duration::from_micros(1_200)),
+                StepReport::failed(StepName::Dns, "a.test", verdict),
+                StepReport::new(StepName::Upstream, StepResult::Skipped, "not checked")
+                    .named("default"),
+            ],
+            idle: None,
+        }
+    }
+
+    #[test]
+    fn people_see_a_line_for_each_step_and_at_last_what_to_do() {
+        let report = report();
+        let lines: String = report
+            .steps
+            .iter()
+            .map(|step| Style::Plain.step(step))
+            .collect();
+        assert_eq!(
+            lines + &report.conclusion(Style::Plain),
+            "ok   config          good  (1.2 ms)\n\
+             FAIL dns             a.test\n\
+             -    upstream        default: not checked\n\
+             \n\
+             dns_failure: no address\n\
+             what to do: look for a slip\n"
+        );
+        let coloured = Style::Coloured.step(&report.steps[0]);
+        assert!(
+            coloured.contains("✓") && coloured.contains("\u{1b}[32m"),
+            "{coloured}"
+        );
+    }
+
+    #[test]
+    fn scripts_see_the_same() {
+        let json: serde_json::Value = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["ok"], false);
+        assert_eq!(json["server"], "wss://a.test");
+        assert_eq!(json["verdict"]["name"], "dns_failure");
+        assert_eq!(json["steps"][1]["verdict"], json["verdict"]);
+        assert_eq!(json["steps"][2]["name"], "default");
+        assert!(json.get("idle").is_none());
+        let good = Report::default();
+        assert!(
+            good.is_ok()
+                && good
+                    .conclusion(Style::Plain)
+                    .starts_with("ok: every step held")
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! A session that only checks the way: the echo through it, and what the server says of the credential.
+//!
+//! In: a connection that the server has accepted for a check. Out: the server's word, once its echo has come
+//! through; then silence, for as long as the session is kept.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::Full;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tunnel_ops::task::Owned;
+use tunnel_proto::close::CloseReason;
+use tunnel_proto::control::Control;
+use tunnel_proto::exchange::serve;
+use tunnel_proto::handshake::Refusal;
+use tunnel_proto::problem::{Hop, Problem, Reason};
+use tunnel_proto::session::{
+    Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
+};
+
+use super::facts::Trouble;
+
+/// No ping but the first: a check may want silence. Longer than any check lasts.
+const NO_PINGS: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// For the end to be told.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A check's session.
+pub(super) struct CheckSession {
+    handle: Session,
+    /// The one thing that the server says.
+    told: mpsc::Receiver<Checked>,
+    driver: Owned<SessionEnd>,
+    _events: Owned<()>,
+}
+
+/// What the server says of the credential, and of the runtime that it names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Checked {
+    pub(super) account: String,
+    /// The runtime's label.
+    pub(super) runtime: String,
+    /// The session's id in the server's log.
+    pub(super) session: String,
+    /// The server's version.
+    pub(super) version: String,
+    /// The instance that has the runtime now.
+    pub(super) holder: Option<String>,
+    /// Why a client that is started now would not get it.
+    pub(super) conflict: Option<Refusal>,
+    /// Time until the credential runs out.
+    pub(super) expires_in: Option<Duration>,
+}
+
+impl CheckSession {
+    /// Begins on a connection that the server has accepted; `unread` was read behind its 101.
+    pub(super) fn begin<IO>(io: IO, unread: Bytes) -> Self
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let settings = SessionSettings {
+            ping_interval: NO_PINGS,
+            ..SessionSettings::default()
+        };
+        let (handle, events, driver) = Session::new(io, unread, Side::Client, settings);
+        // A session that has ended says so when it is asked.
+        let _ = handle.send(Control::Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        });
+        let (tell, told) = mpsc::channel(1);
+        Self {
+            told,
+            driver: Owned::spawn("check", driver),
+            _events: Owned::spawn("check events", attend(handle.clone(), events, tell)),
+            handle,
+        }
+    }
+
+    /// What the server says when its echo has come through.
+    pub(super) async fn checked(&mut self, limit: Duration) -> Result<Checked, Trouble> {
+        match timeout(limit, self.told.recv()).await {
+            Ok(Some(checked)) => Ok(checked),
+            Ok(None) => Err(Trouble::Ended(self.ended().await)),
+            Err(_) => Err(Trouble::NoEcho(limit)),
+        }
+    }
+
+    async fn ended(&mut self) -> CloseReason {
+        match timeout(FAREWELL, &mut self.driver).await {
+            Ok(Ok(end)) => end.reason(),
+            _ => CloseReason::Internal,
+        }
+    }
+
+    /// The session itself.
+    pub(super) fn handle(&self) -> &Session {
+        &self.handle
+    }
+
+    /// Ends it.
+    pub(super) async fn close(mut self) {
+        self.handle.close(CloseReason::Left);
+        self.ended().await;
+    }
+}
+
+/// Accepts what the server opens, which is the echo, and hears what it says.
+async fn attend(session: Session, mut events: SessionEvents, tell: mpsc::Sender<Checked>) {
+    let mut streams = JoinSet::new();
+    while let Some(event) = events.next(&session).await {
+        match event {
+            SessionEvent::Exchanges(stream) => {
+                streams.spawn(serve(stream, |_, _| std::future::ready(nothing_here())));
+                while streams.try_join_next().is_some() {}
+            }
+            SessionEvent::Control(control) => {
+                // It is said once; whoever says it again is not heard.
+                if let Some(checked) = checked(control) {
+                    let _ = tell.try_send(checked);
+                }
+            }
+        }
+    }
+}
+
+fn checked(control: Control) -> Option<Checked> {
+    let Control::Checked {
+        account,
+        runtime,
+        session,
+        version,
+        holder,
+        conflict,
+        expires_in_ms,
+    } = control
+    else {
+        return None;
+    };
+    Some(Checked {
+        account,
+        runtime,
+        session,
+        version,
+        holder,
+        conflict,
+        expires_in: expires_in_ms.map(Duration::from_millis),
+    })
+}
+
+/// No request comes on a check.
+fn nothing_here() -> Result<Response<Full<Bytes>>, Problem> {
+    let detail = "this session only checks the way";
+    Err(Problem::new(Hop::Client, Reason::RouteUnknown, detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// A check's session, and the server's end of it.
+    fn pair() -> (CheckSession, Session, SessionEvents, Owned<SessionEnd>) {
+        let (ours, theirs): (DuplexStream, DuplexStream) = duplex(64 * 1024);
+        let settings = SessionSettings::default();
+        let (session, events, driver) = Session::new(theirs, Bytes::new(), Side::Server, settings);
+        let driver = Owned::spawn("server", driver);
+        (
+            CheckSession::begin(ours, Bytes::new()),
+            session,
+            events,
+            driver,
+        )
+    }
+
+    fn word() -> Control {
+        Control::Checked {
+            account: "acme".to_owned(),
+            runtime: "acme-prod".to_owned(),
+            session: "1/1".to_owned(),
+            version: "0".to_owned(),
+            holder: None,
+            conflict: None,
+            expires_in_ms: Some(1_000),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_echo_goes_through_and_the_word_comes() {
+        let (mut check, server, _events, _driver) = pair();
+        server.probe().await.unwrap();
+        server.send(word()).unwrap();
+        let checked = check.checked(LIMIT).await.unwrap();
+        assert_eq!(
+            (checked.account.as_str(), checked.runtime.as_str()),
+            ("acme", "acme-prod")
+        );
+        assert_eq!(checked.expires_in, Some(Duration::from_secs(1)));
+        check.close().await;
+        server.closed().await;
+    }
+
+    #[tokio::test]
+    async fn a_session_that_ends_first_says_why() {
+        let (mut check, server, _events, _driver) = pair();
+        server.close(CloseReason::Drained);
+        let ended = check.checked(LIMIT).await.unwrap_err();
+        assert!(
+            matches!(ended, Trouble::Ended(CloseReason::Drained)),
+            "{ended:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever() {
+        let (mut check, _server, _events, _driver) = pair();
+        let silent = check.checked(LIMIT).await.unwrap_err();
+        assert!(matches!(silent, Trouble::NoEcho(LIMIT)), "{silent:?}");
+    }
+}

@@ -1,0 +1,352 @@
+//! What can be told of a token without the server: whether its file is good, and what it says of itself.
+//!
+//! In: the token file's path. Out: its kind, its times if it has any, and who else may read it. No signature
+//! is checked, since only the server can do that; and no text here holds any of a token but what is public.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::words::{moment, printable, span};
+use crate::token_file::{self, TokenFileError};
+
+/// What a runtime token begins with.
+const PREFIX: &str = "tnlrt_";
+/// Digits of its public part, and letters of its secret one.
+const ID_DIGITS: usize = 16;
+const SECRET_LETTERS: usize = 43;
+
+/// What is known of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TokenFacts {
+    pub(super) path: PathBuf,
+    pub(super) kind: TokenKind,
+    /// From when on it is good, and until when.
+    pub(super) not_before: Option<SystemTime>,
+    pub(super) expires: Option<SystemTime>,
+    /// Whether every user of the machine may read the file.
+    pub(super) is_readable_by_all: bool,
+}
+
+/// What a token is, by its form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TokenKind {
+    /// A token of the server's runtimes file.
+    Runtime {
+        /// Its public part.
+        id: String,
+    },
+    /// Begins as one, and is none.
+    DamagedRuntime,
+    /// A JSON Web Token.
+    Jwt {
+        /// Who issued it, as it says.
+        issuer: Option<String>,
+    },
+    /// Looks like one, and cannot be read.
+    DamagedJwt,
+    /// Any other: the platform knows.
+    Opaque,
+}
+
+/// Why there is no token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TokenTrouble {
+    pub(super) path: PathBuf,
+    pub(super) kind: TokenFault,
+}
+
+/// What is wrong with its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TokenFault {
+    Missing,
+    Unreadable(String),
+    Empty,
+    NotAToken,
+}
+
+/// Claims of a JSON Web Token about its times. Others are nobody's business here.
+#[derive(Deserialize)]
+struct Claims {
+    nbf: Option<Value>,
+    exp: Option<Value>,
+    iss: Option<Value>,
+}
+
+impl TokenFacts {
+    /// Looks at the token in this file.
+    pub(super) fn look(path: &Path) -> Result<Self, TokenTrouble> {
+        let token = token_file::read(path).map_err(|error| TokenTrouble::from(&error))?;
+        let mut facts = Self {
+            path: path.to_owned(),
+            kind: TokenKind::Opaque,
+            not_before: None,
+            expires: None,
+            is_readable_by_all: is_readable_by_all(path),
+        };
+        facts.understand(token.expose_secret());
+        Ok(facts)
+    }
+
+    fn understand(&mut self, token: &str) {
+        if let Some(rest) = token.strip_prefix(PREFIX) {
+            self.kind = match rest.split_once('_') {
+                Some((id, secret)) if is_id(id) && is_secret(secret) => {
+                    TokenKind::Runtime { id: id.to_owned() }
+                }
+                _ => TokenKind::DamagedRuntime,
+            };
+            return;
+        }
+        let parts: Vec<&str> = token.split('.').collect();
+        let [head, claims, _] = parts[..] else {
+            return;
+        };
+        if !(head.starts_with("ey") || head.starts_with("ew")) {
+            return;
+        }
+        let head: Option<Map<String, Value>> = decoded(head);
+        let (Some(_), Some(claims)) = (head, decoded::<Claims>(claims)) else {
+            self.kind = TokenKind::DamagedJwt;
+            return;
+        };
+        self.not_before = claims.nbf.as_ref().and_then(instant);
+        self.expires = claims.exp.as_ref().and_then(instant);
+        let issuer = claims.iss.as_ref().and_then(Value::as_str);
+        self.kind = TokenKind::Jwt {
+            issuer: issuer.map(printable),
+        };
+    }
+
+    /// Whether it has run out at this moment, as it says itself.
+    pub(super) fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires.is_some_and(|end| end <= now)
+    }
+
+    /// Whether it is not good yet at this moment.
+    pub(super) fn is_early(&self, now: SystemTime) -> bool {
+        self.not_before.is_some_and(|begin| begin > now)
+    }
+
+    /// On one line.
+    pub(super) fn line(&self, now: SystemTime) -> String {
+        let kind = match &self.kind {
+            TokenKind::Runtime { id } => format!("a runtime token, id {id}"),
+            TokenKind::DamagedRuntime => {
+                "begins as a runtime token and is none: was it copied whole?".to_owned()
+            }
+            TokenKind::Jwt {
+                issuer: Some(issuer),
+            } => format!("a JSON Web Token of {issuer}"),
+            TokenKind::Jwt { issuer: None } => "a JSON Web Token".to_owned(),
+            TokenKind::DamagedJwt => {
+                "looks like a JSON Web Token and cannot be read: was it copied whole?".to_owned()
+            }
+            TokenKind::Opaque => "a token that only the server's platform knows".to_owned(),
+        };
+        let times = match (self.not_before, self.expires) {
+            (Some(begin), _) if begin > now => format!(", not good before {}", moment(begin)),
+            (_, Some(end)) => match end.duration_since(now) {
+                Ok(left) => format!(", good for {} more, to {}", span(left), moment(end)),
+                Err(_) => format!(", RAN OUT at {}", moment(end)),
+            },
+            _ => String::new(),
+        };
+        let readers = match self.is_readable_by_all {
+            true => "; every user of this machine can read the file: chmod 600",
+            false => "",
+        };
+        format!("{}: {kind}{times}{readers}", self.path.display())
+    }
+
+    /// Whether somebody should look at it although it may well be good.
+    pub(super) fn is_odd(&self, now: SystemTime) -> bool {
+        self.is_readable_by_all
+            || self.is_expired(now)
+            || self.is_early(now)
+            || matches!(self.kind, TokenKind::DamagedRuntime | TokenKind::DamagedJwt)
+    }
+}
+
+impl From<&TokenFileError> for TokenTrouble {
+    fn from(error: &TokenFileError) -> Self {
+        let (path, kind) = match error {
+            TokenFileError::Unreadable { path, source } => match source.kind() {
+                io::ErrorKind::NotFound => (path, TokenFault::Missing),
+                _ => (path, TokenFault::Unreadable(source.to_string())),
+            },
+            TokenFileError::Empty { path } => (path, TokenFault::Empty),
+            TokenFileError::NotAToken { path } => (path, TokenFault::NotAToken),
+        };
+        Self {
+            path: path.clone(),
+            kind,
+        }
+    }
+}
+
+fn is_id(text: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == ID_DIGITS && text.bytes().all(is_digit)
+}
+
+fn is_secret(text: &str) -> bool {
+    text.len() == SECRET_LETTERS && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+fn decoded<T: DeserializeOwned>(part: &str) -> Option<T> {
+    let json = URL_SAFE_NO_PAD.decode(part.trim_end_matches('=')).ok()?;
+    serde_json::from_slice(&json).ok()
+}
+
+/// A NumericDate (RFC 7519 section 2).
+fn instant(value: &Value) -> Option<SystemTime> {
+    let seconds = value.as_u64().or_else(|| {
+        let seconds = value.as_f64().filter(|seconds| *seconds >= 0.0)?;
+        Duration::try_from_secs_f64(seconds)
+            .ok()
+            .map(|time| time.as_secs())
+    })?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}
+
+#[cfg(unix)]
+fn is_readable_by_all(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_readable_by_all(_path: &Path) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn facts(token: &str) -> TokenFacts {
+        let mut facts = TokenFacts {
+            path: "token".into(),
+            kind: TokenKind::Opaque,
+            not_before: None,
+            expires: None,
+            is_readable_by_all: false,
+        };
+        facts.understand(token);
+        facts
+    }
+
+    fn jwt(claims: &str) -> String {
+        let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
+        format!(
+            "{}.{}.c2lnbmF0dXJl",
+            part(r#"{"alg":"ES256"}"#),
+            part(claims)
+        )
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_token_is_known_by_its_form() {
+        let secret = "a".repeat(SECRET_LETTERS);
+        let good = format!("tnlrt_0123456789abcdef_{secret}");
+        let id = "0123456789abcdef".to_owned();
+        for (token, kind) in [
+            (good.as_str(), TokenKind::Runtime { id }),
+            (&good[..40], TokenKind::DamagedRuntime),
+            ("tnlrt_", TokenKind::DamagedRuntime),
+            ("eyJhbGciOiJFUzI1NiJ9.e30", TokenKind::Opaque),
+            (
+                "eyJhbGciOiJFUzI1NiJ9.e30.x",
+                TokenKind::Jwt { issuer: None },
+            ),
+            ("eyJhbGci.e30.x", TokenKind::DamagedJwt),
+            ("eyJhbGciOiJFUzI1NiJ9.e.x", TokenKind::DamagedJwt),
+            ("a.b.c", TokenKind::Opaque),
+            ("4f7c", TokenKind::Opaque),
+        ] {
+            assert_eq!(facts(token).kind, kind, "{token}");
+        }
+    }
+
+    #[test]
+    fn a_json_web_token_says_from_when_until_when_it_is_good() {
+        let read = facts(&jwt(
+            r#"{"iss":"https://id.example","nbf":100,"exp":200.5}"#,
+        ));
+        assert_eq!(
+            (read.not_before, read.expires),
+            (Some(at(100)), Some(at(200)))
+        );
+        assert!(read.is_early(at(99)) && !read.is_early(at(100)));
+        assert!(!read.is_expired(at(199)) && read.is_expired(at(200)));
+        let line = read.line(at(300));
+        assert!(
+            line.contains("https://id.example") && line.contains("RAN OUT"),
+            "{line}"
+        );
+        let line = read.line(at(140));
+        assert!(
+            line.contains("good for 1m more, to 1970-01-01T00:03:20Z"),
+            "{line}"
+        );
+        for odd in [
+            r#"{"exp":"soon"}"#,
+            r#"{"exp":-1}"#,
+            r#"{"exp":1e300}"#,
+            "{}",
+        ] {
+            assert_eq!(facts(&jwt(odd)).expires, None, "{odd}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn its_file_is_looked_at_too() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let fault = |path: &Path| TokenFacts::look(path).unwrap_err().kind;
+        assert_eq!(fault(&path), TokenFault::Missing);
+        fs::write(&path, " \n").unwrap();
+        assert_eq!(fault(&path), TokenFault::Empty);
+        fs::write(&path, "two words").unwrap();
+        assert_eq!(fault(&path), TokenFault::NotAToken);
+        fs::write(&path, "secret").unwrap();
+        for (mode, is_readable_by_all) in [(0o600, false), (0o640, false), (0o644, true)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let facts = TokenFacts::look(&path).unwrap();
+            assert_eq!(facts.is_readable_by_all, is_readable_by_all, "{mode:o}");
+            assert_eq!(facts.is_odd(at(0)), is_readable_by_all);
+            assert!(!facts.line(at(0)).contains("secret"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_token_makes_it_panic_or_is_shown(secret in "[a-zA-Z0-9]{20,60}", form in 0..3) {
+            let token = match form {
+                0 => secret.clone(),
+                1 => format!("tnlrt_{secret}"),
+                _ => format!("ey{secret}.{secret}.{secret}"),
+            };
+            let facts = facts(&token);
+            let text = format!("{facts:?} {}", facts.line(at(0)));
+            prop_assert!(!text.contains(&secret));
+        }
+    }
+}

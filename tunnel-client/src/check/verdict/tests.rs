@@ -1,0 +1,559 @@
+//! Every verdict as a table: what was seen, and what it is called.
+
+use std::io::ErrorKind;
+use std::time::{Duration, SystemTime};
+
+use rustls::CertificateError;
+use tunnel_proto::close::CloseReason;
+use tunnel_proto::handshake::Refusal;
+
+use super::*;
+use crate::check::certificate::CertificateFacts;
+use crate::check::facts::{
+    Act, AnswerFacts, ClockFacts, Leg, ProxyRefusal, ProxyTrouble, TlsTrouble, Tried,
+    UpstreamFailure, UpstreamTrouble,
+};
+use crate::check::token::{TokenFacts, TokenFault, TokenKind, TokenTrouble};
+
+const HOST: &str = "tunnel.example.com";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = Facts::new(HOST, 443, now());
+    change(&mut facts);
+    facts
+}
+
+fn certificate(issuer: &str, change: impl FnOnce(&mut CertificateFacts)) -> CertificateFacts {
+    let mut made = CertificateFacts {
+        subject: format!("CN={HOST}"),
+        issuer: format!("CN={issuer}"),
+        issuer_name: issuer.to_owned(),
+        not_before: now() - DAY,
+        not_after: now() + DAY,
+        names: vec![HOST.to_owned()],
+        is_self_signed: false,
+        is_logged: false,
+    };
+    change(&mut made);
+    made
+}
+
+fn answered(status: u16, change: impl FnOnce(&mut AnswerFacts)) -> AnswerFacts {
+    let mut answer = AnswerFacts {
+        status,
+        ..AnswerFacts::default()
+    };
+    change(&mut answer);
+    answer
+}
+
+fn refusal(reason: &str) -> Refusal {
+    Refusal {
+        reason: reason.to_owned(),
+        detail: format!("the server's words about {reason}"),
+        fatal: true,
+    }
+}
+
+/// The clock is so much behind the server's.
+fn behind(by: Duration) -> ClockFacts {
+    ClockFacts {
+        here: now(),
+        there: now() + by,
+    }
+}
+
+#[track_caller]
+fn check(facts: &Facts, trouble: &Trouble, name: &str) -> Verdict {
+    let verdict = verdict(facts, trouble);
+    assert_eq!(verdict.name, name, "{verdict:?}\n{facts:?}\n{trouble:?}");
+    // Whoever is stuck is told something, and what to do.
+    assert!(
+        verdict.sentence.len() > 20 && verdict.advice.len() > 20,
+        "{verdict:?}"
+    );
+    verdict
+}
+
+#[test]
+fn what_stands_on_this_machine() {
+    let none = facts(|_| {});
+    check(
+        &none,
+        &Trouble::Config(vec!["--server is missing".into()]),
+        "config_invalid",
+    );
+    check(&none, &Trouble::Trust("no roots".into()), "trust_unusable");
+    check(
+        &none,
+        &Trouble::Identity("no key".into()),
+        "certificate_file_unusable",
+    );
+    for (kind, name) in [
+        (TokenFault::Missing, "token_file_missing"),
+        (
+            TokenFault::Unreadable("permission denied".into()),
+            "token_file_unreadable",
+        ),
+        (TokenFault::Empty, "token_file_empty"),
+        (TokenFault::NotAToken, "token_file_malformed"),
+    ] {
+        let path = "token".into();
+        check(&none, &Trouble::Token(TokenTrouble { path, kind }), name);
+    }
+}
+
+#[test]
+fn names_that_have_no_address() {
+    for (host, text, hint) in [
+        (
+            "tunnel.example.con",
+            "Name or service not known",
+            "tunnel.example.com meant",
+        ),
+        ("tunnel", "Name or service not known", "no dot"),
+        (
+            "tunnel.platform.svc",
+            "Name or service not known",
+            "name of a cluster",
+        ),
+        (HOST, "Name or service not known", "slip"),
+        (
+            HOST,
+            "Temporary failure in name resolution",
+            "no name server",
+        ),
+    ] {
+        let none = facts(|facts| facts.host = host.to_owned());
+        for (leg, name) in [
+            (Leg::Server, "dns_failure"),
+            (Leg::Proxy, "proxy_dns_failure"),
+        ] {
+            let (host, text) = (host.to_owned(), text.to_owned());
+            let verdict = check(&none, &Trouble::Unresolved { leg, host, text }, name);
+            assert!(verdict.advice.contains(hint), "{verdict:?}");
+        }
+    }
+    let by_proxy = facts(|facts| facts.proxy = Some("http://proxy:3128".into()));
+    let trouble = Trouble::Unresolved {
+        leg: Leg::Server,
+        host: HOST.into(),
+        text: String::new(),
+    };
+    assert!(!verdict(&by_proxy, &trouble).advice.contains("--proxy"));
+}
+
+#[test]
+fn addresses_that_are_not_reached() {
+    let tried = |kinds: &[ErrorKind]| {
+        let tried = kinds.iter().map(|kind| Tried {
+            address: "192.0.2.7:443".into(),
+            kind: *kind,
+            text: kind.to_string(),
+        });
+        tried.collect::<Vec<_>>()
+    };
+    let none = facts(|_| {});
+    for (kinds, server, proxy) in [
+        (
+            &[ErrorKind::ConnectionRefused][..],
+            "connect_refused",
+            "proxy_connect_refused",
+        ),
+        (
+            &[ErrorKind::TimedOut],
+            "connect_timeout",
+            "proxy_connect_timeout",
+        ),
+        (
+            &[ErrorKind::NetworkUnreachable],
+            "connect_unreachable",
+            "proxy_unreachable",
+        ),
+        // IPv6 that leads nowhere says little beside IPv4 that does not answer.
+        (
+            &[ErrorKind::NetworkUnreachable, ErrorKind::TimedOut],
+            "connect_timeout",
+            "proxy_connect_timeout",
+        ),
+        (
+            &[ErrorKind::TimedOut, ErrorKind::ConnectionRefused],
+            "connect_refused",
+            "proxy_connect_refused",
+        ),
+    ] {
+        for (leg, name) in [(Leg::Server, server), (Leg::Proxy, proxy)] {
+            check(
+                &none,
+                &Trouble::Unreached {
+                    leg,
+                    tried: tried(kinds),
+                },
+                name,
+            );
+        }
+    }
+}
+
+#[test]
+fn steps_that_take_too_long() {
+    let none = facts(|_| {});
+    for (leg, act, name) in [
+        (Leg::Server, Act::Resolve, "dns_timeout"),
+        (Leg::Proxy, Act::Resolve, "dns_timeout"),
+        (Leg::Server, Act::Connect, "connect_timeout"),
+        (Leg::Proxy, Act::Connect, "proxy_connect_timeout"),
+        (Leg::Proxy, Act::AskProxy, "proxy_timeout"),
+        (Leg::Proxy, Act::Tls, "proxy_tls"),
+        (Leg::Server, Act::Tls, "tls_timeout"),
+        (Leg::Server, Act::Ask, "upgrade_timeout"),
+    ] {
+        check(&none, &Trouble::TimedOut(leg, act, LIMIT), name);
+    }
+}
+
+#[test]
+fn proxies_that_say_no() {
+    let by_proxy = facts(|facts| facts.proxy = Some("http://proxy:3128".into()));
+    let said = |kind, status, words: &str| {
+        Trouble::Proxy(ProxyTrouble {
+            kind,
+            status,
+            words: words.to_owned(),
+            schemes: vec!["Basic realm=\"corp\"".to_owned()],
+        })
+    };
+    for (kind, name) in [
+        (ProxyRefusal::LoginWanted, "proxy_login"),
+        (ProxyRefusal::LoginUnknown, "proxy_login"),
+        (ProxyRefusal::LoginRefused, "proxy_login"),
+        (ProxyRefusal::LoginUnreadable, "proxy_login"),
+        (ProxyRefusal::NotAProxy, "not_a_proxy"),
+    ] {
+        let verdict = check(&by_proxy, &said(kind, Some(407), "407 login, please"), name);
+        assert!(
+            verdict.sentence.contains("http://proxy:3128"),
+            "{verdict:?}"
+        );
+    }
+    let wanted = said(ProxyRefusal::LoginWanted, Some(407), "407");
+    assert!(verdict(&by_proxy, &wanted).sentence.contains("corp"));
+    let denied = said(ProxyRefusal::Other, Some(403), "403 Forbidden by policy");
+    let denied = check(&by_proxy, &denied, "proxy_refused");
+    assert!(denied.sentence.contains("Forbidden by policy") && denied.advice.contains("CONNECT"));
+    let away = check(
+        &by_proxy,
+        &said(ProxyRefusal::Other, Some(502), "502"),
+        "proxy_refused",
+    );
+    assert!(away.advice.contains("does not reach it"), "{away:?}");
+}
+
+#[test]
+fn certificates_that_nobody_here_trusts() {
+    let unknown = Trouble::Certificate(Leg::Server, CertificateError::UnknownIssuer);
+    let shows = |own: CertificateFacts| facts(|facts| facts.chain = vec![own]);
+    let private = shows(certificate("Corp Root", |_| {}));
+    let verdict = check(&private, &unknown, "tls_inspection");
+    assert!(verdict.sentence.contains("Corp Root"), "{verdict:?}");
+    assert!(verdict.advice.contains("--ca-file"), "{verdict:?}");
+    let zscaler = check(
+        &shows(certificate("Zscaler Intermediate Root CA", |_| {})),
+        &unknown,
+        "tls_inspection",
+    );
+    assert!(
+        zscaler.sentence.starts_with("zscaler on the way opens TLS"),
+        "{zscaler:?}"
+    );
+    let alone = certificate(HOST, |own| own.is_self_signed = true);
+    check(&shows(alone), &unknown, "tls_self_signed");
+    let public = certificate("Public CA", |own| own.is_logged = true);
+    check(&shows(public), &unknown, "tls_chain_incomplete");
+    let other = certificate("Portal", |own| own.names = vec!["portal.test".into()]);
+    check(&shows(other.clone()), &unknown, "tls_name_mismatch");
+    let portal = facts(|facts| {
+        facts.chain = vec![other];
+        facts.plain = Some(answered(302, |page| {
+            page.location = Some("https://portal.test/login".into());
+        }));
+    });
+    let portal = check(&portal, &unknown, "captive_portal");
+    assert!(portal.sentence.contains("portal.test"), "{portal:?}");
+    check(&facts(|_| {}), &unknown, "tls_inspection");
+    let of_proxy = Trouble::Certificate(Leg::Proxy, CertificateError::UnknownIssuer);
+    check(&private, &of_proxy, "proxy_tls");
+}
+
+#[test]
+fn certificates_that_are_not_good() {
+    let of = |error| Trouble::Certificate(Leg::Server, error);
+    let named = facts(|facts| {
+        facts.chain = vec![certificate("Public", |own| {
+            own.names = vec!["other.test".into()]
+        })];
+    });
+    let verdict = check(
+        &named,
+        &of(CertificateError::NotValidForName),
+        "tls_name_mismatch",
+    );
+    assert!(verdict.sentence.contains("other.test"), "{verdict:?}");
+    check(&named, &of(CertificateError::Revoked), "tls_revoked");
+    check(
+        &named,
+        &of(CertificateError::BadEncoding),
+        "tls_certificate",
+    );
+}
+
+#[test]
+fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
+    let expired = Trouble::Certificate(Leg::Server, CertificateError::Expired);
+    let early = Trouble::Certificate(Leg::Server, CertificateError::NotValidYet);
+    let old = certificate("Public", |own| own.not_after = now() - DAY / 2);
+    let new = certificate("Public", |own| own.not_before = now() + DAY / 2);
+    for (own, trouble, clock, name) in [
+        // The server's clock says the same: the certificate it is.
+        (&old, &expired, Some(behind(Duration::ZERO)), "tls_expired"),
+        (&old, &expired, None, "tls_expired"),
+        (
+            &new,
+            &early,
+            Some(behind(Duration::ZERO)),
+            "tls_not_yet_valid",
+        ),
+        // By the server's clock it is good.
+        (&new, &early, Some(behind(DAY)), "clock_off"),
+        (&new, &early, None, "clock_off"),
+        // It is not good by either clock.
+        (&old, &expired, Some(behind(DAY)), "tls_expired"),
+    ] {
+        let seen = facts(|facts| {
+            facts.chain = vec![own.clone()];
+            facts.clock = clock;
+        });
+        check(&seen, trouble, name);
+    }
+    let ahead = ClockFacts {
+        here: now(),
+        there: now() - DAY,
+    };
+    let seen = facts(|facts| {
+        facts.chain = vec![certificate("Public", |own| {
+            own.not_before = now() - DAY * 2;
+            own.not_after = now() - DAY / 2;
+        })];
+        facts.clock = Some(ahead);
+    });
+    let verdict = check(&seen, &expired, "clock_off");
+    assert!(verdict.sentence.contains("1day behind it"), "{verdict:?}");
+}
+
+#[test]
+fn tls_that_fails_otherwise() {
+    let none = facts(|_| {});
+    for (trouble, name) in [
+        (TlsTrouble::NotTls, "captive_portal"),
+        (
+            TlsTrouble::Version("no common version".into()),
+            "tls_version",
+        ),
+        (TlsTrouble::NameUnknown, "tls_name_unknown"),
+        (TlsTrouble::NoHttp1, "upgrade_stripped"),
+        (
+            TlsTrouble::Identity("CertificateRequired".into()),
+            "certificate_refused",
+        ),
+        (TlsTrouble::Cut, "tls_cut"),
+        (TlsTrouble::Other("bad record".into()), "tls_failed"),
+    ] {
+        check(&none, &Trouble::Tls(Leg::Server, trouble.clone()), name);
+        check(&none, &Trouble::Tls(Leg::Proxy, trouble), "proxy_tls");
+    }
+}
+
+#[test]
+fn answers_of_somebody_else() {
+    let elsewhere =
+        |page: &mut AnswerFacts| page.location = Some("http://portal.test/?to=x".into());
+    let here = |page: &mut AnswerFacts| page.location = Some(format!("https://{HOST}:443/login"));
+    let html = |page: &mut AnswerFacts| page.is_html = true;
+    let nothing = |_: &mut AnswerFacts| {};
+    for (answer, name) in [
+        (answered(302, elsewhere), "captive_portal"),
+        (answered(511, nothing), "captive_portal"),
+        (answered(200, html), "captive_portal"),
+        (answered(302, here), "not_a_tunnel_server"),
+        (
+            answered(301, |page| page.location = Some("/login".into())),
+            "not_a_tunnel_server",
+        ),
+        (answered(200, nothing), "not_a_tunnel_server"),
+        (answered(404, html), "not_a_tunnel_server"),
+        (answered(500, nothing), "not_a_tunnel_server"),
+        (answered(400, html), "upgrade_stripped"),
+        (answered(426, nothing), "upgrade_stripped"),
+        (answered(501, nothing), "upgrade_stripped"),
+        (answered(407, nothing), "proxy_login"),
+        (answered(401, nothing), "refused_on_the_way"),
+        (answered(403, html), "refused_on_the_way"),
+        (answered(429, nothing), "server_busy"),
+        (answered(502, html), "server_away"),
+        (answered(504, nothing), "server_away"),
+    ] {
+        let seen = facts(|facts| facts.answer = Some(answer));
+        check(&seen, &Trouble::Refused, name);
+    }
+    let none = facts(|_| {});
+    check(&none, &Trouble::Refused, "upgrade_cut");
+    check(&none, &Trouble::NotATunnel, "not_a_tunnel_server");
+    check(
+        &none,
+        &Trouble::NoAnswer("connection closed".into()),
+        "upgrade_cut",
+    );
+    let alert = "received fatal alert: CertificateRequired";
+    check(
+        &none,
+        &Trouble::NoAnswer(alert.into()),
+        "certificate_refused",
+    );
+}
+
+#[test]
+fn a_server_that_plain_requests_reach_lacks_only_the_upgrade() {
+    for status in [200, 400, 403, 404, 502] {
+        let seen = facts(|facts| {
+            facts.answer = Some(answered(status, |answer| answer.is_html = true));
+            facts.plain = Some(answered(426, |plain| {
+                plain.refusal = Some(refusal("upgrade_required"));
+            }));
+        });
+        let verdict = check(&seen, &Trouble::Refused, "upgrade_stripped");
+        assert!(
+            verdict.sentence.contains(&status.to_string()),
+            "{verdict:?}"
+        );
+    }
+}
+
+#[test]
+fn the_server_s_own_words() {
+    for (reason, name) in [
+        ("upgrade_required", "upgrade_stripped"),
+        ("path_unknown", "request_changed"),
+        ("greeting_malformed", "request_changed"),
+        ("version_unsupported", "version_unsupported"),
+        ("handshake_queue", "server_busy"),
+        ("server_draining", "server_busy"),
+        ("auth_unavailable", "server_busy"),
+        ("check_limit", "server_busy"),
+        ("credential_missing", "credential_missing"),
+        ("token_refused", "token_unknown"),
+        ("token_key_unknown", "token_unknown"),
+        ("token_audience", "token_unfit"),
+        ("token_signature", "token_unfit"),
+        ("token_expired", "token_expired"),
+        ("token_not_yet_valid", "token_not_yet_valid"),
+        ("credential_revoked", "credential_revoked"),
+        ("certificate_untrusted", "certificate_refused"),
+        ("runtime_held", "runtime_conflict"),
+        ("runtime_contested", "runtime_conflict"),
+        ("something_new", "refused"),
+    ] {
+        let seen = facts(|facts| {
+            facts.answer = Some(answered(401, |answer| {
+                answer.refusal = Some(refusal(reason))
+            }));
+        });
+        let verdict = check(&seen, &Trouble::Refused, name);
+        if reason != "upgrade_required" {
+            assert!(
+                verdict.sentence.contains("the server's words"),
+                "{verdict:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_token_out_of_its_time_is_told_from_a_clock_that_is_off() {
+    let token = |expires| TokenFacts {
+        path: "token".into(),
+        kind: TokenKind::Jwt { issuer: None },
+        not_before: None,
+        expires: Some(expires),
+        is_readable_by_all: false,
+    };
+    for (expires, clock, name) in [
+        (now() + DAY / 2, Some(behind(DAY)), "clock_off"),
+        (now() - DAY, Some(behind(DAY)), "token_expired"),
+        (
+            now() + DAY / 2,
+            Some(behind(Duration::from_secs(2))),
+            "token_expired",
+        ),
+        (now() - DAY, None, "token_expired"),
+    ] {
+        let seen = facts(|facts| {
+            facts.token = Some(token(expires));
+            facts.clock = clock;
+            facts.answer = Some(answered(401, |answer| {
+                answer.refusal = Some(refusal("token_expired"));
+            }));
+        });
+        check(&seen, &Trouble::Refused, name);
+    }
+}
+
+#[test]
+fn sessions_that_do_not_begin() {
+    let none = facts(|_| {});
+    check(&none, &Trouble::NoEcho(LIMIT), "echo_failed");
+    for (reason, name) in [
+        (CloseReason::Wedged, "echo_failed"),
+        (CloseReason::Other(1006), "echo_failed"),
+        (CloseReason::ProtocolError, "echo_failed"),
+        (CloseReason::Conflict, "runtime_conflict"),
+        (CloseReason::Revoked, "credential_revoked"),
+        (CloseReason::Expired, "token_expired"),
+        (CloseReason::Drained, "server_busy"),
+    ] {
+        check(&none, &Trouble::Ended(reason), name);
+    }
+    check(
+        &none,
+        &Trouble::Conflict(refusal("runtime_held")),
+        "runtime_conflict",
+    );
+}
+
+#[test]
+fn upstreams_that_are_not_there() {
+    let none = facts(|_| {});
+    for (kind, name) in [
+        (UpstreamFailure::Unresolved, "upstream_dns_failure"),
+        (UpstreamFailure::Refused, "upstream_refused"),
+        (UpstreamFailure::TimedOut, "upstream_timeout"),
+        (UpstreamFailure::Unreached, "upstream_unreachable"),
+        (UpstreamFailure::Denied, "upstream_denied"),
+        (UpstreamFailure::Certificate, "upstream_certificate"),
+        (UpstreamFailure::Tls, "upstream_tls"),
+        (UpstreamFailure::Unhealthy, "upstream_unhealthy"),
+    ] {
+        let (url, text) = ("http://app:3000".into(), "no".into());
+        let verdict = check(
+            &none,
+            &Trouble::Upstream(UpstreamTrouble { url, kind, text }),
+            name,
+        );
+        assert!(verdict.sentence.contains("http://app:3000"), "{verdict:?}");
+    }
+}

@@ -1,0 +1,56 @@
+//! Times, durations and strangers' words, as people read them.
+
+use std::time::{Duration, SystemTime};
+
+/// Longest text of a stranger that is shown.
+const STRANGE: usize = 300;
+
+/// A moment to the second, in UTC.
+pub(super) fn moment(time: SystemTime) -> String {
+    // The last second that has a four-digit year; a later one cannot be shown.
+    let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+    humantime::format_rfc3339_seconds(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
+}
+
+/// A duration with no more than its two largest units.
+pub(super) fn span(duration: Duration) -> String {
+    if duration < Duration::from_secs(1) {
+        return format!("{} ms", duration.as_millis());
+    }
+    let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
+    let units: Vec<&str> = text.split(' ').take(2).collect();
+    units.join(" ")
+}
+
+/// What somebody on the way said, on one line that does nothing to a terminal, and not too long.
+pub(super) fn printable(text: &str) -> String {
+    let clean = text.trim().chars().take(STRANGE);
+    clean
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
+}
+
+/// Elements of a list in a sentence.
+pub(super) fn listed<T: ToString>(all: &[T]) -> String {
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    all.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!(moment(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
+        assert_eq!(span(Duration::from_millis(250)), "250 ms");
+        assert_eq!(span(Duration::from_millis(61_900)), "1m 1s");
+        assert_eq!(span(Duration::from_secs(90_061)), "1day 1h");
+    }
+
+    #[test]
+    fn strangers_words_stay_words() {
+        assert_eq!(printable(" a\u{1b}[2J\nb "), "a [2J b");
+        assert_eq!(printable(&"x".repeat(1_000)).len(), STRANGE);
+    }
+}

@@ -1,0 +1,57 @@
+//! `tunnel-client check`: prints each step as it is over, and at last what is wrong and what to do.
+
+use std::io::{self, IsTerminal, Write};
+
+use super::Failure;
+use super::run::block_on;
+use crate::check::{self, Options, Style, Word};
+use crate::cli::CheckArgs;
+
+pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
+    let CheckArgs {
+        given,
+        json,
+        idle_probe,
+        idle_probe_max,
+    } = arguments;
+    let mut options = Options::default();
+    if idle_probe {
+        options = options.with_idle_probe(idle_probe_max);
+    }
+    let style = style();
+    let mut tell = move |word: Word<'_>| match word {
+        Word::Step(step) if !json => print(&style.step(step)),
+        Word::Step(_) => {}
+        // Beside what scripts read.
+        Word::Progress(line) => eprintln!("{line}"),
+    };
+    block_on(async {
+        let report = Box::pin(check::check(given, options, &mut tell)).await;
+        match json {
+            true => {
+                let text = serde_json::to_string_pretty(&report).map_err(Failure::running)?;
+                print(&format!("{text}\n"));
+            }
+            false => print(&report.conclusion(style)),
+        }
+        match report.is_ok() {
+            true => Ok(()),
+            false => Err(Failure::Told),
+        }
+    })
+}
+
+/// Signs and colours only where somebody sees them, and wants to (<https://no-color.org>).
+fn style() -> Style {
+    let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    match io::stdout().is_terminal() && !wants_none {
+        true => Style::Coloured,
+        false => Style::Plain,
+    }
+}
+
+fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    // Whoever does not read on wants no more of it.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

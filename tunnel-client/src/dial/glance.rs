@@ -1,0 +1,109 @@
+//! A look at whoever answers in the server's place: the same way, but no session is asked for, and nothing is
+//! shown that is worth anything.
+//!
+//! For whoever wants to know why a dial has failed. One who cannot prove who he is is looked at as well, since
+//! he is told nothing and believed in nothing that matters: neither token nor certificate of the client goes
+//! there, and what comes back is words for a person.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tunnel_ops::tls_files::{self, Roots};
+
+use super::observe::{Unobserved, Walk};
+use super::step::{Step, StepError};
+use super::{Dialler, tls, upgrade};
+
+/// An answer to nobody in particular: its status, its fields, and the beginning of its content.
+pub(crate) type Glance = (StatusCode, HeaderMap, Bytes);
+
+impl Dialler {
+    /// Asks for no session, without a credential, and returns what is answered. With `unproven`, whoever
+    /// answers need not prove that he is the server.
+    ///
+    /// # Errors
+    /// As a dial fails.
+    pub(crate) async fn glance(&self, unproven: bool) -> Result<Glance, StepError> {
+        let mut nobody = Unobserved;
+        let mut walk = Walk::new(self.limit, &mut nobody);
+        let (link, _) = Box::pin(self.reach(&mut walk)).await?;
+        let name = &self.server_name;
+        let io = match unproven {
+            false => {
+                self.tls
+                    .secure(&mut walk, Step::Tls, link, name, None)
+                    .await?
+            }
+            true => {
+                let handshake = async {
+                    let config = unproven_config().map_err(io::Error::other)?;
+                    tls::handshake(link, &config, tls::server_name(name)?).await
+                };
+                walk.step(Step::Tls, handshake, |_, _| {}).await?
+            }
+        };
+        let asking = upgrade::look(io, &self.host_field);
+        walk.step(Step::Upgrade, asking, |_, _| {}).await
+    }
+}
+
+fn unproven_config() -> Result<Arc<ClientConfig>, tls_files::TlsFilesError> {
+    let config = tls_files::client_config(&Roots::none(), None, &tls::ALPN)?;
+    let mut config = Arc::unwrap_or_clone(config);
+    config.resumption = Resumption::disabled();
+    let provider = Arc::clone(config.crypto_provider());
+    let schemes = provider
+        .signature_verification_algorithms
+        .supported_schemes();
+    config
+        .dangerous()
+        .set_certificate_verifier(Arc::new(Anybody { schemes }));
+    Ok(Arc::new(config))
+}
+
+/// Takes whoever answers.
+#[derive(Debug)]
+struct Anybody {
+    schemes: Vec<SignatureScheme>,
+}
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes.clone()
+    }
+}

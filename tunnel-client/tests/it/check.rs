@@ -1,0 +1,580 @@
+//! A check on networks that are broken in one way each: what it says beside what was broken.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command as Process;
+use std::time::{Duration, SystemTime};
+
+use clap::Parser;
+use rcgen::date_time_ymd;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tunnel_client::check::{Options, Report, StepName, StepResult, Word, check};
+use tunnel_client::cli::{Cli, Command};
+use tunnel_proto::control::Control;
+use tunnel_proto::handshake::Refusal;
+
+use crate::network::{Authority, Listening, checked, head, http, refusal};
+use crate::scripted::Scripted;
+
+/// Where a check is run: a folder with a token and a CA.
+struct Place {
+    folder: tempfile::TempDir,
+    authority: Authority,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self {
+            folder: tempfile::tempdir().unwrap(),
+            authority: Authority::new("Test Root"),
+        };
+        place.write("ca.pem", &place.authority.pem());
+        place.write("token", "tnlrt_1_secret\n");
+        place
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path().join(name), text).unwrap();
+    }
+
+    fn flags(&self, server: &str) -> Vec<String> {
+        let file = |name: &str| self.path().join(name).display().to_string();
+        vec![
+            format!("--server={server}"),
+            format!("--token-file={}", file("token")),
+            format!("--ca-file={}", file("ca.pem")),
+            "--upstream=http://127.0.0.1:1".to_owned(),
+            "--dial-timeout=5s".to_owned(),
+            "--proxy=none".to_owned(),
+        ]
+    }
+
+    /// Checks the way to a server, with further flags in the place of those above.
+    async fn check(&self, server: &str, more: &[&str]) -> Report {
+        self.check_with(server, more, Options::default()).await
+    }
+
+    async fn check_with(&self, server: &str, more: &[&str], options: Options) -> Report {
+        let name = |flag: &str| flag.split('=').next().unwrap().to_owned();
+        let mut flags = self.flags(server);
+        flags.retain(|flag| more.iter().all(|other| name(other) != name(flag)));
+        flags.extend(more.iter().map(ToString::to_string));
+        let all = ["tunnel-client".to_owned(), "check".to_owned()];
+        let cli = Cli::try_parse_from(all.into_iter().chain(flags)).unwrap();
+        let Command::Check(arguments) = cli.command else {
+            unreachable!()
+        };
+        let mut told = 0;
+        let mut tell = |word: Word<'_>| told += usize::from(matches!(word, Word::Step(_)));
+        let report = check(arguments.given, options, &mut tell).await;
+        assert_eq!(told, report.steps.len(), "each step is told at once");
+        report
+    }
+}
+
+/// The name of the first thing that is wrong on the way to the server; nothing is known of upstreams.
+#[track_caller]
+fn verdict(report: &Report) -> (StepName, &'static str) {
+    let failed = (report.steps.iter()).find(|step| step.result == StepResult::Failed);
+    let Some(failed) = failed else {
+        panic!("all held: {report:#?}");
+    };
+    assert!(!report.is_ok());
+    (failed.step, failed.verdict.as_ref().unwrap().name)
+}
+
+#[track_caller]
+fn result(report: &Report, step: StepName) -> (StepResult, &str) {
+    let found = report.steps.iter().find(|found| found.step == step);
+    let found = found.unwrap_or_else(|| panic!("no {step:?} in {report:#?}"));
+    (found.result, &found.words)
+}
+
+fn json(report: &Report) -> Value {
+    serde_json::to_value(report).unwrap()
+}
+
+#[tokio::test]
+async fn a_good_way_is_said_to_be_good_step_by_step() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let upstream = Scripted::answering(b"").await;
+    let flag = format!("--upstream={}", upstream.url());
+    let report = place.check(&server.url(), &[&flag]).await;
+    assert!(report.is_ok(), "{report:#?}");
+    let names: Vec<_> = report.steps.iter().map(|step| step.step).collect();
+    assert_eq!(
+        names,
+        [
+            StepName::Config,
+            StepName::Token,
+            StepName::Dns,
+            StepName::Tcp,
+            StepName::Tls,
+            StepName::Upgrade,
+            StepName::Authentication,
+            StepName::Echo,
+            StepName::Clock,
+            StepName::Upstream,
+        ]
+    );
+    let (_, words) = result(&report, StepName::Authentication);
+    assert!(words.contains("acme-prod of account acme"), "{words}");
+    let (_, words) = result(&report, StepName::Echo);
+    assert!(words.contains("server version 9.9.9"), "{words}");
+    let json = json(&report);
+    assert_eq!(
+        (&json["ok"], &json["verdict"]),
+        (&Value::Bool(true), &Value::Null)
+    );
+    assert_eq!(json["steps"][4]["chain"][0]["names"][0], "127.0.0.1");
+    assert!(!json.to_string().contains("secret"), "{json}");
+}
+
+#[tokio::test]
+async fn what_stands_on_this_machine_is_looked_at_first() {
+    let place = Place::new();
+    let server = "wss://127.0.0.1:1";
+    let nowhere = place.path().join("nowhere").display().to_string();
+    let report = place
+        .check(server, &[&format!("--token-file={nowhere}")])
+        .await;
+    assert_eq!(verdict(&report), (StepName::Token, "token_file_missing"));
+    let report = place
+        .check(server, &[&format!("--ca-file={nowhere}")])
+        .await;
+    assert_eq!(verdict(&report), (StepName::Config, "trust_unusable"));
+    let report = place
+        .check(server, &["--redial-base=1m", "--redial-cap=1s"])
+        .await;
+    assert_eq!(verdict(&report), (StepName::Config, "config_invalid"));
+    let key = format!("--client-key={nowhere}");
+    let cert = format!("--client-cert={nowhere}");
+    let report = place.check(server, &[&cert, &key]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Certificate, "certificate_file_unusable")
+    );
+    place.write("token", " \n");
+    let report = place.check(server, &[]).await;
+    assert_eq!(verdict(&report), (StepName::Token, "token_file_empty"));
+    assert_eq!(result(&report, StepName::Config).0, StepResult::Held);
+}
+
+#[tokio::test]
+async fn servers_that_are_not_reached() {
+    let place = Place::new();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = closed.local_addr().unwrap();
+    drop(closed);
+    let report = place.check(&format!("wss://{address}"), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tcp, "connect_refused"));
+    assert_eq!(result(&report, StepName::Tls).0, StepResult::Skipped);
+    let report = place.check("wss://no-such-host.invalid", &[]).await;
+    assert_eq!(verdict(&report), (StepName::Dns, "dns_failure"));
+    let silent = Listening::plain(|_stream| std::future::pending()).await;
+    let report = place.check(&silent.url(), &["--dial-timeout=300ms"]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "tls_timeout"));
+    let cutting = Listening::plain(|stream| async move { drop(stream) }).await;
+    let report = place.check(&cutting.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "tls_cut"));
+}
+
+#[tokio::test]
+async fn proxies_that_say_no() {
+    let place = Place::new();
+    let refusing = |answer: &'static str| async move {
+        Listening::plain(move |mut stream| async move {
+            while head(&mut stream).await.is_some() {
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        })
+        .await
+    };
+    let login = "HTTP/1.1 407 Proxy Authentication Required\r\n\
+                 proxy-authenticate: Basic realm=\"corp\"\r\ncontent-length: 0\r\n\r\n";
+    let denied = "HTTP/1.1 403 Blocked by policy\r\ncontent-length: 0\r\n\r\n";
+    for (answer, name) in [(login, "proxy_login"), (denied, "proxy_refused")] {
+        let proxy = refusing(answer).await;
+        let flag = format!("--proxy=http://{}", proxy.address);
+        let report = place.check("wss://tunnel.example.com", &[&flag]).await;
+        assert_eq!(verdict(&report), (StepName::Proxy, name), "{report:#?}");
+        assert_eq!(result(&report, StepName::ProxyTcp).0, StepResult::Held);
+    }
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let flag = format!("--proxy=http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    let report = place.check("wss://tunnel.example.com", &[&flag]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::ProxyTcp, "proxy_connect_refused")
+    );
+}
+
+#[tokio::test]
+async fn whoever_opens_tls_is_named_and_his_ca_can_be_given() {
+    let place = Place::new();
+    let corp = Authority::new("Corp Inspection CA");
+    let server = Listening::server(&corp.identity(), Some(checked())).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "tls_inspection"));
+    let json = json(&report);
+    let sentence = json["verdict"]["sentence"].as_str().unwrap();
+    assert!(sentence.contains("Corp Inspection CA"), "{sentence}");
+    let tls = json["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|step| step["step"] == "tls");
+    let issuer = &tls.unwrap()["chain"][0]["issuer"];
+    assert_eq!(
+        issuer, "CN=Corp Inspection CA",
+        "the chain is seen although it was refused"
+    );
+
+    place.write("corp.pem", &corp.pem());
+    let flag = format!("--ca-file={}", place.path().join("corp.pem").display());
+    let report = place.check(&server.url(), &[&flag]).await;
+    assert_eq!(
+        result(&report, StepName::Echo).0,
+        StepResult::Held,
+        "{report:#?}"
+    );
+}
+
+#[tokio::test]
+async fn certificates_that_are_not_good() {
+    let place = Place::new();
+    let authority = &place.authority;
+    let answer = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
+    let other = authority.made("other.test", |_| {});
+    let server = Listening::answering(&other, answer).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "tls_name_mismatch"));
+
+    let old = authority.made("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    let server = Listening::answering(&old, answer).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "tls_expired"));
+}
+
+/// By the server's clock its certificate is good: this machine's it is that is off.
+#[tokio::test]
+async fn a_clock_that_is_off_is_told_from_a_certificate_that_is() {
+    let place = Place::new();
+    let future = place.authority.made("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2090, 1, 1);
+        params.not_after = date_time_ymd(2091, 1, 1);
+    });
+    let date = "date: Wed, 01 Mar 2090 00:00:00 GMT\r\n";
+    let server = Listening::answering(&future, move |head| {
+        assert!(
+            !head.to_lowercase().contains("authorization"),
+            "nothing is told to him: {head}"
+        );
+        refusal("426 Upgrade Required", date, "upgrade_required")
+    })
+    .await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "clock_off"));
+    let (result, words) = result(&report, StepName::Clock);
+    assert_eq!(result, StepResult::Warning);
+    assert!(words.contains("behind"), "{words}");
+}
+
+#[tokio::test]
+async fn networks_that_want_a_sign_in() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    let redirect = |_: &str| http("302 Found", "location: http://portal.test/login\r\n", "");
+    let server = Listening::answering(&identity, redirect).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
+    let html = |_: &str| {
+        http(
+            "200 OK",
+            "content-type: text/html\r\n",
+            "<html>sign in</html>",
+        )
+    };
+    let server = Listening::answering(&identity, html).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
+    // It catches TLS as well, with a certificate of its own.
+    let own = Authority::new("Portal").made("portal.test", |_| {});
+    let server = Listening::answering(&own, redirect).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+    let plain = Scripted::start(|mut connection| async move {
+        connection.send("HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        connection.rest().await;
+    })
+    .await;
+    let url = plain.url().replace("http://", "wss://");
+    let report = place.check(&url, &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+}
+
+#[tokio::test]
+async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    // It removes the field, and the server says so.
+    let removing = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
+    let server = Listening::answering(&identity, removing).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report).1, "upgrade_stripped");
+    // It answers such requests by itself, and passes on all others.
+    for status in [
+        "400 Bad Request",
+        "404 Not Found",
+        "200 OK",
+        "403 Forbidden",
+    ] {
+        let server = Listening::answering(&identity, move |head| {
+            match head.to_ascii_lowercase().contains("upgrade: websocket") {
+                true => http(status, "content-type: text/html\r\n", "<html>"),
+                false => refusal("426 Upgrade Required", "", "upgrade_required"),
+            }
+        })
+        .await;
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(
+            verdict(&report),
+            (StepName::Upgrade, "upgrade_stripped"),
+            "{status}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_tunnel_server() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    for (answer, name) in [
+        (
+            http("404 Not Found", "server: nginx\r\n", "<html>"),
+            "not_a_tunnel_server",
+        ),
+        (
+            http("200 OK", "", r#"{"status":"ok"}"#),
+            "not_a_tunnel_server",
+        ),
+        (http("400 Bad Request", "", "no"), "upgrade_stripped"),
+        (
+            http("403 Forbidden", "server: waf\r\n", "no"),
+            "refused_on_the_way",
+        ),
+        (http("502 Bad Gateway", "", "<html>"), "server_away"),
+        ("SSH-2.0-OpenSSH\r\n\r\n".to_owned(), "upgrade_cut"),
+        (String::new(), "upgrade_cut"),
+        (
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+                .to_owned(),
+            "not_a_tunnel_server",
+        ),
+    ] {
+        let said = answer.clone();
+        let server = Listening::answering(&identity, move |_| said.clone()).await;
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(verdict(&report), (StepName::Upgrade, name), "{answer}");
+    }
+    let silent = Listening::tls(&identity, |_stream| Box::pin(std::future::pending())).await;
+    let report = place.check(&silent.url(), &["--dial-timeout=1s"]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "upgrade_timeout"));
+}
+
+#[tokio::test]
+async fn the_server_s_own_refusals() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    for (reason, name) in [
+        ("token_refused", "token_unknown"),
+        ("token_expired", "token_expired"),
+        ("version_unsupported", "version_unsupported"),
+        ("handshake_queue", "server_busy"),
+        ("credential_revoked", "credential_revoked"),
+    ] {
+        let server =
+            Listening::answering(&identity, move |_| refusal("401 Unauthorized", "", reason)).await;
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(verdict(&report), (StepName::Authentication, name));
+        assert_eq!(result(&report, StepName::Upgrade).0, StepResult::Held);
+        assert_eq!(result(&report, StepName::Echo).0, StepResult::Skipped);
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_has_run_out_is_told_from_a_clock_that_is_off() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    // The second one is good by this clock.
+    for (expires, name) in [(now - 60, "token_expired"), (now + 600, "clock_off")] {
+        place.write("token", &jwt(expires));
+        let theirs = SystemTime::now() + Duration::from_secs(3600);
+        let date = format!("date: {}\r\n", httpdate::fmt_http_date(theirs));
+        let server = Listening::answering(&identity, move |_| {
+            refusal("401 Unauthorized", &date, "token_expired")
+        })
+        .await;
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(
+            verdict(&report),
+            (StepName::Authentication, name),
+            "{report:#?}"
+        );
+    }
+    place.write("token", &jwt(now - 60));
+    let server = Listening::answering(&identity, |_| String::new()).await;
+    let report = place.check(&server.url(), &[]).await;
+    let (result, words) = result(&report, StepName::Token);
+    assert_eq!(result, StepResult::Warning);
+    assert!(words.contains("RAN OUT"), "{words}");
+}
+
+fn jwt(expires: u64) -> String {
+    use base64::Engine;
+    let part = |json: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(json);
+    let claims = format!(r#"{{"iss":"https://id.example","exp":{expires}}}"#);
+    format!(
+        "{}.{}.{}",
+        part(r#"{"alg":"ES256"}"#),
+        part(&claims),
+        part("signature")
+    )
+}
+
+#[tokio::test]
+async fn sessions_that_give_no_echo() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), None).await;
+    let report = place.check(&server.url(), &["--dial-timeout=1s"]).await;
+    assert_eq!(verdict(&report), (StepName::Echo, "echo_failed"));
+    assert_eq!(
+        result(&report, StepName::Authentication).0,
+        StepResult::Held
+    );
+}
+
+#[tokio::test]
+async fn a_runtime_that_another_keeps() {
+    let place = Place::new();
+    let mut says = checked();
+    if let Control::Checked {
+        holder, conflict, ..
+    } = &mut says
+    {
+        *holder = Some("00112233445566778899aabbccddeeff".to_owned());
+        *conflict = Some(Refusal {
+            reason: "runtime_held".to_owned(),
+            detail: "the older one keeps it".to_owned(),
+            fatal: false,
+        });
+    }
+    let server = Listening::server(&place.authority.identity(), Some(says)).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Authentication, "runtime_conflict")
+    );
+    assert_eq!(result(&report, StepName::Echo).0, StepResult::Held);
+}
+
+#[tokio::test]
+async fn upstreams_are_connected_to_whatever_the_server_says() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let flag = format!("--upstream=http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    for server in [server.url(), "wss://127.0.0.1:1".to_owned()] {
+        let report = place.check(&server, &[&flag]).await;
+        let step = report.steps.last().unwrap();
+        assert_eq!(
+            (step.step, step.name.as_deref()),
+            (StepName::Upstream, Some("default"))
+        );
+        assert_eq!(step.verdict.as_ref().unwrap().name, "upstream_refused");
+        assert!(!report.is_ok());
+    }
+    let flag = "--upstream=http://no-such-host.invalid";
+    let report = place.check(&server.url(), &[flag]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Upstream, "upstream_dns_failure")
+    );
+    let other = Authority::new("Other");
+    let wrong = Listening::tls(&other.identity(), |_stream| Box::pin(async {})).await;
+    let flag = format!("--upstream=https://{}", wrong.address);
+    let report = place.check(&server.url(), &[&flag]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Upstream, "upstream_certificate")
+    );
+}
+
+#[tokio::test]
+async fn the_idle_limit_of_the_way_is_found() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let upstream = Scripted::answering(b"").await;
+    let flag = format!("--upstream={}", upstream.url());
+    let relay = Listening::cutting_after(server.address, Duration::from_millis(2_500)).await;
+    let options = Options::default().with_idle_probe(Duration::from_secs(30));
+    let report = place.check_with(&relay.url(), &[&flag], options).await;
+    let json = json(&report);
+    let (from, to) = (&json["idle"]["limit_ms"][0], &json["idle"]["limit_ms"][1]);
+    let near = |ms: &Value| (1_500..6_000).contains(&ms.as_u64().unwrap());
+    assert!(near(from) && near(to), "{json}");
+    assert_eq!(
+        json["idle"]["advised_ping_interval_ms"].as_u64().unwrap() / 1_000,
+        1,
+        "{json}"
+    );
+    let (result, words) = result(&report, StepName::Idle);
+    assert_eq!(result, StepResult::Warning);
+    assert!(words.contains("--ping-interval="), "{words}");
+
+    let options = Options::default().with_idle_probe(Duration::from_secs(3));
+    let report = place.check_with(&server.url(), &[&flag], options).await;
+    assert!(report.is_ok(), "{report:#?}");
+    let idle = report.idle.unwrap();
+    assert_eq!((idle.limit, idle.proven), (None, Duration::from_secs(3)));
+}
+
+#[tokio::test]
+async fn the_program_tells_people_and_scripts() {
+    let place = Place::new();
+    let run = |more: &'static [&'static str]| {
+        let mut process = Process::new(env!("CARGO_BIN_EXE_tunnel-client"));
+        let flags = place.flags("wss://127.0.0.1:1");
+        process.arg("check").args(flags).args(more).env_clear();
+        tokio::task::spawn_blocking(move || process.output().unwrap())
+    };
+    let people = run(&[]).await.unwrap();
+    let text = String::from_utf8(people.stdout).unwrap();
+    assert_eq!(people.status.code(), Some(1));
+    assert!(text.is_ascii(), "{text}");
+    assert!(text.contains("FAIL tcp"), "{text}");
+    assert!(
+        text.contains("\nconnect_refused: ") && text.contains("\nwhat to do: "),
+        "{text}"
+    );
+    assert_eq!(String::from_utf8(people.stderr).unwrap(), "");
+    let scripts = run(&["--json"]).await.unwrap();
+    let json: Value = serde_json::from_slice(&scripts.stdout).unwrap();
+    assert_eq!(scripts.status.code(), Some(1));
+    assert_eq!(json["verdict"]["name"], "connect_refused");
+    let usage = run(&["--idle-probe", "--idle-probe-max=2h"]).await.unwrap();
+    assert_eq!(usage.status.code(), Some(2));
+}
