@@ -47,7 +47,7 @@ use self::words::{moment, span};
 use crate::client::networks;
 use crate::config::{Config, Given};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
-use crate::dial::{DialError, Dialler, Unobserved};
+use crate::dial::{DialError, Dialler};
 
 /// Longest idle time that can be asked for.
 pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;

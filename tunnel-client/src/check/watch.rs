@@ -19,7 +19,10 @@ use super::facts::{
 use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::words::{listed, printable};
-use crate::dial::{Attempt, Observer, ProxyAnswer, ProxyError, Seen, Step, StepError};
+use crate::dial::observe::{Observer, Seen};
+use crate::dial::proxy::{ProxyAnswer, ProxyError};
+use crate::dial::race::Attempt;
+use crate::dial::{Step, StepError};
 
 /// What watches one dial.
 pub(super) struct Watch<'a, 't> {
@@ -80,12 +83,8 @@ impl<'a, 't> Watch<'a, 't> {
                 Some(certificate) => Trouble::Certificate(leg, certificate.clone()),
                 None => Trouble::Tls(leg, tls_trouble(source)),
             },
-            Act::Ask => match &self.facts.answer {
-                Some(answer) if answer.status == StatusCode::SWITCHING_PROTOCOLS => {
-                    Trouble::NotATunnel
-                }
-                _ => Trouble::NoAnswer(text),
-            },
+            Act::Ask if error.is_not_a_tunnel() => Trouble::NotATunnel,
+            Act::Ask => Trouble::NoAnswer(text),
         }
     }
 

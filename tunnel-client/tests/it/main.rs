@@ -9,12 +9,16 @@
 
 mod admin;
 mod broken;
+mod check;
 mod config;
 mod credential;
 mod http1;
 mod http2;
+mod network;
 mod pool;
 mod probe;
+mod proxy;
+mod reach;
 mod scripted;
 mod server;
 mod sessions;
