@@ -127,10 +127,8 @@ impl Dialling {
 
     /// A further session, once the way is known to be good.
     async fn session(&self) -> Result<CheckSession, Trouble> {
-        let dialled = self.dialler.dial_observed(&self.greeting, &mut Unobserved);
-        let connected = dialled
-            .await
-            .map_err(|error| Trouble::NoAnswer(error.to_string()))?;
+        let dialled = Box::pin(self.dialler.dial(&self.greeting)).await;
+        let connected = dialled.map_err(|error| Trouble::NoAnswer(error.to_string()))?;
         let mut session = CheckSession::begin(connected.io, connected.unread);
         session.checked(self.limit).await?;
         Ok(session)

@@ -3,6 +3,7 @@
 //! Whether it is good was decided by TLS. Here only its words are read, of certificates that were refused
 //! too, so that nothing of it is believed.
 
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use rustls_pki_types::CertificateDer;
@@ -100,16 +101,18 @@ fn names(parsed: &X509Certificate<'_>) -> Vec<String> {
     let names = alternative.value.general_names.iter();
     let names = names.filter_map(|name| match name {
         GeneralName::DNSName(name) => Some(printable(name)),
-        GeneralName::IPAddress(&[a, b, c, d]) => {
-            Some(std::net::Ipv4Addr::from([a, b, c, d]).to_string())
-        }
-        GeneralName::IPAddress(bytes) => {
-            let bytes: [u8; 16] = (*bytes).try_into().ok()?;
-            Some(std::net::Ipv6Addr::from(bytes).to_string())
-        }
+        GeneralName::IPAddress(bytes) => address(bytes),
         _ => None,
     });
     names.take(NAMES).collect()
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    let address: IpAddr = match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok()?.into(),
+        _ => <[u8; 16]>::try_from(bytes).ok()?.into(),
+    };
+    Some(address.to_string())
 }
 
 fn shown(name: &X509Name<'_>) -> String {

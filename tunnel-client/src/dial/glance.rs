@@ -16,7 +16,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tunnel_ops::tls_files::{self, Roots};
 
-use super::observe::{Unobserved, Walk};
+use super::observe::{Logged, Walk};
 use super::step::{Step, StepError};
 use super::{Dialler, tls, upgrade};
 
@@ -30,8 +30,8 @@ impl Dialler {
     /// # Errors
     /// As a dial fails.
     pub(crate) async fn glance(&self, unproven: bool) -> Result<Glance, StepError> {
-        let mut nobody = Unobserved;
-        let mut walk = Walk::new(self.limit, &mut nobody);
+        let mut observer = Logged;
+        let mut walk = Walk::new(self.limit, &mut observer);
         let (link, _) = Box::pin(self.reach(&mut walk)).await?;
         let name = &self.server_name;
         let io = match unproven {

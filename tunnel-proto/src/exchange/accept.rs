@@ -241,6 +241,13 @@ pub trait AsProblem {
     fn as_problem(&self) -> Problem;
 }
 
+/// A body in memory does not fail.
+impl AsProblem for std::convert::Infallible {
+    fn as_problem(&self) -> Problem {
+        match *self {}
+    }
+}
+
 /// The body of an answer that names a problem.
 struct NoBody;
 
