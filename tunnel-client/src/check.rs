@@ -144,6 +144,12 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
             return told.step(StepReport::failed(StepName::Config, text, verdict));
         }
     };
+    let mut facts = facts;
+    if !facts.is_token_in_time() {
+        // Whose clock is right only the server's answer can tell.
+        look_once_more(&dialling, &mut facts, true).await;
+        return out_of_time(&facts, told);
+    }
     let mut watch = Watch::new(facts, told);
     let dialled = dialling
         .dialler
@@ -168,7 +174,7 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
         }
     }
     if let Some(clock) = facts.clock {
-        told.step(clock_step(clock));
+        told.step(clock_step(clock, &facts));
     }
     if let Some(longest) = options.idle_probe
         && told.report.is_ok()
@@ -189,28 +195,43 @@ fn credential_trouble(error: &CredentialError) -> Trouble {
 async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
     let is_unproven = match trouble {
         // Who cannot prove who he is may still say it. Nothing is told to him.
-        Trouble::Certificate(Leg::Server, error) => match error {
+        Trouble::Certificate(
+            Leg::Server,
             CertificateError::UnknownIssuer
             | CertificateError::NotValidForName
             | CertificateError::NotValidForNameContext { .. }
             | CertificateError::Expired
             | CertificateError::ExpiredContext { .. }
             | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. } => true,
-            _ => return,
-        },
-        Trouble::Refused => match &facts.answer {
-            Some(answer) if answer.refusal.is_none() => false,
-            _ => return,
-        },
+            | CertificateError::NotValidYetContext { .. },
+        ) => true,
+        Trouble::Refused if is_by_another(facts) => false,
         _ => return,
     };
+    look_once_more(dialling, facts, is_unproven).await;
+}
+
+async fn look_once_more(dialling: &Dialling, facts: &mut Facts, is_unproven: bool) {
     // That it brings nothing is no news.
     if let Ok(page) = Box::pin(dialling.dialler.glance(is_unproven)).await {
         let (status, fields, text) = page;
         facts.plain = Some(watch::answer(status, &fields, &text));
         let clock = watch::clock(&fields, SystemTime::now());
         facts.clock = facts.clock.or(clock);
+    }
+}
+
+/// Nobody is asked for a session with a token whose time is over, or has not come.
+fn out_of_time(facts: &Facts, told: &mut Told<'_>) {
+    let words = match &facts.token {
+        Some(token) => token.line(facts.now),
+        None => String::new(),
+    };
+    let verdict = verdict(facts, &Trouble::TokenTime);
+    told.step(StepReport::failed(StepName::Token, words, verdict));
+    skip(StepName::Token, told);
+    if let Some(clock) = facts.clock {
+        told.step(clock_step(clock, facts));
     }
 }
 
@@ -223,9 +244,7 @@ fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mu
             "no credential",
         )
     });
-    let is_by_server = matches!(trouble, Trouble::Refused)
-        && (facts.answer.as_ref()).is_some_and(|answer| answer.refusal.is_some());
-    if is_by_server {
+    if matches!(trouble, Trouble::Refused) && is_about_credential(facts) {
         // The tunnel server was reached, and said no by itself.
         let words = std::mem::replace(&mut step.words, "the tunnel server answers".to_owned());
         let took = step.took;
@@ -238,17 +257,47 @@ fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mu
     step.verdict = Some(verdict(facts, trouble));
     let at = step.step;
     told.step(step);
+    skip(at, told);
+}
+
+/// Whether what was answered is not the tunnel server's own word.
+fn is_by_another(facts: &Facts) -> bool {
+    let answer = facts.answer.as_ref();
+    answer.is_some_and(|answer| answer.refusal.is_none())
+}
+
+/// Whether the server has looked at the credential before it refused.
+fn is_about_credential(facts: &Facts) -> bool {
+    let refusal = facts
+        .answer
+        .as_ref()
+        .and_then(|answer| answer.refusal.as_ref());
+    refusal.is_some_and(|refusal| {
+        !matches!(
+            refusal.reason.as_str(),
+            "path_unknown"
+                | "method_not_allowed"
+                | "origin_not_allowed"
+                | "upgrade_required"
+                | "version_unsupported"
+                | "greeting_malformed"
+                | "allow_from_malformed"
+                | "handshake_queue"
+                | "server_draining"
+        )
+    })
+}
+
+/// Tells what was not reached.
+fn skip(at: StepName, told: &mut Told<'_>) {
     let order = [
         StepName::Tls,
         StepName::Upgrade,
         StepName::Authentication,
         StepName::Echo,
     ];
-    let reached = order
-        .iter()
-        .position(|step| *step == at)
-        .map_or(0, |at| at + 1);
-    for step in &order[reached..] {
+    let reached = order.iter().position(|step| *step == at);
+    for step in &order[reached.map_or(0, |at| at + 1)..] {
         told.step(StepReport::new(*step, StepResult::Skipped, "not reached"));
     }
 }
@@ -258,9 +307,10 @@ async fn echo(mut session: CheckSession, facts: &Facts, dialling: &Dialling, tol
     let began = Instant::now();
     match session.checked(dialling.limit).await {
         Ok(checked) => {
+            let took = began.elapsed();
             told.step(authentication(&checked, facts));
-            let round_trip = match session.handle().round_trip() {
-                Some(time) => format!("a round trip takes {}, ", span(time)),
+            let round_trip = match session.round_trip().await {
+                Some(time) => format!("a round trip takes {:.1} ms, ", time.as_secs_f64() * 1e3),
                 None => String::new(),
             };
             let words = format!(
@@ -268,7 +318,7 @@ async fn echo(mut session: CheckSession, facts: &Facts, dialling: &Dialling, tol
                 checked.version, checked.session
             );
             let echo = StepReport::new(StepName::Echo, StepResult::Held, words);
-            told.step(echo.took(began.elapsed()));
+            told.step(echo.took(took));
         }
         Err(trouble) => {
             let words = "the server takes the credential";
@@ -304,22 +354,22 @@ fn authentication(checked: &Checked, facts: &Facts) -> StepReport {
     StepReport::new(StepName::Authentication, StepResult::Held, words)
 }
 
-fn clock_step(clock: ClockFacts) -> StepReport {
-    let apart = span(clock.difference());
+fn clock_step(clock: ClockFacts, facts: &Facts) -> StepReport {
     let which = if clock.is_ahead() {
         "ahead of"
     } else {
         "behind"
     };
+    let words = format!(
+        "{} {which} the server's, which says {}",
+        span(clock.difference()),
+        moment(clock.there)
+    );
+    if clock.difference() >= facts::CLOCK_BROKEN {
+        return StepReport::failed(StepName::Clock, words, verdict(facts, &Trouble::Clock));
+    }
     match clock.is_off() {
-        true => StepReport::new(
-            StepName::Clock,
-            StepResult::Warning,
-            format!(
-                "{apart} {which} the server's, which says {}: set it, and have it kept by NTP",
-                moment(clock.there)
-            ),
-        ),
+        true => StepReport::new(StepName::Clock, StepResult::Warning, words),
         false => StepReport::new(
             StepName::Clock,
             StepResult::Held,

@@ -107,6 +107,10 @@ pub(super) enum Trouble {
     Trust(String),
     /// The token file.
     Token(TokenTrouble),
+    /// The token says itself that it is not good now.
+    TokenTime,
+    /// The clock.
+    Clock,
     /// The client's certificate, or its key.
     Identity(String),
     /// Nothing happened for so long.
@@ -200,6 +204,7 @@ pub(super) struct UpstreamTrouble {
 
 /// Where the way to it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "for routes")]
 pub(super) enum UpstreamFailure {
     Unresolved,
     Refused,
@@ -227,6 +232,17 @@ impl Facts {
             plain: None,
             clock: None,
         }
+    }
+
+    /// Whether the token is good now, as it says itself and by this machine's clock; one whose time is just over
+    /// may still be taken.
+    pub(super) fn is_token_in_time(&self) -> bool {
+        let Some(token) = &self.token else {
+            return true;
+        };
+        let earlier = self.now.checked_sub(CLOCK_TOLERANCE);
+        let later = self.now.checked_add(CLOCK_TOLERANCE);
+        !token.is_expired(earlier.unwrap_or(self.now)) && !token.is_early(later.unwrap_or(self.now))
     }
 }
 
@@ -256,6 +272,9 @@ impl ClockFacts {
         .unwrap_or(here)
     }
 }
+
+/// How far apart clocks are whose owners should not rely on anything that has a time: tokens live for minutes.
+pub(super) const CLOCK_BROKEN: Duration = Duration::from_secs(5 * 60);
 
 /// What clocks may differ by: a `Date` has whole seconds, an answer takes its time, and servers bear as much
 /// in a token's times.

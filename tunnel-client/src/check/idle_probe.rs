@@ -169,9 +169,8 @@ impl IdleReport {
 
     /// Whether pings at this interval may come too late.
     pub(super) fn is_too_slow(&self, ping_interval: Duration) -> bool {
-        let bearable = match self.limit {
-            Some((from, _)) => from,
-            None => return false,
+        let Some((bearable, _)) = self.limit else {
+            return false;
         };
         ping_interval >= bearable
     }

@@ -101,7 +101,7 @@ fn trouble(error: &ConfigError, own: &[PathBuf]) -> (StepName, Trouble) {
             ConfigFault::Tls(error) if is_of(error, own) => {
                 return (StepName::Certificate, Trouble::Identity(error.to_string()));
             }
-            other => trust = trust.or(Some(other.to_string())),
+            other => trust = trust.or_else(|| Some(other.to_string())),
         }
     }
     (StepName::Config, Trouble::Trust(trust.unwrap_or_default()))
@@ -130,13 +130,16 @@ pub(super) fn credential(config: &Config, facts: &mut Facts, told: &mut Told<'_>
         let began = Instant::now();
         match TokenFacts::look(path) {
             Ok(token) => {
-                let result = match token.is_odd(facts.now) {
+                let result = match token.is_damaged() {
                     true => StepResult::Warning,
                     false => StepResult::Held,
                 };
                 let step = StepReport::new(StepName::Token, result, token.line(facts.now));
-                told.step(step.took(began.elapsed()));
                 facts.token = Some(token);
+                // Of one that is not good now there is more to tell when the server's clock is known.
+                if facts.is_token_in_time() {
+                    told.step(step.took(began.elapsed()));
+                }
             }
             // It was good a moment ago.
             Err(trouble) => {

@@ -11,7 +11,7 @@ use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tunnel_ops::task::Owned;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
@@ -27,7 +27,10 @@ use super::facts::Trouble;
 /// No ping but the first: a check may want silence. Longer than any check lasts.
 const NO_PINGS: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// For the end to be told.
+/// Between two looks whether the first ping was answered.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// For the end to be told, or a ping to be answered.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A check's session.
@@ -95,6 +98,19 @@ impl CheckSession {
             Ok(Ok(end)) => end.reason(),
             _ => CloseReason::Internal,
         }
+    }
+
+    /// How long a round trip takes, if the first ping is answered within a moment.
+    pub(super) async fn round_trip(&self) -> Option<Duration> {
+        let measured = async {
+            loop {
+                if let Some(time) = self.handle.round_trip() {
+                    return time;
+                }
+                sleep(LOOK).await;
+            }
+        };
+        timeout(FAREWELL, measured).await.ok()
     }
 
     /// The session itself.

@@ -167,12 +167,9 @@ impl TokenFacts {
         format!("{}: {kind}{times}{readers}", self.path.display())
     }
 
-    /// Whether somebody should look at it although it may well be good.
-    pub(super) fn is_odd(&self, now: SystemTime) -> bool {
-        self.is_readable_by_all
-            || self.is_expired(now)
-            || self.is_early(now)
-            || matches!(self.kind, TokenKind::DamagedRuntime | TokenKind::DamagedJwt)
+    /// Whether it looks as if a part of it were missing.
+    pub(super) fn is_damaged(&self) -> bool {
+        matches!(self.kind, TokenKind::DamagedRuntime | TokenKind::DamagedJwt)
     }
 }
 
@@ -331,7 +328,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let facts = TokenFacts::look(&path).unwrap();
             assert_eq!(facts.is_readable_by_all, is_readable_by_all, "{mode:o}");
-            assert_eq!(facts.is_odd(at(0)), is_readable_by_all);
+            assert_eq!(facts.line(at(0)).contains("chmod"), is_readable_by_all);
             assert!(!facts.line(at(0)).contains("secret"));
         }
     }

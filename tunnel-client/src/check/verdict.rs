@@ -66,6 +66,8 @@ pub(super) fn verdict(facts: &Facts, trouble: &Trouble) -> Verdict {
         Trouble::NoEcho(limit) => answer::no_echo(facts, *limit),
         Trouble::Ended(reason) => answer::ended(facts, *reason),
         Trouble::Conflict(refusal) => answer::conflict(refusal),
+        Trouble::TokenTime => local::token_time(facts),
+        Trouble::Clock => tls::clock_off(facts, "this machine's clock is not the server's"),
         Trouble::Upstream(trouble) => upstream::failed(trouble),
     }
 }

@@ -48,7 +48,7 @@ impl Dialler {
                 walk.step(Step::Tls, handshake, |_, _| {}).await?
             }
         };
-        let asking = upgrade::look(io, &self.host_field);
+        let asking = Box::pin(upgrade::look(io, &self.host_field));
         walk.step(Step::Upgrade, asking, |_, _| {}).await
     }
 }

@@ -56,6 +56,11 @@ pub(super) fn refused(facts: &Facts) -> Verdict {
     if is_portal(facts, answer) {
         return portal(facts, answer);
     }
+    by_another(facts, answer)
+}
+
+/// Neither the tunnel server's word, nor a page for people.
+fn by_another(facts: &Facts, answer: &AnswerFacts) -> Verdict {
     let (by, status) = (by(answer), answer.status);
     let (host, port) = (&facts.host, facts.port);
     match status {

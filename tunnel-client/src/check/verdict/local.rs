@@ -1,7 +1,9 @@
 //! Verdicts on what stands on this machine: configuration, token file, certificate files.
 
-use super::Verdict;
+use super::{Verdict, tls};
+use crate::check::facts::Facts;
 use crate::check::token::{TokenFault, TokenTrouble};
+use crate::check::words::moment;
 
 pub(super) fn config(faults: &[String]) -> Verdict {
     Verdict::new(
@@ -43,6 +45,44 @@ pub(super) fn token(trouble: &TokenTrouble) -> Verdict {
             "token_file_malformed",
             format!("the token file {path} holds something else than one token"),
             "put the token into it, on one line and alone, without quotes",
+        ),
+    }
+}
+
+/// By this machine's clock the token is not good now; by the server's it may be.
+pub(super) fn token_time(facts: &Facts) -> Verdict {
+    let now = moment(facts.now);
+    let Some(token) = &facts.token else {
+        return tls::clock_off(facts, "the token is not good now");
+    };
+    let there = facts.clock.filter(|clock| clock.is_off());
+    let is_good_there = there.is_some_and(|clock| {
+        let then = clock.there_at(facts.now);
+        !token.is_expired(then) && !token.is_early(then)
+    });
+    if is_good_there {
+        let what = format!("by this machine's clock, {now}, the token is not good now");
+        return tls::clock_off(facts, &what);
+    }
+    match (
+        token.expires.filter(|end| *end <= facts.now),
+        token.not_before,
+    ) {
+        (Some(end), _) => Verdict::new(
+            "token_expired",
+            format!(
+                "the token ran out at {}; this machine's clock says {now}",
+                moment(end)
+            ),
+            "ask whoever runs the server for a new token, and put it into the token file",
+        ),
+        (None, begin) => Verdict::new(
+            "token_not_yet_valid",
+            format!(
+                "the token is good from {} on; this machine's clock says {now}",
+                moment(begin.unwrap_or(facts.now))
+            ),
+            "wait until then; if it should be good already, the clock of this machine or of the token's issuer is off",
         ),
     }
 }

@@ -308,6 +308,11 @@ fn certificates_that_are_not_good() {
     check(&named, &of(CertificateError::Revoked), "tls_revoked");
     check(
         &named,
+        &of(CertificateError::BadSignature),
+        "tls_ca_replaced",
+    );
+    check(
+        &named,
         &of(CertificateError::BadEncoding),
         "tls_certificate",
     );
@@ -511,6 +516,42 @@ fn a_token_out_of_its_time_is_told_from_a_clock_that_is_off() {
         });
         check(&seen, &Trouble::Refused, name);
     }
+}
+
+#[test]
+fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
+    let token = |not_before, expires| {
+        Some(TokenFacts {
+            path: "token".into(),
+            kind: TokenKind::Jwt { issuer: None },
+            not_before,
+            expires,
+            is_readable_by_all: false,
+        })
+    };
+    let ahead = ClockFacts {
+        here: now(),
+        there: now() - DAY,
+    };
+    let (old, new) = (Some(now() - DAY / 2), Some(now() + DAY / 2));
+    for (token, clock, name) in [
+        (token(None, old), None, "token_expired"),
+        (token(None, old), Some(behind(DAY)), "token_expired"),
+        (token(None, old), Some(ahead), "clock_off"),
+        (token(new, None), None, "token_not_yet_valid"),
+        (token(new, None), Some(behind(DAY)), "clock_off"),
+    ] {
+        let seen = facts(|facts| {
+            facts.token = token;
+            facts.clock = clock;
+        });
+        assert!(!seen.is_token_in_time());
+        check(&seen, &Trouble::TokenTime, name);
+    }
+    let just = facts(|facts| facts.token = token(None, Some(now() - LIMIT)));
+    assert!(just.is_token_in_time(), "it may still be taken");
+    let far = facts(|facts| facts.clock = Some(behind(DAY)));
+    check(&far, &Trouble::Clock, "clock_off");
 }
 
 #[test]

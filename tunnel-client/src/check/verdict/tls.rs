@@ -44,6 +44,7 @@ pub(super) fn certificate(facts: &Facts, leg: Leg, error: &CertificateError) -> 
     let own = facts.chain.first();
     match error {
         CertificateError::UnknownIssuer => unknown_issuer(facts, own),
+        CertificateError::BadSignature => replaced(facts),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             wrong_name(facts, own)
         }
@@ -145,6 +146,19 @@ fn unknown_issuer(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
     Verdict::new("tls_inspection", sentence, advice)
 }
 
+/// Who signed it has the name of somebody who is trusted here, and another key.
+fn replaced(facts: &Facts) -> Verdict {
+    let name = &facts.name;
+    let issuer = facts.chain.last().map_or("", |last| last.issuer.as_str());
+    Verdict::new(
+        "tls_ca_replaced",
+        format!(
+            "the certificate for {name} is signed by {issuer}: a CA of that name is trusted here, but with another key"
+        ),
+        "the CA was made anew: get its certificate as it is now, and give it by --ca-file in the place of the old one",
+    )
+}
+
 fn chain_words(chain: &[CertificateFacts]) -> impl Iterator<Item = String> {
     chain.iter().map(|one| one.issuer.to_lowercase())
 }
@@ -213,7 +227,7 @@ fn out_of_its_time(facts: &Facts) -> Option<&CertificateFacts> {
     let mut chain = facts.chain.iter();
     chain
         .find(|one| !is_within(one, facts.now))
-        .or(facts.chain.first())
+        .or_else(|| facts.chain.first())
 }
 
 fn is_within(own: &CertificateFacts, time: SystemTime) -> bool {
