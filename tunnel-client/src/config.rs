@@ -326,7 +326,7 @@ impl std::error::Error for ConfigError {}
 /// The host and port that are dialled, or asked of a proxy.
 pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>) -> (&'a str, u16) {
     match instead {
-        Some(place) => (place.host(), place.port().unwrap_or(server.port())),
+        Some(place) => (place.host(), place.port().unwrap_or_else(|| server.port())),
         None => (server.host(), server.port()),
     }
 }

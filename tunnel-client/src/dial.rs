@@ -131,10 +131,10 @@ impl Dialler {
             proxy: config.proxy.clone().map(Proxy::new).transpose()?,
             tls: Tls::new(config.server_trust.clone())?,
             server_name: server_name
-                .map_or(server.host(), |name| name.as_str())
+                .map_or_else(|| server.host(), |name| name.as_str())
                 .to_owned(),
             host_field: host_field
-                .map_or(server.authority(), |host| host.as_str())
+                .map_or_else(|| server.authority(), |host| host.as_str())
                 .to_owned(),
             server,
             credentials,
@@ -232,7 +232,8 @@ impl Dialler {
         credential: &Credential,
         walk: &mut Walk<'_>,
     ) -> Result<Answer<TlsStream<Link>>, StepError> {
-        let asking = upgrade::upgrade(io, &self.host_field, greeting, credential.token());
+        let token = credential.token();
+        let asking = Box::pin(upgrade::upgrade(io, &self.host_field, greeting, token));
         let asked = walk.step(Step::Upgrade, asking, |ended, observer| {
             if let Ok(answered) = ended {
                 observer.sees(Seen::UpgradeAnswer {

@@ -141,7 +141,13 @@ impl Tunnel {
             wall,
         } = self;
         let parts = shared.dialling.parts();
-        tracing::info!(server = %parts.dialler.server(), instance = %parts.instance, sessions, "dialling");
+        tracing::info!(
+            server = %parts.dialler.server(),
+            proxy = parts.dialler.proxy().map(tracing::field::display),
+            instance = %parts.instance,
+            sessions,
+            "dialling"
+        );
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {

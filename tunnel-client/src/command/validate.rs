@@ -9,6 +9,9 @@ pub(super) fn validate(given: Given) -> Result<(), Failure> {
     let config = Config::check(source).map_err(Failure::configuration)?;
     let proxy = config.proxy.as_ref();
     let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));
-    println!("ok: server {}{proxy}, upstream {}", config.server, config.upstream);
+    println!(
+        "ok: server {}{proxy}, upstream {}",
+        config.server, config.upstream
+    );
     Ok(())
 }

@@ -198,7 +198,7 @@ pub(super) fn check(
         Some(choice) => Some(choice.clone()),
         // What a whole machine is told about proxies does not concern the machine itself.
         None if no_proxy::is_loopback(host) => None,
-        None => from_environment(&set, faults),
+        None => from_environment(set, faults),
     };
     let Some(ProxyChoice::Proxy(url, login)) = choice else {
         check_unused(source, is_given, faults);

@@ -43,8 +43,11 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use tokio::net::TcpListener;
 
+    use super::super::race::order;
     use super::*;
 
     /// An address that nobody listens on.
@@ -76,6 +79,20 @@ mod tests {
             None,
             "an upstream may take nothing for a while"
         );
+    }
+
+    #[tokio::test]
+    async fn a_family_that_nobody_listens_on_does_not_keep_the_other_from_being_reached() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let both = [
+            ([127, 0, 0, 1], port).into(),
+            (Ipv6Addr::LOCALHOST, port).into(),
+        ];
+        let addresses = order(both);
+        assert!(addresses[0].is_ipv6());
+        let stream = connect(&addresses, Duration::from_secs(5)).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), both[0]);
     }
 
     #[tokio::test]

@@ -118,10 +118,10 @@ impl Proxy {
         port: u16,
         walk: &mut Walk<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
-        let login = self.login();
+        let login = self.login().map_err(|error| failed(error.into()))?;
         match self.url.scheme() {
             ProxyScheme::Http | ProxyScheme::Https => {
-                let (authority, login) = (authority(host, port), checked(login)?);
+                let authority = authority(host, port);
                 let mut asking = Asking::new(&authority, login.as_ref());
                 for _ in 0..CONNECTIONS {
                     let (link, peer) = self.connect(walk).await?;
@@ -132,15 +132,13 @@ impl Proxy {
                 Err(failed(ProxyError::TooOften))
             }
             ProxyScheme::Socks5h => {
-                let login = checked(login)?;
                 let (link, peer) = self.connect(walk).await?;
                 let target = Target::Host(host, port);
                 Ok((ask_socks(link, target, login.as_ref(), walk).await?, peer))
             }
             ProxyScheme::Socks5 => {
                 let addresses = super::look_up(Step::Resolve, host, port, walk).await?;
-                self.reach_any(&addresses, checked(login)?.as_ref(), walk)
-                    .await
+                self.reach_any(&addresses, login.as_ref(), walk).await
             }
         }
     }
@@ -236,10 +234,6 @@ fn authority(host: &str, port: u16) -> String {
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     }
-}
-
-fn checked<T>(read: Result<T, LoginError>) -> Result<T, StepError> {
-    read.map_err(|error| failed(error.into()))
 }
 
 fn failed(error: ProxyError) -> StepError {

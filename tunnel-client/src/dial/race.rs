@@ -149,7 +149,9 @@ impl AllFailed {
         if kinds().any(|kind| kind == io::ErrorKind::ConnectionRefused) {
             return io::ErrorKind::ConnectionRefused;
         }
-        kinds().last().unwrap_or(io::ErrorKind::AddrNotAvailable)
+        kinds()
+            .next_back()
+            .unwrap_or(io::ErrorKind::AddrNotAvailable)
     }
 }
 

@@ -204,7 +204,9 @@ fn a_variable_that_names_no_proxy_is_told_and_can_be_passed_over() {
     let refused = run(&[]);
     assert_eq!(refused.code, Some(2));
     assert!(
-        refused.stderr.contains("environment variable https_proxy: ")
+        refused
+            .stderr
+            .contains("environment variable https_proxy: ")
             && !refused.stderr.contains("secret"),
         "{}",
         refused.stderr

@@ -293,7 +293,6 @@ async fn what_a_proxy_refuses_is_a_step_of_its_own() {
     fails(refusing.settings("http", LoginSource::None), "proxy_ask").await;
     let wanting = TestProxy::http(BASIC).await;
     fails(wanting.settings("http", LoginSource::None), "proxy_ask").await;
-    fails(wanting.settings("socks5h", LoginSource::None), "proxy_ask").await;
     fails(wanting.settings("http", given("me", "wrong")), "proxy_ask").await;
     let gone = TestProxy::http(Wants::Nothing).await;
     let settings = gone.settings("http", LoginSource::None);

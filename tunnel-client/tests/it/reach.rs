@@ -67,6 +67,26 @@ async fn a_ca_file_that_is_put_in_place_later_is_taken_at_the_next_dial() {
 }
 
 #[tokio::test]
+async fn sessions_of_one_age_are_replaced_one_after_the_other() {
+    let mut server = TunnelServer::start().await;
+    let _client = Running::start(&server, NOBODY, |config| {
+        config.sessions = 2;
+        config.max_session_age = Some(Duration::from_millis(400));
+    });
+    let (mut one, mut other) = (server.welcome().await, server.welcome().await);
+    // Both are due before this one is welcome, and neither leaves.
+    let next = server.accept().await;
+    assert!(server.is_left_alone(Duration::from_millis(500)).await);
+    assert!(one.is_told_nothing(Duration::from_millis(10)).await);
+    assert!(other.is_told_nothing(Duration::from_millis(10)).await);
+    next.welcome();
+    let last = server.welcome().await;
+    assert!(matches!(one.told().await, Control::Drain { .. }));
+    assert!(matches!(other.told().await, Control::Drain { .. }));
+    drop(last);
+}
+
+#[tokio::test]
 async fn a_session_of_age_is_replaced_before_it_leaves() {
     let mut server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {

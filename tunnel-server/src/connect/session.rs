@@ -103,7 +103,8 @@ impl LiveSession {
         if self.check.is_some() {
             return Box::pin(self.check(node)).await;
         }
-        let end = match self.join(node).await {
+        // In a box, so that the space of its start is not held for as long as a session lives.
+        let end = match Box::pin(self.join(node)).await {
             Ok(membership) => self.attend(node, &membership).await,
             Err(reason) => {
                 self.session.close(reason);

@@ -386,6 +386,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn any_2xx_lets_through_whatever_its_head_says() {
+        for answer in [
+            "HTTP/1.0 200 OK\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 7\r\nproxy-connection: close\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200\r\n\r\n",
+        ] {
+            let mut asking = Asking::new(AUTHORITY, None);
+            let (asked, _) = ask(&mut asking, &[answer]).await;
+            assert!(matches!(asked, Ok(Asked::Through(..))), "{answer}");
+        }
+    }
+
+    #[tokio::test]
     async fn the_login_is_shown_by_the_strongest_scheme_on_the_same_connection() {
         let login = login();
         let mut asking = Asking::new(AUTHORITY, Some(&login));
