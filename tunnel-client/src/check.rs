@@ -128,7 +128,12 @@ impl Dialling {
     /// A further session, once the way is known to be good.
     async fn session(&self) -> Result<CheckSession, Trouble> {
         let dialled = Box::pin(self.dialler.dial(&self.greeting)).await;
-        let connected = dialled.map_err(|error| Trouble::NoAnswer(error.to_string()))?;
+        let connected = dialled.map_err(|error| match error {
+            DialError::Refused { refused, .. } if refused.refusal.is_some() => {
+                refused.refusal.map_or(Trouble::Refused, Trouble::Said)
+            }
+            error => Trouble::NoAnswer(error.to_string()),
+        })?;
         let mut session = CheckSession::begin(connected.io, connected.unread);
         session.checked(self.limit).await?;
         Ok(session)

@@ -133,6 +133,8 @@ pub(super) enum Trouble {
     NoAnswer(String),
     /// The answer is no session; [`Facts::answer`] has it.
     Refused,
+    /// The tunnel server refuses a further session.
+    Said(Refusal),
     /// Something else than a tunnel was opened.
     NotATunnel,
     /// The session gave no echo for so long.

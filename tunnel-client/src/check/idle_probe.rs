@@ -223,8 +223,9 @@ pub(super) async fn sessions(
 }
 
 async fn hold(session: &Session, idle: Duration, timing: Timing) -> Held {
-    let Some(began) = settle(session, timing).await else {
-        return Held::CutAfter(Duration::ZERO);
+    let began = match settle(session, timing).await {
+        Ok(began) => began,
+        Err(after) => return Held::CutAfter(after),
     };
     let left = idle.saturating_sub(began.elapsed());
     tokio::select! {
@@ -248,19 +249,20 @@ async fn hold(session: &Session, idle: Duration, timing: Timing) -> Held {
     }
 }
 
-/// Waits until nothing is sent and received any more: since when that is so. `None` if the session ends.
-async fn settle(session: &Session, timing: Timing) -> Option<Instant> {
+/// Waits until nothing is sent and received any more: since when that is so; or after how much silence the
+/// session has ended.
+async fn settle(session: &Session, timing: Timing) -> Result<Instant, Duration> {
     let (mut seen, mut since) = (session.bytes(), Instant::now());
     while since.elapsed() < timing.settled {
         tokio::select! {
             () = sleep(timing.look) => {}
-            () = session.closed() => return None,
+            () = session.closed() => return Err(since.elapsed()),
         }
         if session.bytes() != seen {
             (seen, since) = (session.bytes(), Instant::now());
         }
     }
-    Some(since)
+    Ok(since)
 }
 
 fn as_ms<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {

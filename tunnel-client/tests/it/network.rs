@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{Identity, server_config};
+use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::{CHECK_SUBPROTOCOL, accept_key};
 use tunnel_proto::session::{Session, SessionSettings, Side};
@@ -52,6 +52,14 @@ impl Authority {
     /// A server's certificate for 127.0.0.1, good now.
     pub(crate) fn identity(&self) -> Identity {
         self.made("127.0.0.1", |_| {})
+    }
+
+    /// A client's certificate and key.
+    pub(crate) fn client(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["client".to_owned()]).unwrap();
+        let signed = params.signed_by(&key, &*self.0).unwrap();
+        (signed.pem(), key.serialize_pem())
     }
 
     pub(crate) fn made(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Identity {
@@ -91,7 +99,28 @@ impl Listening {
         identity: &Identity,
         does: impl Fn(Box<dyn Io>) -> Doing + Send + Sync + 'static,
     ) -> Self {
-        let config = server_config(identity, &[b"http/1.1"], None).unwrap();
+        Self::tls_with(identity, None, does).await
+    }
+
+    /// TLS that takes no client but those with a certificate by this authority.
+    pub(crate) async fn wanting_certificates(authority: &Authority) -> Self {
+        let auth = ClientAuth {
+            roots: Roots::from_pem(&authority.pem()).unwrap(),
+            revocation_lists: None,
+            is_required: true,
+        };
+        Self::tls_with(&authority.identity(), Some(&auth), |_stream| {
+            Box::pin(async {})
+        })
+        .await
+    }
+
+    async fn tls_with(
+        identity: &Identity,
+        auth: Option<&ClientAuth>,
+        does: impl Fn(Box<dyn Io>) -> Doing + Send + Sync + 'static,
+    ) -> Self {
+        let config = server_config(identity, &[b"http/1.1"], auth).unwrap();
         let (acceptor, does) = (TlsAcceptor::from(config), Arc::new(does));
         Self::plain(move |stream| {
             let (acceptor, does) = (acceptor.clone(), Arc::clone(&does));
@@ -137,6 +166,8 @@ impl Listening {
             let (mut there, mut back) = (vec![0; 16 * 1024], vec![0; 16 * 1024]);
             loop {
                 tokio::select! {
+                    // What has come counts before the clock, which a busy machine looks at late.
+                    biased;
                     read = near.read(&mut there) => match read {
                         Ok(length @ 1..) => far.write_all(&there[..length]).await.unwrap(),
                         _ => return,

@@ -177,6 +177,11 @@ pub(super) fn portal(facts: &Facts, answer: &AnswerFacts) -> Verdict {
     )
 }
 
+/// The tunnel server's own words, on a way that is known to be good.
+pub(super) fn said(facts: &Facts, refusal: &Refusal) -> Verdict {
+    by_server(facts, &AnswerFacts::default(), refusal)
+}
+
 /// The tunnel server's own words.
 fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict {
     let detail = printable(&refusal.detail);

@@ -418,6 +418,7 @@ fn answers_of_somebody_else() {
     }
     let none = facts(|_| {});
     check(&none, &Trouble::Refused, "upgrade_cut");
+    check(&none, &Trouble::Said(refusal("check_limit")), "server_busy");
     check(&none, &Trouble::NotATunnel, "not_a_tunnel_server");
     check(
         &none,
