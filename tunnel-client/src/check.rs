@@ -43,7 +43,7 @@ pub use self::told::Word;
 pub use self::verdict::Verdict;
 use self::verdict::verdict;
 use self::watch::Watch;
-use self::words::{moment, span};
+use self::words::{moment, printable, span};
 use crate::client::networks;
 use crate::config::{Config, Given};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
@@ -166,7 +166,8 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
         Err(DialError::Refused { .. }) => Some(Trouble::Refused),
         Err(DialError::Credential(error)) => Some(credential_trouble(error)),
     };
-    let (mut facts, failed) = (watch.facts, watch.failed);
+    let failed = watch.failed.or_else(|| untold(dialled.as_ref().err()?));
+    let mut facts = watch.facts;
     match (dialled, trouble) {
         (Ok(connected), _) => {
             let session = CheckSession::begin(connected.io, connected.unread);
@@ -186,6 +187,18 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
     {
         Box::pin(idle(&dialling, config, longest, &facts, told)).await;
     }
+}
+
+/// The step that failed before it had begun.
+fn untold(error: &DialError) -> Option<StepReport> {
+    let step = match error {
+        DialError::Step { error, .. } => watch::name(error.step()),
+        DialError::Credential(CredentialError::Token(_)) => StepName::Token,
+        DialError::Credential(CredentialError::Certificate(_)) => StepName::Certificate,
+        DialError::Refused { .. } => return None,
+    };
+    let words = printable(&error.to_string());
+    Some(StepReport::new(step, StepResult::Failed, words))
 }
 
 fn credential_trouble(error: &CredentialError) -> Trouble {
@@ -242,13 +255,8 @@ fn out_of_time(facts: &Facts, told: &mut Told<'_>) {
 
 /// Tells where the way ended, and what was not reached.
 fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mut Told<'_>) {
-    let mut step = failed.unwrap_or_else(|| {
-        StepReport::new(
-            StepName::Authentication,
-            StepResult::Failed,
-            "no credential",
-        )
-    });
+    let mut step = failed
+        .unwrap_or_else(|| StepReport::new(StepName::Upgrade, StepResult::Failed, "no session"));
     if matches!(trouble, Trouble::Refused) && is_about_credential(facts) {
         // The tunnel server was reached, and said no by itself.
         let words = std::mem::replace(&mut step.words, "the tunnel server answers".to_owned());

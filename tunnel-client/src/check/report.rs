@@ -61,10 +61,8 @@ impl Report {
             return format!("{}: every step held{warnings}\n", style.paint("ok", GREEN));
         };
         let name = style.paint(verdict.name, RED);
-        format!(
-            "\n{name}: {}\nwhat to do: {}\n",
-            verdict.sentence, verdict.advice
-        )
+        let (sentence, advice) = (&verdict.sentence, &verdict.advice);
+        style.fit(format!("\n{name}: {sentence}\nwhat to do: {advice}\n"))
     }
 }
 
@@ -128,7 +126,19 @@ impl Style {
             // Writing into a string has no way to fail.
             let _ = writeln!(line, "{:indent$}{number}. {detail}", "");
         }
-        line
+        self.fit(line)
+    }
+
+    /// Names in certificates, for instance, may have any letters.
+    fn fit(self, text: String) -> String {
+        match self {
+            Self::Coloured => text,
+            Self::Plain if text.is_ascii() => text,
+            Self::Plain => text
+                .chars()
+                .map(|letter| if letter.is_ascii() { letter } else { '?' })
+                .collect(),
+        }
     }
 }
 
@@ -189,6 +199,16 @@ mod tests {
             coloured.contains("✓") && coloured.contains("\u{1b}[32m"),
             "{coloured}"
         );
+    }
+
+    #[test]
+    fn plain_lines_are_ascii() {
+        let step = StepReport::new(StepName::Tls, StepResult::Held, "signed by Zürich");
+        assert_eq!(
+            Style::Plain.step(&step),
+            "ok   tls             signed by Z?rich\n"
+        );
+        assert!(Style::Coloured.step(&step).contains("Zürich"));
     }
 
     #[test]

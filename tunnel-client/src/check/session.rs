@@ -23,6 +23,7 @@ use tunnel_proto::session::{
 };
 
 use super::facts::Trouble;
+use super::words::printable;
 
 /// No ping but the first: a check may want silence. Longer than any check lasts.
 const NO_PINGS: Duration = Duration::from_secs(2 * 60 * 60);
@@ -157,12 +158,13 @@ fn checked(control: Control) -> Option<Checked> {
     else {
         return None;
     };
+    // A server's words, for a terminal.
     Some(Checked {
-        account,
-        runtime,
-        session,
-        version,
-        holder,
+        account: printable(&account),
+        runtime: printable(&runtime),
+        session: printable(&session),
+        version: printable(&version),
+        holder: holder.as_deref().map(printable),
         conflict,
         expires_in: expires_in_ms.map(Duration::from_millis),
     })

@@ -172,7 +172,8 @@ impl Observer for Watch<'_, '_> {
     }
 }
 
-fn name(step: Step) -> StepName {
+/// What a step of the dial is called in a check.
+pub(super) fn name(step: Step) -> StepName {
     match step {
         Step::ProxyResolve => StepName::ProxyDns,
         Step::ProxyConnect => StepName::ProxyTcp,
