@@ -475,7 +475,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
                 Err(end) => this.state = this.begin_close(end),
             }
         }
-        match std::mem::replace(&mut this.state, State::Ended) {
+        match mem::replace(&mut this.state, State::Ended) {
             State::Closing(end, mut until) => match this.poll_farewell(cx, &mut until) {
                 Poll::Ready(()) => Poll::Ready(end),
                 Poll::Pending => {
