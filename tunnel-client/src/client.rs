@@ -18,7 +18,6 @@ use ipnet::IpNet;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
@@ -33,7 +32,8 @@ use crate::routes::Routes;
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
-use crate::upstream::{Upstream, UpstreamSettings};
+pub use crate::upstream::UpstreamError;
+use crate::upstream::{Upstream, UpstreamOptions, UpstreamShared, UpstreamTls};
 
 /// A client that has not dialled yet.
 pub struct Client {
@@ -65,9 +65,9 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to the upstream.
+    /// An upstream.
     #[error(transparent)]
-    Tls(#[from] TlsFilesError),
+    Upstream(#[from] UpstreamError),
     /// The credential's files.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -89,13 +89,10 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let upstream = Arc::new(Upstream::new(UpstreamSettings {
-            url: config.upstream.clone(),
-            roots: config.upstream_roots.clone(),
-            connect_timeout: config.upstream_connect_timeout,
-            head_timeout: config.upstream_head_timeout,
-            idle_pool: config.upstream_idle_pool,
-        })?);
+        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+        let options = upstream_options(&config);
+        let upstream = Upstream::new(config.upstream.clone(), &options, &shared)?;
+        let upstream = Arc::new(upstream);
         let routes = Routes::to(Arc::clone(&upstream));
         let exchanges = Exchanges::new(routes, Arc::clone(&metrics), config.access_log);
         let sessions = SessionParts {
@@ -151,7 +148,7 @@ impl Client {
         // Then what exchanges need.
         let sweeping = {
             let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.sweep().await })
+            Owned::spawn("upstream", async move { upstream.tend().await })
         };
         // The tunnel last: from its first session on, requests come. It is also the first to end,
         // and while it leaves, open exchanges still have their upstreams, and the operator sees it.
@@ -169,6 +166,21 @@ impl std::fmt::Debug for Client {
         f.debug_struct("Client")
             .field("addresses", &self.addresses())
             .finish_non_exhaustive()
+    }
+}
+
+/// How the one upstream is reached.
+fn upstream_options(config: &Config) -> UpstreamOptions {
+    UpstreamOptions {
+        tls: UpstreamTls {
+            roots: config.upstream_roots.clone(),
+            ..UpstreamTls::default()
+        },
+        connect_timeout: config.upstream_connect_timeout,
+        head_timeout: config.upstream_head_timeout,
+        idle_timeout: None,
+        max_body: None,
+        idle_pool: config.upstream_idle_pool,
     }
 }
 

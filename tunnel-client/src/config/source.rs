@@ -17,6 +17,7 @@ use tunnel_ops::config_value::{
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
 use super::OnRefusal;
+use super::dns_server::DnsServer;
 use super::url::{ServerUrl, UpstreamUrl};
 
 /// The file to read, and everything that can also stand in it.
@@ -53,13 +54,23 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CLIENT_KEY")]
     pub client_key: Option<PathBuf>,
 
-    /// The local service that answers: http://, https:// or h2c:// with host and port (required)
+    /// The local service that answers: http://, https:// or h2c:// with host and port, or unix:/path
+    /// (required)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
     pub upstream: Option<UpstreamUrl>,
 
     /// CA certificates that an https upstream may be signed by, beside the system's, PEM
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_UPSTREAM_CA_FILE")]
     pub upstream_ca_file: Option<PathBuf>,
+
+    /// Name servers that upstreams' names are looked up at, address and port, instead of the system's
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_DNS_SERVER"
+    )]
+    pub dns_server: Option<Vec<DnsServer>>,
 
     /// CA certificates that the server may be signed by, beside the system's, PEM
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CA_FILE")]
@@ -189,8 +200,8 @@ impl Source {
             ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
         }
         first_given! {
-            server token_file client_cert client_key upstream upstream_ca_file ca_file sessions
-            allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
+            server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file
+            sessions allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
             on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
             upstream_idle_pool ping_interval grace_period access_log log_format log_level
         }
