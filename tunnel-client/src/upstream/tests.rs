@@ -3,7 +3,7 @@
 
 #[allow(dead_code, reason = "what other tests need of it")]
 #[path = "../../tests/it/dns.rs"]
-mod dns;
+pub(super) mod dns;
 mod limits;
 mod names;
 #[allow(dead_code, reason = "what other tests need of it")]
