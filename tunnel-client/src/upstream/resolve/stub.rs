@@ -340,6 +340,9 @@ mod tests {
         assert_eq!(outside, (vec!["192.0.2.7".to_owned()], 600));
         assert_eq!(server.asked("api.example.test.ns.svc.cluster.local"), 1);
         assert_eq!(asked(&setup, "nobody").await, Err(LookUpError::NotFound));
+        // Names of container networks often have one.
+        server.say_addresses("my_app", &["10.0.0.3"], 5);
+        assert_eq!(asked(&setup, "my_app").await.unwrap().0, ["10.0.0.3"]);
     }
 
     #[tokio::test]
