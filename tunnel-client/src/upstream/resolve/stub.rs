@@ -68,6 +68,11 @@ impl Stub {
         self.setup().ask(name).await
     }
 
+    /// What the hosts file alone says of a name.
+    pub(super) fn in_hosts(&self, name: &str) -> Option<Found> {
+        self.setup().in_hosts(&Name::from_ascii(name).ok()?)
+    }
+
     /// How to ask now.
     fn setup(&self) -> Arc<Setup> {
         let now = Instant::now();
