@@ -13,8 +13,9 @@ use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::verdict::verdict;
 use super::words::printable;
+use crate::client::upstream_options;
 use crate::config::Config;
-use crate::upstream::{Upstream, UpstreamSettings};
+use crate::upstream::{Upstream, UpstreamShared};
 
 /// Name of the route that everything takes which no other one does.
 const DEFAULT: &str = "default";
@@ -54,14 +55,9 @@ pub(super) async fn check(config: &Config, facts: &Facts, told: &mut Told<'_>) {
 }
 
 fn targets(config: &Config) -> Vec<Target> {
-    let settings = UpstreamSettings {
-        url: config.upstream.clone(),
-        roots: config.upstream_roots.clone(),
-        connect_timeout: config.upstream_connect_timeout,
-        head_timeout: config.upstream_head_timeout,
-        idle_pool: config.upstream_idle_pool,
-    };
-    let upstream = Upstream::new(settings).map(Arc::new);
+    let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+    let upstream = Upstream::new(config.upstream.clone(), &upstream_options(config), &shared);
+    let upstream = upstream.map(Arc::new);
     vec![Target {
         name: DEFAULT.to_owned(),
         url: config.upstream.to_string(),
@@ -81,6 +77,7 @@ fn failure(reason: Reason) -> UpstreamFailure {
         Reason::DnsError | Reason::DnsTimeout => UpstreamFailure::Unresolved,
         Reason::ConnectionRefused => UpstreamFailure::Refused,
         Reason::ConnectionTimeout => UpstreamFailure::TimedOut,
+        Reason::DestinationDenied => UpstreamFailure::Denied,
         Reason::TlsCertificateError => UpstreamFailure::Certificate,
         Reason::TlsProtocolError => UpstreamFailure::Tls,
         _ => UpstreamFailure::Unreached,

@@ -12,6 +12,9 @@ mod broken;
 mod check;
 mod config;
 mod credential;
+mod destination;
+#[allow(dead_code, reason = "shared with the tests of upstreams themselves")]
+mod dns;
 mod http1;
 mod http2;
 mod network;

@@ -99,7 +99,7 @@ impl LiveSession {
     }
 
     /// Carries the session until it ends.
-    pub(super) async fn run(mut self, node: &Arc<Node>) {
+    pub(super) async fn run(mut self: Box<Self>, node: &Arc<Node>) {
         if self.check.is_some() {
             return Box::pin(self.check(node)).await;
         }

@@ -29,7 +29,7 @@ pub(super) const LIFE: Duration = Duration::from_secs(60 * 60);
 
 impl LiveSession {
     /// Carries a check until it ends.
-    pub(super) async fn check(mut self, node: &Arc<Node>) {
+    pub(super) async fn check(mut self: Box<Self>, node: &Arc<Node>) {
         let end = match self.echo(node).await {
             Ok(()) => self.idle(node).await,
             Err(reason) => {
