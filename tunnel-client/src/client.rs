@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Client ─┬─ admin listener        metrics, health, readiness
-//!           ├─ upstream              what routes lead to
+//!           ├─ routes                the table, and the upstreams that it leads to
+//!           ├─ reload                a new table when the file changes
 //!           └─ tunnel ─▶ sessions ─▶ exchanges ─▶ routes ─▶ upstream
 //! ```
 //!
@@ -24,7 +25,8 @@ use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
 
 use crate::admin::{self, LiveSessions};
-use crate::config::{Config, OnRefusal};
+use crate::config::reload::Reloader;
+use crate::config::{Config, ConfigError, Given, OnRefusal};
 use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
@@ -33,12 +35,13 @@ use crate::routes::Routes;
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
-use crate::upstream::{Upstream, UpstreamSettings};
 
 /// A client that has not dialled yet.
 pub struct Client {
     admin: Option<(AdminListener, AdminRoutes)>,
-    upstream: Arc<Upstream>,
+    routes: Arc<Routes>,
+    metrics: Arc<Metrics>,
+    reloader: Option<Reloader>,
     tunnel: Tunnel,
 }
 
@@ -65,12 +68,15 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to the upstream.
+    /// TLS to an upstream.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
-    /// The credential's files.
+    /// The files of the credential, or of the configuration.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// What was given.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The server refuses for good.
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
@@ -89,15 +95,11 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let upstream = Arc::new(Upstream::new(UpstreamSettings {
-            url: config.upstream.clone(),
-            roots: config.upstream_roots.clone(),
-            connect_timeout: config.upstream_connect_timeout,
-            head_timeout: config.upstream_head_timeout,
-            idle_pool: config.upstream_idle_pool,
-        })?);
-        let routes = Routes::to(Arc::clone(&upstream));
-        let exchanges = Exchanges::new(routes, Arc::clone(&metrics), config.access_log);
+        let routes = config.all_routes();
+        let routes = Routes::new(&routes, config.upstream_idle_pool, Arc::clone(&metrics))?;
+        let routes = Arc::new(routes);
+        let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
+        let exchanges = Exchanges::new(own, counted, config.access_log);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
@@ -111,9 +113,25 @@ impl Client {
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {
             admin,
-            upstream,
+            routes,
+            metrics,
+            reloader: None,
             tunnel,
         })
+    }
+
+    /// The same from what was given, whose routes are then read again when their files change, and on
+    /// SIGHUP.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn with_reload(given: Given) -> Result<Self, ClientError> {
+        // Before the files are read, so that no edit in between is missed.
+        let reloader = Reloader::new(given.clone())?;
+        let source = given.merge().map_err(ConfigError::from)?;
+        let mut client = Self::new(Config::check(source)?)?;
+        client.reloader = Some(reloader);
+        Ok(client)
     }
 
     /// Believes another wall clock than the system's: for tests of what follows a jump.
@@ -140,7 +158,9 @@ impl Client {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
             admin,
-            upstream,
+            routes,
+            metrics,
+            reloader,
             tunnel,
         } = self;
         // First the admin listener, so that whoever starts the client is told "not ready" instead of
@@ -148,16 +168,13 @@ impl Client {
         let admin = admin.map(|(listener, routes)| {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
-        // Then what exchanges need.
-        let sweeping = {
-            let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.sweep().await })
-        };
+        // Then what changes what exchanges need.
+        let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The tunnel last: from its first session on, requests come. It is also the first to end,
         // and while it leaves, open exchanges still have their upstreams, and the operator sees it.
         let result = tunnel.run(&shutdown).await;
-        drop(sweeping);
-        drop(upstream);
+        drop(reloading);
+        drop(routes);
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)

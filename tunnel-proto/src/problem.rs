@@ -134,6 +134,8 @@ reasons! {
     RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
     /// A route of the tunnel client denies the request.
     RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
+    /// A segment of the path may not be what the route of the tunnel client would make of it.
+    SegmentRefused = "segment_refused", NOT_FOUND, "destination_not_found", Upstream;
     /// The upstream's name does not resolve.
     DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream;
     /// The upstream's name did not resolve in time.

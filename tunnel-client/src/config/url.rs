@@ -85,6 +85,20 @@ impl UpstreamUrl {
     pub fn authority(&self) -> &str {
         &self.authority.text
     }
+
+    /// The same with another host, which must be a checked name in lower case.
+    pub(crate) fn with_host(&self, host: String) -> Self {
+        let port = self.authority.port;
+        let text = if port == self.scheme.default_port() {
+            host.clone()
+        } else {
+            format!("{host}:{port}")
+        };
+        Self {
+            scheme: self.scheme,
+            authority: Authority { host, port, text },
+        }
+    }
 }
 
 impl UpstreamScheme {

@@ -82,6 +82,12 @@ impl Asked {
         &self.head
     }
 
+    /// The request's head, for a route to change in place. The host, if there is one, must stay the
+    /// first of the fields.
+    pub(crate) fn head_mut(&mut self) -> &mut Parts {
+        &mut self.head
+    }
+
     /// The request's content; none when it was taken before.
     fn take_content(&mut self) -> OutgoingBody {
         let content = self.content.take();

@@ -40,6 +40,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// A listener for tunnel clients.
 pub(crate) struct TunnelServer {
     address: SocketAddr,
+    ca_pem: String,
     roots: Roots,
     arrivals: mpsc::Receiver<Arrived>,
     /// Refusals still to be given, the next one last.
@@ -84,6 +85,7 @@ impl TunnelServer {
         let serving = accept_all(listener, tls, Arc::clone(&refusals), arrivals_in);
         Self {
             address,
+            ca_pem: made.cert.pem(),
             roots: Roots::from_pem(&made.cert.pem()).unwrap(),
             arrivals,
             refusals,
@@ -97,6 +99,11 @@ impl TunnelServer {
 
     pub(crate) fn roots(&self) -> Roots {
         self.roots.clone()
+    }
+
+    /// Whom a client has to trust, PEM.
+    pub(crate) fn ca_pem(&self) -> &str {
+        &self.ca_pem
     }
 
     /// Refuses the next dials with these answers, in this order.
