@@ -160,12 +160,12 @@ pub struct Source {
     // No flag could hold them.
     /// The routes, which only a file has.
     #[arg(skip)]
-    pub(crate) route: Vec<RawRoute>,
+    pub route: Vec<RawRoute>,
 
     /// The file, for telling where in it a fault is.
     #[arg(skip)]
     #[serde(skip)]
-    pub(crate) file: Option<TomlFile>,
+    pub file: Option<TomlFile>,
 }
 
 impl Given {

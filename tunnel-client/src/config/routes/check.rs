@@ -64,16 +64,11 @@ pub(in crate::config) fn check(
         return None;
     }
     checker.names(&source.route);
-    let routes: Option<Vec<_>> = (source.route.iter())
+    // All of them, also after the first that is not good.
+    let checked: Vec<_> = (source.route.iter())
         .map(|raw| checker.route(raw))
-        // All of them, also after the first that is not good.
-        .fold(Some(Vec::new()), |routes, route| match (routes, route) {
-            (Some(mut routes), Some(route)) => {
-                routes.push(route);
-                Some(routes)
-            }
-            _ => None,
-        });
+        .collect();
+    let routes: Option<Vec<_>> = checked.into_iter().collect();
     // Which ones overlap can be told only when all could be read.
     let routes = RouteList(routes?);
     checker.overlaps(&routes, &source.route);
