@@ -19,7 +19,6 @@ use ipnet::IpNet;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
@@ -31,10 +30,12 @@ use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
+use crate::routes::{LeadParts, Routes};
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
+pub use crate::upstream::UpstreamError;
+use crate::upstream::UpstreamShared;
 
 /// A client that has not dialled yet.
 pub struct Client {
@@ -68,9 +69,9 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to an upstream.
+    /// An upstream.
     #[error(transparent)]
-    Tls(#[from] TlsFilesError),
+    Upstream(#[from] UpstreamError),
     /// The files of the credential, or of the configuration.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -95,8 +96,12 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let routes = config.all_routes();
-        let routes = Routes::new(&routes, config.upstream_idle_pool, Arc::clone(&metrics))?;
+        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+        let leads = LeadParts {
+            shared,
+            idle_pool: config.upstream_idle_pool,
+        };
+        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(&metrics))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, config.access_log);

@@ -5,6 +5,7 @@
 //! client start from [`Config::new`] and set what differs.
 
 mod credential;
+mod dns_server;
 pub(crate) mod reload;
 pub(crate) mod routes;
 mod source;
@@ -22,6 +23,7 @@ use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
+pub use self::dns_server::DnsServer;
 use self::routes::Defaults;
 pub use self::routes::{
     DEFAULT_ROUTE, EjectionOptions, HealthOptions, RawRoute, RouteAction, RouteConfig, RouteList,
@@ -46,6 +48,9 @@ const UPSTREAM_HEAD_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// the 4096 bytes that a server reads.
 const NETWORKS_MAX: usize = 90;
 
+/// Name servers that can be named; more than two or three are never asked in time.
+const DNS_SERVERS_MAX: usize = 8;
+
 /// Everything that a client needs to know.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -65,6 +70,8 @@ pub struct Config {
     pub upstream_roots: Option<Roots>,
     /// The routes of the file, which come before that upstream. Default none.
     pub routes: RouteList,
+    /// Name servers that upstreams' names are looked up at; none means the system's. Default none.
+    pub dns_servers: Vec<SocketAddr>,
     /// Sessions kept with the server at once, 1 to 8. Default 2.
     pub sessions: usize,
     /// Networks that the runtime may be reached from, within what the server allows; none means any.
@@ -180,6 +187,7 @@ impl Config {
             upstream: None,
             upstream_roots: None,
             routes: RouteList::default(),
+            dns_servers: Vec::new(),
             sessions: 2,
             allow_from: Vec::new(),
             admin_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))),
@@ -217,6 +225,7 @@ impl Config {
         let routes = routes::check(&source, true, &mut faults);
         check_redial(&source, &mut faults);
         check_allow_from(&source, &mut faults);
+        check_dns_servers(&source, &mut faults);
         match (server, server_roots, credential, routes) {
             (Some(server), Some(roots), Some(credential), Some(routes)) if faults.is_empty() => {
                 let mut config = Self::without_upstream(server, roots);
@@ -256,6 +265,8 @@ impl Config {
         set(&mut self.sessions, source.sessions);
         let allow_from = source.allow_from.into_iter().flatten();
         self.allow_from = allow_from.map(IpNet::from).collect();
+        let dns_servers = source.dns_server.into_iter().flatten();
+        self.dns_servers = dns_servers.map(SocketAddr::from).collect();
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.admin_hosts, source.admin_host);
         set(&mut self.dial_timeout, source.dial_timeout);
@@ -353,6 +364,18 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
     };
     faults.push(ConfigFault::Value {
         flag: "allow-from",
+        problem,
+    });
+}
+
+fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let problem = match source.dns_server.as_ref().map(Vec::len) {
+        None | Some(1..=DNS_SERVERS_MAX) => return,
+        Some(0) => "no name server is named: leave it out to ask the system's".to_owned(),
+        Some(more) => format!("{more} name servers are named, at most {DNS_SERVERS_MAX} can be"),
+    };
+    faults.push(ConfigFault::Value {
+        flag: "dns-server",
         problem,
     });
 }

@@ -17,6 +17,7 @@ use tunnel_ops::config_value::{
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
 use super::OnRefusal;
+use super::dns_server::DnsServer;
 use super::routes::RawRoute;
 use super::url::{ServerUrl, UpstreamUrl};
 
@@ -55,13 +56,22 @@ pub struct Source {
     pub client_key: Option<PathBuf>,
 
     /// The local service that answers what no route takes: http://, https:// or h2c:// with host and
-    /// port (required unless the file has routes)
+    /// port, or unix:/path (required unless the file has routes)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
     pub upstream: Option<UpstreamUrl>,
 
     /// CA certificates that an https upstream may be signed by, beside the system's, PEM
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_UPSTREAM_CA_FILE")]
     pub upstream_ca_file: Option<PathBuf>,
+
+    /// Name servers that upstreams' names are looked up at, address and port, instead of the system's
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_DNS_SERVER"
+    )]
+    pub dns_server: Option<Vec<DnsServer>>,
 
     /// CA certificates that the server may be signed by, beside the system's, PEM
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CA_FILE")]
@@ -217,8 +227,8 @@ impl Source {
             };
         }
         first_given! {
-            server token_file client_cert client_key upstream upstream_ca_file ca_file sessions
-            allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
+            server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file
+            sessions allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
             on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
             upstream_idle_pool ping_interval grace_period access_log log_format log_level
         }
