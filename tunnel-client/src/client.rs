@@ -31,7 +31,7 @@ use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
+use crate::routes::{LeadParts, Routes};
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
@@ -95,8 +95,10 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let routes = config.all_routes();
-        let routes = Routes::new(&routes, config.upstream_idle_pool, Arc::clone(&metrics))?;
+        let leads = LeadParts {
+            idle_pool: config.upstream_idle_pool,
+        };
+        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(&metrics))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, config.access_log);

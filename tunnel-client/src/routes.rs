@@ -34,6 +34,7 @@ use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+pub(crate) use self::leads::LeadParts;
 use self::matcher::{FirstLine, Matcher};
 pub(crate) use self::own_answer::AnswerBody;
 use self::route::Earlier;
@@ -44,7 +45,7 @@ use crate::metrics::Metrics;
 /// All routes of a client.
 pub(crate) struct Routes {
     table: ArcSwap<Table>,
-    idle_pool: usize,
+    leads: LeadParts,
     metrics: Arc<Metrics>,
 }
 
@@ -55,14 +56,13 @@ struct Table {
 }
 
 impl Routes {
-    /// Routes as the configuration says; each upstream keeps at most `idle_pool` connections at rest.
-    /// Must be called within a runtime.
+    /// Routes as the configuration says. Must be called within a runtime.
     ///
     /// # Errors
     /// When TLS cannot be set up.
     pub(crate) fn new(
         list: &RouteList,
-        idle_pool: usize,
+        leads: LeadParts,
         metrics: Arc<Metrics>,
     ) -> Result<Self, TlsFilesError> {
         let none = Table {
@@ -71,7 +71,7 @@ impl Routes {
         };
         let routes = Self {
             table: ArcSwap::from_pointee(none),
-            idle_pool,
+            leads,
             metrics,
         };
         routes.replace(list)?;
@@ -89,7 +89,7 @@ impl Routes {
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
             let metrics = self.metrics.route(&config.name);
-            let route = Route::new(config.clone(), &mut earlier, self.idle_pool, metrics)?;
+            let route = Route::new(config.clone(), &mut earlier, &self.leads, metrics)?;
             routes.push(Arc::new(route));
         }
         // Those that overlap are refused when the configuration is checked.

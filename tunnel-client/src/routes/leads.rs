@@ -13,11 +13,17 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use crate::config::{UpstreamOptions, UpstreamUrl, UpstreamsConfig};
+use crate::config::{RouteAction, UpstreamOptions, UpstreamScheme, UpstreamUrl, UpstreamsConfig};
 use crate::upstream::{Asked, Upstream, UpstreamBody, UpstreamSettings};
 
 /// Upstreams made on demand that are kept for one template.
 const ON_DEMAND_MAX: usize = 256;
+
+/// What upstreams have beside what their routes say.
+pub(crate) struct LeadParts {
+    /// HTTP/1.1 connections kept at rest, for each upstream.
+    pub(crate) idle_pool: usize,
+}
 
 /// The upstreams of one route.
 pub(super) struct Upstreams {
@@ -27,7 +33,7 @@ pub(super) struct Upstreams {
 
 /// The upstreams of a route whose path names them, each made when it is first asked for.
 pub(super) struct OnDemand {
-    made_of: UpstreamOptions,
+    made_of: (UpstreamScheme, UpstreamOptions),
     idle_pool: usize,
     made: Mutex<HashMap<UpstreamUrl, Arc<Live>>>,
 }
@@ -43,18 +49,18 @@ impl Upstreams {
     ///
     /// # Errors
     /// When TLS cannot be set up.
-    pub(super) fn new(config: &UpstreamsConfig, idle_pool: usize) -> Result<Self, TlsFilesError> {
+    pub(super) fn new(config: &UpstreamsConfig, parts: &LeadParts) -> Result<Self, TlsFilesError> {
         // There is at least one, as it is checked.
         let first = config.members.first().ok_or(TlsFilesError::NoRoots)?;
         Ok(Self {
-            first: Live::new(first.url.clone(), &config.options, idle_pool)?,
+            first: Live::new(first.url.clone(), &config.options, parts.idle_pool)?,
             made_of: config.clone(),
         })
     }
 
-    /// What it was made of.
-    pub(super) fn made_of(&self) -> &UpstreamsConfig {
-        &self.made_of
+    /// Whether it is what this would make.
+    pub(super) fn is_of(&self, action: &RouteAction) -> bool {
+        matches!(action, RouteAction::Upstreams(config) if self.made_of == *config)
     }
 
     /// Sends a request to one of them.
@@ -64,18 +70,28 @@ impl Upstreams {
 }
 
 impl OnDemand {
-    /// None so far.
-    pub(super) fn new(options: &UpstreamOptions, idle_pool: usize) -> Self {
-        Self {
-            made_of: options.clone(),
-            idle_pool,
+    /// None so far. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub(super) fn new(
+        scheme: UpstreamScheme,
+        options: &UpstreamOptions,
+        parts: &LeadParts,
+    ) -> Result<Self, TlsFilesError> {
+        Ok(Self {
+            made_of: (scheme, options.clone()),
+            idle_pool: parts.idle_pool,
             made: Mutex::default(),
-        }
+        })
     }
 
-    /// What they are made of.
-    pub(super) fn made_of(&self) -> &UpstreamOptions {
-        &self.made_of
+    /// Whether it is what this would make.
+    pub(super) fn is_of(&self, action: &RouteAction) -> bool {
+        let RouteAction::Template(template, options) = action else {
+            return false;
+        };
+        self.made_of.0 == template.base().scheme() && self.made_of.1 == *options
     }
 
     /// The upstream with this URL.
@@ -84,7 +100,7 @@ impl OnDemand {
         if let Some(live) = made.get(&url) {
             return Ok(Arc::clone(live));
         }
-        let live = Live::new(url.clone(), &self.made_of, self.idle_pool)
+        let live = Live::new(url.clone(), &self.made_of.1, self.idle_pool)
             .map_err(|error| Problem::new(Hop::Client, Reason::InternalError, error.to_string()))?;
         let live = Arc::new(live);
         if made.len() >= ON_DEMAND_MAX {

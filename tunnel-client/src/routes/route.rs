@@ -13,7 +13,7 @@ use http::{Method, Response};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::leads::{Live, OnDemand, Upstreams};
+use super::leads::{LeadParts, Live, OnDemand, Upstreams};
 use super::own_answer::AnswerBody;
 use super::template::{RefusedSegment, Template};
 use crate::config::{RouteAction, RouteConfig};
@@ -82,21 +82,26 @@ impl Route {
     pub(super) fn new(
         config: RouteConfig,
         earlier: &mut Earlier,
-        idle_pool: usize,
+        parts: &LeadParts,
         metrics: Arc<RouteMetrics>,
     ) -> Result<Self, TlsFilesError> {
         let lead = match &config.action {
             RouteAction::Upstreams(upstreams) => {
-                let same = |one: &Upstreams| one.made_of() == upstreams;
+                let same = |one: &Upstreams| one.is_of(&config.action);
                 Lead::Upstreams(match Earlier::take(&mut earlier.upstreams, same) {
                     Some(there) => there,
-                    None => Arc::new(Upstreams::new(upstreams, idle_pool)?),
+                    None => Arc::new(Upstreams::new(upstreams, parts)?),
                 })
             }
             RouteAction::Template(template, options) => {
-                let same = |one: &OnDemand| one.made_of() == options;
-                let there = Earlier::take(&mut earlier.on_demand, same);
-                let there = there.unwrap_or_else(|| Arc::new(OnDemand::new(options, idle_pool)));
+                let same = |one: &OnDemand| one.is_of(&config.action);
+                let there = match Earlier::take(&mut earlier.on_demand, same) {
+                    Some(there) => there,
+                    None => {
+                        let scheme = template.base().scheme();
+                        Arc::new(OnDemand::new(scheme, options, parts)?)
+                    }
+                };
                 Lead::Template(template.clone(), there)
             }
             RouteAction::Respond(_) | RouteAction::Deny(_) => Lead::Own,
