@@ -30,21 +30,22 @@ use arc_swap::ArcSwap;
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Method};
-use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+pub(crate) use self::leads::LeadParts;
 use self::matcher::{FirstLine, Matcher};
 pub(crate) use self::own_answer::AnswerBody;
 use self::route::Earlier;
 pub(crate) use self::route::Route;
 use crate::config::RouteList;
 use crate::metrics::Metrics;
+use crate::upstream::UpstreamError;
 
 /// All routes of a client.
 pub(crate) struct Routes {
     table: ArcSwap<Table>,
-    idle_pool: usize,
+    leads: LeadParts,
     metrics: Arc<Metrics>,
 }
 
@@ -55,23 +56,22 @@ struct Table {
 }
 
 impl Routes {
-    /// Routes as the configuration says; each upstream keeps at most `idle_pool` connections at rest.
-    /// Must be called within a runtime.
+    /// Routes as the configuration says. Must be called within a runtime.
     ///
     /// # Errors
-    /// When TLS cannot be set up.
+    /// When upstreams cannot be as it says.
     pub(crate) fn new(
         list: &RouteList,
-        idle_pool: usize,
+        leads: LeadParts,
         metrics: Arc<Metrics>,
-    ) -> Result<Self, TlsFilesError> {
+    ) -> Result<Self, UpstreamError> {
         let none = Table {
             matcher: Matcher::default(),
             routes: Vec::new(),
         };
         let routes = Self {
             table: ArcSwap::from_pointee(none),
-            idle_pool,
+            leads,
             metrics,
         };
         routes.replace(list)?;
@@ -82,14 +82,14 @@ impl Routes {
     /// Must be called within a runtime.
     ///
     /// # Errors
-    /// When TLS cannot be set up; then nothing has changed.
-    pub(crate) fn replace(&self, list: &RouteList) -> Result<(), TlsFilesError> {
+    /// When upstreams cannot be as it says; then nothing has changed.
+    pub(crate) fn replace(&self, list: &RouteList) -> Result<(), UpstreamError> {
         let before = self.table.load_full();
         let mut earlier = Earlier::of(&before.routes);
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
             let metrics = self.metrics.route(&config.name);
-            let route = Route::new(config.clone(), &mut earlier, self.idle_pool, metrics)?;
+            let route = Route::new(config.clone(), &mut earlier, &self.leads, metrics)?;
             routes.push(Arc::new(route));
         }
         // Those that overlap are refused when the configuration is checked.

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
 use super::routes::{Defaults, RouteList};
 use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
 use crate::metrics::Metrics;
 use crate::routes::Routes;
+use crate::upstream::UpstreamError;
 
 /// Follows the files.
 pub(crate) struct Reloader {
@@ -30,9 +30,9 @@ enum ReloadError {
     /// A file, or what is in it.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// TLS cannot be set up with what the files hold.
+    /// Upstreams cannot be as the files say.
     #[error(transparent)]
-    Tls(#[from] TlsFilesError),
+    Upstream(#[from] UpstreamError),
 }
 
 impl Reloader {

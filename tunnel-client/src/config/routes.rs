@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::tls_files::{Identity, Roots};
 
@@ -134,8 +135,8 @@ pub struct TlsOptions {
 /// How an upstream is asked whether it is well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthOptions {
-    /// The path that is asked for; well is a status from 200 to 399.
-    pub path: Box<str>,
+    /// The path that is asked for, and a query if it has one; well is a status from 200 to 399.
+    pub path: PathAndQuery,
     /// Time from one question to the next.
     pub interval: Duration,
     /// Time for the answer.

@@ -147,7 +147,6 @@ impl UpstreamUrl {
             place: Place::Network(Authority { host, port, text }),
         }
     }
-    }
 }
 
 impl UpstreamScheme {

@@ -10,15 +10,14 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Method, Response};
-use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::leads::{Live, OnDemand, Upstreams};
+use super::leads::{LeadParts, OnDemand, Upstreams};
 use super::own_answer::AnswerBody;
 use super::template::{RefusedSegment, Template};
 use crate::config::{RouteAction, RouteConfig};
 use crate::metrics::RouteMetrics;
-use crate::upstream::Asked;
+use crate::upstream::{Asked, Upstream, UpstreamError};
 
 /// A route that requests are sent by.
 pub(crate) struct Route {
@@ -40,7 +39,7 @@ enum Lead {
 /// Whom a request is for.
 enum Whom<'a> {
     Upstreams(&'a Upstreams),
-    OnDemand(Arc<Live>),
+    OnDemand(Arc<Upstream>),
     Nobody(Response<AnswerBody>),
 }
 
@@ -78,25 +77,30 @@ impl Route {
     /// A route as the configuration says, with what is there already of its upstreams.
     ///
     /// # Errors
-    /// When TLS cannot be set up.
+    /// When its upstreams cannot be as it says.
     pub(super) fn new(
         config: RouteConfig,
         earlier: &mut Earlier,
-        idle_pool: usize,
+        parts: &LeadParts,
         metrics: Arc<RouteMetrics>,
-    ) -> Result<Self, TlsFilesError> {
+    ) -> Result<Self, UpstreamError> {
         let lead = match &config.action {
             RouteAction::Upstreams(upstreams) => {
-                let same = |one: &Upstreams| one.made_of() == upstreams;
+                let same = |one: &Upstreams| one.is_of(&config.action);
                 Lead::Upstreams(match Earlier::take(&mut earlier.upstreams, same) {
                     Some(there) => there,
-                    None => Arc::new(Upstreams::new(upstreams, idle_pool)?),
+                    None => Arc::new(Upstreams::new(upstreams, parts)?),
                 })
             }
             RouteAction::Template(template, options) => {
-                let same = |one: &OnDemand| one.made_of() == options;
-                let there = Earlier::take(&mut earlier.on_demand, same);
-                let there = there.unwrap_or_else(|| Arc::new(OnDemand::new(options, idle_pool)));
+                let same = |one: &OnDemand| one.is_of(&config.action);
+                let there = match Earlier::take(&mut earlier.on_demand, same) {
+                    Some(there) => there,
+                    None => {
+                        let scheme = template.base().scheme();
+                        Arc::new(OnDemand::new(scheme, options, parts)?)
+                    }
+                };
                 Lead::Template(template.clone(), there)
             }
             RouteAction::Respond(_) | RouteAction::Deny(_) => Lead::Own,
@@ -174,7 +178,7 @@ impl Route {
         }
         let mut response = match whom {
             Whom::Upstreams(upstreams) => upstreams.ask(asked).await?.map(AnswerBody::Upstream),
-            Whom::OnDemand(live) => live.ask(asked).await?.map(AnswerBody::Upstream),
+            Whom::OnDemand(upstream) => upstream.ask(asked).await?.map(AnswerBody::Upstream),
             Whom::Nobody(response) => response,
         };
         self.config
@@ -194,7 +198,7 @@ impl Route {
             (Lead::Upstreams(upstreams), _) => Ok(Whom::Upstreams(upstreams)),
             (Lead::Template(template, on_demand), _) => {
                 let url = template.fill(path).map_err(refused)?;
-                Ok(Whom::OnDemand(on_demand.get(url)?))
+                Ok(Whom::OnDemand(on_demand.get(url)))
             }
             (Lead::Own, RouteAction::Respond(answer)) => Ok(Whom::Nobody(answer.respond(method))),
             (Lead::Own, RouteAction::Deny(words)) => {

@@ -21,6 +21,7 @@ mod probe;
 mod routes;
 mod routes_reload;
 mod routes_test;
+mod routes_upstreams;
 mod scripted;
 mod server;
 mod sessions;

@@ -11,7 +11,12 @@ use crate::setup::{Setup, get, post};
 
 /// Answers each request with its own head, and with this field.
 pub(crate) async fn telling(name: &'static str) -> Scripted {
-    Scripted::start(move |mut connection| async move {
+    telling_at("127.0.0.1:0", name).await
+}
+
+/// The same at an address.
+pub(crate) async fn telling_at(address: &str, name: &'static str) -> Scripted {
+    Scripted::start_at(address.parse().unwrap(), move |mut connection| async move {
         while let Some(head) = connection.head().await {
             let answer = format!(
                 "HTTP/1.1 200 OK\r\nserver: {name}\r\ncontent-length: {}\r\n\r\n{head}",

@@ -323,8 +323,9 @@ impl Checker<'_> {
 
     fn health(&mut self, raw: &RawHealth) -> Option<HealthOptions> {
         let path = raw.path.get_ref();
-        let is_path = path.starts_with('/') && PathAndQuery::try_from(path.as_str()).is_ok();
-        if !is_path {
+        let path = PathAndQuery::try_from(path.as_str()).ok();
+        let path = path.filter(|path| path.as_str().starts_with('/'));
+        if path.is_none() {
             let problem = "expected a path such as `/healthz`";
             self.fault(raw.path.span(), "route.health.path", problem);
         }
@@ -341,8 +342,8 @@ impl Checker<'_> {
             let problem = "an upstream is asked at most every 100ms";
             self.fault(text.span(), "route.health.interval", problem);
         }
-        is_path.then_some(HealthOptions {
-            path: path.as_str().into(),
+        Some(HealthOptions {
+            path: path?,
             interval: interval?,
             timeout: timeout?,
             unhealthy_after: unhealthy?,
