@@ -130,7 +130,7 @@ fn all_faults_are_told_at_once_with_file_line_and_key() {
 [[route]]
 name = "One"
 path = "one"
-upstream = "ftp://a"
+upstream = "http://a/b"
 connect_timeout = "5"
 
 [[route]]
@@ -147,8 +147,8 @@ deny = "no"
             "r.toml:13:8: route.name: `two` is the route in line 9 already",
             "r.toml:4:8: route.path: expected a path such as `/readyz`, `/app/*` or `/hooks/{name}/*`: it must \
              begin with `/`",
-            "r.toml:5:12: route.upstream: expected a URL such as `http://127.0.0.1:3000`: the scheme must be \
-             `http`, `https` or `h2c`",
+            "r.toml:5:12: route.upstream: expected a URL such as `http://127.0.0.1:3000`: leave out path, query \
+             and fragment",
             "r.toml:6:19: route.connect_timeout: a duration needs a unit, such as `5s`, `250ms` or `10m`",
             "r.toml:9:8: route: expected exactly one of `upstream`, `upstreams`, `respond` and `deny`",
         ],
