@@ -33,6 +33,7 @@ mod socket;
 mod tls;
 mod upgrade;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -126,7 +127,7 @@ impl Upstream {
         options: &UpstreamOptions,
         shared: &Arc<UpstreamShared>,
     ) -> Result<Self, UpstreamError> {
-        let tls = tls_for(url.scheme(), options)?;
+        let tls = tls_for(url.scheme(), &url, options)?;
         Ok(Self::with_tls(Destination::new(url), tls, options, shared))
     }
 
@@ -297,9 +298,10 @@ impl Upstream {
     }
 }
 
-/// What is offered to upstreams of this scheme; none without TLS.
+/// What is offered to upstreams of this scheme, called so in the log; none without TLS.
 fn tls_for(
     scheme: UpstreamScheme,
+    name: &dyn fmt::Display,
     options: &UpstreamOptions,
 ) -> Result<Option<TlsOffers>, UpstreamError> {
     if scheme != UpstreamScheme::Https {
@@ -307,6 +309,7 @@ fn tls_for(
     }
     if options.tls.insecure {
         tracing::warn!(
+            upstream = %name,
             "an upstream's certificate is not checked, as `insecure` says: whoever stands between \
              can read and change all that is sent to it"
         );

@@ -310,7 +310,11 @@ impl Upstream {
         let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
         let answered = self.head_in_time(progress, waited, &mut alarm, watch, head);
         let answered = answered.await?;
-        answered.map_err(Unanswered::new)
+        answered.map_err(|error| match self.max_body {
+            // What hyper tells is that the stream was reset, not that it was us, nor why.
+            Some(limit) if asked.progress.is_too_large() => outgoing::too_large(limit).into(),
+            _ => Unanswered::new(error),
+        })
     }
 
     fn answer_http1(

@@ -114,10 +114,13 @@ impl Balance {
         until > 0 && u128::from(until) > (now - self.start).as_millis()
     }
 
-    /// What its checks say.
+    /// What its checks say. When they hold again, what was before is forgotten.
     pub(super) fn set_unhealthy(&self, index: usize, is_unhealthy: bool) {
         let place = &self.places[index];
         place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
+        if !is_unhealthy {
+            self.on_success(index);
+        }
     }
 
     /// It answered.

@@ -62,7 +62,7 @@ impl UpstreamCache {
         shared: &Arc<UpstreamShared>,
     ) -> Result<Self, UpstreamError> {
         Ok(Self {
-            tls: tls_for(scheme, options)?,
+            tls: tls_for(scheme, &"of a template", options)?,
             options: options.clone(),
             shared: Arc::clone(shared),
             kept: Mutex::default(),

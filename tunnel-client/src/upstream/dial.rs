@@ -162,6 +162,9 @@ fn reason(error: &StepError) -> Reason {
         {
             Reason::ConnectionRefused
         }
+        StepError::Failed(_, error) if error.kind() == io::ErrorKind::TimedOut => {
+            Reason::ConnectionTimeout
+        }
         StepError::Failed(..) => Reason::ConnectionFailed,
     }
 }

@@ -79,7 +79,8 @@ impl OutgoingBody {
     }
 }
 
-fn too_large(limit: u64) -> Problem {
+/// A request's content is larger than this.
+pub(super) fn too_large(limit: u64) -> Problem {
     let detail = format!("the request's content is larger than {limit} bytes");
     Problem::new(Hop::Client, Reason::BodyTooLarge, detail)
 }
@@ -101,6 +102,7 @@ impl Body for OutgoingBody {
             && let Some(data) = frame.data_ref()
         {
             let Some(left) = this.left.checked_sub(data.len() as u64) else {
+                this.progress.on_too_large();
                 let problem = too_large(this.limit);
                 return Poll::Ready(Some(Err(BodyError::Aborted(problem))));
             };

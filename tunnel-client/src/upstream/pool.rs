@@ -74,6 +74,10 @@ impl Pool {
     /// Keeps connections to these addresses only from here on.
     pub(super) fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
         let mut resting = self.resting.lock();
+        let known = resting.addresses.as_ref();
+        if known.is_some_and(|known| Arc::ptr_eq(known, addresses)) {
+            return;
+        }
         resting.addresses = Some(Arc::clone(addresses));
         let all = std::mem::take(&mut resting.connections);
         let (current, lost) = (all.into_iter())

@@ -15,6 +15,7 @@ pub(crate) struct Progress {
     /// Informational responses.
     heard: AtomicU32,
     is_flooded: AtomicBool,
+    is_too_large: AtomicBool,
 }
 
 /// What has moved of a request so far; two that are equal mean that nothing did in between.
@@ -41,6 +42,7 @@ impl Progress {
             has_ended: AtomicBool::new(false),
             heard: AtomicU32::new(0),
             is_flooded: AtomicBool::new(false),
+            is_too_large: AtomicBool::new(false),
         }
     }
 
@@ -70,6 +72,15 @@ impl Progress {
     /// Whether more informational responses came than are sent on.
     pub(super) fn is_flooded(&self) -> bool {
         self.is_flooded.load(Ordering::Relaxed)
+    }
+
+    /// Whether the content was ended since it is larger than it may be.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.is_too_large.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn on_too_large(&self) {
+        self.is_too_large.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn on_bytes(&self, bytes: usize) {

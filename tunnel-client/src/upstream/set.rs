@@ -110,7 +110,7 @@ impl UpstreamSet {
         }
         let is_https = |(url, _): &(UpstreamUrl, u32)| url.scheme() == UpstreamScheme::Https;
         let scheme = members.iter().find(|member| is_https(member));
-        let tls = scheme.map(|(url, _)| tls_for(url.scheme(), options));
+        let tls = scheme.map(|(url, _)| tls_for(url.scheme(), url, options));
         let tls: Option<TlsOffers> = tls.transpose()?.flatten();
         let (urls, weights): (Vec<_>, Vec<_>) = members.into_iter().unzip();
         let upstream = |url| {

@@ -9,7 +9,7 @@ use super::resolve::Resolver;
 use super::upgrade::HalfClosed;
 
 /// How upstreams are reached and asked, wherever they are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UpstreamOptions {
     /// For those that are spoken to over TLS.
     pub(crate) tls: UpstreamTls,
@@ -27,7 +27,7 @@ pub(crate) struct UpstreamOptions {
 }
 
 /// How TLS is spoken with upstreams.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UpstreamTls {
     /// Whom their certificates may come from; needed for `https`, unless `insecure`.
     pub(crate) roots: Option<Roots>,

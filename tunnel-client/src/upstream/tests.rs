@@ -3,7 +3,7 @@
 
 #[allow(dead_code, reason = "what other tests need of it")]
 #[path = "../../tests/it/dns.rs"]
-mod dns;
+pub(super) mod dns;
 mod limits;
 mod names;
 #[allow(dead_code, reason = "what other tests need of it")]
@@ -130,7 +130,7 @@ impl Route {
     async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: Send + fmt::Debug,
     {
         match timeout(SOON, exchange(&self.session, request, |_, _| {})).await {
             Ok(Ok(response)) => Ok(response),
@@ -144,7 +144,7 @@ impl Route {
     async fn fetch<B>(&self, request: Request<B>) -> String
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: Send + fmt::Debug,
     {
         let response = self.ask(request).await.unwrap();
         let content = timeout(SOON, response.into_body().collect()).await;
@@ -155,7 +155,7 @@ impl Route {
     async fn failure<B>(&self, request: Request<B>) -> Reason
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: Send + fmt::Debug,
     {
         self.ask(request).await.unwrap_err().reason()
     }

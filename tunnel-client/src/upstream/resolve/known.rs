@@ -19,13 +19,16 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs
 /// How long the last good addresses go on while nobody answers.
 const STALE: Duration = Duration::from_secs(60 * 60);
 
+/// The addresses of a name; the same as long as they do not change.
+type Addresses = Arc<[IpAddr]>;
+
 /// What was last said of a name.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// Until when it is not asked again, and what is said meanwhile.
-    said: Option<(Instant, Result<Arc<[IpAddr]>, LookUpError>)>,
+    said: Option<(Instant, Result<Addresses, LookUpError>)>,
     /// The last good addresses, and until when they may be used without an answer.
-    good: Option<(Instant, Arc<[IpAddr]>)>,
+    good: Option<(Instant, Addresses)>,
     /// Why the addresses are old ones.
     stale: Option<LookUpError>,
 }
@@ -34,7 +37,7 @@ impl Known {
     /// What needs no question now.
     pub(super) fn at(&self, now: Instant) -> Option<Result<Answer, LookUpError>> {
         let (until, said) = self.said.as_ref().filter(|(until, _)| now < *until)?;
-        let answer = |addresses: &Arc<[IpAddr]>| Answer {
+        let answer = |addresses: &Addresses| Answer {
             addresses: Arc::clone(addresses),
             until: *until,
         };
@@ -88,7 +91,7 @@ impl Known {
     }
 
     /// The addresses that were there before, if they are the same in whatever order.
-    fn kept(&self, mut found: Vec<IpAddr>) -> Arc<[IpAddr]> {
+    fn kept(&self, mut found: Vec<IpAddr>) -> Addresses {
         found.sort_unstable();
         found.dedup();
         match &self.good {

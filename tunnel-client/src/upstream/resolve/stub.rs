@@ -65,25 +65,12 @@ impl Stub {
 
     /// The addresses of a name.
     pub(super) async fn ask(&self, name: &str) -> Result<Found, LookUpError> {
-        let setup = self.setup();
-        let name = Name::from_ascii(name).map_err(|error| failed(&error))?;
-        if let Some(found) = setup.in_hosts(&name) {
-            return Ok(found);
-        }
-        let resolver = setup.resolver.as_ref().map_err(LookUpError::clone)?;
-        let mut worst = LookUpError::NotFound;
-        for candidate in candidates(&name, &setup.search, setup.ndots) {
-            match ask_one(resolver, candidate).await {
-                Err(LookUpError::NotFound) => {}
-                // What a name means must not depend on which answers were lost on the way: the next
-                // one may be somebody else's.
-                Err(LookUpError::TimedOut) => return Err(LookUpError::TimedOut),
-                // A server that cannot tell of one domain may know the next: so does the system.
-                Err(error) => worst = error,
-                found => return found,
-            }
-        }
-        Err(worst)
+        self.setup().ask(name).await
+    }
+
+    /// What the hosts file alone says of a name.
+    pub(super) fn in_hosts(&self, name: &str) -> Option<Found> {
+        self.setup().in_hosts(&Name::from_ascii(name).ok()?)
     }
 
     /// How to ask now.
@@ -122,23 +109,31 @@ fn changed() -> [Option<SystemTime>; FILES.len()] {
 impl Setup {
     /// Reads the system's files; the name servers are these, if there are any.
     fn new(servers: &[SocketAddr]) -> Self {
-        let system = system_conf::read_system_conf();
-        let (config, mut options) = match (system, servers) {
-            (Ok(system), _) => system,
+        let hosts = Hosts::from_system().unwrap_or_default();
+        match (system_conf::read_system_conf(), servers) {
+            (Ok(system), _) => Self::with(hosts, system, servers),
             (Err(error), []) => {
                 let why = format!("the system names no name servers ({error}): set dns_server");
-                return Self {
-                    hosts: Hosts::from_system().unwrap_or_default(),
+                Self {
+                    hosts,
                     search: Vec::new(),
                     ndots: 1,
                     resolver: Err(LookUpError::Failed(why.into())),
-                };
+                }
             }
-            (Err(_), _) => (
-                ResolverConfig::from_parts(None, Vec::new(), Vec::new()),
-                ResolverOpts::default(),
-            ),
-        };
+            (Err(_), _) => {
+                let none = ResolverConfig::from_parts(None, Vec::new(), Vec::new());
+                Self::with(hosts, (none, ResolverOpts::default()), servers)
+            }
+        }
+    }
+
+    /// As these files say, but with these name servers, if there are any.
+    fn with(
+        hosts: Hosts,
+        (config, mut options): (ResolverConfig, ResolverOpts),
+        servers: &[SocketAddr],
+    ) -> Self {
         options.timeout = options.timeout.min(ANSWER_WAIT);
         // What is known is kept elsewhere, with rules of its own.
         options.cache_size = 0;
@@ -150,13 +145,34 @@ impl Setup {
             [] => config.name_servers,
             servers => servers.iter().map(name_server).collect(),
         };
-        let ndots = options.ndots;
         Self {
-            hosts: Hosts::from_system().unwrap_or_default(),
+            hosts,
             search,
-            ndots,
+            ndots: options.ndots,
             resolver: resolver(servers, options),
         }
+    }
+
+    /// The addresses of a name.
+    async fn ask(&self, name: &str) -> Result<Found, LookUpError> {
+        let name = Name::from_ascii(name).map_err(|error| failed(&error))?;
+        if let Some(found) = self.in_hosts(&name) {
+            return Ok(found);
+        }
+        let resolver = self.resolver.as_ref().map_err(LookUpError::clone)?;
+        let mut worst = LookUpError::NotFound;
+        for candidate in candidates(&name, &self.search, self.ndots) {
+            match ask_one(resolver, candidate).await {
+                Err(LookUpError::NotFound) => {}
+                // What a name means must not depend on which answers were lost on the way: the next
+                // one may be somebody else's.
+                Err(LookUpError::TimedOut) => return Err(LookUpError::TimedOut),
+                // A server that cannot tell of one domain may know the next: so does the system.
+                Err(error) => worst = error,
+                found => return found,
+            }
+        }
+        Err(worst)
     }
 
     /// What the hosts file says of a name.
@@ -265,6 +281,7 @@ fn failed(error: &dyn std::error::Error) -> LookUpError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::tests::dns::{NameServer, Said};
 
     fn names(name: &str, ndots: usize) -> Vec<String> {
         let search: Vec<_> = ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"]
@@ -290,6 +307,70 @@ mod tests {
         assert_eq!(names("a.b.c.d.e.f", 5)[0], "a.b.c.d.e.f.");
         assert_eq!(names("a.b.c.d.e.f", 5).len(), 4);
         assert_eq!(names("api.example", 1)[0], "api.example.");
+    }
+
+    /// A cluster's way to ask.
+    fn cluster(server: &NameServer) -> Setup {
+        let text = "search ns.svc.cluster.local svc.cluster.local cluster.local\n\
+                    nameserver 192.0.2.1\noptions ndots:5 timeout:1 attempts:1\n";
+        let system = system_conf::parse_resolv_conf(text).unwrap();
+        let mut hosts = Hosts::default();
+        let text = "10.0.0.9 listed\nfd00::9 listed\n";
+        hosts.read_hosts_conf(text.as_bytes()).unwrap();
+        Setup::with(hosts, system, &[server.address()])
+    }
+
+    async fn asked(setup: &Setup, name: &str) -> Result<(Vec<String>, u64), LookUpError> {
+        let found = setup.ask(name).await?;
+        let addresses = found.addresses.iter().map(ToString::to_string);
+        Ok((addresses.collect(), found.ttl.as_secs()))
+    }
+
+    #[tokio::test]
+    async fn a_clusters_names_are_found_as_the_system_finds_them() {
+        let server = NameServer::start().await;
+        let setup = cluster(&server);
+        server.say_addresses("app.ns.svc.cluster.local", &["10.0.0.1", "fd00::1"], 30);
+        server.say_addresses("app.other.svc.cluster.local", &["10.0.0.2"], 5);
+        server.say_addresses("api.example.test", &["192.0.2.7"], 600);
+        let both = (vec!["10.0.0.1".to_owned(), "fd00::1".to_owned()], 30);
+        assert_eq!(asked(&setup, "app").await.unwrap(), both);
+        assert_eq!(server.asked("app.ns.svc.cluster.local"), 1);
+        assert_eq!(server.asked("app"), 0);
+        for name in ["app.other", "app.other.svc", "app.other.svc.cluster.local."] {
+            let found = asked(&setup, name).await.unwrap();
+            assert_eq!(found, (vec!["10.0.0.2".to_owned()], 5), "{name}");
+        }
+        let outside = asked(&setup, "api.example.test").await.unwrap();
+        assert_eq!(outside, (vec!["192.0.2.7".to_owned()], 600));
+        assert_eq!(server.asked("api.example.test.ns.svc.cluster.local"), 1);
+        assert_eq!(asked(&setup, "nobody").await, Err(LookUpError::NotFound));
+        // Names of container networks often have one.
+        server.say_addresses("my_app", &["10.0.0.3"], 5);
+        assert_eq!(asked(&setup, "my_app").await.unwrap().0, ["10.0.0.3"]);
+    }
+
+    #[tokio::test]
+    async fn the_hosts_file_comes_first() {
+        let server = NameServer::start().await;
+        let setup = cluster(&server);
+        server.say_addresses("listed.ns.svc.cluster.local", &["10.0.0.1"], 30);
+        let (addresses, _) = asked(&setup, "listed").await.unwrap();
+        assert_eq!(addresses, ["10.0.0.9", "fd00::9"]);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_missing_is_no_answer() {
+        let server = NameServer::start().await;
+        let setup = cluster(&server);
+        // Somebody else's, further down the list.
+        server.say_addresses("app.cluster.local", &["10.6.6.6"], 30);
+        server.say("app.ns.svc.cluster.local", Said::Silence);
+        assert_eq!(asked(&setup, "app").await, Err(LookUpError::TimedOut));
+        // A server that cannot tell is passed over, but what follows it does not mean "not there".
+        server.say("gone.ns.svc.cluster.local", Said::Failure);
+        let failed = asked(&setup, "gone").await.unwrap_err();
+        assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
     }
 
     #[test]

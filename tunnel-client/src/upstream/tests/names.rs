@@ -214,13 +214,13 @@ async fn a_template_reaches_no_address_that_is_only_for_who_writes_it() {
 async fn a_name_server_that_says_nothing_costs_no_more_than_the_limit() {
     let server = NameServer::start().await;
     server.say(NAME, Said::Silence);
-    let options = UpstreamOptions {
+    let short = UpstreamOptions {
         connect_timeout: Duration::from_millis(200),
         ..options()
     };
-    let route = Route::to(named(&server, 1, &options));
+    let route = Route::to(named(&server, 1, &short));
     assert_eq!(route.failure(get("/")).await, Reason::DnsTimeout);
-    let route = Route::to(named(&server, 1, &options));
     server.forget(NAME);
+    let route = Route::to(named(&server, 1, &options()));
     assert_eq!(route.failure(get("/")).await, Reason::DnsError);
 }

@@ -2,6 +2,11 @@
 
 use std::path::Path;
 
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_rustls::TlsAcceptor;
@@ -173,4 +178,49 @@ async fn a_unix_socket_is_an_upstream_like_any_other() {
     timeout(SOON, gone).await.unwrap();
     let _again = at_socket(&path);
     assert_eq!(route.fetch(get("/")).await, "at the socket");
+}
+
+#[tokio::test]
+async fn http2_goes_over_a_unix_socket_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let _upstream = Owned::spawn("upstream", async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = service_fn(async |request: Request<Incoming>| {
+            // Taken to its end, if it has one.
+            let _ = request.into_body().collect().await;
+            let content = Full::new(Bytes::from_static(b"by streams"));
+            Ok::<_, std::convert::Infallible>(Response::new(content))
+        });
+        let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = builder
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    });
+    let options = UpstreamOptions {
+        max_body: Some(10),
+        ..options()
+    };
+    let route = Route::to(upstream(&format!("h2c+unix:{}", path.display()), &options));
+    assert_eq!(route.fetch(get("/")).await, "by streams");
+    let post = |content: &'static [u8]| {
+        let pieces = content
+            .chunks(4)
+            .map(|piece| Ok::<_, std::convert::Infallible>(Frame::data(piece.into())));
+        let body = StreamBody::new(tokio_stream::iter(pieces));
+        Request::post("https://a-b.tunnels.test/")
+            .body(body)
+            .unwrap()
+    };
+    assert_eq!(route.fetch(post(b"0123456789")).await, "by streams");
+    assert_eq!(
+        route.failure(post(b"0123456789x")).await,
+        Reason::BodyTooLarge
+    );
+    assert_eq!(
+        route.fetch(get("/")).await,
+        "by streams",
+        "on the same connection"
+    );
 }
