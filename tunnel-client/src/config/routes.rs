@@ -24,6 +24,7 @@ pub use self::raw::RawRoute;
 use super::{ConfigError, ConfigFault, Source, UpstreamUrl};
 use crate::routes::matcher::{Conditions, Matcher};
 use crate::routes::own_answer::{CorsPolicy, FixedAnswer};
+use crate::routes::pattern::{Pattern, segment_at};
 use crate::routes::rewrite::Rewrite;
 use crate::routes::template::{RefusedSegment, Template};
 
@@ -194,7 +195,7 @@ impl RouteList {
     pub(crate) fn with_default(&self, upstream: UpstreamUrl, options: UpstreamOptions) -> Self {
         let allow_odd_paths = self.is_empty();
         let mut routes = self.0.clone();
-        routes.extend(RouteConfig::default_to(upstream, options, allow_odd_paths));
+        routes.push(RouteConfig::default_to(upstream, options, allow_odd_paths));
         Self(routes)
     }
 }
@@ -209,19 +210,15 @@ impl<'a> IntoIterator for &'a RouteList {
 }
 
 impl RouteConfig {
-    /// The route to an upstream for everything that no other takes; `None` never.
-    fn default_to(
-        url: UpstreamUrl,
-        options: UpstreamOptions,
-        allow_odd_paths: bool,
-    ) -> Option<Self> {
-        Some(Self {
+    /// The route to an upstream for everything that no other takes.
+    fn default_to(url: UpstreamUrl, options: UpstreamOptions, allow_odd_paths: bool) -> Self {
+        Self {
             name: DEFAULT_ROUTE.into(),
             line: None,
             conditions: Conditions {
                 host: None,
                 methods: Vec::new(),
-                path: "/*".parse().ok()?,
+                path: Pattern::all(),
                 allow_odd_paths,
             },
             values: Vec::new(),
@@ -233,13 +230,13 @@ impl RouteConfig {
             }),
             rewrite: Rewrite::default(),
             cors: None,
-        })
+        }
     }
 
     /// Checks the named segments of a path against the values that they may have.
     pub(crate) fn check_values(&self, path: &[u8]) -> Result<(), RefusedSegment> {
         for allowed in &self.values {
-            let segment = crate::routes::pattern::segment_at(path, allowed.place);
+            let segment = segment_at(path, allowed.place);
             if !allowed
                 .values
                 .iter()

@@ -53,6 +53,15 @@ pub enum Tail {
 }
 
 impl Pattern {
+    /// The one for every path.
+    pub fn all() -> Self {
+        Self {
+            text: "/*".into(),
+            segments: Box::default(),
+            tail: Tail::Rest,
+        }
+    }
+
     /// The pattern as written.
     pub fn as_str(&self) -> &str {
         &self.text
@@ -316,6 +325,7 @@ mod tests {
             &["/app-proxyx", "/app", "/App-proxy", "//app-proxy"],
         );
         check("/*", &["/", "/a", "", "*", "//"], &[]);
+        assert_eq!(Pattern::all(), pattern("/*"));
     }
 
     #[test]
