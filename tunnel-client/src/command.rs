@@ -3,6 +3,7 @@
 //! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
 //! line; standard output carries only what was asked for.
 
+mod routes;
 mod run;
 mod validate;
 
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, RoutesCommand};
 
 /// Why a command did not do what it was told.
 enum Failure {
@@ -26,6 +27,7 @@ pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
         Command::Validate(given) => validate::validate(*given),
+        Command::Routes(RoutesCommand::Test(asked)) => routes::test(*asked),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,
