@@ -4,6 +4,7 @@
 //! line; standard output carries only what was asked for.
 
 mod check;
+mod routes;
 mod run;
 mod validate;
 
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, RoutesCommand};
 
 /// Why a command did not do what it was told.
 enum Failure {
@@ -30,6 +31,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Run(given) => run::run(*given),
         Command::Check(arguments) => check::check(*arguments),
         Command::Validate(given) => validate::validate(*given),
+        Command::Routes(RoutesCommand::Test(asked)) => routes::test(*asked),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -24,8 +24,8 @@ use tunnel_proto::problem::Problem;
 
 use self::record::Record;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
-use crate::upstream::{Asked, Progress, UpstreamBody};
+use crate::routes::{AnswerBody, Routes};
+use crate::upstream::{Asked, Progress};
 
 /// Answers the exchanges of all sessions. Clones are the same service.
 #[derive(Clone)]
@@ -34,14 +34,14 @@ pub(crate) struct Exchanges {
 }
 
 struct Shared {
-    routes: Routes,
+    routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     has_access_log: bool,
 }
 
 impl Exchanges {
     /// Answers by way of the routes.
-    pub(crate) fn new(routes: Routes, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
+    pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
         Self {
             shared: Arc::new(Shared {
                 routes,
@@ -72,13 +72,17 @@ async fn answer(
     let metrics = Arc::clone(&shared.metrics);
     let mut asked = Asked::new(request, informational, Arc::clone(&progress));
     let mut record = Record::begin(metrics, asked.head(), progress, shared.has_access_log);
+    let mut told = None;
     let answered = match shared.routes.route(asked.head()) {
-        Ok(upstream) => upstream.ask(&mut asked).await,
+        Ok(route) => record.on_route(route).answer(&mut asked, &mut told).await,
         Err(problem) => Err(problem),
     };
     match answered {
         Ok(response) => {
             record.on_head(response.status(), asked.waited());
+            if let Some(problem) = &told {
+                record.on_problem(problem);
+            }
             Ok(response.map(|body| RecordedBody { body, record }))
         }
         Err(problem) => {
@@ -90,13 +94,13 @@ async fn answer(
 
 /// A response's content, recorded as it goes by.
 pub(crate) struct RecordedBody {
-    body: UpstreamBody,
+    body: AnswerBody,
     record: Record,
 }
 
 impl Body for RecordedBody {
     type Data = Bytes;
-    type Error = <UpstreamBody as Body>::Error;
+    type Error = <AnswerBody as Body>::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod routes;
 pub mod token_file;
 
 mod admin;
@@ -13,7 +14,6 @@ mod dial;
 mod exchange;
 mod http1;
 mod metrics;
-mod routes;
 mod session;
 mod tunnel;
 mod upstream;

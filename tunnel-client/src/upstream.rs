@@ -12,15 +12,12 @@
 
 mod answer;
 mod ask;
-#[allow(dead_code, reason = "for routes")]
 mod balance;
 mod body;
-#[allow(dead_code, reason = "for routes")]
 mod cache;
 mod destination;
 mod dial;
 mod failure;
-#[allow(dead_code, reason = "for routes")]
 mod health;
 mod http1;
 mod http2;
@@ -29,7 +26,7 @@ mod outgoing;
 mod pool;
 mod progress;
 mod resolve;
-#[allow(dead_code, reason = "for routes")]
+#[allow(dead_code, reason = "states are for the server's view of routes")]
 mod set;
 mod settings;
 mod socket;
@@ -53,13 +50,12 @@ pub(crate) use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
 use self::dial::{Dialled, UpstreamDialler};
-#[allow(unused_imports, reason = "for routes")]
 pub(crate) use self::health::HealthSettings;
 use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-#[allow(unused_imports, reason = "for routes")]
+#[allow(unused_imports, reason = "for the server's view of routes")]
 pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet, UpstreamState};
 pub use self::settings::UpstreamError;
 pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
@@ -170,7 +166,6 @@ impl Upstream {
     ///
     /// # Errors
     /// With what a person should know, when it does not say that it is well.
-    #[allow(dead_code, reason = "for routes")]
     pub(crate) async fn try_health(
         &self,
         path: http::uri::PathAndQuery,
@@ -180,7 +175,6 @@ impl Upstream {
     }
 
     /// Where it is.
-    #[allow(dead_code, reason = "for routes")]
     pub(crate) fn url(&self) -> &UpstreamUrl {
         self.destination.url()
     }
@@ -233,7 +227,7 @@ impl Upstream {
     }
 
     /// How the last dial ended.
-    #[allow(dead_code, reason = "for routes")]
+    #[allow(dead_code, reason = "for the server's view of routes")]
     fn reach(&self) -> Reach {
         match self.reach.load(Ordering::Relaxed) {
             reach if reach == Reach::Reached as u8 => Reach::Reached,

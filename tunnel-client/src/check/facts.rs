@@ -206,7 +206,6 @@ pub(super) struct UpstreamTrouble {
 
 /// Where the way to it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "for routes")]
 pub(super) enum UpstreamFailure {
     Unresolved,
     Refused,

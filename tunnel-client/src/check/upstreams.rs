@@ -1,7 +1,8 @@
-//! The last steps: each upstream that the configuration names is connected to.
+//! The last steps: each upstream that a route leads to is connected to, and asked how it is where the route
+//! says by which path.
 //!
-//! An upstream is reached as an exchange reaches it, by the same code, and asked for nothing. One that a request
-//! fills in cannot be checked before there is a request.
+//! An upstream is reached as an exchange reaches it, by the same code, and once. One that a request fills in
+//! cannot be checked before there is a request.
 
 use std::sync::Arc;
 
@@ -13,56 +14,78 @@ use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::verdict::verdict;
 use super::words::printable;
-use crate::client::upstream_options;
-use crate::config::Config;
-use crate::upstream::{Upstream, UpstreamShared};
+use crate::config::{Config, RouteAction, UpstreamMember, UpstreamsConfig};
+use crate::routes::LeadParts;
+use crate::upstream::UpstreamShared;
 
-/// Name of the route that everything takes which no other one does.
-const DEFAULT: &str = "default";
-
-/// What a route leads to.
-struct Target {
-    /// The route's name.
-    name: String,
-    /// As it stands in the configuration.
-    url: String,
-    upstream: Result<Arc<Upstream>, String>,
-}
-
-/// Checks all upstreams, one after another.
+/// Checks all upstreams, one after another, in the order of the routes.
 pub(super) async fn check(config: &Config, facts: &Facts, told: &mut Told<'_>) {
-    for target in targets(config) {
-        let began = Instant::now();
-        let trouble = match &target.upstream {
-            Ok(upstream) => upstream
-                .try_reach()
-                .await
-                .err()
-                .map(|problem| (failure(problem.reason()), words(&problem, &target.url))),
-            Err(text) => Some((UpstreamFailure::Tls, text.clone())),
-        };
-        let step = match trouble {
-            None => StepReport::new(StepName::Upstream, StepResult::Held, target.url),
-            Some((kind, text)) => {
-                let seen = format!("{}: {text}", target.url);
-                let url = target.url;
-                let trouble = Trouble::Upstream(UpstreamTrouble { url, kind, text });
-                StepReport::failed(StepName::Upstream, seen, verdict(facts, &trouble))
+    let parts = LeadParts {
+        shared: Arc::new(UpstreamShared::new(&config.dns_servers)),
+        idle_pool: config.upstream_idle_pool,
+    };
+    for route in &config.all_routes() {
+        match &route.action {
+            RouteAction::Upstreams(upstreams) => {
+                for member in &upstreams.members {
+                    let began = Instant::now();
+                    let seen = Box::pin(look(member, upstreams, &parts)).await;
+                    let step = report(member, seen, facts).named(&route.name);
+                    told.step(step.took(began.elapsed()));
+                }
             }
-        };
-        told.step(step.named(&target.name).took(began.elapsed()));
+            RouteAction::Template(template, _) => {
+                let words = format!("{template}: not checked, it is filled in by requests");
+                let step = StepReport::new(StepName::Upstream, StepResult::Skipped, words);
+                told.step(step.named(&route.name));
+            }
+            // Nobody is asked for these.
+            RouteAction::Respond(_) | RouteAction::Deny(_) => {}
+        }
     }
 }
 
-fn targets(config: &Config) -> Vec<Target> {
-    let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
-    let upstream = Upstream::new(config.upstream.clone(), &upstream_options(config), &shared);
-    let upstream = upstream.map(Arc::new);
-    vec![Target {
-        name: DEFAULT.to_owned(),
-        url: config.upstream.to_string(),
-        upstream: upstream.map_err(|error| error.to_string()),
-    }]
+/// Connects to one of a route's upstreams, and asks how it is. What is said of one that is well.
+async fn look(
+    member: &UpstreamMember,
+    upstreams: &UpstreamsConfig,
+    parts: &LeadParts,
+) -> Result<String, (UpstreamFailure, String)> {
+    let upstream = parts.upstream(&member.url, &upstreams.options);
+    let upstream = upstream.map_err(|error| (UpstreamFailure::Tls, error.to_string()))?;
+    if let Err(problem) = upstream.try_reach().await {
+        let url = member.url.to_string();
+        return Err((failure(problem.reason()), words(&problem, &url)));
+    }
+    let Some(health) = &upstreams.health else {
+        return Ok(String::new());
+    };
+    match upstream
+        .try_health(health.path.clone(), health.timeout)
+        .await
+    {
+        Ok(()) => Ok(format!(", well by {}", health.path)),
+        Err(text) => Err((
+            UpstreamFailure::Unhealthy,
+            format!("{}: {text}", health.path),
+        )),
+    }
+}
+
+fn report(
+    member: &UpstreamMember,
+    seen: Result<String, (UpstreamFailure, String)>,
+    facts: &Facts,
+) -> StepReport {
+    let url = member.url.to_string();
+    match seen {
+        Ok(more) => StepReport::new(StepName::Upstream, StepResult::Held, url + &more),
+        Err((kind, text)) => {
+            let seen = format!("{url}: {text}");
+            let trouble = Trouble::Upstream(UpstreamTrouble { url, kind, text });
+            StepReport::failed(StepName::Upstream, seen, verdict(facts, &trouble))
+        }
+    }
 }
 
 /// What the problem says beyond the upstream's URL.

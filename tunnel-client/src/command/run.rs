@@ -6,23 +6,21 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_ops::{descriptors, telemetry};
 
 use super::Failure;
-use crate::client::Client;
-use crate::config::{Config, Given};
+use crate::client::{Client, ClientError};
+use crate::config::Given;
 
 /// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
 /// batch of a large body, so that many would hold up whoever has just asked for something.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
-    let source = given.merge().map_err(Failure::configuration)?;
+    let source = given.clone().merge().map_err(Failure::configuration)?;
     // The log comes first, so that nothing the next steps have to say is lost.
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
     let _telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
-    // All that can be wrong with the configuration is told before anybody is dialled.
-    let config = Config::check(source).map_err(Failure::configuration)?;
-    block_on(serve(config))
+    block_on(serve(given))
 }
 
 /// One thread does all: a client carries one cluster's traffic, and work stealing costs more than
@@ -39,11 +37,15 @@ pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Re
     result
 }
 
-async fn serve(config: Config) -> Result<(), Failure> {
+async fn serve(given: Given) -> Result<(), Failure> {
+    // All that can be wrong with the configuration is told before anybody is dialled.
+    let client = Client::with_reload(given).map_err(|error| match error {
+        ClientError::Config(error) => Failure::configuration(error),
+        other => Failure::running(other),
+    })?;
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
-    let client = Client::new(config).map_err(Failure::running)?;
     // It holds the whole client, too much to be moved about on the stack.
     Box::pin(client.run(shutdown))
         .await

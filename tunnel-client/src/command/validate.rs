@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
 
 use super::Failure;
+use super::routes::print_table;
 use crate::config::{Config, Given};
 
 pub(super) fn validate(given: Given) -> Result<(), Failure> {
@@ -9,9 +10,16 @@ pub(super) fn validate(given: Given) -> Result<(), Failure> {
     let config = Config::check(source).map_err(Failure::configuration)?;
     let proxy = config.proxy.as_ref();
     let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));
-    println!(
-        "ok: server {}{proxy}, upstream {}",
-        config.server, config.upstream
-    );
+    let server = &config.server;
+    match &config.upstream {
+        Some(upstream) if config.routes.is_empty() => {
+            println!("ok: server {server}{proxy}, upstream {upstream}");
+        }
+        _ => {
+            let routes = config.all_routes();
+            println!("ok: server {server}{proxy}, routes {}", routes.len());
+            print_table(&routes);
+        }
+    }
     Ok(())
 }

@@ -641,3 +641,54 @@ async fn the_program_tells_people_and_scripts() {
     let usage = run(&["--idle-probe", "--idle-probe-max=2h"]).await.unwrap();
     assert_eq!(usage.status.code(), Some(2));
 }
+
+#[tokio::test]
+async fn each_upstream_of_the_routes_is_looked_at() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let well = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let ill = Scripted::answering(b"HTTP/1.1 503 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gone = closed.local_addr().unwrap();
+    drop(closed);
+    let (well, ill) = (well.url(), ill.url());
+    let table = format!(
+        r#"
+        [[route]]
+        name = "app"
+        path = "/app/*"
+        upstreams = [{{ url = "{well}", weight = 3 }}, {{ url = "{ill}" }}]
+        health = {{ path = "/healthz", interval = "5s", timeout = "2s" }}
+
+        [[route]]
+        name = "hooks"
+        path = "/hooks/{{source}}"
+        upstream = "http://{{source}}.hooks.svc"
+
+        [[route]]
+        name = "metrics"
+        path = "/metrics"
+        deny = "not for the outside"
+        "#
+    );
+    place.write("client.toml", &table);
+    let config = format!("--config={}", place.path().join("client.toml").display());
+    let upstream = format!("--upstream=http://{gone}");
+    let report = place.check(&server.url(), &[&config, &upstream]).await;
+    let upstreams: Vec<_> = (report.steps.iter())
+        .filter(|step| step.step == StepName::Upstream)
+        .map(|step| {
+            let verdict = step.verdict.as_ref().map(|verdict| verdict.name);
+            (step.name.as_deref().unwrap(), step.result, verdict)
+        })
+        .collect();
+    assert_eq!(
+        upstreams,
+        [
+            ("app", StepResult::Held, None),
+            ("app", StepResult::Failed, Some("upstream_unhealthy")),
+            ("hooks", StepResult::Skipped, None),
+            ("default", StepResult::Failed, Some("upstream_refused")),
+        ]
+    );
+}
