@@ -16,6 +16,7 @@ mod source;
 mod trust;
 mod url;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -252,13 +253,13 @@ impl Config {
 
     /// Checks everything that was given, reading the files it names, and the environment for a proxy.
     pub fn check(source: Source) -> Result<Self, ConfigError> {
-        Self::check_within(source, |name| std::env::var(name).ok())
+        Self::check_within(source, |name| std::env::var_os(name))
     }
 
     /// The same with these variables of the environment.
     fn check_within(
         source: Source,
-        variable: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let server = required(
@@ -269,10 +270,9 @@ impl Config {
         );
         let credential = credential::check(&source, &mut faults);
         let server_trust = server_trust(&source, &mut faults);
-        let proxy = server.as_ref().and_then(|server| {
-            let to = dialled(server, source.connect_to.as_ref());
-            proxy::check(&source, to, variable, &mut faults)
-        });
+        let proxy = server
+            .as_ref()
+            .and_then(|server| proxy::check(&source, server, variable, &mut faults));
         check_upstream(&source, &mut faults);
         let upstream_roots = upstream_roots(&source, &mut faults);
         let routes = routes::check(&source, true, &mut faults);
@@ -383,13 +383,8 @@ pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>)
 }
 
 fn server_trust(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
-    let trust = Trust::new(
-        source.system_roots.unwrap_or(true),
-        source.ca_file.clone().unwrap_or_default(),
-        source.ca_dir.clone().unwrap_or_default(),
-    );
-    or_fault(faults, trust.load())?;
-    Some(trust)
+    let (files, folders) = (source.ca_file.as_ref(), source.ca_dir.as_ref());
+    trust::check("system-roots", source.system_roots, files, folders, faults)
 }
 
 fn check_upstream(source: &Source, faults: &mut Vec<ConfigFault>) {

@@ -41,7 +41,7 @@ use tunnel_proto::limits;
 use self::link::Link;
 use self::observe::{Logged, Observer, Seen, Walk};
 use self::proxy::Proxy;
-pub(crate) use self::step::{Step, StepError, within};
+pub(crate) use self::step::{Step, StepError, ended_within, within};
 use self::tls::Tls;
 use self::upgrade::Answer;
 pub(crate) use self::upgrade::Refused;
@@ -128,7 +128,9 @@ impl Dialler {
         Ok(Self {
             host: host.to_owned(),
             port,
-            proxy: config.proxy.clone().map(Proxy::new).transpose()?,
+            proxy: (config.proxy.clone())
+                .map(|settings| Proxy::new(settings, config.refusal_wait))
+                .transpose()?,
             tls: Tls::new(config.server_trust.clone())?,
             server_name: server_name
                 .map_or_else(|| server.host(), |name| name.as_str())
@@ -232,9 +234,9 @@ impl Dialler {
         credential: &Credential,
         walk: &mut Walk<'_>,
     ) -> Result<Answer<TlsStream<Link>>, StepError> {
-        let token = credential.token();
-        let asking = Box::pin(upgrade::upgrade(io, &self.host_field, greeting, token));
-        let asked = walk.step(Step::Upgrade, asking, |ended, observer| {
+        let (host, token, limit) = (&self.host_field, credential.token(), walk.limit());
+        let asking = Box::pin(upgrade::upgrade(io, host, greeting, token, limit));
+        let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
             if let Ok(answered) = ended {
                 observer.sees(Seen::UpgradeAnswer {
                     status: answered.status,
@@ -276,8 +278,9 @@ async fn connect_any(
     addresses: &[SocketAddr],
     walk: &mut Walk<'_>,
 ) -> Result<(TcpStream, SocketAddr), StepError> {
-    let connecting = connect::connect_first(addresses, walk.limit());
-    let won = walk.step(step, connecting, |ended, observer| {
+    let limit = walk.limit();
+    let connecting = connect::connect_first(addresses, limit);
+    let won = walk.step_with_limit(step, limit, connecting, |ended, observer| {
         if let Ok(won) = ended {
             observer.sees(Seen::Connected {
                 address: won.address,

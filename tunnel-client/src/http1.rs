@@ -13,7 +13,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -22,6 +22,11 @@ use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::unconstrained;
+use tokio::time::{Duration, timeout};
+
+/// Time for the content of a refusal: enough for a page that is on its way, and no wait for one that has no
+/// end.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
 /// A connection that can be asked one thing at a time.
 pub(crate) struct Http1<IO, B>
@@ -116,6 +121,27 @@ where
         }
         self.poll(cx);
         pin!(body).poll_frame(&mut unheard)
+    }
+
+    /// The first `most` bytes of a refusal's content, as far as they come in its own time; and whether that
+    /// is all of it. What breaks off says as much as what is cut.
+    pub(crate) async fn beginning(&mut self, mut body: Incoming, most: usize) -> (Bytes, bool) {
+        let mut text = BytesMut::new();
+        let reading = async {
+            while let Some(frame) = poll_fn(|cx| self.poll_frame(&mut body, cx)).await {
+                let Ok(frame) = frame else {
+                    return false;
+                };
+                let data = frame.into_data().unwrap_or_default();
+                text.extend_from_slice(&data[..data.len().min(most - text.len())]);
+                if text.len() == most {
+                    return false;
+                }
+            }
+            true
+        };
+        let is_whole = timeout(REFUSAL_TIME, reading).await.unwrap_or(false);
+        (text.freeze(), is_whole)
     }
 
     /// What is left of an ended connection.

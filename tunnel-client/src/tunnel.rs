@@ -38,6 +38,7 @@ use self::age::Ages;
 use self::clock::{Clock, Reading, Renewal, Renewals, TICK};
 use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
+use self::leaving::Owners;
 use self::place::Place;
 use self::redial::HoldOff;
 pub(crate) use self::redial::RedialSettings;
@@ -83,6 +84,7 @@ struct Shared {
     /// When all sessions are to be replaced.
     renewals: watch::Sender<Option<Renewal>>,
     ages: Ages,
+    leaving: Owners,
     grace_period: Duration,
 }
 
@@ -114,6 +116,7 @@ impl Tunnel {
                 ending,
                 renewals,
                 ages: Ages::new(parts.max_age),
+                leaving: Owners::new(parts.sessions),
                 grace_period: parts.grace_period,
             }),
             files: parts.files,

@@ -233,6 +233,13 @@ impl Roots {
         Ok(roots)
     }
 
+    /// These roots, and those in what was read of a CA file.
+    pub fn and_pem(&self, origin: &Path, pem: &[u8]) -> Result<Self, TlsFilesError> {
+        let mut roots = self.clone();
+        add_roots(Arc::make_mut(&mut roots.store), origin, pem)?;
+        Ok(roots)
+    }
+
     /// These roots, which must be some.
     pub fn checked(self) -> Result<Self, TlsFilesError> {
         match self.store.is_empty() {

@@ -20,8 +20,8 @@ use crate::config::{Config, ConfigError, ConfigFault, Given, Source};
 /// A certificate that runs out sooner than this is worth a word.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Variables that name a proxy for all programs, in the order in which they count.
-const PROXY_VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
+/// The client's own variable for a proxy.
+const OWN_VARIABLE: &str = "TUNNEL_CLIENT_PROXY";
 
 /// The configuration, and where its proxy was named.
 pub(super) struct Read {
@@ -33,7 +33,6 @@ pub(super) struct Read {
 pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     let began = Instant::now();
     let is_flagged = given.source.proxy.is_some();
-    let mut is_named = false;
     let origin = match &given.config {
         Some(path) => path.display().to_string(),
         None => "flags and environment".to_owned(),
@@ -42,16 +41,14 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     let read = given.merge().map_err(ConfigError::from).and_then(|source| {
         told.report.server = source.server.as_ref().map(ToString::to_string);
         own = identity_files(&source);
-        is_named = source.proxy.is_some();
         Config::check(source)
     });
     let error = match read {
         Ok(config) => {
             let held = StepReport::new(StepName::Config, StepResult::Held, origin);
             told.step(held.took(began.elapsed()));
-            let proxy_from = proxy_from(is_flagged, is_named, |name| {
-                std::env::var_os(name).is_some_and(|value| !value.is_empty())
-            });
+            let is_own_set = std::env::var_os(OWN_VARIABLE).is_some();
+            let proxy_from = proxy_from(&config, is_flagged, is_own_set);
             return Some(Read { config, proxy_from });
         }
         Err(error) => error,
@@ -72,14 +69,15 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
 }
 
 /// Where the proxy was named, if there is one.
-fn proxy_from(is_flagged: bool, is_named: bool, is_set: impl Fn(&str) -> bool) -> String {
-    let own = "TUNNEL_CLIENT_PROXY";
-    let variable = PROXY_VARIABLES.into_iter().find(|name| is_set(name));
-    match (is_flagged, is_named, variable) {
-        (true, ..) if is_set(own) => own.to_owned(),
-        (true, ..) => "--proxy".to_owned(),
-        (false, true, _) => "the configuration file".to_owned(),
-        (false, false, variable) => variable.unwrap_or_default().to_owned(),
+fn proxy_from(config: &Config, is_flagged: bool, is_own_set: bool) -> String {
+    match config.proxy.as_ref().map(|proxy| proxy.variable) {
+        None => String::new(),
+        Some(Some(variable)) => variable.to_owned(),
+        Some(None) => match (is_flagged, is_own_set) {
+            (true, true) => OWN_VARIABLE.to_owned(),
+            (true, false) => "--proxy".to_owned(),
+            (false, _) => "the configuration file".to_owned(),
+        },
     }
 }
 
@@ -186,21 +184,33 @@ fn life(end: SystemTime, now: SystemTime) -> (StepResult, String) {
 
 #[cfg(test)]
 mod tests {
+    use tunnel_ops::tls_files::Roots;
+
     use super::*;
+    use crate::config::{LoginSource, ProxyChoice, ProxySettings};
 
     #[test]
     fn a_proxy_is_told_with_the_place_where_it_was_named() {
-        for (is_flagged, is_named, set, from) in [
-            (true, true, &[][..], "--proxy"),
-            (true, true, &["TUNNEL_CLIENT_PROXY"], "TUNNEL_CLIENT_PROXY"),
-            (false, true, &["HTTPS_PROXY"], "the configuration file"),
-            (false, false, &["ALL_PROXY", "HTTPS_PROXY"], "HTTPS_PROXY"),
-            (false, false, &[], ""),
+        let Ok(ProxyChoice::Proxy(url, None)) = "http://proxy:3128".parse() else {
+            panic!("a proxy without a login")
+        };
+        let server = "wss://tunnel.example.com".parse().unwrap();
+        let upstream = "http://127.0.0.1:1".parse().unwrap();
+        let mut config = Config::new(server, Roots::none(), "token".into(), upstream);
+        assert_eq!(proxy_from(&config, false, false), "");
+        for (variable, is_flagged, is_own_set, from) in [
+            (None, true, false, "--proxy"),
+            (None, true, true, "TUNNEL_CLIENT_PROXY"),
+            (None, false, false, "the configuration file"),
+            (Some("HTTPS_PROXY"), false, false, "HTTPS_PROXY"),
         ] {
-            assert_eq!(
-                proxy_from(is_flagged, is_named, |name| set.contains(&name)),
-                from
-            );
+            config.proxy = Some(ProxySettings {
+                url: url.clone(),
+                variable,
+                login: LoginSource::None,
+                trust: None,
+            });
+            assert_eq!(proxy_from(&config, is_flagged, is_own_set), from);
         }
     }
 

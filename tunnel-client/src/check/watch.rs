@@ -250,7 +250,9 @@ fn proxy_trouble(refusal: &ProxyError) -> ProxyTrouble {
     let (kind, answer) = match refusal {
         ProxyError::LoginWanted(answer) => (ProxyRefusal::LoginWanted, Some(answer)),
         ProxyError::LoginUnknown(answer) => (ProxyRefusal::LoginUnknown, Some(answer)),
-        ProxyError::LoginRefused(answer) => (ProxyRefusal::LoginRefused, Some(answer)),
+        ProxyError::LoginRefused(answer) | ProxyError::LoginHeld(answer, _) => {
+            (ProxyRefusal::LoginRefused, Some(answer))
+        }
         ProxyError::Refused(answer) => (ProxyRefusal::Other, Some(answer)),
         ProxyError::Login(_) => (ProxyRefusal::LoginUnreadable, None),
         _ => (ProxyRefusal::NotAProxy, None),

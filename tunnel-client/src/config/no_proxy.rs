@@ -40,7 +40,7 @@ impl NoProxy {
             Hosts::Network(network) => host
                 .parse::<IpAddr>()
                 .is_ok_and(|address| network.contains(&address.to_canonical())),
-            Hosts::Domain(domain) => is_within(host, domain),
+            Hosts::Domain(domain) => host.parse::<IpAddr>().is_err() && is_within(host, domain),
         }
     }
 
@@ -117,7 +117,11 @@ fn hosts(text: &str) -> Option<Hosts> {
     let name = text.strip_prefix('*').unwrap_or(text);
     let name = name.trim_matches('.');
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let is_domain = !name.is_empty() && name.bytes().all(is_name);
+    // The beginning of an address, such as `10.`, is no domain: a network says what it means.
+    let is_address = name
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let is_domain = !is_address && name.bytes().all(is_name);
     is_domain.then(|| Hosts::Domain(name.to_ascii_lowercase()))
 }
 
@@ -184,6 +188,7 @@ mod tests {
             check(entry, &held, &others);
         }
         check("localhost", &["localhost"], &["127.0.0.1"]);
+        check("7.example", &["7.example", "10.7.example"], &["10.0.0.7"]);
     }
 
     #[test]
@@ -221,6 +226,9 @@ mod tests {
             "http://example.com",
             "a b",
             "10.0.0.0/33",
+            "10.",
+            ".7",
+            "10.0.0",
             "a:b",
             "a:0",
             "[::1",

@@ -4,20 +4,21 @@
 //! `NO_PROXY`), and which server is dialled; out come [`ProxySettings`], or nothing. What is never
 //! shown by any error, log or `Debug` is the login. Upstreams have no proxy: they are near.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::config_value::{self, ValueError};
 
 use super::login;
 use super::no_proxy::{self, NoProxy};
-use super::trust::Trust;
-use super::url::Authority;
-use super::{ConfigFault, Source, or_fault};
+use super::trust::{self, Trust};
+use super::url::{Authority, ServerUrl};
+use super::{ConfigFault, Source, dialled, or_fault};
 
 /// Variables that name a proxy for what is reached over TLS, the first that is set counts: the
 /// narrower before the wider, lower case before upper case, as with curl.
@@ -55,6 +56,14 @@ pub struct ProxyLogin {
     pub password: SecretString,
 }
 
+impl PartialEq for ProxyLogin {
+    fn eq(&self, other: &Self) -> bool {
+        self.user == other.user && self.password.expose_secret() == other.password.expose_secret()
+    }
+}
+
+impl Eq for ProxyLogin {}
+
 /// Where the login for a proxy comes from.
 #[derive(Debug, Clone)]
 pub enum LoginSource {
@@ -67,7 +76,7 @@ pub enum LoginSource {
 }
 
 /// What is written where a proxy is asked for: a URL, perhaps with a login, or `none`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyChoice {
     /// No proxy, whatever the environment says.
     None,
@@ -80,6 +89,8 @@ pub enum ProxyChoice {
 pub struct ProxySettings {
     /// The proxy.
     pub url: ProxyUrl,
+    /// The variable of all programs that named it; none when the client's own settings did.
+    pub variable: Option<&'static str>,
     /// Who it is told that the client is, if it asks.
     pub login: LoginSource,
     /// Whom the certificate of an `https` proxy may come from; none for others.
@@ -185,35 +196,45 @@ impl<'de> Deserialize<'de> for ProxyChoice {
     }
 }
 
-/// The way to this host and port: through which proxy, if through any.
+/// The way to this server: through which proxy, if through any.
 pub(super) fn check(
     source: &Source,
-    (host, port): (&str, u16),
-    variable: impl Fn(&str) -> Option<String>,
+    server: &ServerUrl,
+    variable: impl Fn(&str) -> Option<OsString>,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<ProxySettings> {
-    let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
-    let is_given = source.proxy.is_some();
-    let choice = match &source.proxy {
-        Some(choice) => Some(choice.clone()),
+    let (host, port) = dialled(server, source.connect_to.as_ref());
+    let named = match &source.proxy {
+        Some(ProxyChoice::None) => {
+            check_unused(source, faults);
+            return None;
+        }
+        Some(_) => None,
         // What a whole machine is told about proxies does not concern the machine itself.
-        None if no_proxy::is_loopback(host) => None,
-        None => from_environment(set, faults),
-    };
-    let Some(ProxyChoice::Proxy(url, login)) = choice else {
-        check_unused(source, is_given, faults);
-        return None;
+        None if no_proxy::is_loopback(host) => return None,
+        None => Some(first_set(&VARIABLES, &variable)?),
     };
     let exempt = match &source.no_proxy {
         Some(list) => list.clone(),
-        None => (NO_VARIABLES.iter())
-            .find_map(|name| set(name).map(|list| NoProxy::list(&list, name)))
+        None => first_set(&NO_VARIABLES, &variable)
+            .and_then(|(name, list)| Some((name, text_of(name, list, faults)?)))
+            .map(|(name, list)| NoProxy::list(&list, name))
             .unwrap_or_default(),
     };
-    let trust = proxy_trust(&url, source, faults);
-    if exempt.iter().any(|entry| entry.holds(host, port)) {
+    // Before the proxy is understood: who is exempt needs none.
+    let places = [(host, port), (server.host(), server.port())];
+    if (exempt.iter()).any(|entry| places.iter().any(|(host, port)| entry.holds(host, *port))) {
         return None;
     }
+    let variable = named.as_ref().map(|(name, _)| *name);
+    let choice = match named {
+        Some((name, value)) => from_variable(name, value, faults),
+        None => source.proxy.clone(),
+    };
+    let Some(ProxyChoice::Proxy(url, login)) = choice else {
+        return None;
+    };
+    let trust = proxy_trust(&url, source, faults);
     let login = match (&source.proxy_auth_file, login) {
         (Some(path), _) => {
             or_fault(faults, login::read(path))?;
@@ -222,17 +243,40 @@ pub(super) fn check(
         (None, Some(login)) => LoginSource::Given(login),
         (None, None) => LoginSource::None,
     };
-    Some(ProxySettings { url, login, trust })
+    Some(ProxySettings {
+        url,
+        variable,
+        login,
+        trust,
+    })
 }
 
-fn from_environment(
-    set: impl Fn(&str) -> Option<String>,
+/// The first of these variables that is not empty, and what it holds.
+fn first_set(
+    names: &[&'static str],
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<(&'static str, OsString)> {
+    let is_set = |value: &OsString| !value.to_string_lossy().trim().is_empty();
+    names
+        .iter()
+        .find_map(|name| Some((*name, variable(name).filter(is_set)?)))
+}
+
+fn text_of(name: &'static str, value: OsString, faults: &mut Vec<ConfigFault>) -> Option<String> {
+    let text = value.into_string().ok();
+    if text.is_none() {
+        let problem = "it is not UTF-8: mend it, or leave it out".to_owned();
+        faults.push(ConfigFault::Variable { name, problem });
+    }
+    text
+}
+
+fn from_variable(
+    name: &'static str,
+    value: OsString,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<ProxyChoice> {
-    let (name, value) = VARIABLES
-        .into_iter()
-        .find_map(|name| Some((name, set(name)?)))?;
-    match value.trim().parse() {
+    match text_of(name, value, faults)?.trim().parse() {
         Ok(choice) => Some(choice),
         Err(error) => {
             let problem = format!("{error} (--proxy none has the variable passed over)");
@@ -243,30 +287,41 @@ fn from_environment(
 }
 
 /// Whoever asks for no proxy, and yet says how to reach one, has made a slip.
-fn check_unused(source: &Source, is_given: bool, faults: &mut Vec<ConfigFault>) {
+fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
     let unused = [
         ("proxy-auth-file", source.proxy_auth_file.is_some()),
         ("proxy-ca-file", source.proxy_ca_file.is_some()),
         ("proxy-ca-dir", source.proxy_ca_dir.is_some()),
     ];
-    // Beside the environment they may well be set for good, and used where there is a proxy.
-    for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
+    for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
         let problem = "there is no proxy: leave this out, or name one with --proxy".to_owned();
         faults.push(ConfigFault::Value { flag, problem });
     }
 }
 
 fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
-    if url.scheme() != ProxyScheme::Https {
-        return None;
+    let (files, folders) = (&source.proxy_ca_file, &source.proxy_ca_dir);
+    if url.scheme() == ProxyScheme::Https {
+        let system = source.proxy_system_roots;
+        return trust::check(
+            "proxy-system-roots",
+            system,
+            files.as_ref(),
+            folders.as_ref(),
+            faults,
+        );
     }
-    let trust = Trust::new(
-        source.proxy_system_roots.unwrap_or(true),
-        source.proxy_ca_file.clone().unwrap_or_default(),
-        source.proxy_ca_dir.clone().unwrap_or_default(),
-    );
-    or_fault(faults, trust.load())?;
-    Some(trust)
+    let unused = [
+        ("proxy-ca-file", files.is_some()),
+        ("proxy-ca-dir", folders.is_some()),
+    ];
+    // Beside the environment they may well be set for good, and used where a proxy speaks TLS.
+    let is_given = source.proxy.is_some();
+    for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
+        let problem = format!("{url} is spoken to without TLS: use https:// or leave this out");
+        faults.push(ConfigFault::Value { flag, problem });
+    }
+    None
 }
 
 #[cfg(test)]
@@ -274,21 +329,21 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use secrecy::ExposeSecret;
 
     use super::*;
 
-    const SERVER: (&str, u16) = ("tunnel.example.com", 443);
+    const SERVER: &str = "tunnel.example.com";
 
     fn chosen(
         source: &Source,
-        server: (&str, u16),
+        server: &str,
         variables: &[(&str, &str)],
     ) -> Result<Option<ProxySettings>, String> {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
-        let variable = |name: &str| variables.get(name).map(|value| (*value).to_owned());
+        let variable = |name: &str| variables.get(name).map(OsString::from);
         let mut faults = Vec::new();
-        let settings = check(source, server, variable, &mut faults);
+        let server = format!("wss://{server}").parse().unwrap();
+        let settings = check(source, &server, variable, &mut faults);
         match faults.first() {
             Some(fault) => Err(fault.to_string()),
             None => Ok(settings),
@@ -296,7 +351,7 @@ mod tests {
     }
 
     /// The proxy's URL, by these variables alone.
-    fn by_environment(server: (&str, u16), variables: &[(&str, &str)]) -> Option<String> {
+    fn by_environment(server: &str, variables: &[(&str, &str)]) -> Option<String> {
         let settings = chosen(&Source::default(), server, variables).unwrap();
         settings.map(|settings| settings.url.to_string())
     }
@@ -390,9 +445,74 @@ mod tests {
         assert!(with(("NO_PROXY", "example.org,example.com:8443")).is_some());
         let both = [("ALL_PROXY", "p"), ("no_proxy", "other"), ("NO_PROXY", "*")];
         assert!(by_environment(SERVER, &both).is_some(), "lower case first");
-        for host in ["localhost", "127.0.0.1", "::1"] {
-            assert_eq!(by_environment((host, 443), &[("HTTPS_PROXY", "p")]), None);
+        for host in ["localhost", "127.0.0.1", "[::1]"] {
+            assert_eq!(by_environment(host, &[("HTTPS_PROXY", "p")]), None);
         }
+        let wrong = [("HTTPS_PROXY", "gopher://x"), ("NO_PROXY", "*")];
+        assert_eq!(by_environment(SERVER, &wrong), None, "nobody needs it");
+    }
+
+    #[test]
+    fn the_server_s_own_host_is_exempt_as_well_as_the_one_that_is_dialled() {
+        let dialled = Source {
+            connect_to: Some("10.0.0.7:8443".parse().unwrap()),
+            ..Source::default()
+        };
+        let with = |no: &'static str| {
+            let variables = [("HTTPS_PROXY", "http://proxy"), ("NO_PROXY", no)];
+            chosen(&dialled, SERVER, &variables).unwrap().is_some()
+        };
+        assert!(!with("example.com") && !with("10.0.0.0/8") && !with("example.com:443"));
+        assert!(with("example.com:8443") && with("10.0.0.7:443") && with("10.0.0.8"));
+    }
+
+    #[test]
+    fn it_is_known_which_variable_named_it_and_one_that_is_no_text_is_told() {
+        let settings = chosen(&Source::default(), SERVER, &[("all_proxy", "p")]).unwrap();
+        assert_eq!(settings.unwrap().variable, Some("all_proxy"));
+        let garbled = |name: &str| {
+            let bytes: &[u8] = match name {
+                "all_proxy" => b"http://proxy",
+                "NO_PROXY" => b"caf\xe9.example",
+                _ => return None,
+            };
+            Some(std::os::unix::ffi::OsStringExt::from_vec(bytes.to_vec()))
+        };
+        let server = format!("wss://{SERVER}").parse().unwrap();
+        let mut faults = Vec::new();
+        check(&Source::default(), &server, garbled, &mut faults);
+        let fault = faults.first().unwrap().to_string();
+        assert!(
+            fault.starts_with("the environment variable NO_PROXY: "),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    fn certificates_for_a_proxy_without_tls_are_a_slip_unless_the_environment_names_it() {
+        let mut source = Source {
+            proxy: Some("socks5://proxy".parse().unwrap()),
+            proxy_ca_file: Some(vec!["ca.pem".into()]),
+            ..Source::default()
+        };
+        let error = chosen(&source, SERVER, &[]).unwrap_err();
+        assert!(
+            error.starts_with("--proxy-ca-file: socks5://proxy is spoken to without TLS"),
+            "{error}"
+        );
+        source.proxy = None;
+        assert!(
+            chosen(&source, SERVER, &[("ALL_PROXY", "p")])
+                .unwrap()
+                .is_some()
+        );
+        source.proxy = Some("https://proxy".parse().unwrap());
+        (source.proxy_ca_file, source.proxy_system_roots) = (None, Some(false));
+        let error = chosen(&source, SERVER, &[]).unwrap_err();
+        assert!(
+            error.starts_with("--proxy-system-roots: nobody is trusted"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -406,7 +526,7 @@ mod tests {
         let own = chosen(&source, SERVER, &environment).unwrap().unwrap();
         assert_eq!(own.url.to_string(), "http://own");
         // Whoever names a proxy for a server on this machine means it, for a test perhaps.
-        assert!(chosen(&source, ("127.0.0.1", 443), &[]).unwrap().is_some());
+        assert!(chosen(&source, "127.0.0.1", &[]).unwrap().is_some());
         source.no_proxy = None;
         assert!(chosen(&source, SERVER, &environment).unwrap().is_none());
         source.proxy = Some(ProxyChoice::None);

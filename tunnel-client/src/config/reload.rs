@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
+use super::proxy::ProxyChoice;
 use super::routes::{Defaults, RouteList};
 use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
 use crate::metrics::Metrics;
@@ -21,7 +22,7 @@ pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
     /// What the settings beside the routes were when they were last told.
-    others: String,
+    others: Others,
 }
 
 /// Why the last good routes stay.
@@ -104,15 +105,17 @@ fn check(source: &Source) -> Result<RouteList, ConfigError> {
     }
 }
 
-/// The settings that are not taken over, for comparing them.
-fn others(mut source: Source) -> String {
+/// The settings that are not taken over, for comparing them: as text, and what no text shows.
+type Others = (String, Option<ProxyChoice>);
+
+fn others(mut source: Source) -> Others {
     source.route = Vec::new();
     source.file = None;
     source.upstream = None;
     source.upstream_ca_file = None;
     source.upstream_connect_timeout = None;
     source.upstream_head_timeout = None;
-    format!("{source:?}")
+    (format!("{source:?}"), source.proxy)
 }
 
 impl Given {
@@ -130,5 +133,19 @@ impl Given {
         files.sort_unstable();
         files.dedup();
         files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_what_is_not_taken_over_is_seen_even_where_no_text_shows_it() {
+        let with = |text: &str| others(toml::from_str(text).unwrap());
+        let first = with("proxy = 'http://me:one@proxy'");
+        assert!(first == with("proxy = 'http://me:one@proxy'\nupstream = 'http://a:1'"));
+        assert!(first != with("proxy = 'http://me:two@proxy'"));
+        assert!(first != with("proxy = 'http://me:one@proxy'\nsessions = 3"));
     }
 }

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
-/// Most files that are read of one folder: far more than anybody trusts by name, and a bound for
+use super::{ConfigFault, or_fault};
+
+/// Most entries of one folder, of whatever kind: far more than anybody trusts by name, and a bound for
 /// whoever names the wrong folder.
-const FILES_IN_FOLDER: usize = 1000;
+const ENTRIES: usize = 1000;
 
 /// Largest file of a folder that is read; longer ones hold no certificates.
 const FILE_BYTES: u64 = 4 * 1024 * 1024;
@@ -38,14 +40,19 @@ impl Trust {
         }
     }
 
-    /// Reads the files and folders as they are now.
+    /// Whether there is nothing to read anew.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.files.is_empty() && self.folders.is_empty()
+    }
+
+    /// Reads the files and folders as they are now. Blocks for as long as that takes.
     ///
     /// # Errors
     /// When a file is not good, a folder holds no certificate, or nobody is trusted at all.
     pub fn load(&self) -> Result<Roots, TlsFilesError> {
         let mut roots = self.fixed.and_files(&self.files)?;
         for folder in &self.folders {
-            roots = roots.and_files(certificates_in(folder)?)?;
+            roots = and_folder(&roots, folder)?;
         }
         roots.checked()
     }
@@ -62,49 +69,78 @@ impl From<Roots> for Trust {
     }
 }
 
-/// The files of a folder that hold certificates, in the order of their names. Hidden ones are left
-/// out: Kubernetes keeps each file of a volume twice, once behind a hidden link.
-fn certificates_in(folder: &Path) -> Result<Vec<PathBuf>, TlsFilesError> {
+/// What is trusted by these settings.
+pub(super) fn check(
+    system_flag: &'static str,
+    system: Option<bool>,
+    files: Option<&Vec<PathBuf>>,
+    folders: Option<&Vec<PathBuf>>,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<Trust> {
+    let list = |paths: Option<&Vec<PathBuf>>| paths.cloned().unwrap_or_default();
+    let trust = Trust::new(system.unwrap_or(true), list(files), list(folders));
+    if system == Some(false) && trust.is_fixed() {
+        let problem =
+            "nobody is trusted without the system's certificates: name a CA file or folder beside it"
+                .to_owned();
+        faults.push(ConfigFault::Value {
+            flag: system_flag,
+            problem,
+        });
+        return None;
+    }
+    or_fault(faults, trust.load())?;
+    Some(trust)
+}
+
+/// These roots, and the certificates in the files of a folder, in the order of their names. Hidden ones are
+/// left out: Kubernetes keeps each file of a volume twice, once behind a hidden link.
+fn and_folder(roots: &Roots, folder: &Path) -> Result<Roots, TlsFilesError> {
     let unreadable = |source| TlsFilesError::Unreadable {
         origin: folder.to_owned(),
         source,
     };
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        if !is_hidden && holds_certificates(&entry.path()) {
-            files.push(entry.path());
-        }
-        if files.len() > FILES_IN_FOLDER {
-            let problem = format!("more than {FILES_IN_FOLDER} files with certificates");
+        if paths.len() == ENTRIES {
+            let problem = format!("more than {ENTRIES} entries, is it the right folder?");
             return Err(unreadable(std::io::Error::other(problem)));
         }
+        paths.push(entry.map_err(unreadable)?.path());
     }
-    if files.is_empty() {
-        return Err(TlsFilesError::NoCertificate {
-            origin: folder.to_owned(),
-        });
+    paths.sort_unstable();
+    let mut all = None;
+    for path in paths.iter().filter(|path| !is_hidden(path)) {
+        if let Some(pem) = certificates_in(path)? {
+            let before = all.as_ref().unwrap_or(roots);
+            all = Some(before.and_pem(path, &pem)?);
+        }
     }
-    files.sort_unstable();
-    Ok(files)
+    all.ok_or_else(|| TlsFilesError::NoCertificate {
+        origin: folder.to_owned(),
+    })
 }
 
-/// Other files may lie beside, such as a README; what cannot be read is told when it is taken.
-fn holds_certificates(path: &Path) -> bool {
+fn is_hidden(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name.as_encoded_bytes().starts_with(b".")
+}
+
+/// What a file holds, if there are certificates in it: others may lie beside, such as a README.
+fn certificates_in(path: &Path) -> Result<Option<Vec<u8>>, TlsFilesError> {
     let Ok(metadata) = fs::metadata(path) else {
-        return false;
+        return Ok(None);
     };
     if !metadata.is_file() || metadata.len() > FILE_BYTES {
-        return false;
+        return Ok(None);
     }
-    match fs::read(path) {
-        Ok(bytes) => {
-            let marker = b"-----BEGIN CERTIFICATE-----";
-            bytes.windows(marker.len()).any(|part| part == marker)
-        }
-        Err(_) => true,
-    }
+    let pem = fs::read(path).map_err(|source| TlsFilesError::Unreadable {
+        origin: path.to_owned(),
+        source,
+    })?;
+    let marker = b"-----BEGIN CERTIFICATE-----";
+    let holds_some = pem.windows(marker.len()).any(|part| part == marker);
+    Ok(holds_some.then_some(pem))
 }
 
 #[cfg(test)]
@@ -163,8 +199,16 @@ mod tests {
         let empty = Trust::new(false, Vec::new(), vec![folder.path().to_owned()]);
         let error = empty.load().unwrap_err().to_string();
         assert!(error.contains("holds no certificate"), "{error}");
+        for file in 0..ENTRIES {
+            fs::write(folder.path().join(format!("{file:04}")), "").unwrap();
+        }
+        let error = empty.load().unwrap_err().to_string();
+        assert!(error.contains("holds no certificate"), "{error}");
         let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         fs::write(folder.path().join("bad.pem"), damaged).unwrap();
+        let error = empty.load().unwrap_err().to_string();
+        assert!(error.contains("more than 1000 entries"), "{error}");
+        fs::remove_file(folder.path().join("0000")).unwrap();
         let error = empty.load().unwrap_err().to_string();
         assert!(error.contains("bad.pem: holds a damaged"), "{error}");
         let nobody = Trust::new(false, Vec::new(), Vec::new());

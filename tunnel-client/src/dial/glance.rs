@@ -48,8 +48,10 @@ impl Dialler {
                 walk.step(Step::Tls, handshake, |_, _| {}).await?
             }
         };
-        let asking = Box::pin(upgrade::look(io, &self.host_field));
-        walk.step(Step::Upgrade, asking, |_, _| {}).await
+        let limit = walk.limit();
+        let asking = Box::pin(upgrade::look(io, &self.host_field, limit));
+        let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+        asked.await
     }
 }
 

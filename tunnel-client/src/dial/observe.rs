@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::proxy::ProxyAnswer;
 use super::race::Attempt;
-use super::step::{Step, StepError, within};
+use super::step::{Step, StepError, ended_within, within};
 use crate::config::ProxyUrl;
 
 /// Watches a dial. Each step begins, may see something, and ends; one may come twice, such as the
@@ -167,9 +167,31 @@ impl<'a> Walk<'a> {
         work: impl Future<Output = io::Result<T>>,
         show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
     ) -> Result<T, StepError> {
+        let limit = self.limit;
+        self.watched(step, within(step, limit, work), show).await
+    }
+
+    /// The same for a step that keeps its limit itself, which may be a part of the walk's.
+    pub(super) async fn step_with_limit<T>(
+        &mut self,
+        step: Step,
+        limit: Duration,
+        work: impl Future<Output = io::Result<T>>,
+        show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
+    ) -> Result<T, StepError> {
+        let ended = async { ended_within(step, limit, work.await) };
+        self.watched(step, ended, show).await
+    }
+
+    async fn watched<T>(
+        &mut self,
+        step: Step,
+        work: impl Future<Output = Result<T, StepError>>,
+        show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
+    ) -> Result<T, StepError> {
         let began = Instant::now();
         self.observer.begins(step);
-        let ended = within(step, self.limit, work).await;
+        let ended = work.await;
         show(&ended, self.observer);
         self.observer
             .ends(step, began.elapsed(), ended.as_ref().err());

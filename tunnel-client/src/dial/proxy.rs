@@ -12,17 +12,21 @@
 mod challenge;
 mod digest;
 mod http;
+mod refused_login;
 mod socks5;
 mod words;
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ::http::StatusCode;
+use tokio::time::{Instant, timeout};
 use tunnel_ops::tls_files::TlsFilesError;
 
 use self::http::{Asked, Asking};
+use self::refused_login::RefusedLogin;
 use self::socks5::Target;
 use super::link::Link;
 use super::observe::{Seen, Walk};
@@ -41,6 +45,7 @@ const CONNECTIONS: usize = 4;
 pub(super) struct Proxy {
     url: ProxyUrl,
     login: LoginSource,
+    refused: RefusedLogin,
     /// For `https`.
     tls: Option<Tls>,
 }
@@ -65,17 +70,27 @@ pub(crate) enum ProxyError {
     #[error("the proxy wants a login{}: name one with --proxy-auth-file; it says: {}", Schemes(.0), .0.words)]
     LoginWanted(ProxyAnswer),
     /// It wants a login by schemes that are not spoken here.
-    #[error("the proxy wants a login{}, and this client speaks only Basic and Digest (MD5, SHA-256); it says: {}", Schemes(.0), .0.words)]
+    #[error("the proxy wants a login{}, and this client speaks only {}; it says: {}", Schemes(.0), Spoken(.0), .0.words)]
     LoginUnknown(ProxyAnswer),
     /// The login is not taken.
     #[error("the proxy does not take the login: check user and password; it says: {}", .0.words)]
     LoginRefused(ProxyAnswer),
+    /// The login was not taken a while ago, and is not shown again so soon: who shows a wrong one too often
+    /// is locked out.
+    #[error(
+        "the proxy has not taken this login: check user and password, it is shown again when it has changed, or in {1:?}; \
+         it said: {words}", words = .0.words
+    )]
+    LoginHeld(ProxyAnswer, Duration),
     /// It refuses for another reason.
     #[error("the proxy refuses: {}", .0.words)]
     Refused(ProxyAnswer),
     /// Its answer is none of such a proxy.
     #[error("this is no such proxy: {0}")]
     NotAProxy(String),
+    /// It says nothing in time.
+    #[error("the proxy says nothing")]
+    Silent,
     /// The login cannot be read.
     #[error(transparent)]
     Login(#[from] LoginError),
@@ -93,15 +108,23 @@ pub(crate) enum ProxyError {
 /// The schemes that a proxy offers, for a sentence.
 struct Schemes<'a>(&'a ProxyAnswer);
 
+/// The schemes that are spoken with such a proxy, for a sentence.
+struct Spoken<'a>(&'a ProxyAnswer);
+
 impl Proxy {
-    /// Nothing is dialled yet.
+    /// Nothing is dialled yet. A login that is refused is not shown again for `refusal_wait`, unless it
+    /// changes.
     ///
     /// # Errors
     /// When the CA files of an `https` proxy are not good.
-    pub(super) fn new(settings: ProxySettings) -> Result<Self, TlsFilesError> {
+    pub(super) fn new(
+        settings: ProxySettings,
+        refusal_wait: Duration,
+    ) -> Result<Self, TlsFilesError> {
         Ok(Self {
             url: settings.url,
             login: settings.login,
+            refused: RefusedLogin::new(refusal_wait),
             tls: settings.trust.map(Tls::new).transpose()?,
         })
     }
@@ -119,10 +142,28 @@ impl Proxy {
         walk: &mut Walk<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
         let login = self.login().map_err(|error| failed(error.into()))?;
+        let login = login.as_ref();
+        self.refused.check(login).map_err(failed)?;
+        let reached = self.reach_with(login, host, port, walk).await;
+        if let (Err(error), Some(login)) = (&reached, login)
+            && let Some(ProxyError::LoginRefused(answer)) = error.proxy()
+        {
+            self.refused.note(login, answer);
+        }
+        reached
+    }
+
+    async fn reach_with(
+        &self,
+        login: Option<&ProxyLogin>,
+        host: &str,
+        port: u16,
+        walk: &mut Walk<'_>,
+    ) -> Result<(Link, SocketAddr), StepError> {
         match self.url.scheme() {
             ProxyScheme::Http | ProxyScheme::Https => {
                 let authority = authority(host, port);
-                let mut asking = Asking::new(&authority, login.as_ref());
+                let mut asking = Asking::new(&authority, login);
                 for _ in 0..CONNECTIONS {
                     let (link, peer) = self.connect(walk).await?;
                     if let Some(link) = ask_http(&mut asking, link, walk).await? {
@@ -134,16 +175,18 @@ impl Proxy {
             ProxyScheme::Socks5h => {
                 let (link, peer) = self.connect(walk).await?;
                 let target = Target::Host(host, port);
-                Ok((ask_socks(link, target, login.as_ref(), walk).await?, peer))
+                let limit = walk.limit();
+                Ok((ask_socks(link, target, login, limit, walk).await?, peer))
             }
             ProxyScheme::Socks5 => {
                 let addresses = super::look_up(Step::Resolve, host, port, walk).await?;
-                self.reach_any(&addresses, login.as_ref(), walk).await
+                self.reach_any(&addresses, login, walk).await
             }
         }
     }
 
-    /// The first of these addresses that the proxy reaches.
+    /// The first of these addresses that the proxy reaches. All of them share the limit of one step: each
+    /// has an equal part of what is left, or one that leads nowhere would keep the next from being tried.
     async fn reach_any(
         &self,
         addresses: &[SocketAddr],
@@ -151,13 +194,19 @@ impl Proxy {
         walk: &mut Walk<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
         let mut last = failed(ProxyError::TooOften);
-        for address in addresses.iter().take(CONNECTIONS) {
+        let mut left = walk.limit();
+        let count = addresses.len().min(CONNECTIONS);
+        for (address, waiting) in addresses.iter().zip((1..=count).rev()) {
             let (link, peer) = self.connect(walk).await?;
-            match ask_socks(link, Target::Address(*address), login, walk).await {
+            let began = Instant::now();
+            let part = left / u32::try_from(waiting).unwrap_or(1);
+            let target = Target::Address(*address);
+            match ask_socks(link, target, login, part, walk).await {
                 Ok(link) => return Ok((link, peer)),
-                Err(error) if matches!(error.proxy(), Some(ProxyError::Refused(_))) => last = error,
+                Err(error) if is_of_the_address(&error) => last = error,
                 Err(error) => return Err(error),
             }
+            left = left.saturating_sub(began.elapsed());
         }
         Err(last)
     }
@@ -190,8 +239,9 @@ async fn ask_http(
     link: Link,
     walk: &mut Walk<'_>,
 ) -> Result<Option<Link>, StepError> {
-    let work = async { Ok(asking.ask(link).await?) };
-    let asked = walk.step(Step::ProxyAsk, work, |ended, observer| {
+    let limit = walk.limit();
+    let work = async { Ok(asking.ask(link, limit).await?) };
+    let asked = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
         let answer = match ended {
             Ok(Asked::Through(_, answer)) => Some(answer),
             Ok(Asked::Again) => None,
@@ -211,10 +261,14 @@ async fn ask_socks(
     mut link: Link,
     target: Target<'_>,
     login: Option<&ProxyLogin>,
+    limit: Duration,
     walk: &mut Walk<'_>,
 ) -> Result<Link, StepError> {
-    let work = async { Ok(socks5::ask(&mut link, target, login).await?) };
-    let asked = walk.step(Step::ProxyAsk, work, |ended, observer| {
+    let work = async {
+        let asked = timeout(limit, socks5::ask(&mut link, target, login)).await;
+        Ok(asked.map_err(|_| ProxyError::Silent)??)
+    };
+    let asked = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
         let answer = match ended {
             Ok(answer) => Some(answer),
             Err(error) => error.proxy().and_then(ProxyError::answer),
@@ -236,6 +290,18 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
+/// Whether the proxy may well reach another address of the server.
+fn is_of_the_address(error: &StepError) -> bool {
+    match error {
+        StepError::TimedOut(..) => true,
+        // Some close the connection when they do not get through.
+        StepError::Failed(..) => matches!(
+            error.proxy(),
+            Some(ProxyError::Refused(_) | ProxyError::NotAProxy(_))
+        ),
+    }
+}
+
 fn failed(error: ProxyError) -> StepError {
     StepError::Failed(Step::ProxyAsk, error.into())
 }
@@ -247,6 +313,7 @@ impl ProxyError {
             Self::LoginWanted(answer)
             | Self::LoginUnknown(answer)
             | Self::LoginRefused(answer)
+            | Self::LoginHeld(answer, _)
             | Self::Refused(answer) => Some(answer),
             _ => None,
         }
@@ -255,7 +322,10 @@ impl ProxyError {
 
 impl From<ProxyError> for io::Error {
     fn from(error: ProxyError) -> Self {
-        Self::other(error)
+        match error {
+            ProxyError::Silent => io::ErrorKind::TimedOut.into(),
+            error => Self::other(error),
+        }
     }
 }
 
@@ -268,9 +338,72 @@ impl fmt::Display for Schemes<'_> {
     }
 }
 
+impl fmt::Display for Spoken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0.status {
+            Some(_) => "Basic and Digest (MD5, SHA-256)",
+            None => "user and password (RFC 1929)",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tunnel_ops::task::Owned;
+
+    use super::super::observe::Logged;
     use super::*;
+    use crate::config::ProxyChoice;
+
+    /// A SOCKS5 proxy that closes the first connection, says nothing on the second, and lets the third
+    /// through.
+    async fn moody_proxy(listener: TcpListener) {
+        let mut silent = None;
+        for number in 0.. {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            match number {
+                0 => drop(tcp),
+                1 => silent = Some(tcp),
+                _ => {
+                    let mut asked = [0; 3 + 10];
+                    tcp.read_exact(&mut asked[..3]).await.unwrap();
+                    tcp.write_all(&[5, 0]).await.unwrap();
+                    tcp.read_exact(&mut asked[3..]).await.unwrap();
+                    tcp.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+                        .await
+                        .unwrap();
+                }
+            }
+        }
+        drop(silent);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_the_proxy_does_not_reach_leaves_time_for_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("socks5://{}", listener.local_addr().unwrap());
+        let Ok(ProxyChoice::Proxy(url, None)) = url.parse() else {
+            panic!("a proxy without a login")
+        };
+        let settings = ProxySettings {
+            url,
+            variable: None,
+            login: LoginSource::None,
+            trust: None,
+        };
+        let _serving = Owned::spawn("proxy", moody_proxy(listener));
+        let limit = Duration::from_secs(4);
+        let proxy = Proxy::new(settings, limit).unwrap();
+        let addresses: Vec<SocketAddr> = (1..=3)
+            .map(|last| SocketAddr::from(([192, 0, 2, last], 443)))
+            .collect();
+        let mut observer = Logged;
+        let mut walk = Walk::new(limit, &mut observer);
+        let reached = proxy.reach_any(&addresses, None, &mut walk).await;
+        assert!(reached.is_ok(), "{:?}", reached.err());
+    }
 
     #[test]
     fn an_authority_always_has_its_port() {

@@ -52,13 +52,23 @@ pub(crate) async fn within<T>(
     work: impl Future<Output = io::Result<T>>,
 ) -> Result<T, StepError> {
     match timeout(limit, work).await {
-        Ok(Ok(done)) => Ok(done),
+        Ok(ended) => ended_within(step, limit, ended),
+        Err(_) => Err(StepError::TimedOut(step, limit)),
+    }
+}
+
+/// What came of a step that keeps its limit itself, since it has more to say than that the limit is over.
+pub(crate) fn ended_within<T>(
+    step: Step,
+    limit: Duration,
+    ended: io::Result<T>,
+) -> Result<T, StepError> {
+    match ended {
         // The system has limits of its own, which mean the same.
-        Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut && !says_more(&error) => {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut && !says_more(&error) => {
             Err(StepError::TimedOut(step, limit))
         }
-        Ok(Err(error)) => Err(StepError::Failed(step, error)),
-        Err(_) => Err(StepError::TimedOut(step, limit)),
+        ended => ended.map_err(|error| StepError::Failed(step, error)),
     }
 }
 
@@ -141,6 +151,7 @@ impl fmt::Display for Step {
 
 #[cfg(test)]
 mod tests {
+    use super::super::race::race;
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -155,5 +166,19 @@ mod tests {
         let error = within(Step::ProxyConnect, limit, late).await.unwrap_err();
         let expected = "connecting to the proxy took longer than 10s";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_race_that_nobody_wins_in_time_still_names_the_addresses() {
+        let limit = Duration::from_secs(10);
+        let addresses = ["192.0.2.1:1".parse().unwrap()];
+        let never = |_| std::future::pending::<io::Result<()>>();
+        let lost = race(&addresses, limit, never).await;
+        let ended = lost.map_err(io::Error::from);
+        let error = ended_within(Step::Connect, limit, ended).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "connecting failed: 192.0.2.1:1: no answer"
+        );
     }
 }

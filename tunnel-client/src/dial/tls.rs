@@ -12,6 +12,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::spawn_blocking;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
@@ -82,6 +83,7 @@ impl Tls {
     {
         let chain = walk.wants_chains().then(Chain::default);
         let handshake = async {
+            self.read().await?;
             let config = self
                 .config(identity, chain.as_ref())
                 .map_err(io::Error::other)?;
@@ -101,6 +103,16 @@ impl Tls {
         .await
     }
 
+    /// Reads the CA files as they are now, apart from what else goes on: a folder of them takes a while.
+    async fn read(&self) -> io::Result<()> {
+        if !self.trust.is_fixed() {
+            let trust = self.trust.clone();
+            let read = spawn_blocking(move || trust.load()).await?;
+            self.last.lock().take(read);
+        }
+        Ok(())
+    }
+
     /// What to speak with now; one that shows what it is shown is used once.
     fn config(
         &self,
@@ -108,7 +120,6 @@ impl Tls {
         chain: Option<&Chain>,
     ) -> Result<Arc<ClientConfig>, TlsFilesError> {
         let mut last = self.last.lock();
-        last.read(&self.trust);
         let Some(chain) = chain else {
             return last.config(identity);
         };
@@ -125,9 +136,9 @@ impl Tls {
 }
 
 impl Last {
-    /// Reads the CA files as they are now. What is not good is told once, and not used.
-    fn read(&mut self, trust: &Trust) {
-        match trust.load() {
+    /// Takes what was read of the CA files. What is not good is told once, and not used.
+    fn take(&mut self, read: Result<Roots, TlsFilesError>) {
+        match read {
             Ok(roots) => {
                 self.told = None;
                 if roots != self.roots {
@@ -287,17 +298,19 @@ mod tests {
         assert!(!Arc::ptr_eq(&second, &none));
     }
 
-    #[test]
-    fn ca_files_are_read_at_each_dial_and_a_bad_one_leaves_what_was_good() {
+    #[tokio::test]
+    async fn ca_files_are_read_at_each_dial_and_a_bad_one_leaves_what_was_good() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         fs::write(&path, certificate("a").0).unwrap();
         let tls = Tls::new(Trust::new(false, vec![path.clone()], Vec::new())).unwrap();
         let first = tls.config(None, None).unwrap();
         fs::write(&path, "nothing").unwrap();
+        tls.read().await.unwrap();
         assert!(Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
         assert!(tls.last.lock().told.is_some());
         fs::write(&path, certificate("b").0).unwrap();
+        tls.read().await.unwrap();
         assert!(!Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
         assert!(tls.last.lock().told.is_none());
         fs::remove_file(&path).unwrap();

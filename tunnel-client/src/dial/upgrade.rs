@@ -4,17 +4,17 @@
 //! again can help. A body that is none, as a proxy on the way would send, says only its status.
 
 use std::error::Error as _;
-use std::future::poll_fn;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, HOST, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper::body::Incoming;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
 use crate::http1::Http1;
@@ -61,25 +61,21 @@ pub(crate) struct Refused {
 #[error("the server changed to something that is no tunnel")]
 pub(super) struct NotATunnel;
 
-/// Asks for a session.
+/// Asks for a session. The head of the answer has to come within `limit`; the content of a refusal has a
+/// short time of its own.
 pub(super) async fn upgrade<IO>(
     io: IO,
     host: &str,
     greeting: &Greeting,
     token: Option<&SecretString>,
+    limit: Duration,
 ) -> io::Result<Answered<IO>>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let key = handshake::new_key();
     let request = request(host, greeting, token, &key)?;
-    let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
-        .await
-        .map_err(io::Error::other)?;
-    let response = connection
-        .ask(request)
-        .await
-        .map_err(|error| cause(&error.into_error()))?;
+    let (response, connection) = ask(io, request, limit).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(refused(response, connection).await);
     }
@@ -100,21 +96,38 @@ where
 }
 
 /// Asks for nothing and shows nothing: what whoever answers says to that.
-pub(super) async fn look<IO>(io: IO, host: &str) -> io::Result<(StatusCode, HeaderMap, Bytes)>
+pub(super) async fn look<IO>(
+    io: IO,
+    host: &str,
+    limit: Duration,
+) -> io::Result<(StatusCode, HeaderMap, Bytes)>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let request = Request::get(handshake::CONNECT_PATH).header(HOST, host);
     let request = request.body(Empty::new()).map_err(io::Error::other)?;
+    let (response, connection) = ask(io, request, limit).await?;
+    let answered = refused(response, connection).await;
+    Ok((answered.status, answered.fields, answered.text))
+}
+
+/// The head of the answer, within the limit.
+async fn ask<IO>(
+    io: IO,
+    request: Request<Empty<Bytes>>,
+    limit: Duration,
+) -> io::Result<(Response<Incoming>, Http1<IO, Empty<Bytes>>)>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
     let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
         .await
         .map_err(io::Error::other)?;
-    let response = connection
-        .ask(request)
-        .await
+    let asked = timeout(limit, connection.ask(request)).await;
+    let response = asked
+        .map_err(|_| io::ErrorKind::TimedOut)?
         .map_err(|error| cause(&error.into_error()))?;
-    let answered = refused(response, connection).await;
-    Ok((answered.status, answered.fields, answered.text))
+    Ok((response, connection))
 }
 
 fn request(
@@ -143,17 +156,8 @@ async fn refused<IO>(
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    let (head, mut body) = response.into_parts();
-    let mut text = BytesMut::new();
-    // A body that breaks off says as much as one that is none of ours.
-    while let Some(Ok(frame)) = poll_fn(|cx| connection.poll_frame(&mut body, cx)).await {
-        if let Ok(data) = frame.into_data() {
-            text.extend_from_slice(&data[..data.len().min(REFUSAL_BYTES - text.len())]);
-        }
-        if text.len() == REFUSAL_BYTES {
-            break;
-        }
-    }
+    let (head, body) = response.into_parts();
+    let (text, _) = connection.beginning(body, REFUSAL_BYTES).await;
     let refused = Refused {
         status: head.status,
         refusal: serde_json::from_slice(&text).ok(),
@@ -162,7 +166,7 @@ where
     Answered {
         status: head.status,
         fields: head.headers,
-        text: text.freeze(),
+        text,
         answer: Answer::Refused(refused),
     }
 }
@@ -215,7 +219,13 @@ mod tests {
             theirs.shutdown().await.unwrap();
         };
         let (greeting, token) = (greeting(), SecretString::from("tnlrt_1_secret"));
-        let dialling = upgrade(ours, "tunnel.example.com", &greeting, Some(&token));
+        let dialling = upgrade(
+            ours,
+            "tunnel.example.com",
+            &greeting,
+            Some(&token),
+            Duration::from_secs(10),
+        );
         tokio::join!(dialling, server)
             .0
             .map(|answered| answered.answer)
@@ -288,6 +298,27 @@ mod tests {
         let refused = refusal(&answer).await;
         assert_eq!(refused.status, StatusCode::BAD_GATEWAY);
         assert_eq!((refused.refusal, refused.retry_after), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_without_an_end_still_says_its_status_and_silence_has_the_limit() {
+        let (ours, mut theirs) = duplex(64 * 1024);
+        let (greeting, limit) = (greeting(), Duration::from_secs(10));
+        let endless = b"HTTP/1.1 503 Busy\r\ncontent-length: 100\r\n\r\n{\"reason\"";
+        theirs.write_all(endless).await.unwrap();
+        let began = tokio::time::Instant::now();
+        let answered = upgrade(ours, "a", &greeting, None, limit).await.unwrap();
+        assert!(began.elapsed() < limit);
+        assert_eq!(
+            (answered.status.as_u16(), &answered.text[..]),
+            (503, &b"{\"reason\""[..])
+        );
+        let (ours, _theirs) = duplex(64 * 1024);
+        let error = upgrade(ours, "a", &greeting, None, limit)
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A session that is replaced may carry a stream for hours: nobody is waiting for its end, so none is
-//! cut after a time. What bounds them is their number: the oldest is cut to make room. Meanwhile a
+//! cut after a time. What bounds them is their number in the whole tunnel: the oldest is cut to make room,
+//! since the server takes only so many sessions of one instance, and the next one has to fit in. Meanwhile a
 //! session still follows the credential, or the server would end it when that runs out.
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -25,8 +27,11 @@ use super::Shared;
 use super::starting::Start;
 use crate::session::{Event, Session};
 
-/// Sessions of one place that leave at once.
+/// Most sessions that leave at once, for each that the tunnel keeps.
 const LEAVING_MAX: usize = 4;
+
+/// Sessions of one instance that a server takes, leaving ones among them: docs/protocol.md.
+const SESSIONS_OF_INSTANCE: usize = 16;
 
 /// How long the server may take to welcome a session that nobody wants any more: it says welcome
 /// right after the 101, if it is there.
@@ -36,8 +41,13 @@ const WELCOME: Duration = Duration::from_secs(2);
 pub(super) struct Leaving {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
+}
+
+/// What a tunnel's sessions that leave are held by.
+pub(super) struct Owners {
+    max: usize,
     /// One for each session that leaves, the oldest first; it is cut when this is dropped.
-    owners: VecDeque<oneshot::Sender<()>>,
+    owners: Mutex<VecDeque<oneshot::Sender<()>>>,
 }
 
 /// Who ends a session that another one has replaced.
@@ -49,13 +59,38 @@ pub(super) enum EndedBy {
     Client,
 }
 
+impl Owners {
+    /// Beside so many sessions that are kept, and one that is dialled.
+    pub(super) fn new(sessions: usize) -> Self {
+        let room = SESSIONS_OF_INSTANCE.saturating_sub(sessions + 1);
+        Self {
+            max: room.min(LEAVING_MAX * sessions),
+            owners: Mutex::default(),
+        }
+    }
+
+    fn make_room(&self) {
+        let mut owners = self.owners.lock();
+        owners.retain(|owner| !owner.is_closed());
+        while owners.len() >= self.max && owners.pop_front().is_some() {
+            tracing::warn!("too many sessions leave at once, the oldest is cut");
+        }
+    }
+
+    /// What ends when one more session is to be cut.
+    fn cut(&self) -> oneshot::Receiver<()> {
+        let (owner, cut) = oneshot::channel();
+        self.owners.lock().push_back(owner);
+        cut
+    }
+}
+
 impl Leaving {
     /// None leaves yet.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
             tasks: JoinSet::new(),
-            owners: VecDeque::new(),
         }
     }
 
@@ -84,31 +119,20 @@ impl Leaving {
 
     fn make_room(&mut self) {
         while self.tasks.try_join_next().is_some() {}
-        self.owners.retain(|owner| !owner.is_closed());
-        while self.owners.len() >= LEAVING_MAX {
-            tracing::warn!("too many sessions of one place leave at once, the oldest is cut");
-            self.owners.pop_front();
-        }
+        self.shared.leaving.make_room();
     }
 
     fn see_off(&mut self, session: Session, by: EndedBy) {
-        let cut = self.cut();
+        let cut = self.shared.leaving.cut();
         let shared = Arc::clone(&self.shared);
         let grace = shared.grace_period;
         self.tasks.spawn(see_off(session, by, shared, grace, cut));
     }
 
     fn see_in(&mut self, start: Start) {
-        let cut = self.cut();
+        let cut = self.shared.leaving.cut();
         let shared = Arc::clone(&self.shared);
         self.tasks.spawn(see_in(start, shared, cut));
-    }
-
-    /// What ends when one more session is to be cut.
-    fn cut(&mut self) -> oneshot::Receiver<()> {
-        let (owner, cut) = oneshot::channel();
-        self.owners.push_back(owner);
-        cut
     }
 }
 
@@ -165,5 +189,42 @@ async fn see_in(start: Start, shared: Arc<Shared>, cut: oneshot::Receiver<()>) {
     if let Ok(Ok(Ok(session))) = timeout(WELCOME.min(grace / 2), start).await {
         let grace = grace.saturating_sub(began.elapsed());
         see_off(session, EndedBy::Client, shared, grace, cut).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_what_leaves_and_what_is_dialled_is_never_more_than_a_server_takes() {
+        for sessions in 1..=8 {
+            let owners = Owners::new(sessions);
+            let mut leaving = Vec::new();
+            for _ in 0..100 {
+                owners.make_room();
+                leaving.push(owners.cut());
+                leaving.retain_mut(|cut| cut.try_recv() == Err(TryRecvError::Empty));
+                assert!(
+                    sessions + leaving.len() < SESSIONS_OF_INSTANCE,
+                    "{sessions}"
+                );
+            }
+            assert!(
+                leaving.len() >= sessions.min(7),
+                "{sessions}: a drain of all is seen off"
+            );
+            assert!(leaving.len() <= LEAVING_MAX * sessions);
+            leaving.pop();
+            owners.make_room();
+            assert!(
+                leaving
+                    .iter_mut()
+                    .all(|cut| cut.try_recv() == Err(TryRecvError::Empty)),
+                "there was room"
+            );
+        }
     }
 }

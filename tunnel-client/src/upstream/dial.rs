@@ -111,8 +111,8 @@ impl UpstreamDialler {
             (None, Some(address)) => self.destination.allowed(&[address], turn)?,
             (None, None) => Vec::new(),
         };
-        let connecting = connect::connect(&allowed, self.limit);
-        let tcp = dial::within(Step::Connect, self.limit, connecting).await?;
+        let connected = connect::connect(&allowed, self.limit).await;
+        let tcp = dial::ended_within(Step::Connect, self.limit, connected)?;
         let peer = || tcp.peer_addr().as_ref().map(SocketAddr::ip).ok();
         let named = answer.and_then(|answer| Some((peer()?, answer.addresses)));
         Ok((tcp, named))

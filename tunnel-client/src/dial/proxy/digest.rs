@@ -50,10 +50,17 @@ impl DigestChallenge {
         if !challenge.is("digest") || !offered.any(|one| one.trim().eq_ignore_ascii_case("auth")) {
             return None;
         }
+        // They are repeated and hashed as they came: bytes that were not understood cannot be.
+        let parts = ["realm", "nonce", "opaque"].map(|name| challenge.parameter(name));
+        let is_garbled = |text: &&str| text.contains(char::REPLACEMENT_CHARACTER);
+        if parts.iter().flatten().any(is_garbled) {
+            return None;
+        }
+        let [realm, nonce, opaque] = parts.map(|part| part.map(str::to_owned));
         Some(Self {
-            realm: challenge.parameter("realm")?.to_owned(),
-            nonce: challenge.parameter("nonce")?.to_owned(),
-            opaque: challenge.parameter("opaque").map(str::to_owned),
+            realm: realm?,
+            nonce: nonce?,
+            opaque,
             hash,
             algorithm: algorithm.map(str::to_owned),
             is_session,
@@ -110,6 +117,12 @@ impl DigestChallenge {
             false => self.hash.of(&[&who, &self.nonce, &what]),
         }
     }
+}
+
+/// The part of a value that the password is in.
+pub(super) fn hash_in(value: &str) -> &str {
+    let after = value.split("response=\"").nth(1).unwrap_or(value);
+    after.split('"').next().unwrap_or(after)
 }
 
 impl Hash {
@@ -212,6 +225,7 @@ mod tests {
             "Digest nonce=a",
             "Digest realm=a, nonce=b, algorithm=SHA-512-256",
             "Digest realm=a, nonce=b, qop=auth-int",
+            "Digest realm=\"a\u{fffd}\", nonce=b",
         ] {
             assert_eq!(challenge(text), None, "{text}");
         }

@@ -10,11 +10,11 @@
 //! The password is shown to nobody who has not asked for it, and only in the form that was asked for.
 
 use std::error::Error as _;
-use std::future::poll_fn;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, response};
 use http_body_util::Empty;
@@ -22,10 +22,11 @@ use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout_at};
 
 use super::challenge::{self, Challenge};
-use super::digest::DigestChallenge;
-use super::words::{one_line, words};
+use super::digest::{self, DigestChallenge};
+use super::words::{Hidden, one_line, words};
 use super::{ProxyAnswer, ProxyError};
 use crate::config::ProxyLogin;
 use crate::http1::Http1;
@@ -76,17 +77,20 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Asks on this connection.
-    pub(super) async fn ask<IO>(&mut self, io: IO) -> Result<Asked<IO>, ProxyError>
+    /// Asks on this connection. Heads of answers have to come within `limit`, all of them; the content of
+    /// each has a short time of its own.
+    pub(super) async fn ask<IO>(&mut self, io: IO, limit: Duration) -> Result<Asked<IO>, ProxyError>
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
         let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
             .await
             .map_err(|error| no_answer(&error))?;
+        let end = Instant::now() + limit;
         let mut is_used = false;
         loop {
-            let response = match connection.ask(self.request()?).await {
+            let asked = timeout_at(end, connection.ask(self.request()?));
+            let response = match asked.await.map_err(|_| ProxyError::Silent)? {
                 Ok(response) => response,
                 // It said that it would stay, and went.
                 Err(_) if is_used => return Ok(Asked::Again),
@@ -97,7 +101,7 @@ impl<'a> Asking<'a> {
                 return self.through(&response, connection);
             }
             let (head, body) = response.into_parts();
-            let (text, is_whole) = read(body, &mut connection).await;
+            let (text, is_whole) = connection.beginning(body, BODY_BYTES).await;
             let answer = self.answer(&head, &text);
             if head.status != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
                 return Err(ProxyError::Refused(answer));
@@ -150,6 +154,11 @@ impl<'a> Asking<'a> {
                 Err(ProxyError::NotAProxy(problem.to_owned()))
             }
             Some(remains) => Ok(Asked::Through(remains.io, answer)),
+            None if response.status() == StatusCode::NO_CONTENT => {
+                let problem =
+                    "it answers 204, after which HTTP goes on: only 200 lets a client through";
+                Err(ProxyError::NotAProxy(problem.to_owned()))
+            }
             None => Err(ProxyError::NotAProxy(
                 "it let the client through, and closed the connection".to_owned(),
             )),
@@ -163,7 +172,11 @@ impl<'a> Asking<'a> {
         mut answer: ProxyAnswer,
     ) -> Result<(), ProxyError> {
         let values = fields.get_all(PROXY_AUTHENTICATE).iter();
-        let challenges = challenge::parse(values.filter_map(|value| value.to_str().ok()));
+        // Words for people, such as a realm's name, may be in any encoding.
+        let values: Vec<_> = values
+            .map(|value| String::from_utf8_lossy(value.as_bytes()))
+            .collect();
+        let challenges = challenge::parse(values.iter().map(|value| &**value));
         answer.schemes = schemes(&challenges);
         let Some(login) = self.login else {
             return Err(ProxyError::LoginWanted(answer));
@@ -192,8 +205,9 @@ impl<'a> Asking<'a> {
     }
 
     fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyAnswer {
-        let line = status_line(head.status, head.extensions.get());
-        let words = words(text);
+        let hidden = self.hidden();
+        let line = hidden.hide(&status_line(head.status, head.extensions.get()));
+        let words = words(text, &hidden);
         ProxyAnswer {
             status: Some(head.status),
             words: match words.is_empty() {
@@ -203,6 +217,20 @@ impl<'a> Asking<'a> {
             schemes: Vec::new(),
             login: self.shown(),
         }
+    }
+
+    /// What was shown: some proxies repeat the request on the page that says why.
+    fn hidden(&self) -> Hidden {
+        let mut hidden = Hidden::default();
+        if let (Some((scheme, value)), Some(login)) = (&self.show, self.login) {
+            let value = value.expose_secret();
+            hidden.add(match scheme {
+                Scheme::Basic => value,
+                Scheme::Digest(_) => digest::hash_in(value),
+            });
+            hidden.add(login.password.expose_secret());
+        }
+        hidden
     }
 
     fn shown(&self) -> Option<&'static str> {
@@ -253,28 +281,6 @@ fn random() -> Result<String, ProxyError> {
     Ok(format!("{random:016x}"))
 }
 
-/// The beginning of a body, and whether it is all of it.
-async fn read<IO>(mut body: Incoming, connection: &mut Http1<IO, Empty<Bytes>>) -> (Bytes, bool)
-where
-    IO: AsyncRead + AsyncWrite + Unpin,
-{
-    let mut text = BytesMut::new();
-    let is_whole = loop {
-        match poll_fn(|cx| connection.poll_frame(&mut body, cx)).await {
-            Some(Ok(frame)) => {
-                let data = frame.into_data().unwrap_or_default();
-                text.extend_from_slice(&data[..data.len().min(BODY_BYTES - text.len())]);
-                if text.len() == BODY_BYTES {
-                    break false;
-                }
-            }
-            Some(Err(_)) => break false,
-            None => break true,
-        }
-    };
-    (text.freeze(), is_whole)
-}
-
 /// Whether the proxy wants to be asked again on the same connection. Some say so in a field of their
 /// own, which no standard knows.
 fn stays(head: &response::Parts) -> bool {
@@ -294,6 +300,10 @@ fn stays(head: &response::Parts) -> bool {
 
 /// What is no answer of an HTTP proxy.
 fn no_answer(error: &hyper::Error) -> ProxyError {
+    if error.is_parse_too_large() {
+        let problem = "the head of its answer is too large: more than 64 KiB, or 100 fields";
+        return ProxyError::NotAProxy(problem.to_owned());
+    }
     if error.is_parse() {
         return ProxyError::NotAProxy("what it answers is no HTTP".to_owned());
     }
@@ -311,6 +321,7 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(10);
     const AUTHORITY: &str = "[2001:db8::1]:443";
 
     fn login() -> ProxyLogin {
@@ -344,7 +355,7 @@ mod tests {
             }
             heads
         };
-        tokio::join!(asking.ask(ours), proxy)
+        tokio::join!(asking.ask(ours, LIMIT), proxy)
     }
 
     fn shown(head: &str) -> Option<&str> {
@@ -478,6 +489,88 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_realm_in_another_encoding_does_not_keep_the_login_from_being_shown() {
+        let login = login();
+        // Bytes that are no UTF-8 come as such; the test's answers are text.
+        let (ours, mut theirs) = duplex(64 * 1024);
+        theirs
+            .write_all(
+                b"HTTP/1.1 407 Login\r\nproxy-authenticate: Digest realm=\"B\xfcro\", nonce=\"n\"\r\n\
+                  proxy-authenticate: Basic realm=\"B\xfcro\"\r\ncontent-length: 0\r\n\r\n\
+                  HTTP/1.1 200 OK\r\n\r\n",
+            )
+            .await
+            .unwrap();
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let asked = asking.ask(ours, LIMIT).await;
+        assert!(
+            matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Basic")),
+            "a digest of what is not known for certain would be wrong"
+        );
+        let utf8 = wants_digest("").replace("realm=\"a\"", "realm=\"Büro\"");
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[&utf8, THROUGH]).await;
+        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Digest")));
+        assert!(heads[1].contains("realm=\"Büro\""), "{heads:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_without_an_end_does_not_take_the_words_nor_the_login_with_it() {
+        let login = login();
+        let endless = WANTS_BASIC.replace("content-length: 2", "content-length: 99");
+        let (ours, mut theirs) = duplex(64 * 1024);
+        theirs.write_all(endless.as_bytes()).await.unwrap();
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let asked = asking.ask(ours, LIMIT).await;
+        assert!(matches!(asked, Ok(Asked::Again)) && asking.shown() == Some("Basic"));
+        let (ours, mut theirs) = duplex(64 * 1024);
+        let endless = b"HTTP/1.1 403 No\r\ncontent-length: 99\r\n\r\nnot for you";
+        theirs.write_all(endless).await.unwrap();
+        let asked = Asking::new(AUTHORITY, None).ask(ours, LIMIT).await;
+        assert!(
+            matches!(asked, Err(ProxyError::Refused(answer)) if answer.words == "403 No: not for you")
+        );
+        let (ours, _theirs) = duplex(64 * 1024);
+        let asked = Asking::new(AUTHORITY, None).ask(ours, LIMIT).await;
+        assert!(matches!(asked, Err(ProxyError::Silent)));
+    }
+
+    #[tokio::test]
+    async fn what_was_shown_is_not_repeated_when_the_proxy_does() {
+        let login = ProxyLogin {
+            user: "me".to_owned(),
+            password: "o?~~>secret".into(),
+        };
+        let basic = "bWU6bz9+fj5zZWNyZXQ=";
+        let page = format!(
+            "<p>proxy-authorization: Basic {basic}</p><p>me:o?~~&gt;secret</p> {}",
+            basic.replace('+', "&#43;")
+        );
+        let refused = format!(
+            "HTTP/1.1 407 Wrong {basic}\r\nproxy-authenticate: Basic realm=a\r\ncontent-length: {}\r\n\r\n{page}",
+            page.len()
+        );
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[WANTS_BASIC, &refused]).await;
+        assert_eq!(shown(&heads[1]), Some(format!("Basic {basic}").as_str()));
+        let error = asked.err().unwrap().to_string();
+        assert!(error.contains("407 Wrong"), "{error}");
+        for secret in ["bWU6", "zZWNyZXQ", "secret"] {
+            assert!(!error.contains(secret), "{error}");
+        }
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let digest = wants_digest("");
+        let (_, heads) = ask(&mut asking, &[&digest, THROUGH]).await;
+        let value = shown(&heads[1]).unwrap();
+        let response = value.split("response=\"").nth(1).unwrap();
+        let words = asking.hidden().hide(&format!("you sent {value}!"));
+        assert!(
+            !words.contains(&response[..32]) && words.starts_with("you sent"),
+            "{words}"
+        );
+    }
+
+    #[tokio::test]
     async fn a_refusal_is_told_in_the_proxy_s_own_words() {
         let page = format!("<html><h1>Access\x1b Denied</h1>{}", "x".repeat(100_000));
         let answer = format!(
@@ -507,7 +600,8 @@ mod tests {
             ("SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP"),
             ("", "without an answer"),
             ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
-            (large.as_str(), ""),
+            (large.as_str(), "too large"),
+            ("HTTP/1.1 204 No Content\r\n\r\n", "204"),
         ] {
             let mut asking = Asking::new(AUTHORITY, None);
             let (asked, _) = ask(&mut asking, &[answer]).await;

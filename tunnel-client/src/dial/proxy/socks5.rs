@@ -59,7 +59,7 @@ where
             return Err(ProxyError::LoginWanted(answer(words, None)));
         }
         (NOTHING_TAKEN, Some(_)) => {
-            let words = "it takes neither a password nor nobody's word";
+            let words = "it takes neither a password nor anybody without one";
             return Err(ProxyError::LoginUnknown(answer(words, None)));
         }
         (other, _) => {

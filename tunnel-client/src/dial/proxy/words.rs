@@ -3,20 +3,48 @@
 //! In come the first bytes of an answer's body; out comes one line of plain text, without tags, control
 //! characters, or anything beyond its bound. Pure.
 
+use secrecy::{ExposeSecret, SecretString};
+
 /// Most characters that are shown: a few sentences.
 const CHARACTERS: usize = 300;
 
 /// Elements whose contents are not for people.
 const HIDDEN: [&str; 3] = ["script", "style", "head"];
 
+/// Fewest bytes of a secret's part that are hidden by themselves: shorter ones are words like any other.
+const HIDDEN_PART: usize = 6;
+
+/// What must not be shown, whoever says it.
+#[derive(Default)]
+pub(super) struct Hidden(Vec<SecretString>);
+
+impl Hidden {
+    /// This, and its parts between marks: pages write marks in many ways. A word that is too short to be
+    /// told from others stays.
+    pub(super) fn add(&mut self, secret: &str) {
+        let parts = secret.split(|c: char| !c.is_alphanumeric());
+        let all = [secret].into_iter().chain(parts);
+        let long = all.filter(|part| part.len() >= HIDDEN_PART);
+        self.0.extend(long.map(SecretString::from));
+    }
+
+    /// The text without it.
+    pub(super) fn hide(&self, text: &str) -> String {
+        let hide =
+            |text: String, secret: &SecretString| text.replace(secret.expose_secret(), "***");
+        self.0.iter().fold(text.to_owned(), hide)
+    }
+}
+
 /// The text of a body, which may be HTML, on one line.
-pub(super) fn words(body: &[u8]) -> String {
+pub(super) fn words(body: &[u8], hidden: &Hidden) -> String {
     let text = String::from_utf8_lossy(body);
     let text = match looks_like_html(&text) {
         true => entities(&without_tags(&text)),
         false => text.into_owned(),
     };
-    one_line(&text)
+    // Before it is cut, or a part of it would stay.
+    one_line(&hidden.hide(&text))
 }
 
 /// Text of somebody else on one line and not too long, with nothing in it that moves a cursor.
@@ -107,26 +135,30 @@ mod tests {
 
     use super::*;
 
+    fn plain(body: &[u8]) -> String {
+        words(body, &Hidden::default())
+    }
+
     #[test]
     fn a_page_becomes_a_line() {
         let page = "<!DOCTYPE html>\n<html><head><title>ERROR</title><style>p { color: red }</style></head>\n\
              <body><!-- <b>x</b> --><h1>Access&nbsp;Denied.</h1><p>Ask <a href=\"mailto:a@b\">Tom &amp; Co</a>\
              <script>alert('<p>no</p>')</script>.</p>\n</body></html>";
-        assert_eq!(words(page.as_bytes()), "Access Denied. Ask Tom & Co .");
+        assert_eq!(plain(page.as_bytes()), "Access Denied. Ask Tom & Co .");
         assert_eq!(
-            words(b"plain < text\r\nof two lines\n"),
+            plain(b"plain < text\r\nof two lines\n"),
             "plain < text of two lines"
         );
-        assert_eq!(words(b""), "");
-        assert_eq!(words(b"<p>cut off <styl"), "cut off");
-        assert_eq!(words(b"<style>cut off"), "");
+        assert_eq!(plain(b""), "");
+        assert_eq!(plain(b"<p>cut off <styl"), "cut off");
+        assert_eq!(plain(b"<style>cut off"), "");
     }
 
     #[test]
     fn nothing_moves_the_cursor_and_nothing_is_endless() {
-        assert_eq!(words(b"a\x1b[2J\x00b\xff"), "a [2J b\u{fffd}");
+        assert_eq!(plain(b"a\x1b[2J\x00b\xff"), "a [2J b\u{fffd}");
         assert_eq!(one_line("a\u{202e}b\u{200b}"), "a b");
-        let long = words("ä ".repeat(10_000).as_bytes());
+        let long = plain("ä ".repeat(10_000).as_bytes());
         assert_eq!(long.chars().count(), CHARACTERS + 1);
     }
 
@@ -134,7 +166,7 @@ mod tests {
         #[test]
         fn any_bytes_become_a_bounded_line(body in proptest::collection::vec(any::<u8>(), 0..200), html in "(<|</?(style|script|head|p)>|-->|<!--|&|a| ){0,40}") {
             for body in [body, html.into_bytes()] {
-                let line = words(&body);
+                let line = plain(&body);
                 prop_assert!(line.chars().count() <= CHARACTERS + 1);
                 prop_assert!(!line.contains(char::is_control));
             }

@@ -1,0 +1,85 @@
+//! The login that a proxy has not taken, for not showing it again at each dial: many lock an account out
+//! after a few wrong ones, and the person to whom it belongs with it.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{ProxyAnswer, ProxyError};
+use crate::config::ProxyLogin;
+
+/// Knows the last one.
+#[derive(Debug)]
+pub(super) struct RefusedLogin {
+    wait: Duration,
+    last: Mutex<Option<(ProxyLogin, ProxyAnswer, Instant)>>,
+}
+
+impl RefusedLogin {
+    /// None was refused yet. One that is may be shown again after this time.
+    pub(super) fn new(wait: Duration) -> Self {
+        Self {
+            wait,
+            last: Mutex::default(),
+        }
+    }
+
+    /// This one was refused, in these words.
+    pub(super) fn note(&self, login: &ProxyLogin, answer: &ProxyAnswer) {
+        *self.last.lock() = Some((login.clone(), answer.clone(), Instant::now()));
+    }
+
+    /// Whether this one may be shown.
+    ///
+    /// # Errors
+    /// [`ProxyError::LoginHeld`] while it may not.
+    pub(super) fn check(&self, login: Option<&ProxyLogin>) -> Result<(), ProxyError> {
+        let last = self.last.lock();
+        let Some((refused, answer, at)) = &*last else {
+            return Ok(());
+        };
+        let left = self.wait.saturating_sub(at.elapsed());
+        if login != Some(refused) || left.is_zero() {
+            return Ok(());
+        }
+        // For a person: whole seconds.
+        let left = Duration::from_secs(left.as_secs() + 1);
+        Err(ProxyError::LoginHeld(answer.clone(), left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn login(password: &str) -> ProxyLogin {
+        ProxyLogin {
+            user: "me".to_owned(),
+            password: password.into(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_login_is_held_until_it_changes_or_the_time_is_over() {
+        let wait = Duration::from_secs(300);
+        let refused = RefusedLogin::new(wait);
+        let (wrong, right) = (login("wrong"), login("right"));
+        assert!(refused.check(Some(&wrong)).is_ok());
+        let answer = ProxyAnswer {
+            status: None,
+            words: "407".to_owned(),
+            schemes: Vec::new(),
+            login: None,
+        };
+        refused.note(&wrong, &answer);
+        let error = refused.check(Some(&wrong)).unwrap_err();
+        assert!(matches!(&error, ProxyError::LoginHeld(held, _) if *held == answer));
+        assert!(!error.to_string().contains("wrong"), "{error}");
+        assert!(refused.check(Some(&right)).is_ok() && refused.check(None).is_ok());
+        tokio::time::advance(wait - Duration::from_secs(1)).await;
+        assert!(refused.check(Some(&wrong)).is_err());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(refused.check(Some(&wrong)).is_ok());
+    }
+}
