@@ -304,10 +304,16 @@ mod tests {
     async fn a_refusal_without_an_end_still_says_its_status_and_silence_has_the_limit() {
         let (ours, mut theirs) = duplex(64 * 1024);
         let (greeting, limit) = (greeting(), Duration::from_secs(10));
-        let endless = b"HTTP/1.1 503 Busy\r\ncontent-length: 100\r\n\r\n{\"reason\"";
-        theirs.write_all(endless).await.unwrap();
+        let server = async {
+            while theirs.read_u8().await.unwrap() != b'\n'
+                || theirs.read_u8().await.unwrap() != b'\r'
+            {}
+            let endless = b"HTTP/1.1 503 Busy\r\ncontent-length: 100\r\n\r\n{\"reason\"";
+            theirs.write_all(endless).await.unwrap();
+        };
         let began = tokio::time::Instant::now();
-        let answered = upgrade(ours, "a", &greeting, None, limit).await.unwrap();
+        let asking = upgrade(ours, "a", &greeting, None, limit);
+        let answered = tokio::join!(asking, server).0.unwrap();
         assert!(began.elapsed() < limit);
         assert_eq!(
             (answered.status.as_u16(), &answered.text[..]),

@@ -331,31 +331,44 @@ mod tests {
         }
     }
 
-    /// A proxy that gives these answers on one connection, and closes it after the last; what it was
-    /// asked.
+    /// A proxy that gives these answers on one connection; what it was asked.
+    async fn answer(theirs: &mut DuplexStream, answers: &[&[u8]]) -> Vec<String> {
+        let mut heads = Vec::new();
+        for answer in answers {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match theirs.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => return heads,
+                }
+            }
+            heads.push(String::from_utf8(head).unwrap());
+            if theirs.write_all(answer).await.is_err() {
+                return heads;
+            }
+        }
+        heads
+    }
+
+    /// Asks one that closes the connection after the last answer.
     async fn ask(
         asking: &mut Asking<'_>,
         answers: &[&str],
     ) -> (Result<Asked<DuplexStream>, ProxyError>, Vec<String>) {
         let (ours, mut theirs) = duplex(256 * 1024);
-        let proxy = async move {
-            let mut heads = Vec::new();
-            for answer in answers {
-                let mut head = Vec::new();
-                while !head.ends_with(b"\r\n\r\n") {
-                    match theirs.read_u8().await {
-                        Ok(byte) => head.push(byte),
-                        Err(_) => return heads,
-                    }
-                }
-                heads.push(String::from_utf8(head).unwrap());
-                if theirs.write_all(answer.as_bytes()).await.is_err() {
-                    return heads;
-                }
-            }
-            heads
-        };
+        let answers: Vec<_> = answers.iter().map(|answer| answer.as_bytes()).collect();
+        let proxy = async move { answer(&mut theirs, &answers).await };
         tokio::join!(asking.ask(ours, LIMIT), proxy)
+    }
+
+    /// Asks one that keeps the connection.
+    async fn ask_staying(
+        asking: &mut Asking<'_>,
+        answers: &[&[u8]],
+    ) -> Result<Asked<DuplexStream>, ProxyError> {
+        let (ours, mut theirs) = duplex(256 * 1024);
+        let proxy = answer(&mut theirs, answers);
+        tokio::join!(asking.ask(ours, LIMIT), proxy).0
     }
 
     fn shown(head: &str) -> Option<&str> {
@@ -491,18 +504,11 @@ mod tests {
     #[tokio::test]
     async fn a_realm_in_another_encoding_does_not_keep_the_login_from_being_shown() {
         let login = login();
-        // Bytes that are no UTF-8 come as such; the test's answers are text.
-        let (ours, mut theirs) = duplex(64 * 1024);
-        theirs
-            .write_all(
-                b"HTTP/1.1 407 Login\r\nproxy-authenticate: Digest realm=\"B\xfcro\", nonce=\"n\"\r\n\
-                  proxy-authenticate: Basic realm=\"B\xfcro\"\r\ncontent-length: 0\r\n\r\n\
-                  HTTP/1.1 200 OK\r\n\r\n",
-            )
-            .await
-            .unwrap();
+        let latin1 =
+            b"HTTP/1.1 407 Login\r\nproxy-authenticate: Digest realm=\"B\xfcro\", nonce=\"n\"\r\n\
+            proxy-authenticate: Basic realm=\"B\xfcro\"\r\ncontent-length: 0\r\n\r\n";
         let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let asked = asking.ask(ours, LIMIT).await;
+        let asked = ask_staying(&mut asking, &[latin1, THROUGH.as_bytes()]).await;
         assert!(
             matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Basic")),
             "a digest of what is not known for certain would be wrong"
@@ -518,15 +524,11 @@ mod tests {
     async fn a_page_without_an_end_does_not_take_the_words_nor_the_login_with_it() {
         let login = login();
         let endless = WANTS_BASIC.replace("content-length: 2", "content-length: 99");
-        let (ours, mut theirs) = duplex(64 * 1024);
-        theirs.write_all(endless.as_bytes()).await.unwrap();
         let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let asked = asking.ask(ours, LIMIT).await;
+        let asked = ask_staying(&mut asking, &[endless.as_bytes()]).await;
         assert!(matches!(asked, Ok(Asked::Again)) && asking.shown() == Some("Basic"));
-        let (ours, mut theirs) = duplex(64 * 1024);
         let endless = b"HTTP/1.1 403 No\r\ncontent-length: 99\r\n\r\nnot for you";
-        theirs.write_all(endless).await.unwrap();
-        let asked = Asking::new(AUTHORITY, None).ask(ours, LIMIT).await;
+        let asked = ask_staying(&mut Asking::new(AUTHORITY, None), &[endless]).await;
         assert!(
             matches!(asked, Err(ProxyError::Refused(answer)) if answer.words == "403 No: not for you")
         );
@@ -601,7 +603,6 @@ mod tests {
             ("", "without an answer"),
             ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
             (large.as_str(), "too large"),
-            ("HTTP/1.1 204 No Content\r\n\r\n", "204"),
         ] {
             let mut asking = Asking::new(AUTHORITY, None);
             let (asked, _) = ask(&mut asking, &[answer]).await;
@@ -610,5 +611,9 @@ mod tests {
             };
             assert!(error.to_string().contains(expected), "{error}");
         }
+        let no_content = b"HTTP/1.1 204 No Content\r\n\r\n";
+        let asked = ask_staying(&mut Asking::new(AUTHORITY, None), &[no_content]).await;
+        let error = asked.err().unwrap().to_string();
+        assert!(error.contains("it answers 204"), "{error}");
     }
 }
