@@ -3,7 +3,7 @@
 //! The flags that configure a client are in [`crate::config::Source`], which the file and the
 //! environment share.
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::config::Given;
 
@@ -28,9 +28,24 @@ pub enum Command {
     /// Keep the tunnel up until asked to stop
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
+    /// Answer requests at a listener by the same routes, behind an ingress controller, without a tunnel
+    #[command(after_help = EXIT_CODES)]
+    Serve(Box<Given>),
     /// Check the configuration and the files it names, and dial nobody
     #[command(after_help = EXIT_CODES)]
-    Validate(Box<Given>),
+    Validate(Box<ValidateArgs>),
+}
+
+/// What is to be checked.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Check what serve needs, instead of what run needs
+    #[arg(long)]
+    pub serve: bool,
+
+    /// The configuration.
+    #[command(flatten)]
+    pub given: Given,
 }
 
 #[cfg(test)]

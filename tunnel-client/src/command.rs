@@ -3,7 +3,9 @@
 //! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
 //! line; standard output carries only what was asked for.
 
+mod program;
 mod run;
+mod serve;
 mod validate;
 
 use std::fmt::Display;
@@ -25,6 +27,7 @@ enum Failure {
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
+        Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
     };
     let (code, text) = match result {

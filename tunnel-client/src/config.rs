@@ -5,11 +5,12 @@
 //! client start from [`Config::new`] and set what differs.
 
 mod credential;
+mod listen;
 mod source;
 mod url;
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
+pub use self::listen::{ListenConfig, ServeConfig};
 pub use self::source::{Given, Source};
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
 use crate::token_file::TokenFileError;
@@ -140,6 +142,12 @@ pub enum ConfigFault {
 pub struct ConfigError(Vec<ConfigFault>);
 
 impl Config {
+    /// Where the operator asks, where nothing else is set.
+    pub(crate) const ADMIN_LISTEN: SocketAddr =
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+    /// How long exchanges may take to end, where nothing else is set.
+    pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(25);
+
     /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
     pub fn new(
         server: ServerUrl,
@@ -157,7 +165,7 @@ impl Config {
             upstream_roots: None,
             sessions: 2,
             allow_from: Vec::new(),
-            admin_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))),
+            admin_listen: Some(Self::ADMIN_LISTEN),
             admin_hosts: Vec::new(),
             dial_timeout: Duration::from_secs(10),
             redial_base,
@@ -169,7 +177,7 @@ impl Config {
             upstream_head_timeout: Duration::from_secs(5 * 60),
             upstream_idle_pool: 64,
             ping_interval: Duration::from_secs(15),
-            grace_period: Duration::from_secs(25),
+            grace_period: Self::GRACE_PERIOD,
             access_log: true,
             log_format: LogFormat::Text,
             log_level: LogFilter::default(),

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod serving;
 pub mod token_file;
 
 mod admin;
@@ -13,6 +14,7 @@ mod exchange;
 mod http1;
 mod metrics;
 mod routes;
+mod serve;
 mod session;
 mod tunnel;
 mod upstream;

@@ -45,6 +45,10 @@ pub(crate) struct Metrics {
     pub(crate) sessions: IntGauge,
     /// Exchanges that are open.
     pub(crate) open: IntGauge,
+    /// 1 while `serve` takes connections, else 0.
+    pub(crate) listening: IntGauge,
+    /// Connections that `serve` has refused since as many as allowed were open.
+    pub(crate) connections_refused: IntCounter,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from them.
@@ -78,6 +82,14 @@ impl Metrics {
                 "sessions that the server has welcomed, and that do not leave",
             )?,
             open: gauge(&all, "open_exchanges", "exchanges that are open")?,
+            listening: gauge(&all, "listening", "1 while serve takes connections, else 0")?,
+            connections_refused: registered(
+                &all,
+                IntCounter::with_opts(opts(
+                    "connections_refused_total",
+                    "connections that serve refused since max-connections were open",
+                ))?,
+            )?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
             round_trip: histogram(

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
+use tunnel_proto::control::{RouteState, RouteSummary, RoutesSummary};
 use tunnel_proto::problem::Problem;
 
 use crate::upstream::Upstream;
@@ -27,5 +28,15 @@ impl Routes {
     /// When no route matches, or the one that does denies the request; neither can be so far.
     pub(crate) fn route(&self, _request: &Parts) -> Result<&Upstream, Problem> {
         Ok(&self.default)
+    }
+
+    /// What the server is told of them, for people to look at.
+    pub(crate) fn summary(&self) -> RoutesSummary {
+        RoutesSummary::new(vec![RouteSummary {
+            name: "default".to_owned(),
+            matches: "/*".to_owned(),
+            to: self.default.url().to_string(),
+            state: RouteState::Unknown,
+        }])
     }
 }

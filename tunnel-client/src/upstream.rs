@@ -109,6 +109,11 @@ impl Upstream {
         })
     }
 
+    /// Where it is.
+    pub(crate) fn url(&self) -> &UpstreamUrl {
+        self.destination.url()
+    }
+
     /// Closes connections that nobody needs, for as long as it is polled.
     pub(crate) async fn sweep(&self) {
         let mut ticks = interval(pool::REST / pool::SWEEPS);

@@ -4,8 +4,11 @@
 //! and unknown keys are ignored, so that the two ends may differ in version. A control message
 //! never asks the tunnel client to reach an address, and never carries anything of an exchange.
 
+mod routes;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::routes::{RouteState, RouteSummary, RoutesSummary};
 use crate::limits;
 
 /// One control message.
@@ -74,6 +77,8 @@ pub enum Control {
         #[serde(default)]
         detail: String,
     },
+    /// The routes of a tunnel client, for people to look at: after the welcome, and when they change.
+    Routes(RoutesSummary),
     /// Any kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -123,6 +128,7 @@ impl Control {
             Self::RefreshToken { .. } => "refresh-token",
             Self::Refreshed { .. } => "refreshed",
             Self::RefreshRefused { .. } => "refresh-refused",
+            Self::Routes(_) => "routes",
             Self::Unknown => "unknown",
         }
     }

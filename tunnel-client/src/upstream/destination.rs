@@ -23,6 +23,11 @@ impl Destination {
         Self { url, is_address }
     }
 
+    /// As it was configured.
+    pub(super) fn url(&self) -> &UpstreamUrl {
+        &self.url
+    }
+
     /// The name or address that is dialled.
     pub(super) fn host(&self) -> &str {
         self.url.host()

@@ -1,0 +1,31 @@
+//! What the server is told of the client's routes.
+
+use std::time::Duration;
+
+use tunnel_proto::control::{Control, RouteState};
+
+use crate::scripted::Scripted;
+use crate::server::TunnelServer;
+use crate::setup::{Running, get};
+
+#[tokio::test]
+async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let mut server = TunnelServer::start().await;
+    let _client = Running::start(&server, &upstream.url(), |_| {});
+    let mut session = server.accept().await;
+    assert!(matches!(session.hear().await, Control::Hello { .. }));
+    session.welcome();
+    let Control::Routes(summary) = session.hear().await else {
+        panic!("the routes come next");
+    };
+    let [route] = summary.routes() else {
+        panic!("{summary:?}");
+    };
+    assert_eq!((route.name.as_str(), summary.omitted()), ("default", 0));
+    assert_eq!(route.to, upstream.url());
+    assert_eq!(route.state, RouteState::Unknown);
+    // What has not changed is not told again, and exchanges do not wait for it.
+    assert_eq!(session.fetch(get("/")).await.body(), "ok");
+    assert!(session.is_told_nothing(Duration::from_millis(50)).await);
+}
