@@ -180,7 +180,7 @@ impl FrontListener {
         let acceptor = tls.as_ref().map(|tls| Arc::clone(&tls.live));
         let _following = tls.map(|tls| Owned::spawn("listener certificate", tls.follow()));
         front.metrics.listening.set(1);
-        tracing::info!(%address, tls = acceptor.is_some(), "listening");
+        tracing::info!(listener = "front", %address, tls = acceptor.is_some(), "listening");
         let mut connections = JoinSet::new();
         let asked = async {
             shutdown.asked().await;

@@ -18,6 +18,7 @@ mod probe;
 mod scripted;
 mod serve;
 mod serve_http2;
+mod serve_program;
 mod server;
 mod sessions;
 mod setup;
