@@ -242,12 +242,12 @@ pub async fn start_server(
     command.args(["--public-listen", &free, "--admin-listen", &free]);
     command.args(["--shards", &args.shards.to_string()]);
     // All the load comes from one address, and goes through one session.
-    default_flag(
-        &mut command,
-        &args.server_flags,
+    for flag in [
         "--max-connections-per-address",
-        "50000",
-    );
+        "--max-tunnel-connections-per-address",
+    ] {
+        default_flag(&mut command, &args.server_flags, flag, "50000");
+    }
     default_flag(&mut command, &args.server_flags, "--max-exchanges", "4096");
     command.arg("--tls-cert").arg(files.certificate());
     command.arg("--tls-key").arg(files.key());

@@ -41,7 +41,7 @@ use self::labels::{Labels, NamedRuntime};
 pub use self::platform::PlatformToken;
 use self::platform::{PlatformJudge, Question};
 pub use self::refusal::AuthRefusal;
-use self::revocation::{Revocation, Revocations};
+use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub(crate) use self::setup::Prepared;
 pub use self::setup::{AuthSetupError, load_platform_token};
 use crate::runtimes::{RuntimeEntry, Runtimes};
@@ -289,13 +289,24 @@ impl Authenticator {
     }
 
     /// Takes credentials back, until the server starts anew.
-    pub fn revoke(&self, revocation: &Revocation) {
-        self.revoked.rcu(|revoked| {
-            let mut revoked = Revocations::clone(revoked);
-            revoked.insert(revocation.clone());
-            revoked
+    ///
+    /// # Errors
+    /// When that was done too often.
+    pub fn revoke(&self, revocation: &Revocation) -> Result<(), RevocationsFull> {
+        let mut is_full = Ok(());
+        self.revoked.rcu(|revoked| match revoked.and(revocation) {
+            Ok(more) => {
+                is_full = Ok(());
+                Arc::new(more)
+            }
+            Err(full) => {
+                is_full = Err(full);
+                Arc::clone(revoked)
+            }
         });
+        is_full?;
         self.changed_now();
+        Ok(())
     }
 
     /// Counts the changes after which live sessions are to be looked at again. The first time it is

@@ -11,11 +11,15 @@
 //!   slow readers               tunnel             downloads that hardly anybody reads, same tunnel
 //! ```
 //!
+//! With `--limits` the phases are others: a neighbour's small requests beside a tunnel that wants twice
+//! what it may, in one way after another.
+//!
 //! Small requests are open loop, so that a stall shows in all that it delays. What runs beside them
 //! has threads of its own here, so that reading it does not delay the small ones. The phases are
 //! interleaved in rounds; ratios are within a round.
 
 mod beside;
+mod limits;
 mod phase;
 mod place;
 mod results;
@@ -66,6 +70,14 @@ pub struct Args {
     /// Measure the same phases at the upstream itself too: what the machine alone makes of them
     #[arg(long, requires = "self_contained", help_heading = "Target")]
     pub direct: bool,
+    /// Measure a neighbour beside a tunnel at its limits, one after another, instead of the usual phases
+    #[arg(
+        long,
+        requires = "self_contained",
+        conflicts_with = "direct",
+        help_heading = "Target"
+    )]
+    pub limits: bool,
     /// How long and how much.
     #[command(flatten)]
     pub load: LoadArgs,
@@ -132,7 +144,11 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
     let place = Box::pin(Place::open(&args)).await?;
     let mut report = describe(&args, &place);
-    let phases = phase::all(&place, args.direct);
+    let phases = if args.limits {
+        phase::at_limits()
+    } else {
+        phase::all(&place, args.direct)
+    };
     if !phases.iter().any(|phase| phase.spot == Spot::Neighbour) {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }

@@ -152,7 +152,14 @@ impl Requests {
         path: Option<&str>,
         body_size: u64,
     ) -> anyhow::Result<Self> {
-        let template = target.template(method, path)?;
+        Self::of(target, target.template(method, path)?, body_size)
+    }
+
+    /// All like this one.
+    ///
+    /// # Errors
+    /// The content is larger than memory can be.
+    pub(crate) fn of(target: &Target, template: Template, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
         let is_small = !target.http2 && body_size <= MOST_CONTENT;
         Ok(Self {

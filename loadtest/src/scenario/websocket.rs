@@ -21,7 +21,8 @@ use crate::{
     },
     target::TargetArgs,
 };
-use socket::{Maker, Socket};
+pub(crate) use socket::Maker;
+use socket::Socket;
 
 /// Flags of `loadtest websocket`.
 #[derive(Clone, Debug, clap::Args)]
@@ -102,7 +103,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 
 /// Sends the next message when the last has come back.
 #[derive(Debug)]
-struct Echo(Arc<Maker>);
+pub(crate) struct Echo(pub(crate) Arc<Maker>);
 
 impl Client for Echo {
     type Connection = Socket;

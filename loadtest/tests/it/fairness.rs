@@ -118,3 +118,30 @@ fn a_self_contained_run_has_a_neighbour() {
         "{measured:#?}"
     );
 }
+
+#[test]
+fn a_neighbour_of_a_tunnel_at_its_limits_has_no_error() {
+    let measured = loadtest(&format!(
+        "fairness --self-contained --limits --programs {} {SHORT} --rate 50",
+        programs().display()
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    let ways = [
+        "downloads above its rate",
+        "uploads above its rate",
+        "requests above its rate",
+        "open exchanges above its number",
+        "WebSockets above their number",
+        "heads above their size",
+    ];
+    for way in ways {
+        let row = row(&measured, &format!("{way}, neighbour"));
+        assert_ne!(row[6], "0", "{measured:#?}");
+        assert_eq!((&*row[7], &*row[9]), ("0", "0"), "{measured:#?}");
+    }
+    // What is shaped is late, what is too much is refused.
+    for way in &ways[2..] {
+        let quiet = format!("{way}, neighbour: beside it 0 were refused");
+        assert!(!measured.text.contains(&quiet), "{measured:#?}");
+    }
+}

@@ -405,8 +405,13 @@ impl Refused {
 
 impl From<OperationError> for Refused {
     fn from(error: OperationError) -> Self {
-        let OperationError::RuntimeUnknown(_) = &error;
-        Self::new(StatusCode::NOT_FOUND, "runtime_unknown", error)
+        let (status, reason) = match &error {
+            OperationError::RuntimeUnknown(_) => (StatusCode::NOT_FOUND, "runtime_unknown"),
+            OperationError::RevocationsFull(_) => {
+                (StatusCode::INSUFFICIENT_STORAGE, "revocations_full")
+            }
+        };
+        Self::new(status, reason, error)
     }
 }
 

@@ -16,7 +16,7 @@ use super::timestamp::Timestamp;
 use crate::{
     auth::{
         CredentialKind,
-        revocation::{self, Revocation, RevocationTarget},
+        revocation::{self, Revocation, RevocationTarget, RevocationsFull},
     },
     config::effective::Effective,
     node::Node,
@@ -236,6 +236,9 @@ pub enum OperationError {
     /// There is no such runtime.
     #[error("no runtime has the label `{0}`")]
     RuntimeUnknown(String),
+    /// There is no room for another revocation.
+    #[error(transparent)]
+    RevocationsFull(#[from] RevocationsFull),
 }
 
 impl From<RuntimeLimits> for LimitsView {
@@ -453,7 +456,7 @@ pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, Operatio
         },
     };
     // The sessions see it by themselves, and tell.
-    node.authenticator.revoke(&revocation);
+    node.authenticator.revoke(&revocation)?;
     Ok(sessions)
 }
 

@@ -19,6 +19,9 @@ use crate::runtimes::{AccountName, Moment, RuntimeEntry, RuntimeName, RuntimesEr
 /// Longest id that an entry may name, in bytes.
 const ID_BYTES: usize = 256;
 
+/// Most entries that the operator may make while the server runs: each makes a copy of all.
+const OPERATOR_ENTRIES: usize = 10_000;
+
 /// One entry: what is no longer good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
@@ -27,6 +30,13 @@ pub struct Revocation {
     /// Only credentials issued before this moment; none means all.
     pub before: Option<SystemTime>,
 }
+
+/// The operator has made as many entries as are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{OPERATOR_ENTRIES} revocations are kept in memory, and no more: write them into the revocation list"
+)]
+pub struct RevocationsFull;
 
 /// What an entry is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,24 +131,37 @@ impl Revocations {
         }
     }
 
-    /// Adds an entry.
-    pub fn insert(&mut self, revocation: Revocation) {
-        self.entries += 1;
+    /// These and one more of the operator's.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn and(&self, revocation: &Revocation) -> Result<Self, RevocationsFull> {
+        let mut more = self.clone();
+        more.insert(revocation.clone());
+        if more.entries > OPERATOR_ENTRIES {
+            return Err(RevocationsFull);
+        }
+        Ok(more)
+    }
+
+    /// Adds an entry; one about the same as another becomes one with it.
+    fn insert(&mut self, revocation: Revocation) {
         let cut = revocation.before.map_or(Cut::All, Cut::Before);
-        match revocation.target {
+        let is_new = match revocation.target {
             RevocationTarget::Credential(id) => self.ids.insert(id, cut),
             RevocationTarget::CredentialOf(account, runtime, id) => {
                 let ids = self.own_ids.entry((account, runtime)).or_default();
-                ids.insert(id, cut);
+                ids.insert(id, cut)
             }
             RevocationTarget::Runtime(account, runtime) => {
-                add(&mut self.runtimes, (account, runtime), cut);
+                add(&mut self.runtimes, (account, runtime), cut)
             }
             RevocationTarget::Account(account) => add(&mut self.accounts, account, cut),
-        }
+        };
+        self.entries += usize::from(is_new);
     }
 
-    /// How many entries there are.
+    /// How many entries there are, those about the same counted once.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries
@@ -187,11 +210,11 @@ impl Revocations {
 }
 
 impl Ids {
-    fn insert(&mut self, id: String, cut: Cut) {
+    fn insert(&mut self, id: String, cut: Cut) -> bool {
         if let Some(serial) = serial(&id) {
             add(&mut self.serials, serial, cut);
         }
-        add(&mut self.all, id, cut);
+        add(&mut self.all, id, cut)
     }
 
     fn get(&self, credential: &CredentialId) -> Option<&Cut> {
@@ -212,13 +235,14 @@ pub(crate) fn serial(text: &str) -> Option<String> {
     Some(digits.trim_start_matches('0').to_owned())
 }
 
-fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) {
+/// Whether nothing was said of it before.
+fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) -> bool {
     let stronger = match (cuts.get(&key), cut) {
         (Some(Cut::All), _) => Cut::All,
         (Some(Cut::Before(old)), Cut::Before(new)) => Cut::Before(new.max(*old)),
         (_, cut) => cut,
     };
-    cuts.insert(key, stronger);
+    cuts.insert(key, stronger).is_none()
 }
 
 fn revocation(
@@ -281,6 +305,22 @@ mod tests {
 
     fn moment(text: &str) -> SystemTime {
         text.parse::<Moment>().unwrap().into()
+    }
+
+    #[test]
+    fn the_operator_s_entries_have_a_bound_and_the_same_one_counts_once() {
+        let revocation = |id: usize| Revocation {
+            target: RevocationTarget::Credential(format!("{id:x}-")),
+            before: None,
+        };
+        let mut list = Revocations::default();
+        for id in 0..OPERATOR_ENTRIES {
+            list.insert(revocation(id));
+        }
+        let again = list.and(&revocation(1)).unwrap();
+        assert_eq!(again.len(), OPERATOR_ENTRIES);
+        let full = list.and(&revocation(OPERATOR_ENTRIES));
+        assert_eq!(full.unwrap_err(), RevocationsFull);
     }
 
     #[test]

@@ -245,7 +245,9 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
         let untouched = show(&authenticator, Some(other.expose()), &[])
             .await
             .unwrap();
-        authenticator.revoke(&revocation(target.clone(), before));
+        authenticator
+            .revoke(&revocation(target.clone(), before))
+            .unwrap();
         assert!(changed.has_changed().unwrap());
         changed.mark_unchanged();
         let refusal = authenticator.as_of(&grant, now).unwrap_err();
@@ -267,7 +269,9 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
     }
     let authenticator = authenticator(&text, |_| {});
     let account = RevocationTarget::Account("acme".parse().unwrap());
-    authenticator.revoke(&revocation(account, Some("2025-01-01T00:00:00Z")));
+    authenticator
+        .revoke(&revocation(account, Some("2025-01-01T00:00:00Z")))
+        .unwrap();
     let later = show(&authenticator, Some(token.expose()), &[]).await;
     assert_eq!(name(later), "good", "it was made later");
 }
@@ -301,7 +305,7 @@ async fn a_certificate_lets_in_alone_or_beside_a_token_of_the_same_runtime() {
         assert_eq!(name(show(&authenticator, bearer, chain).await), reason);
     }
     let serial = RevocationTarget::Credential(alone.credential.id().to_uppercase());
-    authenticator.revoke(&revocation(serial, None));
+    authenticator.revoke(&revocation(serial, None)).unwrap();
     let now = SystemTime::now();
     for grant in [&alone, &both] {
         assert_eq!(name(authenticator.as_of(grant, now)), "credential_revoked");

@@ -93,7 +93,8 @@ impl LiveSession {
 
     /// Carries the session until it ends.
     pub(super) async fn run(mut self, node: &Arc<Node>) {
-        let end = match self.join(node).await {
+        // In a box, so that the space of its start is not held for as long as a session lives.
+        let end = match Box::pin(self.join(node)).await {
             Ok(membership) => self.attend(node, &membership).await,
             Err(reason) => {
                 self.session.close(reason);

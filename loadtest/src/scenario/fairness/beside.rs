@@ -1,4 +1,5 @@
-//! What runs beside small requests: downloads at the upstream's pace, unthrottled, or hardly read.
+//! What runs beside small requests: downloads at the upstream's pace, unthrottled, or hardly read. What
+//! goes beyond limits is made by `limits`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
     },
     scenario::{
         connection::{Connection, PAUSE, dial_within, within},
-        fairness::{Args, phase::Beside},
+        fairness::{Args, limits, phase::Beside},
     },
     target::{Target, Template},
 };
@@ -52,6 +53,7 @@ pub(super) fn load(
             let rate = args.slow_rate.as_u64().max(1) as f64;
             (args.slow_readers, &args.bulk_path, Some(rate))
         }
+        Beside::Limit(limit) => return limits::load(args, target, limit).map(Some),
     };
     let (is_open, told) = watch::channel(false);
     let downloads = Arc::new(Downloads {

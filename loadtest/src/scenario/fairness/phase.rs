@@ -36,6 +36,48 @@ pub(super) enum Beside {
     Unthrottled,
     /// Downloads that are hardly read.
     SlowReaders,
+    /// One way in which a tunnel asks for more than it may.
+    Limit(Limit),
+}
+
+/// What a tunnel at its limits wants too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// Bytes a second down.
+    Downloads,
+    /// Bytes a second up.
+    Uploads,
+    /// Exchanges begun in a second.
+    Requests,
+    /// Exchanges open at once.
+    Exchanges,
+    /// WebSockets open at once.
+    WebSockets,
+    /// Bytes of a request's head.
+    Heads,
+}
+
+impl Limit {
+    /// All of them.
+    pub(super) const ALL: [Self; 6] = [
+        Self::Downloads,
+        Self::Uploads,
+        Self::Requests,
+        Self::Exchanges,
+        Self::WebSockets,
+        Self::Heads,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Downloads => "downloads above its rate",
+            Self::Uploads => "uploads above its rate",
+            Self::Requests => "requests above its rate",
+            Self::Exchanges => "open exchanges above its number",
+            Self::WebSockets => "WebSockets above their number",
+            Self::Heads => "heads above their size",
+        }
+    }
 }
 
 /// One row of the table.
@@ -54,6 +96,7 @@ impl fmt::Display for Phase {
             Beside::Paced => "paced downloads",
             Beside::Unthrottled => "unthrottled downloads",
             Beside::SlowReaders => "slow readers",
+            Beside::Limit(limit) => limit.name(),
         };
         match self.spot {
             Spot::Tunnel => formatter.write_str(beside),
@@ -61,6 +104,16 @@ impl fmt::Display for Phase {
             Spot::Direct => write!(formatter, "{beside}, direct"),
         }
     }
+}
+
+/// A neighbour beside a tunnel at its limits, in each way; the first is the unloaded one.
+pub(super) fn at_limits() -> Vec<Phase> {
+    let phase = |beside| Phase {
+        spot: Spot::Neighbour,
+        beside,
+    };
+    let limits = Limit::ALL.map(|limit| phase(Beside::Limit(limit)));
+    [phase(Beside::Nothing)].into_iter().chain(limits).collect()
 }
 
 /// All phases that can be measured there; the first of each spot's is the unloaded one.

@@ -2,7 +2,7 @@
 
 use crate::{
     measure::usage::UPSTREAM,
-    scenario::fairness::{Args, phase::Spot},
+    scenario::fairness::{Args, limits, phase::Spot},
     stack::{Plan, RUNTIME, Stack},
     target::Target,
 };
@@ -60,7 +60,12 @@ async fn self_contained(args: &Args) -> anyhow::Result<Place> {
         runtimes: &[RUNTIME, NEIGHBOUR],
         ..Plan::default()
     };
-    let stack = Box::pin(Stack::start(&args.target.stack, plan)).await?;
+    let mut programs = args.target.stack.clone();
+    if args.limits {
+        // Before those given, which win.
+        programs.server_flags.splice(0..0, limits::server_flags());
+    }
+    let stack = Box::pin(Stack::start(&programs, plan)).await?;
     let tunnel = args.target.in_stack(&stack, RUNTIME).await?;
     let neighbour = args.target.in_stack(&stack, NEIGHBOUR).await?;
     let mut direct = None;

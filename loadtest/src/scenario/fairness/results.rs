@@ -233,7 +233,11 @@ impl Results {
 
     fn warn(&self, phase: Phase, measured: &Rounds, report: &mut Report) {
         let failed = measured.sum(|sample| sample.failed);
-        if failed > 0 {
+        if matches!(phase.beside, Beside::Limit(_)) {
+            report.note(format!(
+                "{phase}: beside it {failed} were refused, or given up after a while"
+            ));
+        } else if failed > 0 {
             report.warn(format!(
                 "{phase}: {failed} downloads beside the small requests failed"
             ));

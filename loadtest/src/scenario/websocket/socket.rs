@@ -34,12 +34,12 @@ const FILL: u8 = b'x';
 
 /// What all sockets have in common.
 #[derive(Debug)]
-pub(super) struct Maker {
-    pub(super) dialer: Dialer,
-    pub(super) http2: bool,
-    pub(super) template: Template,
+pub(crate) struct Maker {
+    pub(crate) dialer: Dialer,
+    pub(crate) http2: bool,
+    pub(crate) template: Template,
     /// Size of a message.
-    pub(super) size: usize,
+    pub(crate) size: usize,
 }
 
 /// Bytes below a WebSocket, whichever way they were agreed on.
@@ -50,7 +50,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
 type Web = WebSocketStream<Box<dyn Io>>;
 
 /// A WebSocket whose two directions can be used at once.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
 }

@@ -25,7 +25,17 @@ enum Cause {
 /// Waits for a cause to leave, and does what is due; then the reason to close for. A stronger cause
 /// counts at any time.
 pub(super) async fn leave(node: &Node, session: &Session, membership: &Membership) -> CloseReason {
-    let mut cause = Cause::None;
+    let cause = stronger(node, membership, &Cause::None).await;
+    // In a box: until then, which may be for months, its space is not held.
+    Box::pin(leave_for(node, session, membership, cause)).await
+}
+
+async fn leave_for(
+    node: &Node,
+    session: &Session,
+    membership: &Membership,
+    mut cause: Cause,
+) -> CloseReason {
     loop {
         cause = tokio::select! {
             stronger = stronger(node, membership, &cause) => stronger,
