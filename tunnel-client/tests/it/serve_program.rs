@@ -1,10 +1,11 @@
 //! `tunnel-client serve` as it is run in a container: set by variables, and writing nothing.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
 
 use crate::scripted::Scripted;
 
@@ -76,10 +77,15 @@ impl Program {
         writable.collect()
     }
 
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.unwrap().success());
+    }
+
     /// Asks it to stop, and waits for that. The exit code.
     fn stop(mut self) -> Option<i32> {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").arg(pid).status().unwrap().success());
+        self.signal("TERM");
         self.log.read_to_string(&mut self.read).unwrap();
         self.child.wait().unwrap().code()
     }
@@ -148,6 +154,38 @@ fn a_tunnel_is_kept_without_a_file_being_written() {
     assert_eq!(program.writable(), Vec::<String>::new());
     assert_eq!(program.stop(), Some(0));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn it_does_not_say_that_it_lives_while_it_stands_still() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(
+        "serve",
+        folder.path(),
+        &[
+            ("TUNNEL_CLIENT_UPSTREAM", "http://127.0.0.1:3000"),
+            ("TUNNEL_CLIENT_LISTEN", "127.0.0.1:0"),
+            ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+        ],
+    );
+    let admin = program.address("admin");
+    assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+    program.signal("STOP");
+    let mut stream = TcpStream::connect(admin).unwrap();
+    let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(request).unwrap();
+    // As a probe does.
+    stream
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let error = stream.read(&mut [0; 1]).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        "{error}"
+    );
+    program.signal("CONT");
+    assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+    assert_eq!(program.stop(), Some(0));
 }
 
 #[test]
