@@ -79,7 +79,8 @@ mod tests {
         let mut told = Vec::new();
         for look in 0..100_000_u32 {
             let now = start + LOOK * look;
-            let state = [RouteState::Up, RouteState::Down][look as usize % 2];
+            // Another state than the one that was told last.
+            let state = [RouteState::Up, RouteState::Down][told.len() % 2];
             if telling.is_due(now) && telling.look(routes(state), now).is_some() {
                 told.push(look);
             }
