@@ -25,8 +25,8 @@ pub(crate) enum IncomingBody {
 pub(crate) enum Informational {
     /// Through a session.
     Session(exchange::Informational),
-    /// At a listener.
-    Listener(ListenerInformational),
+    /// At a listener. Boxed, so that what comes through sessions has no room for it.
+    Listener(Box<ListenerInformational>),
 }
 
 impl Informational {

@@ -221,19 +221,16 @@ async fn carry(
         ..
     } = accepted;
     let front = &connection.front;
-    let informational = Informational::Listener(informational);
+    let informational = Informational::Listener(Box::new(informational));
     let answered = front.exchanges.answer(request, informational).await;
-    if answered.is_err() || upload.is_none() {
-        not_upgraded(connection);
-    }
-    match (answered?, upload) {
-        (response, Some(upload)) if response.status() == StatusCode::OK => {
+    match (answered, upload) {
+        (Ok(response), Some(upload)) if response.status() == StatusCode::OK => {
             Ok(upgrade(connection, response, upload, permit, on_upgrade))
         }
-        (response, _) => {
+        (answered, _) => {
             not_upgraded(connection);
             held.permit = Some(permit);
-            answer::response(response, &method, connection.is_http2(), &front.ending)
+            answer::response(answered?, &method, connection.is_http2(), &front.ending)
         }
     }
 }
