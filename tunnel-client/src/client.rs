@@ -65,7 +65,7 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to the upstream.
+    /// TLS to the upstream, or the CA files of the server or the proxy.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
     /// The credential's files.
@@ -176,13 +176,13 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
     let mut random = [0; 16];
     getrandom::fill(&mut random)?;
     let files = CredentialFiles {
-        token: config.token_file,
-        certificate: config.client_certificate,
+        token: config.token_file.clone(),
+        certificate: config.client_certificate.clone(),
     };
-    let credentials = Arc::new(Credentials::new(files, config.server_roots));
+    let credentials = Arc::new(Credentials::new(files));
     // Before they are read for the first time, so that no change is missed.
     let files = FileWatch::new(credentials.paths())?;
-    let dialler = Dialler::new(config.server, Arc::clone(&credentials), config.dial_timeout);
+    let dialler = Dialler::from_config(&config, Arc::clone(&credentials))?;
     let dialling = DiallingParts {
         dialler,
         credentials: Arc::clone(&credentials),
@@ -201,6 +201,7 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
         credentials,
         files,
         sessions: config.sessions,
+        max_age: config.max_session_age,
         after_refusal: match config.on_refusal {
             OnRefusal::Exit => None,
             OnRefusal::Retry => Some(config.refusal_wait),

@@ -6,7 +6,12 @@
 
 mod credential;
 mod listen;
+mod login;
+mod no_proxy;
+mod proxy;
+mod reach;
 mod source;
+mod trust;
 mod url;
 
 use std::fmt;
@@ -22,13 +27,22 @@ use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
 pub use self::listen::{ListenConfig, ServeConfig};
+pub use self::login::LoginError;
+pub(crate) use self::login::read as read_login;
+pub use self::no_proxy::NoProxy;
+pub use self::proxy::{LoginSource, ProxyChoice, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl};
+pub use self::reach::{ConnectTo, HostField, TlsName};
 pub use self::source::{Given, Source};
+pub use self::trust::Trust;
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
 use crate::token_file::TokenFileError;
 
 /// First and longest wait before a new dial, where nothing else is set: quick after a hiccup,
 /// gentle in a storm.
 const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Shortest time after which sessions are replaced by their age: each time costs a dial.
+const SESSION_AGE_MIN: Duration = Duration::from_secs(60);
 
 /// Networks that the list of those that the runtime may be reached from can have: the longest fit into
 /// the 4096 bytes that a server reads.
@@ -41,7 +55,16 @@ pub struct Config {
     /// The server that is dialled.
     pub server: ServerUrl,
     /// Whom the server's certificate may come from.
-    pub server_roots: Roots,
+    pub server_trust: Trust,
+    /// The name that is sent in TLS and that the server's certificate has to be for, if it is not the
+    /// URL's. Default none.
+    pub server_name: Option<TlsName>,
+    /// What the `Host` of the request for a session says, if not what the URL does. Default none.
+    pub host_header: Option<HostField>,
+    /// What is dialled, or asked of the proxy, in place of the URL's host. Default none.
+    pub connect_to: Option<ConnectTo>,
+    /// The proxy on the way to the server; upstreams have none. Default none.
+    pub proxy: Option<ProxySettings>,
     /// The file that holds the token, to be read at each dial and when it changes; none only beside a
     /// certificate.
     pub token_file: Option<PathBuf>,
@@ -53,6 +76,9 @@ pub struct Config {
     pub upstream_roots: Option<Roots>,
     /// Sessions kept with the server at once, 1 to 8. Default 2.
     pub sessions: usize,
+    /// Longest time that a session is used before another one replaces it; none means for as long as it
+    /// lasts. Default none: one that is well gains nothing by being replaced.
+    pub max_session_age: Option<Duration>,
     /// Networks that the runtime may be reached from, within what the server allows; none means any.
     /// Default none.
     pub allow_from: Vec<IpNet>,
@@ -135,6 +161,17 @@ pub enum ConfigFault {
     /// A CA file.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
+    /// The file with the proxy's login.
+    #[error(transparent)]
+    Login(#[from] LoginError),
+    /// A variable that all programs share.
+    #[error("the environment variable {name}: {problem}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
 }
 
 /// Everything that is wrong with the configuration, one fault a line.
@@ -151,19 +188,24 @@ impl Config {
     /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
     pub fn new(
         server: ServerUrl,
-        server_roots: Roots,
+        server_trust: impl Into<Trust>,
         token_file: PathBuf,
         upstream: UpstreamUrl,
     ) -> Self {
         let (redial_base, redial_cap) = REDIAL;
         Self {
             server,
-            server_roots,
+            server_trust: server_trust.into(),
+            server_name: None,
+            host_header: None,
+            connect_to: None,
+            proxy: None,
             token_file: Some(token_file),
             client_certificate: None,
             upstream,
             upstream_roots: None,
             sessions: 2,
+            max_session_age: None,
             allow_from: Vec::new(),
             admin_listen: Some(Self::ADMIN_LISTEN),
             admin_hosts: Vec::new(),
@@ -184,8 +226,16 @@ impl Config {
         }
     }
 
-    /// Checks everything that was given, reading the files it names.
+    /// Checks everything that was given, reading the files it names, and the environment for a proxy.
     pub fn check(source: Source) -> Result<Self, ConfigError> {
+        Self::check_within(source, |name| std::env::var(name).ok())
+    }
+
+    /// The same with these variables of the environment.
+    fn check_within(
+        source: Source,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let server = required(
             &mut faults,
@@ -200,15 +250,21 @@ impl Config {
             "upstream",
             "the local service that answers",
         );
-        let server_roots = or_fault(&mut faults, Roots::load(source.ca_file.as_deref()));
+        let server_trust = server_trust(&source, &mut faults);
+        let proxy = server.as_ref().and_then(|server| {
+            let to = dialled(server, source.connect_to.as_ref());
+            proxy::check(&source, to, variable, &mut faults)
+        });
         let upstream_roots = upstream
             .as_ref()
             .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
         check_redial(&source, &mut faults);
+        check_session_age(&source, &mut faults);
         check_allow_from(&source, &mut faults);
-        match (server, server_roots, credential, upstream) {
-            (Some(server), Some(roots), Some(credential), Some(upstream)) if faults.is_empty() => {
-                let mut config = Self::new(server, roots, PathBuf::new(), upstream);
+        match (server, server_trust, credential, upstream) {
+            (Some(server), Some(trust), Some(credential), Some(upstream)) if faults.is_empty() => {
+                let mut config = Self::new(server, trust, PathBuf::new(), upstream);
+                config.proxy = proxy;
                 (config.token_file, config.client_certificate) = credential;
                 config.upstream_roots = upstream_roots;
                 config.apply(source);
@@ -220,7 +276,11 @@ impl Config {
 
     /// Replaces defaults by what was given.
     fn apply(&mut self, source: Source) {
+        self.server_name = source.server_name;
+        self.host_header = source.host_header;
+        self.connect_to = source.connect_to;
         set(&mut self.sessions, source.sessions);
+        self.max_session_age = source.max_session_age.map(Duration::from);
         let allow_from = source.allow_from.into_iter().flatten();
         self.allow_from = allow_from.map(IpNet::from).collect();
         set(&mut self.admin_listen, source.admin_listen);
@@ -271,6 +331,24 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// The host and port that are dialled, or asked of a proxy.
+pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>) -> (&'a str, u16) {
+    match instead {
+        Some(place) => (place.host(), place.port().unwrap_or_else(|| server.port())),
+        None => (server.host(), server.port()),
+    }
+}
+
+fn server_trust(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
+    let trust = Trust::new(
+        source.system_roots.unwrap_or(true),
+        source.ca_file.clone().unwrap_or_default(),
+        source.ca_dir.clone().unwrap_or_default(),
+    );
+    or_fault(faults, trust.load())?;
+    Some(trust)
+}
+
 fn upstream_roots(
     upstream: &UpstreamUrl,
     source: &Source,
@@ -298,6 +376,17 @@ fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
         let problem = format!("{cap:?} is less than the first wait, --redial-base, {base:?}");
         faults.push(ConfigFault::Value {
             flag: "redial-cap",
+            problem,
+        });
+    }
+}
+
+fn check_session_age(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let age = source.max_session_age.map(Duration::from);
+    if let Some(age) = age.filter(|age| *age < SESSION_AGE_MIN) {
+        let problem = format!("{age:?} is too short, each time costs a dial: at least 1m");
+        faults.push(ConfigFault::Value {
+            flag: "max-session-age",
             problem,
         });
     }

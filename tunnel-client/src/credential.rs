@@ -9,23 +9,18 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::ClientConfig;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
-use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
+use tunnel_ops::tls_files::{Identity, TlsFilesError};
 use tunnel_ops::watch::FileWatch;
 
 use crate::config::CertificateFiles;
 use crate::token_file::{self, TokenFileError};
 
-/// Upgrades are a thing of HTTP/1.1.
-const ALPN: [&[u8]; 1] = [b"http/1.1"];
-
 /// What the files hold at one moment.
 pub(crate) struct Credential {
     token: Option<SecretString>,
     identity: Option<Identity>,
-    tls: Arc<ClientConfig>,
 }
 
 /// Where the credential comes from.
@@ -41,8 +36,6 @@ pub(crate) struct CredentialFiles {
 #[derive(Debug)]
 pub(crate) struct Credentials {
     files: CredentialFiles,
-    /// Whom the server's certificate may come from.
-    roots: Roots,
     /// `None` before the first good read.
     last: watch::Sender<Option<Arc<Credential>>>,
 }
@@ -60,9 +53,9 @@ pub(crate) enum CredentialError {
 
 impl Credentials {
     /// Nothing is read yet.
-    pub(crate) fn new(files: CredentialFiles, roots: Roots) -> Self {
+    pub(crate) fn new(files: CredentialFiles) -> Self {
         let (last, _) = watch::channel(None);
-        Self { files, roots, last }
+        Self { files, last }
     }
 
     /// All files that there are.
@@ -87,24 +80,13 @@ impl Credentials {
         let certificate = self.files.certificate.as_ref();
         let identity = certificate.map(|files| Identity::load(&files.cert, &files.key));
         let identity = identity.transpose()?;
-        let last = self.last.borrow().clone();
-        let has_same_identity = last.as_ref().is_some_and(|last| last.identity == identity);
-        if let Some(last) = &last
-            && has_same_identity
+        if let Some(last) = &*self.last.borrow()
+            && last.identity == identity
             && last.has_token(token.as_ref())
         {
             return Ok(Arc::clone(last));
         }
-        // Kept for as long as it can be: TLS sessions are resumed by it.
-        let tls = match last {
-            Some(last) if has_same_identity => Arc::clone(&last.tls),
-            _ => tls_files::client_config(&self.roots, identity.as_ref(), &ALPN)?,
-        };
-        let read = Arc::new(Credential {
-            token,
-            identity,
-            tls,
-        });
+        let read = Arc::new(Credential { token, identity });
         self.last.send_replace(Some(Arc::clone(&read)));
         Ok(read)
     }
@@ -145,9 +127,9 @@ impl Credential {
         self.token.as_ref()
     }
 
-    /// How to speak to the server.
-    pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
-        &self.tls
+    /// The certificate and its key.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
     }
 
     /// Whether both show the same certificate, or none.
@@ -229,8 +211,7 @@ mod tests {
                     key: path("key.pem"),
                 }),
             };
-            let made = rcgen::generate_simple_self_signed(["b".to_owned()]).unwrap();
-            Credentials::new(files, Roots::from_pem(&made.cert.pem()).unwrap())
+            Credentials::new(files)
         }
     }
 
@@ -249,18 +230,16 @@ mod tests {
         let second = credentials.read().unwrap();
         assert!(heard.has_changed().unwrap());
         assert!(!second.has_token_of(&first) && second.has_identity_of(&first));
-        assert!(Arc::ptr_eq(first.tls(), second.tls()), "resumption goes on");
     }
 
     #[test]
-    fn a_new_certificate_is_never_shown_by_an_old_tls_session() {
+    fn a_new_certificate_is_another_credential() {
         let folder = Folder::new();
         let credentials = folder.credentials();
         let first = credentials.read().unwrap();
         folder.renew_certificate();
         let second = credentials.read().unwrap();
         assert!(second.has_token_of(&first) && !second.has_identity_of(&first));
-        assert!(!Arc::ptr_eq(first.tls(), second.tls()));
     }
 
     #[test]

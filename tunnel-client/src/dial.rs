@@ -2,19 +2,25 @@
 //!
 //! ```text
 //!   name ─▶ addresses ─▶ TCP ─▶ TLS ─▶ GET /connect ─▶ 101
+//!   └──── or by a proxy, proxy.rs ───┘
 //! ```
 //!
 //! Each step has the same limit, and its name in the error when it fails, so that a person knows
-//! what to look at. Upstreams are reached by the same first three steps, see
-//! [`crate::upstream`]. Nothing is tried twice here: when to dial again is the tunnel's business.
+//! what to look at (step.rs); who wants to know more watches (observe.rs). Upstreams are reached by
+//! the same first three steps, never by a proxy, see [`crate::upstream`]. Nothing is tried twice here:
+//! when to dial again is the tunnel's business.
 
 pub(crate) mod connect;
+mod link;
+pub(crate) mod observe;
+pub(crate) mod proxy;
+pub(crate) mod race;
 pub(crate) mod resolve;
+mod step;
 pub(crate) mod tls;
 mod upgrade;
 
 use std::fmt;
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,15 +31,20 @@ use http::StatusCode;
 #[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
+use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::Greeting;
 #[cfg(target_os = "linux")]
 use tunnel_proto::limits;
 
+use self::link::Link;
+use self::observe::{Logged, Observer, Seen, Walk};
+use self::proxy::Proxy;
+pub(crate) use self::step::{Step, StepError, within};
+use self::tls::Tls;
 use self::upgrade::Answer;
 pub(crate) use self::upgrade::Refused;
-use crate::config::ServerUrl;
+use crate::config::{Config, ProxyUrl, ServerUrl, dialled};
 use crate::credential::{Credential, CredentialError, Credentials};
 
 /// How long written bytes may stay with the kernel before it gives a session's connection up: as
@@ -42,30 +53,6 @@ use crate::credential::{Credential, CredentialError, Credentials};
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One step of a dial.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The name's addresses are looked up.
-    Resolve,
-    /// A TCP connection is made.
-    Connect,
-    /// TLS is agreed on, the certificate checked.
-    Tls,
-    /// A session is asked for.
-    Upgrade,
-}
-
-/// A step that failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StepError {
-    /// It took longer than it may.
-    #[error("{0} took longer than {1:?}")]
-    TimedOut(Step, Duration),
-    /// It failed.
-    #[error("{0} failed: {1}")]
-    Failed(Step, #[source] io::Error),
-}
-
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
@@ -73,10 +60,12 @@ pub(crate) enum DialError {
     #[error(transparent)]
     Credential(#[from] CredentialError),
     /// The server was not reached, or did not answer as a server does.
-    #[error("{server}: {error}")]
+    #[error("{server}{}: {error}", By(.proxy.as_ref()))]
     Step {
         /// The server.
         server: ServerUrl,
+        /// The proxy on the way.
+        proxy: Option<ProxyUrl>,
         /// What failed.
         #[source]
         error: StepError,
@@ -97,6 +86,14 @@ pub(crate) enum DialError {
 #[derive(Debug)]
 pub(crate) struct Dialler {
     server: ServerUrl,
+    /// What is dialled, or asked of the proxy.
+    host: String,
+    port: u16,
+    proxy: Option<Proxy>,
+    tls: Tls,
+    /// What the server's certificate has to be for.
+    server_name: String,
+    host_field: String,
     credentials: Arc<Credentials>,
     /// For each step.
     limit: Duration,
@@ -105,10 +102,10 @@ pub(crate) struct Dialler {
 /// A connection that is a session's from here on.
 pub(crate) struct Connected {
     /// The connection.
-    pub(crate) io: TlsStream<TcpStream>,
+    pub(crate) io: TlsStream<Link>,
     /// Bytes that were read past the 101.
     pub(crate) unread: Bytes,
-    /// Where the server is.
+    /// Where the server is, or the proxy on the way.
     pub(crate) peer: SocketAddr,
     /// What it was given for.
     pub(crate) credential: Arc<Credential>,
@@ -116,12 +113,32 @@ pub(crate) struct Connected {
 
 impl Dialler {
     /// A dialler that shows these credentials.
-    pub(crate) fn new(server: ServerUrl, credentials: Arc<Credentials>, limit: Duration) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// When a CA file is not good.
+    pub(crate) fn from_config(
+        config: &Config,
+        credentials: Arc<Credentials>,
+    ) -> Result<Self, TlsFilesError> {
+        let server = config.server.clone();
+        let (host, port) = dialled(&server, config.connect_to.as_ref());
+        let server_name = config.server_name.as_ref();
+        let host_field = config.host_header.as_ref();
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+            proxy: config.proxy.clone().map(Proxy::new).transpose()?,
+            tls: Tls::new(config.server_trust.clone())?,
+            server_name: server_name
+                .map_or_else(|| server.host(), |name| name.as_str())
+                .to_owned(),
+            host_field: host_field
+                .map_or_else(|| server.authority(), |host| host.as_str())
+                .to_owned(),
             server,
             credentials,
-            limit,
-        }
+            limit: config.dial_timeout,
+        })
     }
 
     /// The server that is dialled.
@@ -129,27 +146,40 @@ impl Dialler {
         &self.server
     }
 
+    /// The proxy by which it is.
+    pub(crate) fn proxy(&self) -> Option<&ProxyUrl> {
+        self.proxy.as_ref().map(Proxy::url)
+    }
+
     /// Takes all the steps once.
     pub(crate) async fn dial(&self, greeting: &Greeting) -> Result<Connected, DialError> {
+        self.dial_observed(greeting, &mut Logged).await
+    }
+
+    /// The same, while somebody watches.
+    pub(crate) async fn dial_observed(
+        &self,
+        greeting: &Greeting,
+        observer: &mut dyn Observer,
+    ) -> Result<Connected, DialError> {
         // Read each time, since credentials are changed while a client runs; first, since without
         // one there is nothing to ask for.
         let credential = self.credentials.read()?;
         let failed = |error| DialError::Step {
             server: self.server.clone(),
+            proxy: self.proxy().cloned(),
             error,
         };
-        // Boxed, since the state of both is large, and a dial is rare.
-        let (io, peer) = Box::pin(self.reach(&credential)).await.map_err(failed)?;
-        let asking = Box::pin(upgrade::upgrade(
-            io,
-            self.server.authority(),
-            greeting,
-            credential.token(),
-        ));
-        match within(Step::Upgrade, self.limit, asking)
+        let mut walk = Walk::new(self.limit, observer);
+        // Boxed, since the state of each is large, and a dial is rare.
+        let (link, peer) = Box::pin(self.reach(&mut walk)).await.map_err(failed)?;
+        let io = Box::pin(self.secure(link, &credential, &mut walk))
             .await
-            .map_err(failed)?
-        {
+            .map_err(failed)?;
+        let answer = Box::pin(self.ask(io, greeting, &credential, &mut walk))
+            .await
+            .map_err(failed)?;
+        match answer {
             Answer::Accepted(io, unread) => Ok(Connected {
                 io,
                 unread,
@@ -164,19 +194,55 @@ impl Dialler {
         }
     }
 
-    async fn reach(
+    /// A connection that leads to the server, straight or by the proxy, and who is at its other end.
+    async fn reach(&self, walk: &mut Walk<'_>) -> Result<(Link, SocketAddr), StepError> {
+        let (host, port) = (self.host.as_str(), self.port);
+        let proxy = self.proxy();
+        walk.sees(Seen::Way { host, port, proxy });
+        match &self.proxy {
+            Some(proxy) => proxy.reach(host, port, walk).await,
+            None => {
+                let addresses = look_up(Step::Resolve, host, port, walk).await?;
+                let (tcp, peer) = connect_any(Step::Connect, &addresses, walk).await?;
+                Ok((Link::Tcp(tcp), peer))
+            }
+        }
+    }
+
+    /// TLS with the server itself, whoever is on the way.
+    async fn secure(
         &self,
+        link: Link,
         credential: &Credential,
-    ) -> Result<(TlsStream<TcpStream>, SocketAddr), StepError> {
-        let tcp = reach(self.server.host(), self.server.port(), self.limit, |_| true).await?;
-        let handshake = async {
-            let peer = tcp.peer_addr()?;
-            #[cfg(target_os = "linux")]
-            set_options(&tcp)?;
-            let name = tls::server_name(self.server.host())?;
-            Ok((tls::handshake(tcp, credential.tls(), name).await?, peer))
-        };
-        within(Step::Tls, self.limit, handshake).await
+        walk: &mut Walk<'_>,
+    ) -> Result<TlsStream<Link>, StepError> {
+        #[cfg(target_os = "linux")]
+        set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
+        let name = &self.server_name;
+        let identity = credential.identity();
+        self.tls.secure(walk, Step::Tls, link, name, identity).await
+    }
+
+    /// Asks for a session.
+    async fn ask(
+        &self,
+        io: TlsStream<Link>,
+        greeting: &Greeting,
+        credential: &Credential,
+        walk: &mut Walk<'_>,
+    ) -> Result<Answer<TlsStream<Link>>, StepError> {
+        let token = credential.token();
+        let asking = Box::pin(upgrade::upgrade(io, &self.host_field, greeting, token));
+        let asked = walk.step(Step::Upgrade, asking, |ended, observer| {
+            if let Ok(answered) = ended {
+                observer.sees(Seen::UpgradeAnswer {
+                    status: answered.status,
+                    fields: &answered.fields,
+                    text: &answered.text,
+                });
+            }
+        });
+        Ok(asked.await?.answer)
     }
 }
 
@@ -200,21 +266,38 @@ pub(crate) async fn reach(
     within(Step::Connect, limit, connect::connect(&addresses, limit)).await
 }
 
-/// Takes one step within its limit.
-pub(crate) async fn within<T>(
+/// Takes the step from a name to its addresses.
+async fn look_up(
     step: Step,
-    limit: Duration,
-    work: impl Future<Output = io::Result<T>>,
-) -> Result<T, StepError> {
-    match timeout(limit, work).await {
-        Ok(Ok(done)) => Ok(done),
-        // The system has limits of its own, which mean the same.
-        Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
-            Err(StepError::TimedOut(step, limit))
+    host: &str,
+    port: u16,
+    walk: &mut Walk<'_>,
+) -> Result<Vec<SocketAddr>, StepError> {
+    walk.step(step, resolve::resolve(host, port), |ended, observer| {
+        if let Ok(addresses) = ended {
+            observer.sees(Seen::Addresses { host, addresses });
         }
-        Ok(Err(error)) => Err(StepError::Failed(step, error)),
-        Err(_) => Err(StepError::TimedOut(step, limit)),
-    }
+    })
+    .await
+}
+
+/// Takes the step from addresses to a connection.
+async fn connect_any(
+    step: Step,
+    addresses: &[SocketAddr],
+    walk: &mut Walk<'_>,
+) -> Result<(TcpStream, SocketAddr), StepError> {
+    let connecting = connect::connect_first(addresses, walk.limit());
+    let won = walk.step(step, connecting, |ended, observer| {
+        if let Ok(won) = ended {
+            observer.sees(Seen::Connected {
+                address: won.address,
+                failed: &won.failed,
+            });
+        }
+    });
+    let won = won.await?;
+    Ok((won.made, won.address))
 }
 
 impl DialError {
@@ -253,39 +336,21 @@ impl DialError {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Credential(error) => error.name(),
-            Self::Step {
-                error: StepError::TimedOut(step, _),
-                ..
-            }
-            | Self::Step {
-                error: StepError::Failed(step, _),
-                ..
-            } => step.name(),
+            Self::Step { error, .. } => error.step().name(),
             Self::Refused { .. } => "refused",
         }
     }
 }
 
-impl Step {
-    /// One word for metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Resolve => "resolve",
-            Self::Connect => "connect",
-            Self::Tls => "tls",
-            Self::Upgrade => "upgrade",
-        }
-    }
-}
+/// By which proxy, for a sentence.
+struct By<'a>(Option<&'a ProxyUrl>);
 
-impl fmt::Display for Step {
+impl fmt::Display for By<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Resolve => "looking up the name",
-            Self::Connect => "connecting",
-            Self::Tls => "TLS",
-            Self::Upgrade => "asking for a session",
-        })
+        match self.0 {
+            Some(proxy) => write!(f, " by the proxy {proxy}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -326,11 +391,22 @@ impl Refused {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_ops::tls_files::Roots;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tunnel_ops::task::Owned;
+    use tunnel_ops::tls_files::{self, Roots};
     use tunnel_proto::handshake::Refusal;
 
     use super::*;
     use crate::credential::CredentialFiles;
+
+    fn greeting() -> Greeting {
+        Greeting {
+            instance: tunnel_proto::handshake::InstanceId::from_random([0; 16]),
+            version: "0".to_owned(),
+            session_number: 1,
+            allow_from: None,
+        }
+    }
 
     fn refused(status: u16, refusal: Option<Refusal>) -> DialError {
         let status = StatusCode::from_u16(status).unwrap();
@@ -339,8 +415,6 @@ mod tests {
             refusal,
             retry_after: None,
         };
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let roots = Roots::from_pem(&made.cert.pem()).unwrap();
         let files = CredentialFiles {
             token: None,
             certificate: None,
@@ -348,7 +422,7 @@ mod tests {
         DialError::Refused {
             server: "wss://tunnel.example.com".parse().unwrap(),
             refused,
-            shown: Credentials::new(files, roots).read().unwrap(),
+            shown: Credentials::new(files).read().unwrap(),
         }
     }
 
@@ -410,16 +484,6 @@ mod tests {
         );
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn each_step_has_a_limit_and_its_name_in_the_error() {
-        let limit = Duration::from_secs(10);
-        let error = within(Step::Tls, limit, std::future::pending::<io::Result<()>>()).await;
-        assert_eq!(error.unwrap_err().to_string(), "TLS took longer than 10s");
-        let refused = async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
-        let error = within(Step::Connect, limit, refused).await.unwrap_err();
-        assert_eq!(error.to_string(), "connecting failed: connection refused");
-    }
-
     #[tokio::test]
     async fn a_missing_token_is_told_before_anything_is_dialled() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -429,17 +493,120 @@ mod tests {
             token: Some("/nowhere/token".into()),
             certificate: None,
         };
-        let credentials = Arc::new(Credentials::new(files, roots));
-        let dialler = Dialler::new(server, credentials, Duration::from_secs(1));
-        let greeting = Greeting {
-            instance: tunnel_proto::handshake::InstanceId::from_random([0; 16]),
-            version: "0".to_owned(),
-            session_number: 1,
-            allow_from: None,
-        };
-        let Err(error) = dialler.dial(&greeting).await else {
+        let credentials = Arc::new(Credentials::new(files));
+        let upstream = "http://localhost:1".parse().unwrap();
+        let config = Config::new(server, roots, "/nowhere/token".into(), upstream);
+        let dialler = Dialler::from_config(&config, credentials).unwrap();
+        let Err(error) = dialler.dial(&greeting()).await else {
             panic!("no token")
         };
         assert_eq!((error.name(), error.is_fatal()), ("token", false));
+    }
+
+    /// Notes what it sees, a line for each thing.
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+
+    impl Observer for Notes {
+        fn begins(&mut self, step: Step) {
+            self.0.push(format!("{}:", step.name()));
+        }
+
+        fn sees(&mut self, seen: Seen<'_>) {
+            self.0.push(match seen {
+                Seen::Way { host, proxy, .. } => format!("way to {host}, {}", proxy.is_some()),
+                Seen::Addresses { addresses, .. } => format!("{} addresses", addresses.len()),
+                Seen::Connected { failed, .. } => format!("connected after {}", failed.len()),
+                Seen::Chain(chain) => format!("chain of {}", chain.len()),
+                Seen::Tls { version } => format!("tls {}", version.is_some()),
+                Seen::ProxyAnswer(answer) => answer.words.clone(),
+                Seen::UpgradeAnswer { status, text, .. } => {
+                    format!("{status} {}", String::from_utf8_lossy(text))
+                }
+            });
+        }
+
+        fn ends(&mut self, step: Step, _: Duration, error: Option<&StepError>) {
+            let end = if error.is_some() { "failed" } else { "done" };
+            self.0.push(format!("{} {end}", step.name()));
+        }
+
+        fn wants_chains(&self) -> bool {
+            true
+        }
+    }
+
+    /// What is seen on the way to a web server, which this client trusts or not.
+    async fn watch(is_trusted: bool) -> (Vec<String>, DialError) {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let identity = tls_files::Identity::from_pem(&cert, &key).unwrap();
+        let accepts = tls_files::server_config(&identity, &[b"http/1.1"], None).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let _serving = Owned::spawn("web server", async move {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let acceptor = tokio_rustls::TlsAcceptor::from(accepts);
+            let Ok(mut stream) = acceptor.accept(tcp).await else {
+                return;
+            };
+            let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhello";
+            stream.read_u8().await.unwrap();
+            stream.write_all(answer).await.unwrap();
+            stream.shutdown().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let token = folder.path().join("token");
+        std::fs::write(&token, "tnlrt_1_secret").unwrap();
+        let trusted = if is_trusted { made } else { other };
+        let roots = Roots::from_pem(&trusted.cert.pem()).unwrap();
+        let (server, upstream) = (format!("wss://{address}"), "http://localhost:1");
+        let (server, upstream) = (server.parse().unwrap(), upstream.parse().unwrap());
+        let config = Config::new(server, roots, token.clone(), upstream);
+        let files = CredentialFiles {
+            token: Some(token),
+            certificate: None,
+        };
+        let credentials = Arc::new(Credentials::new(files));
+        let dialler = Dialler::from_config(&config, credentials).unwrap();
+        let mut notes = Notes::default();
+        match dialler.dial_observed(&greeting(), &mut notes).await {
+            Ok(_) => panic!("this is no tunnel server"),
+            Err(error) => (notes.0, error),
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_watches_sees_each_step_and_certificates_that_are_refused() {
+        let (seen, error) = watch(true).await;
+        assert_eq!(
+            seen,
+            [
+                "way to 127.0.0.1, false",
+                "resolve:",
+                "1 addresses",
+                "resolve done",
+                "connect:",
+                "connected after 0",
+                "connect done",
+                "tls:",
+                "chain of 1",
+                "tls true",
+                "tls done",
+                "upgrade:",
+                "200 OK hello",
+                "upgrade done",
+            ]
+        );
+        assert!(matches!(error, DialError::Refused { .. }));
+        let (seen, error) = watch(false).await;
+        assert_eq!(seen[7..], ["tls:", "chain of 1", "tls failed"]);
+        let DialError::Step { error, .. } = error else {
+            panic!("a step has failed")
+        };
+        assert!(error.certificate().is_some(), "{error}");
+        assert!(error.proxy().is_none() && error.attempts().is_empty());
     }
 }

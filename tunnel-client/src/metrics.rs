@@ -10,10 +10,14 @@ use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, 
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
-const DIAL_RESULTS: [&str; 9] = [
+const DIAL_RESULTS: [&str; 13] = [
     "accepted",
     "token",
     "certificate",
+    "proxy_resolve",
+    "proxy_connect",
+    "proxy_tls",
+    "proxy_ask",
     "resolve",
     "connect",
     "tls",

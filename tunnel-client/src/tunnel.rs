@@ -7,6 +7,7 @@
 //!           │       └────────────────────────────────────────┴───────────────────┘
 //!           ├─ dialling (dialling.rs): one place at a time; when (redial.rs, path.rs)
 //!           ├─ the clock (clock.rs): after a jump each place renews its session
+//!           ├─ ages (age.rs): where there is a bound, one place after the other does
 //!           └─ ending: asked to stop, superseded, refused with no session left: all places leave
 //! ```
 //!
@@ -14,6 +15,7 @@
 //! new exchange, finish those that are open, and leave. Then the client gives up, or stays away for a
 //! while and begins anew.
 
+mod age;
 mod clock;
 mod dialling;
 mod leaving;
@@ -32,6 +34,7 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::FileWatch;
 
+use self::age::Ages;
 use self::clock::{Clock, Reading, Renewal, Renewals, TICK};
 use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
@@ -54,6 +57,8 @@ pub(crate) struct TunnelParts {
     pub(crate) files: FileWatch,
     /// Sessions to keep.
     pub(crate) sessions: usize,
+    /// Longest time that one of them is used.
+    pub(crate) max_age: Option<Duration>,
     /// How long to stay away after a refusal that a person has to mend; `None` to give up instead.
     pub(crate) after_refusal: Option<Duration>,
     /// For open exchanges when a session leaves.
@@ -77,6 +82,7 @@ struct Shared {
     ending: watch::Sender<Option<Ending>>,
     /// When all sessions are to be replaced.
     renewals: watch::Sender<Option<Renewal>>,
+    ages: Ages,
     grace_period: Duration,
 }
 
@@ -107,6 +113,7 @@ impl Tunnel {
                 credentials: parts.credentials,
                 ending,
                 renewals,
+                ages: Ages::new(parts.max_age),
                 grace_period: parts.grace_period,
             }),
             files: parts.files,
@@ -134,7 +141,13 @@ impl Tunnel {
             wall,
         } = self;
         let parts = shared.dialling.parts();
-        tracing::info!(server = %parts.dialler.server(), instance = %parts.instance, sessions, "dialling");
+        tracing::info!(
+            server = %parts.dialler.server(),
+            proxy = parts.dialler.proxy().map(tracing::field::display),
+            instance = %parts.instance,
+            sessions,
+            "dialling"
+        );
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {

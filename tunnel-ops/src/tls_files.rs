@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{ProducesTickets, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -90,7 +92,9 @@ pub enum TlsFilesError {
         reason: String,
     },
     /// The machine trusts nobody, and no other file was given.
-    #[error("this system has no trusted root certificates: install them, or name a CA file")]
+    #[error(
+        "there are no trusted root certificates: install them in this system, or name a CA file"
+    )]
     NoRoots,
     /// The TLS library refuses the set-up.
     #[error("TLS cannot be set up: {0}")]
@@ -189,6 +193,12 @@ impl fmt::Debug for Identity {
 impl Roots {
     /// The system's roots, and those of the CA file when given.
     pub fn load(ca_file: Option<&Path>) -> Result<Self, TlsFilesError> {
+        Self::system().and_files(ca_file)?.checked()
+    }
+
+    /// The system's roots, perhaps none.
+    #[must_use]
+    pub fn system() -> Self {
         let mut store = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
@@ -197,15 +207,50 @@ impl Roots {
         // Old roots in a system's store that the library cannot parse are common, and no reason to
         // stop.
         store.add_parsable_certificates(system.certs);
-        if let Some(path) = ca_file {
-            add_roots(&mut store, path, &read(path)?)?;
-        }
-        if store.is_empty() {
-            return Err(TlsFilesError::NoRoots);
-        }
-        Ok(Self {
+        Self {
             store: Arc::new(store),
-        })
+        }
+    }
+
+    /// Nobody: what is trusted is still to be added.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            store: Arc::new(RootCertStore::empty()),
+        }
+    }
+
+    /// These roots, and those in these CA files.
+    pub fn and_files<P: AsRef<Path>>(
+        &self,
+        ca_files: impl IntoIterator<Item = P>,
+    ) -> Result<Self, TlsFilesError> {
+        let mut roots = self.clone();
+        for path in ca_files {
+            let path = path.as_ref();
+            add_roots(Arc::make_mut(&mut roots.store), path, &read(path)?)?;
+        }
+        Ok(roots)
+    }
+
+    /// These roots, which must be some.
+    pub fn checked(self) -> Result<Self, TlsFilesError> {
+        match self.store.is_empty() {
+            true => Err(TlsFilesError::NoRoots),
+            false => Ok(self),
+        }
+    }
+
+    /// What checks a server's certificate against these roots, as [`client_config`] has it done: for
+    /// whoever wants to see what it is shown.
+    pub fn verifier(&self) -> Result<Arc<dyn ServerCertVerifier>, TlsFilesError> {
+        let roots = Arc::clone(&self.store);
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
+        match verifier {
+            Ok(verifier) => Ok(verifier),
+            // The only fault that there can be without revocation lists.
+            Err(_) => Err(TlsFilesError::NoRoots),
+        }
     }
 
     /// Only the roots in this CA file, none of the system's.

@@ -107,12 +107,14 @@ async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, _place: Place
 }
 
 /// From the first byte to a session that has begun, unless the tunnel client is refused.
-async fn begin(node: &Arc<Node>, socket: TcpStream, peer: SocketAddr) -> Option<LiveSession> {
+async fn begin(node: &Arc<Node>, socket: TcpStream, peer: SocketAddr) -> Option<Box<LiveSession>> {
     let (admitted, io, leftover) = tokio::select! {
         admitted = greet(node, socket, peer) => admitted?,
         () = node.patience_ended() => return None,
     };
-    Some(LiveSession::begin(node, admitted, io, leftover, peer))
+    // Boxed, since it is handed on: each place it passes would hold space for it as long as it lives.
+    let session = LiveSession::begin(node, admitted, io, leftover, peer);
+    Some(Box::new(session))
 }
 
 /// From the first byte to the answer; the session's stream if the tunnel client was let in.

@@ -14,6 +14,11 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let config = Config::check(source).map_err(Failure::configuration)?;
-    println!("ok: server {}, upstream {}", config.server, config.upstream);
+    let proxy = config.proxy.as_ref();
+    let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));
+    println!(
+        "ok: server {}{proxy}, upstream {}",
+        config.server, config.upstream
+    );
     Ok(())
 }

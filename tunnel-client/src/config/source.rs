@@ -18,6 +18,9 @@ use tunnel_ops::config_value::{
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
 use super::OnRefusal;
+use super::no_proxy::NoProxy;
+use super::proxy::ProxyChoice;
+use super::reach::{ConnectTo, HostField, ProxyParser, TlsName, one_or_more};
 use super::url::{ServerUrl, UpstreamUrl};
 
 /// The file to read, and everything that can also stand in it.
@@ -62,13 +65,98 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_UPSTREAM_CA_FILE")]
     pub upstream_ca_file: Option<PathBuf>,
 
-    /// CA certificates that the server may be signed by, beside the system's, PEM
-    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CA_FILE")]
-    pub ca_file: Option<PathBuf>,
+    /// CA certificates that the server may be signed by, PEM; read again at each dial
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_CA_FILE"
+    )]
+    #[serde(deserialize_with = "one_or_more")]
+    pub ca_file: Option<Vec<PathBuf>>,
+
+    /// Folder with CA certificates that the server may be signed by, PEM; read again at each dial
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_CA_DIR"
+    )]
+    #[serde(deserialize_with = "one_or_more")]
+    pub ca_dir: Option<Vec<PathBuf>>,
+
+    /// Trust the system's CA certificates as well [default: true]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_CLIENT_SYSTEM_ROOTS"
+    )]
+    pub system_roots: Option<bool>,
+
+    /// Name that is sent in TLS and checked in the server's certificate, instead of the URL's
+    #[arg(long, value_name = "NAME", env = "TUNNEL_CLIENT_SERVER_NAME")]
+    pub server_name: Option<TlsName>,
+
+    /// Host that is named in the request for a session, instead of the URL's
+    #[arg(long, value_name = "HOST", env = "TUNNEL_CLIENT_HOST_HEADER")]
+    pub host_header: Option<HostField>,
+
+    /// Dial this host instead of the URL's: HOST or HOST:PORT
+    #[arg(long, value_name = "HOST", env = "TUNNEL_CLIENT_CONNECT_TO")]
+    pub connect_to: Option<ConnectTo>,
+
+    /// Proxy by which the server is reached: http://, https://, socks5:// or socks5h://, or none
+    /// (without it: HTTPS_PROXY, ALL_PROXY)
+    #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_PROXY", value_parser = ProxyParser, hide_env_values = true)]
+    pub proxy: Option<ProxyChoice>,
+
+    /// File that holds user:password for the proxy; read again at each dial
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_PROXY_AUTH_FILE")]
+    pub proxy_auth_file: Option<PathBuf>,
+
+    /// Servers that are reached without a proxy: names, domains, addresses, networks, or *
+    /// (without it: NO_PROXY)
+    #[arg(
+        long,
+        value_name = "HOST",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_NO_PROXY"
+    )]
+    pub no_proxy: Option<Vec<NoProxy>>,
+
+    /// CA certificates that an https proxy may be signed by, PEM; read again at each dial
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_PROXY_CA_FILE"
+    )]
+    #[serde(deserialize_with = "one_or_more")]
+    pub proxy_ca_file: Option<Vec<PathBuf>>,
+
+    /// Folder with CA certificates that an https proxy may be signed by, PEM; read again at each dial
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_PROXY_CA_DIR"
+    )]
+    #[serde(deserialize_with = "one_or_more")]
+    pub proxy_ca_dir: Option<Vec<PathBuf>>,
+
+    /// Trust the system's CA certificates for an https proxy as well [default: true]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_CLIENT_PROXY_SYSTEM_ROOTS"
+    )]
+    pub proxy_system_roots: Option<bool>,
 
     /// Sessions kept with the server at once, 1 to 8 [default: 2]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_SESSIONS")]
     pub sessions: Option<Count<1, 8>>,
+
+    /// Longest time that a session is used before another one replaces it, at least 1m
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_MAX_SESSION_AGE")]
+    pub max_session_age: Option<PositiveDuration>,
 
     /// Networks that the runtime may be reached from, within what the server allows
     #[arg(
@@ -92,7 +180,7 @@ pub struct Source {
     )]
     pub admin_host: Option<Vec<AdminHost>>,
 
-    /// Time for each step of the dial: name, connection, TLS, upgrade [default: 10s]
+    /// Time for each step of the dial: name, connection, proxy, TLS, upgrade [default: 10s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_DIAL_TIMEOUT")]
     pub dial_timeout: Option<PositiveDuration>,
 
@@ -227,11 +315,18 @@ impl Source {
             &mut self.client_cert,
             &mut self.client_key,
             &mut self.upstream_ca_file,
-            &mut self.ca_file,
+            &mut self.proxy_auth_file,
             &mut self.listen_cert,
             &mut self.listen_key,
         ];
-        for path in paths.into_iter().flatten() {
+        let lists = [
+            &mut self.ca_file,
+            &mut self.ca_dir,
+            &mut self.proxy_ca_file,
+            &mut self.proxy_ca_dir,
+        ];
+        let listed = lists.into_iter().flatten().flatten();
+        for path in paths.into_iter().flatten().chain(listed) {
             *path = folder.join(&*path);
         }
     }
@@ -241,8 +336,9 @@ impl Source {
             ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
         }
         first_given! {
-            server token_file client_cert client_key upstream upstream_ca_file ca_file sessions
-            allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
+            server token_file client_cert client_key upstream upstream_ca_file ca_file ca_dir
+            system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
+            proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
             on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
             upstream_idle_pool ping_interval grace_period listen listen_cert listen_key
             trusted_proxies max_connections max_exchanges max_head_size request_head_timeout

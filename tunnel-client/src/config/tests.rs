@@ -173,34 +173,60 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
     assert_eq!(source.dial_timeout, Some("3s".parse().unwrap()), "the file");
 }
 
+/// A file with most settings.
+const EVERYTHING: &str = r#"
+server = "wss://localhost:8443"
+token_file = "token"
+client_cert = "ca.pem"
+client_key = "key.pem"
+ca_file = "ca.pem"
+ca_dir = ["cas", "cas"]
+system_roots = false
+server_name = "tunnel.example.com"
+host_header = "tunnel.example.com:8443"
+connect_to = "10.0.0.7"
+proxy = "https://proxy.example.com:3129"
+proxy_auth_file = "login"
+no_proxy = ["example.com", "10.1.0.0/16"]
+proxy_ca_file = ["ca.pem"]
+proxy_system_roots = false
+max_session_age = "4h"
+sessions = 8
+allow_from = ["10.0.0.7/8", "2001:db8::7"]
+upstream = "https://localhost:3000"
+upstream_ca_file = "ca.pem"
+admin_listen = "off"
+admin_host = ["tunnel.example", "tunnel.internal"]
+on_refusal = "retry"
+refusal_wait = "10m"
+upstream_idle_pool = 0
+access_log = false
+"#;
+
 #[test]
 fn a_file_says_the_same_as_flags() {
     let folder = Folder::new();
-    let file = folder.write(
-        "client.toml",
-        r#"
-        server = "wss://localhost:8443"
-        token_file = "token"
-        client_cert = "ca.pem"
-        client_key = "key.pem"
-        ca_file = "ca.pem"
-        sessions = 8
-        allow_from = ["10.0.0.7/8", "2001:db8::7"]
-        upstream = "https://localhost:3000"
-        upstream_ca_file = "ca.pem"
-        admin_listen = "off"
-        admin_host = ["tunnel.example", "tunnel.internal"]
-        on_refusal = "retry"
-        refusal_wait = "10m"
-        upstream_idle_pool = 0
-        access_log = false
-        "#,
-    );
+    folder.write("login", "me:secret\n");
+    fs::create_dir(folder.path("cas")).unwrap();
+    fs::copy(folder.path("ca.pem"), folder.path("cas/ca.pem")).unwrap();
+    let file = folder.write("client.toml", EVERYTHING);
     let from_file =
         Config::check(given(["--config", file.to_str().unwrap()]).merge().unwrap()).unwrap();
     let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
     let from_flags = folder.check(&[
         "--upstream=https://localhost:3000",
+        &file("ca-dir", "cas"),
+        &file("ca-dir", "cas"),
+        "--system-roots=false",
+        "--server-name=tunnel.example.com",
+        "--host-header=tunnel.example.com:8443",
+        "--connect-to=10.0.0.7",
+        "--proxy=https://proxy.example.com:3129",
+        &file("proxy-auth-file", "login"),
+        "--no-proxy=example.com,10.1.0.0/16",
+        &file("proxy-ca-file", "ca.pem"),
+        "--proxy-system-roots=false",
+        "--max-session-age=4h",
         &file("upstream-ca-file", "ca.pem"),
         &file("client-cert", "ca.pem"),
         &file("client-key", "key.pem"),
@@ -221,7 +247,7 @@ fn a_file_says_the_same_as_flags() {
         (from_file.admin_listen, from_file.on_refusal),
         (None, OnRefusal::Retry)
     );
-    assert!(from_file.upstream_roots.is_some());
+    assert!(from_file.upstream_roots.is_some() && from_file.proxy.is_some());
 }
 
 #[test]
@@ -253,6 +279,13 @@ fn what_does_not_fit_together_is_refused() {
             "--redial-cap: 30s is less than the first wait, --redial-base, 60s",
         ]
     );
+    let young = folder.faults(&["--max-session-age=59s"]);
+    assert!(
+        young[0].starts_with("--max-session-age: 59s is too short"),
+        "{young:?}"
+    );
+    let nobody = folder.faults(&["--proxy=none", "--proxy-auth-file=login"]);
+    assert!(nobody[0].starts_with("--proxy-auth-file: there is no proxy"));
 }
 
 #[test]

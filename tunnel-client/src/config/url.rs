@@ -40,12 +40,12 @@ pub struct UpstreamUrl {
 
 /// A host and a port, each as a connection needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Authority {
+pub(super) struct Authority {
     /// Without brackets, lower case.
-    host: String,
-    port: u16,
+    pub(super) host: String,
+    pub(super) port: u16,
     /// As a `Host` field has it: with brackets, and with the port where it is not the scheme's own.
-    text: String,
+    pub(super) text: String,
 }
 
 impl ServerUrl {
@@ -147,7 +147,7 @@ impl FromStr for UpstreamUrl {
 }
 
 impl Authority {
-    fn parse(text: &str, default_port: u16) -> Result<Self, &'static str> {
+    pub(super) fn parse(text: &str, default_port: u16) -> Result<Self, &'static str> {
         let text = text.strip_suffix('/').unwrap_or(text);
         if text.contains(['/', '?', '#']) {
             return Err("leave out path, query and fragment");

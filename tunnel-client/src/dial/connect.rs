@@ -6,31 +6,30 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+
+use super::race::{Won, race};
 
 /// Silence after which the kernel asks whether the peer is still there, and then how often.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 /// Questions without an answer after which the peer is gone: half a minute of silence in all.
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Tries the addresses one after another, each for its share of the limit.
+/// A connection to the first of these addresses that takes one, see [`super::race`].
 ///
 /// # Errors
-/// That of the last address.
+/// When none does: which ones, and why, as an [`super::race::AllFailed`].
 pub(crate) async fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
-    let share = limit / u32::try_from(addresses.len().max(1)).unwrap_or(1);
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match timeout(share, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => {
-                set_options(&stream)?;
-                return Ok(stream);
-            }
-            Ok(Err(error)) => last = error,
-            Err(_) => last = io::ErrorKind::TimedOut.into(),
-        }
-    }
-    Err(last)
+    Ok(connect_first(addresses, limit).await?.made)
+}
+
+/// The same, with what was tried in vain before.
+pub(super) async fn connect_first(
+    addresses: &[SocketAddr],
+    limit: Duration,
+) -> io::Result<Won<TcpStream>> {
+    let won = race(addresses, limit, TcpStream::connect).await?;
+    set_options(&won.made)?;
+    Ok(won)
 }
 
 fn set_options(stream: &TcpStream) -> io::Result<()> {
@@ -44,8 +43,11 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use tokio::net::TcpListener;
 
+    use super::super::race::order;
     use super::*;
 
     /// An address that nobody listens on.
@@ -61,8 +63,13 @@ mod tests {
     async fn the_next_address_is_tried_when_one_refuses() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [refusing().await, listener.local_addr().unwrap()];
-        let stream = connect(&addresses, Duration::from_secs(5)).await.unwrap();
+        let won = connect_first(&addresses, Duration::from_secs(5))
+            .await
+            .unwrap();
+        let stream = won.made;
         assert_eq!(stream.peer_addr().unwrap(), addresses[1]);
+        let failed: Vec<_> = won.failed.iter().map(|tried| tried.address).collect();
+        assert_eq!((won.address, failed), (addresses[1], vec![addresses[0]]));
         assert!(stream.nodelay().unwrap());
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().unwrap());
@@ -75,10 +82,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_refusal_is_the_error() {
-        let error = connect(&[refusing().await], Duration::from_secs(5))
+    async fn a_family_that_nobody_listens_on_does_not_keep_the_other_from_being_reached() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let both = [
+            ([127, 0, 0, 1], port).into(),
+            (Ipv6Addr::LOCALHOST, port).into(),
+        ];
+        let addresses = order(both);
+        assert!(addresses[0].is_ipv6());
+        let stream = connect(&addresses, Duration::from_secs(5)).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), both[0]);
+    }
+
+    #[tokio::test]
+    async fn when_all_refuse_each_is_named() {
+        let addresses = [refusing().await, refusing().await];
+        let error = connect(&addresses, Duration::from_secs(5))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let text = error.to_string();
+        for address in addresses {
+            assert!(text.contains(&format!("{address}: ")), "{text}");
+        }
     }
 }

@@ -1,13 +1,202 @@
-//! From a TCP connection to one under TLS, the peer's certificate checked.
+//! From a connection to one under TLS, the peer's certificate checked.
+//!
+//! [`Tls`] is how one peer is spoken to: it reads the CA files anew at each dial, and keeps what was
+//! last good of them. While a dial is watched it shows what the peer shows.
 
 use std::io;
 use std::sync::Arc;
 
-use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
-use tokio::net::TcpStream;
+use parking_lot::Mutex;
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
+
+use super::observe::{Seen, Walk};
+use super::step::{Step, StepError};
+use crate::config::Trust;
+
+/// Upgrades and `CONNECT` are things of HTTP/1.1.
+const ALPN: [&[u8]; 1] = [b"http/1.1"];
+
+/// How one peer is spoken to.
+#[derive(Debug)]
+pub(super) struct Tls {
+    trust: Trust,
+    last: Mutex<Last>,
+}
+
+/// What is in use.
+#[derive(Debug)]
+struct Last {
+    roots: Roots,
+    /// What was made of them for this identity; kept for as long as it can be, since TLS sessions are
+    /// resumed by it.
+    made: Option<(Option<Identity>, Arc<ClientConfig>)>,
+    /// What is wrong with the files, once that has been told.
+    told: Option<String>,
+}
+
+/// What a peer has shown.
+type Chain = Arc<Mutex<Vec<CertificateDer<'static>>>>;
+
+/// Checks as another verifier does, and keeps what it is shown.
+#[derive(Debug)]
+struct Showing {
+    checks: Arc<dyn ServerCertVerifier>,
+    chain: Chain,
+}
+
+impl Tls {
+    /// Reads the CA files for the first time.
+    ///
+    /// # Errors
+    /// When they are not good.
+    pub(super) fn new(trust: Trust) -> Result<Self, TlsFilesError> {
+        let roots = trust.load()?;
+        Ok(Self {
+            trust,
+            last: Mutex::new(Last {
+                roots,
+                made: None,
+                told: None,
+            }),
+        })
+    }
+
+    /// Takes the step to TLS; `host` is what the certificate has to be for.
+    pub(super) async fn secure<IO>(
+        &self,
+        walk: &mut Walk<'_>,
+        step: Step,
+        stream: IO,
+        host: &str,
+        identity: Option<&Identity>,
+    ) -> Result<TlsStream<IO>, StepError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
+        let chain = walk.wants_chains().then(Chain::default);
+        let handshake = async {
+            let config = self
+                .config(identity, chain.as_ref())
+                .map_err(io::Error::other)?;
+            handshake(stream, &config, server_name(host)?).await
+        };
+        walk.step(step, handshake, |ended, observer| {
+            if let Some(chain) = chain.as_ref().map(|chain| chain.lock())
+                && !chain.is_empty()
+            {
+                observer.sees(Seen::Chain(&chain));
+            }
+            if let Ok(stream) = ended {
+                let version = stream.get_ref().1.protocol_version();
+                observer.sees(Seen::Tls { version });
+            }
+        })
+        .await
+    }
+
+    /// What to speak with now; one that shows what it is shown is used once.
+    fn config(
+        &self,
+        identity: Option<&Identity>,
+        chain: Option<&Chain>,
+    ) -> Result<Arc<ClientConfig>, TlsFilesError> {
+        let mut last = self.last.lock();
+        last.read(&self.trust);
+        let Some(chain) = chain else {
+            return last.config(identity);
+        };
+        let config = tls_files::client_config(&last.roots, identity, &ALPN)?;
+        let mut config = Arc::unwrap_or_clone(config);
+        config.resumption = Resumption::disabled();
+        let checks = last.roots.verifier()?;
+        let chain = Arc::clone(chain);
+        config
+            .dangerous()
+            .set_certificate_verifier(Arc::new(Showing { checks, chain }));
+        Ok(Arc::new(config))
+    }
+}
+
+impl Last {
+    /// Reads the CA files as they are now. What is not good is told once, and not used.
+    fn read(&mut self, trust: &Trust) {
+        match trust.load() {
+            Ok(roots) => {
+                self.told = None;
+                if roots != self.roots {
+                    tracing::info!("the CA certificates have changed");
+                    self.roots = roots;
+                    self.made = None;
+                }
+            }
+            Err(error) => {
+                let problem = error.to_string();
+                if self.told.as_ref() != Some(&problem) {
+                    tracing::warn!(%error, "the CA certificates are not good, those before stay in use");
+                    self.told = Some(problem);
+                }
+            }
+        }
+    }
+
+    fn config(&mut self, identity: Option<&Identity>) -> Result<Arc<ClientConfig>, TlsFilesError> {
+        if let Some((made_for, config)) = &self.made
+            && made_for.as_ref() == identity
+        {
+            return Ok(Arc::clone(config));
+        }
+        let config = tls_files::client_config(&self.roots, identity, &ALPN)?;
+        self.made = Some((identity.cloned(), Arc::clone(&config)));
+        Ok(config)
+    }
+}
+
+impl ServerCertVerifier for Showing {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let shown = [end_entity].into_iter().chain(intermediates);
+        *self.chain.lock() = shown.map(|one| one.clone().into_owned()).collect();
+        self.checks
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.checks
+            .verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.checks
+            .verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.checks.supported_verify_schemes()
+    }
+}
 
 /// The name that a peer's certificate has to be for: a DNS name, or an IP address.
 ///
@@ -21,11 +210,14 @@ pub(crate) fn server_name(host: &str) -> io::Result<ServerName<'static>> {
 }
 
 /// Does the handshake. An error of TLS itself is a [`rustls::Error`] within the [`io::Error`].
-pub(crate) async fn handshake(
-    stream: TcpStream,
+pub(crate) async fn handshake<IO>(
+    stream: IO,
     config: &Arc<ClientConfig>,
     name: ServerName<'static>,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<IO>>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
     TlsConnector::from(Arc::clone(config))
         .connect(name, stream)
         .await
@@ -33,18 +225,34 @@ pub(crate) async fn handshake(
 
 /// Whether the peer's certificate is what a handshake failed for.
 pub(crate) fn is_certificate_error(error: &io::Error) -> bool {
-    let inner = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(
-        inner,
+        tls_error(error),
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
     )
 }
 
+/// What is wrong with the peer's certificate, if that is what a handshake failed for.
+pub(super) fn certificate_error(error: &io::Error) -> Option<&CertificateError> {
+    match tls_error(error)? {
+        rustls::Error::InvalidCertificate(error) => Some(error),
+        _ => None,
+    }
+}
+
+fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn certificate(name: &str) -> (String, String) {
+        let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
 
     #[test]
     fn names_and_addresses_can_be_checked() {
@@ -58,5 +266,41 @@ mod tests {
         }
         assert_eq!(server_name("a.b.").unwrap(), server_name("a.b").unwrap());
         assert!(server_name("a b").is_err());
+    }
+
+    #[test]
+    fn sessions_are_resumed_for_as_long_as_nothing_changes() {
+        let (pem, key) = certificate("a");
+        let identity = Identity::from_pem(&pem, &key).unwrap();
+        let tls = Tls::new(Roots::from_pem(&pem).unwrap().into()).unwrap();
+        let first = tls.config(Some(&identity), None).unwrap();
+        let again = tls.config(Some(&identity), None).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        let (pem, key) = certificate("a");
+        let newer = Identity::from_pem(&pem, &key).unwrap();
+        let second = tls.config(Some(&newer), None).unwrap();
+        assert!(
+            !Arc::ptr_eq(&first, &second),
+            "a new certificate is never shown by an old TLS session"
+        );
+        let none = tls.config(None, None).unwrap();
+        assert!(!Arc::ptr_eq(&second, &none));
+    }
+
+    #[test]
+    fn ca_files_are_read_at_each_dial_and_a_bad_one_leaves_what_was_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        fs::write(&path, certificate("a").0).unwrap();
+        let tls = Tls::new(Trust::new(false, vec![path.clone()], Vec::new())).unwrap();
+        let first = tls.config(None, None).unwrap();
+        fs::write(&path, "nothing").unwrap();
+        assert!(Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
+        assert!(tls.last.lock().told.is_some());
+        fs::write(&path, certificate("b").0).unwrap();
+        assert!(!Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
+        assert!(tls.last.lock().told.is_none());
+        fs::remove_file(&path).unwrap();
+        assert!(Tls::new(Trust::new(false, vec![path], Vec::new())).is_err());
     }
 }

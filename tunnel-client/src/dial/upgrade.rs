@@ -25,6 +25,18 @@ const REFUSAL_BYTES: usize = 16 * 1024;
 const HEAD_FIELDS: usize = 100;
 const HEAD_BYTES: usize = 32 * 1024;
 
+/// The answer's head, and what it means.
+pub(super) struct Answered<IO> {
+    /// Its status.
+    pub(super) status: StatusCode,
+    /// Its fields.
+    pub(super) fields: HeaderMap,
+    /// The beginning of its body, if it is no 101.
+    pub(super) text: Bytes,
+    /// What it means.
+    pub(super) answer: Answer<IO>,
+}
+
 /// How the server answered.
 pub(super) enum Answer<IO> {
     /// The connection is a session's from here on. The bytes were read past the 101.
@@ -50,7 +62,7 @@ pub(super) async fn upgrade<IO>(
     host: &str,
     greeting: &Greeting,
     token: Option<&SecretString>,
-) -> io::Result<Answer<IO>>
+) -> io::Result<Answered<IO>>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -64,7 +76,7 @@ where
         .await
         .map_err(|error| cause(&error.into_error()))?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(Answer::Refused(refused(response, connection).await));
+        return Ok(refused(response, connection).await);
     }
     if !handshake::is_accepted(response.headers(), &key) {
         return Err(io::Error::other(
@@ -75,7 +87,13 @@ where
     let remains = connection
         .into_remains()
         .ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(Answer::Accepted(remains.io, remains.unread))
+    let (head, _) = response.into_parts();
+    Ok(Answered {
+        status: head.status,
+        fields: head.headers,
+        text: Bytes::new(),
+        answer: Answer::Accepted(remains.io, remains.unread),
+    })
 }
 
 fn request(
@@ -100,7 +118,7 @@ fn request(
 async fn refused<IO>(
     response: Response<Incoming>,
     mut connection: Http1<IO, Empty<Bytes>>,
-) -> Refused
+) -> Answered<IO>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -115,10 +133,16 @@ where
             break;
         }
     }
-    Refused {
+    let refused = Refused {
         status: head.status,
         refusal: serde_json::from_slice(&text).ok(),
         retry_after: retry_after(&head.headers, SystemTime::now()),
+    };
+    Answered {
+        status: head.status,
+        fields: head.headers,
+        text: text.freeze(),
+        answer: Answer::Refused(refused),
     }
 }
 
@@ -170,7 +194,9 @@ mod tests {
         };
         let (greeting, token) = (greeting(), SecretString::from("tnlrt_1_secret"));
         let dialling = upgrade(ours, "tunnel.example.com", &greeting, Some(&token));
-        tokio::join!(dialling, server).0
+        tokio::join!(dialling, server)
+            .0
+            .map(|answered| answered.answer)
     }
 
     fn field<'a>(head: &'a str, name: &str) -> &'a str {

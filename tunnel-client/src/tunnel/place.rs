@@ -5,7 +5,7 @@
 //!                 ▼                                                │
 //!   none ─▶ dial ─▶ serve ── lost ─────────────────────────────────┤
 //!                     ├───── drain, put off by a part of the spread┤  what serves goes on serving
-//!                     └───── renewal: clock, certificate ──────────┘  until the next is welcome
+//!                     └───── renewal: clock, certificate, age ─────┘  until the next is welcome
 //! ```
 //!
 //! Whatever it is at, it hears what the server says of the session that it has. It ends with the
@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::age::Turn;
 use super::clock::Renewal;
 use super::leaving::{EndedBy, Leaving};
 use super::redial::fraction;
@@ -35,6 +36,10 @@ pub(super) struct Place {
     current: Option<Session>,
     /// The server wants the current session to be replaced, and ends it itself.
     is_drained: bool,
+    /// When the current session is to be replaced for its age.
+    due: Option<Instant>,
+    /// Held while that is done.
+    aged: Option<Turn>,
     /// The session that is to replace it, once it has begun.
     starting: Arc<Starting>,
     /// Sessions that were replaced.
@@ -59,6 +64,8 @@ impl Place {
         Self {
             current: None,
             is_drained: false,
+            due: None,
+            aged: None,
             starting: Arc::default(),
             leaving: Leaving::new(Arc::clone(&shared)),
             renewals: shared.renewals.subscribe(),
@@ -118,7 +125,16 @@ impl Place {
 
     /// Serves by the session that is there until another is to be dialled.
     async fn serve(&mut self) -> Result<(), Ending> {
-        let Need::Drained(spread) = self.need().await? else {
+        let (shared, due) = (Arc::clone(&self.shared), self.due);
+        let need = tokio::select! {
+            need = self.need() => need?,
+            turn = shared.ages.turn(due) => {
+                tracing::info!("this session has reached its age, another one is dialled");
+                self.aged = Some(turn);
+                self.renewal(Renewal::default())
+            }
+        };
+        let Need::Drained(spread) = need else {
             return Ok(());
         };
         tokio::select! {
@@ -199,6 +215,8 @@ impl Place {
     fn replace(&mut self, session: Session) {
         // It may have been read before another place heard of a newer one.
         self.credentials.mark_changed();
+        self.due = self.shared.ages.due(Instant::now(), random());
+        self.aged = None;
         let by = match std::mem::take(&mut self.is_drained) {
             true => EndedBy::Server,
             false => EndedBy::Client,

@@ -100,6 +100,9 @@ impl UpstreamDialler {
             StepError::Failed(_, error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 Reason::ConnectionRefused
             }
+            StepError::Failed(_, error) if error.kind() == io::ErrorKind::TimedOut => {
+                Reason::ConnectionTimeout
+            }
             StepError::Failed(..) => Reason::ConnectionFailed,
         };
         Problem::new(

@@ -145,6 +145,76 @@ fn a_password_in_a_url_is_refused_and_not_repeated() {
 }
 
 #[test]
+fn a_proxy_s_login_is_taken_from_a_variable_or_a_file_but_from_no_flag() {
+    let folder = Folder::new();
+    let with_proxy = "http://me:secret@proxy:3128";
+    let flag = format!("--proxy={with_proxy}");
+    let ended_by = |command: &mut Command| ended(command.output().unwrap());
+    let check = || ["validate"].into_iter().chain(FLAGS);
+    let refused = folder.run(check().chain([flag.as_str()]));
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused.stderr.contains("--proxy-auth-file"),
+        "{}",
+        refused.stderr
+    );
+    folder.write("client.toml", &format!("proxy = \"{with_proxy}\"\n"));
+    let file = folder.run(check().chain(["--config=client.toml"]));
+    let variable = ended_by(
+        folder
+            .command(check())
+            .env("TUNNEL_CLIENT_PROXY", with_proxy),
+    );
+    let shared = ended_by(
+        folder
+            .command(check().chain(["--connect-to=tunnel.example.com"]))
+            .env("HTTPS_PROXY", with_proxy),
+    );
+    for ended in [&file, &variable, &shared] {
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+        assert!(
+            ended.stdout.contains(", by the proxy http://proxy:3128"),
+            "{}",
+            ended.stdout
+        );
+    }
+    let help = ended_by(
+        folder
+            .command(["run", "--help"])
+            .env("TUNNEL_CLIENT_PROXY", with_proxy),
+    );
+    for ended in [refused, file, variable, shared, help] {
+        assert!(!(ended.stdout + &ended.stderr).contains("secret"));
+    }
+}
+
+#[test]
+fn a_variable_that_names_no_proxy_is_told_and_can_be_passed_over() {
+    let folder = Folder::new();
+    let run = |more: &[&str]| {
+        let flags = FLAGS.iter().chain(&["--connect-to=tunnel.example.com"]);
+        let mut command = folder.command(["validate"].iter().chain(flags).chain(more));
+        ended(
+            command
+                .env("https_proxy", "gopher://me:secret@proxy")
+                .output()
+                .unwrap(),
+        )
+    };
+    let refused = run(&[]);
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused
+            .stderr
+            .contains("environment variable https_proxy: ")
+            && !refused.stderr.contains("secret"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(run(&["--proxy=none"]).code, Some(0));
+}
+
+#[test]
 fn a_server_without_tls_is_refused() {
     let folder = Folder::new();
     let ended = folder.run(["run", "--server=ws://localhost"]);

@@ -15,6 +15,8 @@ mod http1;
 mod http2;
 mod pool;
 mod probe;
+mod proxy;
+mod reach;
 mod scripted;
 mod serve;
 mod serve_http2;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
-    UPGRADE,
+    AUTHORIZATION, CONNECTION, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_PROTOCOL, UPGRADE,
 };
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
@@ -41,6 +41,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(5);
 pub(crate) struct TunnelServer {
     address: SocketAddr,
     roots: Roots,
+    pem: String,
     arrivals: mpsc::Receiver<Arrived>,
     /// Refusals still to be given, the next one last.
     refusals: Arc<Mutex<Vec<Response<String>>>>,
@@ -51,6 +52,7 @@ pub(crate) struct TunnelServer {
 struct Arrived {
     greeting: Greeting,
     authorization: Option<String>,
+    host: String,
     certificate: Option<Vec<u8>>,
     io: TokioIo<hyper::upgrade::Upgraded>,
 }
@@ -59,6 +61,8 @@ struct Arrived {
 pub(crate) struct ServerSession {
     pub(crate) greeting: Greeting,
     pub(crate) authorization: Option<String>,
+    /// The host that was asked for it.
+    pub(crate) host: String,
     /// The client's own, DER.
     pub(crate) certificate: Option<Vec<u8>>,
     pub(crate) session: Session,
@@ -85,10 +89,15 @@ impl TunnelServer {
         Self {
             address,
             roots: Roots::from_pem(&made.cert.pem()).unwrap(),
+            pem: made.cert.pem(),
             arrivals,
             refusals,
             _serving: Owned::spawn("tunnel server", serving),
         }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn url(&self) -> String {
@@ -97,6 +106,11 @@ impl TunnelServer {
 
     pub(crate) fn roots(&self) -> Roots {
         self.roots.clone()
+    }
+
+    /// Its certificate, which is its own issuer.
+    pub(crate) fn pem(&self) -> &str {
+        &self.pem
     }
 
     /// Refuses the next dials with these answers, in this order.
@@ -124,6 +138,7 @@ impl TunnelServer {
         ServerSession {
             greeting: arrived.greeting,
             authorization: arrived.authorization,
+            host: arrived.host,
             certificate: arrived.certificate,
             session,
             events,
@@ -297,6 +312,7 @@ async fn answer(
     let accept = handshake::accept_key(request.headers()[SEC_WEBSOCKET_KEY].as_bytes());
     let authorization = request.headers().get(AUTHORIZATION);
     let authorization = authorization.map(|value| value.to_str().unwrap().to_owned());
+    let host = request.headers()[HOST].to_str().unwrap().to_owned();
     let upgrade = hyper::upgrade::on(&mut request);
     let arrivals = arrivals.clone();
     let mut tasks = JoinSet::new();
@@ -306,6 +322,7 @@ async fn answer(
             .send(Arrived {
                 greeting,
                 authorization,
+                host,
                 certificate,
                 io,
             })

@@ -147,6 +147,31 @@ fn a_ca_file_adds_to_the_systems_roots() {
 }
 
 #[test]
+fn roots_are_put_together_from_files_and_are_never_none_in_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (one, two) = (pair().cert, pair().cert);
+    fs::write(path("one.pem"), &one).unwrap();
+    fs::write(path("two.pem"), &two).unwrap();
+    let none = Roots::none();
+    assert!(matches!(
+        none.clone().checked(),
+        Err(TlsFilesError::NoRoots)
+    ));
+    assert!(matches!(none.verifier(), Err(TlsFilesError::NoRoots)));
+    let both = none.and_files([path("one.pem"), path("two.pem")]).unwrap();
+    assert_eq!(both, Roots::from_pem(&format!("{one}{two}")).unwrap());
+    assert!(both.verifier().is_ok() && both.clone().checked().is_ok());
+    let bad = none.and_files([path("one.pem"), path("three.pem")]);
+    assert!(
+        bad.unwrap_err()
+            .to_string()
+            .contains("three.pem: cannot be read")
+    );
+    assert_eq!(none, Roots::none(), "nothing is added to what it came from");
+}
+
+#[test]
 fn debug_shows_no_key() {
     let Pair { cert, key } = pair();
     let identity = Identity::from_pem(&cert, &key).unwrap();

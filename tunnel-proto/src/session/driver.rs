@@ -8,6 +8,7 @@
 
 use std::{
     future::Future,
+    mem,
     pin::Pin,
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll},
@@ -402,7 +403,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     fn queue_next(&mut self) -> Result<usize, SessionEnd> {
         let mut control_bytes = 0;
         let mut controls = self.session.shared.controls_out.lock();
-        for control in controls.drain(..) {
+        // With its space, since hardly any come.
+        for control in mem::take(&mut *controls) {
             let text = control.encode();
             control_bytes += text.len();
             self.websocket
@@ -473,7 +475,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
                 Err(end) => this.state = this.begin_close(end),
             }
         }
-        match std::mem::replace(&mut this.state, State::Ended) {
+        match mem::replace(&mut this.state, State::Ended) {
             State::Closing(end, mut until) => match this.poll_farewell(cx, &mut until) {
                 Poll::Ready(()) => Poll::Ready(end),
                 Poll::Pending => {

@@ -92,7 +92,7 @@ impl LiveSession {
     }
 
     /// Carries the session until it ends.
-    pub(super) async fn run(mut self, node: &Arc<Node>) {
+    pub(super) async fn run(mut self: Box<Self>, node: &Arc<Node>) {
         // In a box, so that the space of its start is not held for as long as a session lives.
         let end = match Box::pin(self.join(node)).await {
             Ok(membership) => self.attend(node, &membership).await,

@@ -1,0 +1,123 @@
+//! The login for a proxy, and the file that holds it.
+//!
+//! In comes a path, at each dial anew, since passwords are changed while a client runs; out come user
+//! and password. No error or log shows any of them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use secrecy::SecretString;
+
+use super::proxy::ProxyLogin;
+
+/// Largest file taken: far more than any login.
+const MAX_BYTES: u64 = 16 * 1024;
+
+/// Why there is no login.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoginError {
+    /// The file cannot be read.
+    #[error("the proxy's login file {} cannot be read: {source}", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error("the proxy's login file {} holds no login: put `user:password` into it, on one line and alone", .path.display())]
+    NotALogin {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads `user:password`. The end of the line is not part of it, other white space is.
+pub(crate) fn read(path: &Path) -> Result<ProxyLogin, LoginError> {
+    let unreadable = |source| LoginError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    login_in(&bytes).ok_or_else(|| LoginError::NotALogin {
+        path: path.to_owned(),
+    })
+}
+
+fn login_in(bytes: &[u8]) -> Option<ProxyLogin> {
+    if bytes.len() as u64 > MAX_BYTES {
+        return None;
+    }
+    let text = std::str::from_utf8(bytes).ok()?;
+    let (user, password) = text.trim_end_matches(['\r', '\n']).split_once(':')?;
+    check(user, password)
+}
+
+/// A login, if it can be told to a proxy: no scheme can carry a colon in the user's name, and control
+/// characters are a slip or worse.
+pub(crate) fn check(user: &str, password: &str) -> Option<ProxyLogin> {
+    let is_possible = !user.is_empty()
+        && !user.contains(':')
+        && !user.contains(char::is_control)
+        && !password.contains(char::is_control);
+    is_possible.then(|| ProxyLogin {
+        user: user.to_owned(),
+        password: SecretString::from(password),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret;
+
+    use super::*;
+
+    fn read_bytes(bytes: &[u8]) -> Result<ProxyLogin, LoginError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("login");
+        std::fs::write(&path, bytes).unwrap();
+        read(&path)
+    }
+
+    #[test]
+    fn the_first_colon_parts_user_and_password() {
+        for (text, user, password) in [
+            ("me:secret", "me", "secret"),
+            ("CORP\\me:se:cr et\r\n", "CORP\\me", "se:cr et"),
+            ("me:\n", "me", ""),
+        ] {
+            let login = read_bytes(text.as_bytes()).unwrap();
+            assert_eq!(
+                (login.user.as_str(), login.password.expose_secret()),
+                (user, password)
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_login_is_refused_and_not_shown() {
+        for bytes in [
+            &b""[..],
+            b"secret",
+            b":secret",
+            b"me:secret\nmore",
+            b"me:\xffsecret",
+            &[b':'; 20_000],
+        ] {
+            let error = read_bytes(bytes).unwrap_err();
+            assert!(matches!(error, LoginError::NotALogin { .. }), "{error}");
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        let missing = read(Path::new("/nowhere/login")).unwrap_err().to_string();
+        assert!(
+            missing.contains("/nowhere/login cannot be read"),
+            "{missing}"
+        );
+    }
+}

@@ -1,0 +1,216 @@
+//! Values that say how the server is reached where its URL alone is not enough: another address to
+//! dial, another name to check, another `Host`; and lists of files.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::TypedValueParser;
+use clap::error::Error as FlagError;
+use clap::parser::ValueSource;
+use clap::{Arg, Command};
+use rustls_pki_types::ServerName;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use tunnel_ops::config_value::{self, ValueError};
+
+use super::proxy::ProxyChoice;
+use super::url::Authority;
+
+/// What is dialled in a server's place: a name or an address, with a port if that differs as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectTo {
+    host: String,
+    port: Option<u16>,
+}
+
+/// A name, or an address, that a certificate can be for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsName(String);
+
+/// What a `Host` field may say: a name or an address, perhaps with a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostField(String);
+
+/// Reads `--proxy`: a login is taken from the environment and from the file, but not from a flag.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ProxyParser;
+
+impl ConnectTo {
+    /// The name or address, an IPv6 address without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port, if it is another than the server's.
+    pub fn port(&self) -> Option<u16> {
+        self.port
+    }
+}
+
+impl FromStr for ConnectTo {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        // No port that is written can be 0.
+        let Authority { host, port, .. } = authority(text, 0)?;
+        let port = Some(port).filter(|port| *port > 0);
+        Ok(Self { host, port })
+    }
+}
+
+impl TlsName {
+    /// The name, as TLS and certificates have it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for TlsName {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let name = text.strip_suffix('.').unwrap_or(text);
+        match ServerName::try_from(name) {
+            Ok(_) => Ok(Self(name.to_ascii_lowercase())),
+            Err(_) => Err(ValueError::new(
+                "expected a name such as `tunnel.example.com`, or an IP address, without a port",
+            )),
+        }
+    }
+}
+
+impl HostField {
+    /// As the field has it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for HostField {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        authority(text, 443).map(|authority| Self(authority.text))
+    }
+}
+
+fn authority(text: &str, default_port: u16) -> Result<Authority, ValueError> {
+    Authority::parse(text, default_port).map_err(|reason| {
+        ValueError::new(format!(
+            "expected a host such as `tunnel.example.com` or `10.0.0.7:8443`: {reason}"
+        ))
+    })
+}
+
+/// Reads a path, or a list of paths.
+pub(super) fn one_or_more<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<PathBuf>>, D::Error> {
+    struct OneOrMore;
+
+    impl<'de> Visitor<'de> for OneOrMore {
+        type Value = Vec<PathBuf>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a path, or a list of paths")
+        }
+
+        fn visit_str<E>(self, path: &str) -> Result<Self::Value, E> {
+            Ok(vec![PathBuf::from(path)])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut paths = Vec::new();
+            while let Some(path) = list.next_element()? {
+                paths.push(path);
+            }
+            Ok(paths)
+        }
+    }
+
+    deserializer.deserialize_any(OneOrMore).map(Some)
+}
+
+impl TypedValueParser for ProxyParser {
+    type Value = ProxyChoice;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        flag: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<ProxyChoice, FlagError> {
+        self.parse_ref_(command, flag, value, ValueSource::CommandLine)
+    }
+
+    fn parse_ref_(
+        &self,
+        command: &Command,
+        flag: Option<&Arg>,
+        value: &std::ffi::OsStr,
+        source: ValueSource,
+    ) -> Result<ProxyChoice, FlagError> {
+        let parse = move |text: &str| {
+            let choice: ProxyChoice = text.parse()?;
+            if source == ValueSource::CommandLine && choice.has_login() {
+                return Err(ValueError::new(
+                    "leave out user name and password, which other users of this machine could see in a flag: \
+                     put `user:password` into a file and name it with --proxy-auth-file",
+                ));
+            }
+            Ok(choice)
+        };
+        parse.parse_ref(command, flag, value)
+    }
+}
+
+macro_rules! from_text {
+    ($name:ty) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                config_value::from_text(deserializer)
+            }
+        }
+    };
+}
+
+from_text!(ConnectTo);
+from_text!(TlsName);
+from_text!(HostField);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dialled_instead_has_a_host_and_perhaps_a_port() {
+        let place = |text: &str| {
+            let place: ConnectTo = text.parse().unwrap();
+            (place.host, place.port)
+        };
+        assert_eq!(place("10.0.0.7"), ("10.0.0.7".to_owned(), None));
+        assert_eq!(place("[fd00::1]:8443"), ("fd00::1".to_owned(), Some(8443)));
+        assert_eq!(place("Private.example:1").0, "private.example");
+        for bad in ["", "a:0", "https://a", "a/b", "me@a"] {
+            assert!(bad.parse::<ConnectTo>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_to_check_has_no_port_and_a_host_to_name_may() {
+        let name: TlsName = "Tunnel.example.com.".parse().unwrap();
+        assert_eq!(name.as_str(), "tunnel.example.com");
+        assert!("10.0.0.7".parse::<TlsName>().is_ok());
+        for bad in ["", "a b", "a:443", "*.example.com"] {
+            assert!(bad.parse::<TlsName>().is_err(), "{bad}");
+        }
+        let host = |text: &str| text.parse::<HostField>().map(|host| host.0);
+        assert_eq!(
+            host("tunnel.example.com:443").unwrap(),
+            "tunnel.example.com"
+        );
+        assert_eq!(host("[::1]:8443").unwrap(), "[::1]:8443");
+        assert!(host("a\r\nb").is_err());
+    }
+}

@@ -1,0 +1,520 @@
+//! Asking an HTTP proxy for the way: `CONNECT`, and once more with a login when it wants one.
+//!
+//! ```text
+//!   CONNECT ──▶ 2xx: the connection is the server's from here on
+//!           ──▶ 407: the login, by the strongest scheme that is offered and spoken here,
+//!                    on the same connection or, if that is closed, on another
+//!           ──▶ anything else: a refusal, with the proxy's own words
+//! ```
+//!
+//! The password is shown to nobody who has not asked for it, and only in the form that was asked for.
+
+use std::error::Error as _;
+use std::future::poll_fn;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, response};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::challenge::{self, Challenge};
+use super::digest::DigestChallenge;
+use super::words::{one_line, words};
+use super::{ProxyAnswer, ProxyError};
+use crate::config::ProxyLogin;
+use crate::http1::Http1;
+
+/// Most fields and bytes of an answer's head: proxies are generous with both.
+const HEAD_FIELDS: usize = 100;
+const HEAD_BYTES: usize = 64 * 1024;
+
+/// Most bytes read of a body: enough for the page that says why, and for the connection to be used
+/// again after it.
+const BODY_BYTES: usize = 64 * 1024;
+
+/// Most times that one way is asked for: without a login, with it, and once more when the proxy says
+/// that its nonce was out of date.
+const ASKS: usize = 3;
+
+/// What came of asking on one connection.
+pub(super) enum Asked<IO> {
+    /// It leads to the server from here on.
+    Through(IO, ProxyAnswer),
+    /// The proxy wants to be asked once more, on another connection.
+    Again,
+}
+
+/// One way that is asked for, on as many connections as it takes.
+pub(super) struct Asking<'a> {
+    authority: &'a str,
+    login: Option<&'a ProxyLogin>,
+    /// What is to be shown next, and by which scheme.
+    show: Option<(Scheme, SecretString)>,
+    asked: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Scheme {
+    Basic,
+    Digest(DigestChallenge),
+}
+
+impl<'a> Asking<'a> {
+    /// Nothing is asked yet. `authority` is host and port, both always.
+    pub(super) fn new(authority: &'a str, login: Option<&'a ProxyLogin>) -> Self {
+        Self {
+            authority,
+            login,
+            show: None,
+            asked: 0,
+        }
+    }
+
+    /// Asks on this connection.
+    pub(super) async fn ask<IO>(&mut self, io: IO) -> Result<Asked<IO>, ProxyError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
+            .await
+            .map_err(|error| no_answer(&error))?;
+        let mut is_used = false;
+        loop {
+            let response = match connection.ask(self.request()?).await {
+                Ok(response) => response,
+                // It said that it would stay, and went.
+                Err(_) if is_used => return Ok(Asked::Again),
+                Err(error) => return Err(no_answer(&error.into_error())),
+            };
+            self.asked += 1;
+            if response.status().is_success() {
+                return self.through(&response, connection);
+            }
+            let (head, body) = response.into_parts();
+            let (text, is_whole) = read(body, &mut connection).await;
+            let answer = self.answer(&head, &text);
+            if head.status != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+                return Err(ProxyError::Refused(answer));
+            }
+            self.on_challenge(&head.headers, answer)?;
+            if !is_whole || !stays(&head) {
+                return Ok(Asked::Again);
+            }
+            is_used = true;
+        }
+    }
+
+    fn request(&self) -> Result<Request<Empty<Bytes>>, ProxyError> {
+        let fault = |error: http::Error| ProxyError::NotAProxy(error.to_string());
+        let uri = Uri::builder().authority(self.authority);
+        let mut request = Request::builder()
+            .method(Method::CONNECT)
+            .uri(uri.build().map_err(fault)?)
+            .header(HOST, self.authority);
+        if let Some((_, value)) = &self.show {
+            let bytes = value.expose_secret().as_bytes();
+            let value = HeaderValue::from_bytes(bytes).map_err(|error| fault(error.into()));
+            let mut value = value?;
+            value.set_sensitive(true);
+            request = request.header(PROXY_AUTHORIZATION, value);
+        }
+        request.body(Empty::new()).map_err(fault)
+    }
+
+    fn through<IO>(
+        &self,
+        response: &Response<Incoming>,
+        connection: Http1<IO, Empty<Bytes>>,
+    ) -> Result<Asked<IO>, ProxyError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
+        let answer = ProxyAnswer {
+            status: Some(response.status()),
+            words: status_line(response.status(), response.extensions().get()),
+            schemes: Vec::new(),
+            login: self.shown(),
+        };
+        // HTTP ends with a 2xx to `CONNECT`, in the same poll that brought it.
+        let remains = connection.into_remains();
+        match remains {
+            // Servers of TLS wait for the client's first word: these bytes are not one's.
+            Some(remains) if !remains.unread.is_empty() => {
+                let problem = "it let the client through, and then sent bytes of its own";
+                Err(ProxyError::NotAProxy(problem.to_owned()))
+            }
+            Some(remains) => Ok(Asked::Through(remains.io, answer)),
+            None => Err(ProxyError::NotAProxy(
+                "it let the client through, and closed the connection".to_owned(),
+            )),
+        }
+    }
+
+    /// Decides what to show, after a 407.
+    fn on_challenge(
+        &mut self,
+        fields: &HeaderMap,
+        mut answer: ProxyAnswer,
+    ) -> Result<(), ProxyError> {
+        let values = fields.get_all(PROXY_AUTHENTICATE).iter();
+        let challenges = challenge::parse(values.filter_map(|value| value.to_str().ok()));
+        answer.schemes = schemes(&challenges);
+        let Some(login) = self.login else {
+            return Err(ProxyError::LoginWanted(answer));
+        };
+        let Some(scheme) = strongest(&challenges) else {
+            return Err(ProxyError::LoginUnknown(answer));
+        };
+        if self.show.is_some() && !self.may_show_again(&scheme, &challenges) {
+            return Err(ProxyError::LoginRefused(answer));
+        }
+        let value = match &scheme {
+            Scheme::Basic => basic(login),
+            Scheme::Digest(challenge) => challenge.respond(login, self.authority, &random()?),
+        };
+        self.show = Some((scheme, value));
+        Ok(())
+    }
+
+    /// A login is shown once, unless the proxy says that only its nonce was out of date.
+    fn may_show_again(&self, scheme: &Scheme, challenges: &[Challenge]) -> bool {
+        let is_stale = |challenge: &Challenge| {
+            let stale = challenge.parameter("stale");
+            challenge.is("digest") && stale.is_some_and(|stale| stale.eq_ignore_ascii_case("true"))
+        };
+        self.asked < ASKS && matches!(scheme, Scheme::Digest(_)) && challenges.iter().any(is_stale)
+    }
+
+    fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyAnswer {
+        let line = status_line(head.status, head.extensions.get());
+        let words = words(text);
+        ProxyAnswer {
+            status: Some(head.status),
+            words: match words.is_empty() {
+                true => line,
+                false => format!("{line}: {words}"),
+            },
+            schemes: Vec::new(),
+            login: self.shown(),
+        }
+    }
+
+    fn shown(&self) -> Option<&'static str> {
+        self.show.as_ref().map(|(scheme, _)| match scheme {
+            Scheme::Basic => "Basic",
+            Scheme::Digest(_) => "Digest",
+        })
+    }
+}
+
+/// The status as the proxy words it.
+fn status_line(status: StatusCode, reason: Option<&ReasonPhrase>) -> String {
+    let given = reason.map(|reason| String::from_utf8_lossy(reason.as_bytes()));
+    let usual = status.canonical_reason().unwrap_or_default();
+    let reason = given.as_deref().unwrap_or(usual);
+    one_line(&format!("{} {reason}", status.as_u16()))
+}
+
+/// The schemes that are offered, each once.
+fn schemes(challenges: &[Challenge]) -> Vec<String> {
+    let mut schemes: Vec<String> = Vec::new();
+    for challenge in challenges {
+        if !schemes.contains(&challenge.scheme) {
+            schemes.push(challenge.scheme.clone());
+        }
+    }
+    schemes
+}
+
+/// Digest before Basic, and of several the strongest.
+fn strongest(challenges: &[Challenge]) -> Option<Scheme> {
+    let digests = challenges.iter().filter_map(DigestChallenge::new);
+    let digest = digests.max_by_key(DigestChallenge::hash);
+    let has_basic = || challenges.iter().any(|challenge| challenge.is("basic"));
+    digest
+        .map(Scheme::Digest)
+        .or_else(|| has_basic().then_some(Scheme::Basic))
+}
+
+fn basic(login: &ProxyLogin) -> SecretString {
+    let both = format!("{}:{}", login.user, login.password.expose_secret());
+    format!("Basic {}", STANDARD.encode(both)).into()
+}
+
+/// The client's own part of a Digest answer.
+fn random() -> Result<String, ProxyError> {
+    let random = getrandom::u64().map_err(|_| ProxyError::NoRandom)?;
+    Ok(format!("{random:016x}"))
+}
+
+/// The beginning of a body, and whether it is all of it.
+async fn read<IO>(mut body: Incoming, connection: &mut Http1<IO, Empty<Bytes>>) -> (Bytes, bool)
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut text = BytesMut::new();
+    let is_whole = loop {
+        match poll_fn(|cx| connection.poll_frame(&mut body, cx)).await {
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                text.extend_from_slice(&data[..data.len().min(BODY_BYTES - text.len())]);
+                if text.len() == BODY_BYTES {
+                    break false;
+                }
+            }
+            Some(Err(_)) => break false,
+            None => break true,
+        }
+    };
+    (text.freeze(), is_whole)
+}
+
+/// Whether the proxy wants to be asked again on the same connection. Some say so in a field of their
+/// own, which no standard knows.
+fn stays(head: &response::Parts) -> bool {
+    let says = |word: &str| {
+        let fields = ["proxy-connection", CONNECTION.as_str()];
+        let values = fields.iter().flat_map(|name| head.headers.get_all(*name));
+        let mut words = values
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','));
+        words.any(|one| one.trim().eq_ignore_ascii_case(word))
+    };
+    match head.version {
+        Version::HTTP_11 => !says("close"),
+        _ => says("keep-alive") && !says("close"),
+    }
+}
+
+/// What is no answer of an HTTP proxy.
+fn no_answer(error: &hyper::Error) -> ProxyError {
+    if error.is_parse() {
+        return ProxyError::NotAProxy("what it answers is no HTTP".to_owned());
+    }
+    if error.is_incomplete_message() {
+        return ProxyError::NotAProxy("it closed the connection without an answer".to_owned());
+    }
+    let cause = error.source().map(ToString::to_string);
+    let cause = cause.unwrap_or_else(|| error.to_string());
+    ProxyError::NotAProxy(format!("it gave no answer: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    const AUTHORITY: &str = "[2001:db8::1]:443";
+
+    fn login() -> ProxyLogin {
+        ProxyLogin {
+            user: "me".to_owned(),
+            password: "secret".into(),
+        }
+    }
+
+    /// A proxy that gives these answers on one connection, and closes it after the last; what it was
+    /// asked.
+    async fn ask(
+        asking: &mut Asking<'_>,
+        answers: &[&str],
+    ) -> (Result<Asked<DuplexStream>, ProxyError>, Vec<String>) {
+        let (ours, mut theirs) = duplex(256 * 1024);
+        let proxy = async move {
+            let mut heads = Vec::new();
+            for answer in answers {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    match theirs.read_u8().await {
+                        Ok(byte) => head.push(byte),
+                        Err(_) => return heads,
+                    }
+                }
+                heads.push(String::from_utf8(head).unwrap());
+                if theirs.write_all(answer.as_bytes()).await.is_err() {
+                    return heads;
+                }
+            }
+            heads
+        };
+        tokio::join!(asking.ask(ours), proxy)
+    }
+
+    fn shown(head: &str) -> Option<&str> {
+        head.lines()
+            .find_map(|line| line.strip_prefix("proxy-authorization: "))
+    }
+
+    const THROUGH: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
+    const WANTS_BASIC: &str = "HTTP/1.1 407 Login\r\nproxy-authenticate: Basic realm=\"a\"\r\ncontent-length: 2\r\n\r\nno";
+
+    fn wants_digest(more: &str) -> String {
+        format!(
+            "HTTP/1.1 407 Login\r\nproxy-authenticate: Basic realm=\"a\"\r\n\
+             proxy-authenticate: Digest realm=\"a\", nonce=\"b\", qop=\"auth\"{more}\r\ncontent-length: 0\r\n\r\n"
+        )
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_wants_nothing_is_shown_nothing() {
+        let login = login();
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[THROUGH]).await;
+        let Ok(Asked::Through(_, answer)) = asked else {
+            panic!("let through")
+        };
+        assert_eq!(
+            (answer.words.as_str(), answer.login),
+            ("200 Connection established", None)
+        );
+        assert!(
+            heads[0].starts_with("CONNECT [2001:db8::1]:443 HTTP/1.1\r\n"),
+            "{heads:?}"
+        );
+        assert!(
+            heads[0].contains("\r\nhost: [2001:db8::1]:443\r\n"),
+            "{heads:?}"
+        );
+        assert_eq!(shown(&heads[0]), None);
+    }
+
+    #[tokio::test]
+    async fn any_2xx_lets_through_whatever_its_head_says() {
+        for answer in [
+            "HTTP/1.0 200 OK\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 7\r\nproxy-connection: close\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200\r\n\r\n",
+        ] {
+            let mut asking = Asking::new(AUTHORITY, None);
+            let (asked, _) = ask(&mut asking, &[answer]).await;
+            assert!(matches!(asked, Ok(Asked::Through(..))), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_login_is_shown_by_the_strongest_scheme_on_the_same_connection() {
+        let login = login();
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[WANTS_BASIC, THROUGH]).await;
+        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Basic")));
+        assert_eq!(shown(&heads[1]), Some("Basic bWU6c2VjcmV0"));
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[&wants_digest(""), THROUGH]).await;
+        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Digest")));
+        let value = shown(&heads[1]).unwrap();
+        assert!(
+            value.starts_with("Digest username=\"me\"")
+                && value.contains("uri=\"[2001:db8::1]:443\""),
+            "{value}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_closes_is_asked_again_on_another_connection() {
+        let login = login();
+        let closes = WANTS_BASIC.replace(
+            "content-length: 2",
+            "proxy-connection: close\r\ncontent-length: 2",
+        );
+        let old = "HTTP/1.0 407 Login\r\nproxy-authenticate: Basic realm=a\r\n\r\nno";
+        for first in [closes.as_str(), old, WANTS_BASIC] {
+            let mut asking = Asking::new(AUTHORITY, Some(&login));
+            let (asked, _) = ask(&mut asking, &[first]).await;
+            assert!(matches!(asked, Ok(Asked::Again)), "{first}");
+            let (asked, heads) = ask(&mut asking, &[THROUGH]).await;
+            assert!(matches!(asked, Ok(Asked::Through(..))), "{first}");
+            assert!(shown(&heads[0]).is_some(), "{first}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_login_is_not_shown_twice_and_an_old_nonce_is_no_wrong_login() {
+        let login = login();
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(
+            &mut asking,
+            &[&wants_digest(""), &wants_digest(""), THROUGH],
+        )
+        .await;
+        assert!(matches!(asked, Err(ProxyError::LoginRefused(_))));
+        assert_eq!(heads.len(), 2);
+        let stale = wants_digest(", stale=TRUE");
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, _) = ask(&mut asking, &[&wants_digest(""), &stale, THROUGH]).await;
+        assert!(matches!(asked, Ok(Asked::Through(..))));
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[&stale, &stale, &stale, &stale]).await;
+        assert!(matches!(asked, Err(ProxyError::LoginRefused(_))));
+        assert_eq!(heads.len(), ASKS);
+    }
+
+    #[tokio::test]
+    async fn what_login_is_wanted_is_told() {
+        let mut asking = Asking::new(AUTHORITY, None);
+        let (asked, _) = ask(&mut asking, &[WANTS_BASIC]).await;
+        let error = asked.err().unwrap();
+        assert!(matches!(&error, ProxyError::LoginWanted(answer) if answer.schemes == ["Basic"]));
+        let text = error.to_string();
+        assert!(
+            text.contains("--proxy-auth-file") && text.contains("407 Login: no"),
+            "{text}"
+        );
+        let login = login();
+        let unknown = "HTTP/1.1 407 Login\r\nproxy-authenticate: Negotiate\r\nproxy-authenticate: NTLM\r\ncontent-length: 0\r\n\r\n";
+        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let (asked, heads) = ask(&mut asking, &[unknown]).await;
+        let error = asked.err().unwrap().to_string();
+        assert!(error.contains("Negotiate, NTLM"), "{error}");
+        assert!(!error.contains("secret") && shown(&heads[0]).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_in_the_proxy_s_own_words() {
+        let page = format!("<html><h1>Access\x1b Denied</h1>{}", "x".repeat(100_000));
+        let answer = format!(
+            "HTTP/1.1 403 Not For You\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}",
+            page.len()
+        );
+        let mut asking = Asking::new(AUTHORITY, None);
+        let (asked, _) = ask(&mut asking, &[&answer]).await;
+        let Err(ProxyError::Refused(answer)) = asked else {
+            panic!("refused")
+        };
+        assert_eq!(answer.status, Some(StatusCode::FORBIDDEN));
+        assert!(
+            answer
+                .words
+                .starts_with("403 Not For You: Access Denied xxx"),
+            "{}",
+            answer.words
+        );
+        assert!(answer.words.chars().count() < 400);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_proxy_is_said_to_be_none() {
+        let large = format!("HTTP/1.1 200 OK\r\na: {}\r\n\r\n", "x".repeat(HEAD_BYTES));
+        for (answer, expected) in [
+            ("SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP"),
+            ("", "without an answer"),
+            ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
+            (large.as_str(), ""),
+        ] {
+            let mut asking = Asking::new(AUTHORITY, None);
+            let (asked, _) = ask(&mut asking, &[answer]).await;
+            let Err(error @ ProxyError::NotAProxy(_)) = asked else {
+                panic!("{answer}")
+            };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}

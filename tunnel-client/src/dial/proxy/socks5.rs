@@ -1,0 +1,312 @@
+//! Asking a SOCKS5 proxy for the way: RFC 1928, with a password by RFC 1929.
+//!
+//! In come a connection, where it is to lead, and perhaps a login; afterwards the connection leads
+//! there. What the proxy replies is told by name.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use secrecy::{ExposeSecret, SecretSlice};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{ProxyAnswer, ProxyError};
+use crate::config::ProxyLogin;
+
+const VERSION: u8 = 5;
+const NO_LOGIN: u8 = 0;
+const PASSWORD: u8 = 2;
+const NOTHING_TAKEN: u8 = 0xff;
+const PASSWORD_VERSION: u8 = 1;
+const CONNECT: u8 = 1;
+const IPV4: u8 = 1;
+const NAME: u8 = 3;
+const IPV6: u8 = 4;
+
+/// Where a connection is to lead.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Target<'a> {
+    /// To a name that the proxy looks up, or an address in its place; and a port.
+    Host(&'a str, u16),
+    /// To this address.
+    Address(SocketAddr),
+}
+
+/// Asks on this connection.
+pub(super) async fn ask<IO>(
+    io: &mut IO,
+    target: Target<'_>,
+    login: Option<&ProxyLogin>,
+) -> Result<ProxyAnswer, ProxyError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let request = request(target)?;
+    let methods: &[u8] = match login {
+        Some(_) => &[VERSION, 2, NO_LOGIN, PASSWORD],
+        None => &[VERSION, 1, NO_LOGIN],
+    };
+    write(io, methods).await?;
+    let [version, method] = read(io).await?;
+    check_version(version)?;
+    let shown = match (method, login) {
+        (NO_LOGIN, _) => None,
+        (PASSWORD, Some(login)) => {
+            show(io, login).await?;
+            Some("password")
+        }
+        (NOTHING_TAKEN, None) => {
+            let words = "it takes nobody without a login";
+            return Err(ProxyError::LoginWanted(answer(words, None)));
+        }
+        (NOTHING_TAKEN, Some(_)) => {
+            let words = "it takes neither a password nor nobody's word";
+            return Err(ProxyError::LoginUnknown(answer(words, None)));
+        }
+        (other, _) => {
+            let problem = format!("it chose login method {other}, which was not offered");
+            return Err(ProxyError::NotAProxy(problem));
+        }
+    };
+    write(io, &request).await?;
+    reply(io).await?;
+    Ok(answer("succeeded", shown))
+}
+
+/// RFC 1929.
+async fn show<IO>(io: &mut IO, login: &ProxyLogin) -> Result<(), ProxyError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let password = login.password.expose_secret();
+    let mut message = vec![PASSWORD_VERSION];
+    for part in [login.user.as_bytes(), password.as_bytes()] {
+        let length = u8::try_from(part.len()).map_err(|_| ProxyError::TooLong("login"))?;
+        message.push(length);
+        message.extend_from_slice(part);
+    }
+    let message = SecretSlice::from(message);
+    write(io, message.expose_secret()).await?;
+    match read(io).await? {
+        [_, 0] => Ok(()),
+        [_, status] => {
+            let words = format!("user or password are wrong (status {status})");
+            Err(ProxyError::LoginRefused(answer(&words, Some("password"))))
+        }
+    }
+}
+
+fn request(target: Target<'_>) -> Result<Vec<u8>, ProxyError> {
+    let mut request = vec![VERSION, CONNECT, 0];
+    let (address, port) = match target {
+        Target::Address(address) => (Ok(address.ip()), address.port()),
+        Target::Host(host, port) => (host.parse().map_err(|_| host), port),
+    };
+    match address {
+        Ok(IpAddr::V4(address)) => {
+            request.push(IPV4);
+            request.extend_from_slice(&address.octets());
+        }
+        Ok(IpAddr::V6(address)) => {
+            request.push(IPV6);
+            request.extend_from_slice(&address.octets());
+        }
+        Err(name) => {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            let length = u8::try_from(name.len()).map_err(|_| ProxyError::TooLong("name"))?;
+            request.extend_from_slice(&[NAME, length]);
+            request.extend_from_slice(name.as_bytes());
+        }
+    }
+    request.extend_from_slice(&port.to_be_bytes());
+    Ok(request)
+}
+
+async fn reply<IO: AsyncRead + Unpin>(io: &mut IO) -> Result<(), ProxyError> {
+    let [version, reply, _, kind] = read(io).await?;
+    check_version(version)?;
+    if reply != 0 {
+        return Err(ProxyError::Refused(answer(&meaning(reply), None)));
+    }
+    // The address from which the proxy reaches the server, and its port: nobody needs them.
+    match kind {
+        IPV4 => read::<6, _>(io).await.map(drop),
+        IPV6 => read::<18, _>(io).await.map(drop),
+        NAME => {
+            let [length] = read(io).await?;
+            let mut rest = vec![0; usize::from(length) + 2];
+            io.read_exact(&mut rest)
+                .await
+                .map_err(|error| cut(&error))?;
+            Ok(())
+        }
+        other => Err(ProxyError::NotAProxy(format!(
+            "it answered with an address of kind {other}"
+        ))),
+    }
+}
+
+/// RFC 1928 section 6.
+fn meaning(reply: u8) -> String {
+    match reply {
+        1 => "general failure",
+        2 => "not allowed by its rules",
+        3 => "the network cannot be reached",
+        4 => "the host cannot be reached",
+        5 => "the connection is refused",
+        6 => "the connection took too many hops",
+        7 => "it does not know how to connect",
+        8 => "it does not know this kind of address",
+        _ => "no known reason",
+    }
+    .to_owned()
+        + &format!(" (reply {reply})")
+}
+
+fn answer(words: &str, login: Option<&'static str>) -> ProxyAnswer {
+    ProxyAnswer {
+        status: None,
+        words: words.to_owned(),
+        schemes: Vec::new(),
+        login,
+    }
+}
+
+fn check_version(version: u8) -> Result<(), ProxyError> {
+    match version {
+        VERSION => Ok(()),
+        b'H' => Err(ProxyError::NotAProxy(
+            "it speaks HTTP: write http:// in its URL".to_owned(),
+        )),
+        _ => Err(ProxyError::NotAProxy("it does not speak SOCKS5".to_owned())),
+    }
+}
+
+async fn write<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: &[u8]) -> Result<(), ProxyError> {
+    let written = async {
+        io.write_all(bytes).await?;
+        io.flush().await
+    };
+    written.await.map_err(|error| cut(&error))
+}
+
+async fn read<const N: usize, IO: AsyncRead + Unpin>(io: &mut IO) -> Result<[u8; N], ProxyError> {
+    let mut bytes = [0; N];
+    match io.read_exact(&mut bytes).await {
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(cut(&error)),
+    }
+}
+
+fn cut(error: &io::Error) -> ProxyError {
+    ProxyError::NotAProxy(match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it closed the connection without an answer".to_owned(),
+        _ => format!("it gave no answer: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn login(password: &str) -> ProxyLogin {
+        ProxyLogin {
+            user: "me".to_owned(),
+            password: password.into(),
+        }
+    }
+
+    /// What comes of these bytes of a proxy, and what it was sent.
+    async fn asked(
+        target: Target<'_>,
+        login: Option<&ProxyLogin>,
+        answers: &[u8],
+    ) -> (Result<ProxyAnswer, ProxyError>, Vec<u8>) {
+        let (mut ours, mut theirs) = duplex(4096);
+        theirs.write_all(answers).await.unwrap();
+        theirs.shutdown().await.unwrap();
+        let answer = ask(&mut ours, target, login).await;
+        drop(ours);
+        let mut sent = Vec::new();
+        theirs.read_to_end(&mut sent).await.unwrap();
+        (answer, sent)
+    }
+
+    const V4: [u8; 6] = [0; 6];
+
+    #[tokio::test]
+    async fn a_name_is_told_as_a_name_and_an_address_as_an_address() {
+        let ok = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
+        let (answer, sent) = asked(Target::Host("a.example.", 443), None, &ok).await;
+        assert_eq!(answer.unwrap().login, None);
+        assert_eq!(sent, b"\x05\x01\x00\x05\x01\x00\x03\x09a.example\x01\xbb");
+        let (_, sent) = asked(Target::Host("10.0.0.7", 80), None, &ok).await;
+        assert_eq!(sent[3..], *b"\x05\x01\x00\x01\x0a\x00\x00\x07\x00\x50");
+        let address = "[::1]:1".parse().unwrap();
+        let (_, sent) = asked(Target::Address(address), None, &ok).await;
+        assert_eq!(sent[6], IPV6);
+        assert_eq!(sent.len(), 3 + 4 + 16 + 2);
+        for bound in [&[4; 1 + 18][..], b"\x03\x02ab\x00\x00"] {
+            let ok = [&[5, 0, 5, 0, 0][..], bound].concat();
+            assert!(asked(Target::Host("a", 1), None, &ok).await.0.is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_login_is_shown_when_it_is_wanted() {
+        let ok = [&[5, 2, 1, 0, 5, 0, 0, 1][..], &V4].concat();
+        let secret = login("secret");
+        let (answer, sent) = asked(Target::Host("a", 1), Some(&secret), &ok).await;
+        assert_eq!(answer.unwrap().login, Some("password"));
+        assert_eq!(sent[..4 + 11], *b"\x05\x02\x00\x02\x01\x02me\x06secret");
+        let (answer, _) = asked(Target::Host("a", 1), Some(&secret), &[5, 2, 1, 9]).await;
+        assert!(matches!(answer, Err(ProxyError::LoginRefused(_))));
+        let unwanted = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
+        let (answer, sent) = asked(Target::Host("a", 1), Some(&secret), &unwanted).await;
+        assert_eq!(answer.unwrap().login, None);
+        assert!(!sent.windows(6).any(|part| part == b"secret"));
+        let (answer, _) = asked(Target::Host("a", 1), None, &[5, 0xff]).await;
+        assert!(matches!(answer, Err(ProxyError::LoginWanted(_))));
+        let (answer, _) = asked(Target::Host("a", 1), Some(&secret), &[5, 0xff]).await;
+        assert!(matches!(answer, Err(ProxyError::LoginUnknown(_))));
+        let long = login(&"x".repeat(256));
+        let (answer, _) = asked(Target::Host("a", 1), Some(&long), &[5, 2]).await;
+        assert!(matches!(answer, Err(ProxyError::TooLong("login"))));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_has_a_name() {
+        for (reply, expected) in [
+            (2, "its rules"),
+            (4, "the host"),
+            (5, "refused"),
+            (99, "no known"),
+        ] {
+            let (answer, _) = asked(Target::Host("a", 1), None, &[5, 0, 5, reply, 0, 1]).await;
+            let Err(error @ ProxyError::Refused(_)) = answer else {
+                panic!("refused")
+            };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_such_proxy_is_said_to_be_none() {
+        for (bytes, expected) in [
+            (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "http://"),
+            (b"\x04\x5a", "SOCKS5"),
+            (b"", "closed"),
+            (b"\x05", "closed"),
+            (b"\x05\x01", "method 1"),
+            (b"\x05\x02", "method 2"),
+            (b"\x05\x00\x05\x00\x00\x09", "kind 9"),
+        ] {
+            let (answer, _) = asked(Target::Host("a", 1), None, bytes).await;
+            let Err(error @ ProxyError::NotAProxy(_)) = answer else {
+                panic!("{bytes:?}")
+            };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}

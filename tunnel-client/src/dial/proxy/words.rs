@@ -1,0 +1,143 @@
+//! A proxy's own words, for a terminal or a log: its pages are HTML, and long.
+//!
+//! In come the first bytes of an answer's body; out comes one line of plain text, without tags, control
+//! characters, or anything beyond its bound. Pure.
+
+/// Most characters that are shown: a few sentences.
+const CHARACTERS: usize = 300;
+
+/// Elements whose contents are not for people.
+const HIDDEN: [&str; 3] = ["script", "style", "head"];
+
+/// The text of a body, which may be HTML, on one line.
+pub(super) fn words(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let text = match looks_like_html(&text) {
+        true => entities(&without_tags(&text)),
+        false => text.into_owned(),
+    };
+    one_line(&text)
+}
+
+/// Text of somebody else on one line and not too long, with nothing in it that moves a cursor.
+pub(super) fn one_line(text: &str) -> String {
+    let is_unfit = |c: char| c.is_control() || c.is_whitespace() || is_invisible(c);
+    let mut line = String::new();
+    for word in text.split(is_unfit).filter(|word| !word.is_empty()) {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    match line.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+/// Marks that turn the direction of text, and others that nobody sees.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+fn looks_like_html(text: &str) -> bool {
+    let start = text.trim_start().get(..1);
+    start == Some("<") || text.contains("</")
+}
+
+fn without_tags(html: &str) -> String {
+    let mut text = String::new();
+    let mut rest = html;
+    while let Some((before, tag)) = rest.split_once('<') {
+        text.push_str(before);
+        // Words on both sides of a tag are not one word.
+        text.push(' ');
+        if let Some(comment) = tag.strip_prefix("!--") {
+            rest = comment.split_once("-->").map_or("", |(_, rest)| rest);
+            continue;
+        }
+        rest = tag.split_once('>').map_or("", |(_, rest)| rest);
+        let is_name = |c: &char| c.is_ascii_alphanumeric();
+        let name: String = tag.chars().take_while(is_name).collect();
+        if let Some(hidden) = HIDDEN
+            .iter()
+            .find(|hidden| name.eq_ignore_ascii_case(hidden))
+        {
+            rest = after_end(rest, hidden);
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+/// What follows the contents of this element.
+fn after_end<'a>(html: &'a str, element: &str) -> &'a str {
+    let end = format!("</{element}");
+    let is_end = |at: &usize| {
+        html.as_bytes()
+            .get(*at..*at + end.len())
+            .is_some_and(|part| part.eq_ignore_ascii_case(end.as_bytes()))
+    };
+    match html.match_indices('<').map(|(at, _)| at).find(is_end) {
+        Some(at) => html.get(at..).unwrap_or_default(),
+        None => "",
+    }
+}
+
+/// The few that pages of proxies have.
+fn entities(text: &str) -> String {
+    let known = [
+        ("&nbsp;", " "),
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&apos;", "'"),
+        // Last, so that nothing is replaced twice.
+        ("&amp;", "&"),
+    ];
+    known.iter().fold(text.to_owned(), |text, (entity, plain)| {
+        text.replace(entity, plain)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_page_becomes_a_line() {
+        let page = "<!DOCTYPE html>\n<html><head><title>ERROR</title><style>p { color: red }</style></head>\n\
+             <body><!-- <b>x</b> --><h1>Access&nbsp;Denied.</h1><p>Ask <a href=\"mailto:a@b\">Tom &amp; Co</a>\
+             <script>alert('<p>no</p>')</script>.</p>\n</body></html>";
+        assert_eq!(words(page.as_bytes()), "Access Denied. Ask Tom & Co .");
+        assert_eq!(
+            words(b"plain < text\r\nof two lines\n"),
+            "plain < text of two lines"
+        );
+        assert_eq!(words(b""), "");
+        assert_eq!(words(b"<p>cut off <styl"), "cut off");
+        assert_eq!(words(b"<style>cut off"), "");
+    }
+
+    #[test]
+    fn nothing_moves_the_cursor_and_nothing_is_endless() {
+        assert_eq!(words(b"a\x1b[2J\x00b\xff"), "a [2J b\u{fffd}");
+        assert_eq!(one_line("a\u{202e}b\u{200b}"), "a b");
+        let long = words("ä ".repeat(10_000).as_bytes());
+        assert_eq!(long.chars().count(), CHARACTERS + 1);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_become_a_bounded_line(body in proptest::collection::vec(any::<u8>(), 0..200), html in "(<|</?(style|script|head|p)>|-->|<!--|&|a| ){0,40}") {
+            for body in [body, html.into_bytes()] {
+                let line = words(&body);
+                prop_assert!(line.chars().count() <= CHARACTERS + 1);
+                prop_assert!(!line.contains(char::is_control));
+            }
+        }
+    }
+}
