@@ -33,7 +33,8 @@ use crate::routes::Routes;
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
-use crate::upstream::{Upstream, UpstreamSettings};
+pub use crate::upstream::UpstreamError;
+use crate::upstream::{Upstream, UpstreamOptions, UpstreamShared, UpstreamTls};
 
 /// A client that has not dialled yet.
 pub struct Client {
@@ -65,7 +66,10 @@ pub enum ClientError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// TLS to the upstream, or the CA files of the server or the proxy.
+    /// An upstream.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// The CA files of the server or the proxy.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
     /// The credential's files.
@@ -89,13 +93,10 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let upstream = Arc::new(Upstream::new(UpstreamSettings {
-            url: config.upstream.clone(),
-            roots: config.upstream_roots.clone(),
-            connect_timeout: config.upstream_connect_timeout,
-            head_timeout: config.upstream_head_timeout,
-            idle_pool: config.upstream_idle_pool,
-        })?);
+        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+        let options = upstream_options(&config);
+        let upstream = Upstream::new(config.upstream.clone(), &options, &shared)?;
+        let upstream = Arc::new(upstream);
         let routes = Routes::to(Arc::clone(&upstream));
         let exchanges = Exchanges::new(routes, Arc::clone(&metrics), config.access_log);
         let sessions = SessionParts {
@@ -151,7 +152,7 @@ impl Client {
         // Then what exchanges need.
         let sweeping = {
             let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.sweep().await })
+            Owned::spawn("upstream", async move { upstream.tend().await })
         };
         // The tunnel last: from its first session on, requests come. It is also the first to end,
         // and while it leaves, open exchanges still have their upstreams, and the operator sees it.
@@ -169,6 +170,21 @@ impl std::fmt::Debug for Client {
         f.debug_struct("Client")
             .field("addresses", &self.addresses())
             .finish_non_exhaustive()
+    }
+}
+
+/// How the one upstream is reached.
+fn upstream_options(config: &Config) -> UpstreamOptions {
+    UpstreamOptions {
+        tls: UpstreamTls {
+            roots: config.upstream_roots.clone(),
+            ..UpstreamTls::default()
+        },
+        connect_timeout: config.upstream_connect_timeout,
+        head_timeout: config.upstream_head_timeout,
+        idle_timeout: None,
+        max_body: None,
+        idle_pool: config.upstream_idle_pool,
     }
 }
 

@@ -5,6 +5,7 @@
 //! client start from [`Config::new`] and set what differs.
 
 mod credential;
+mod dns_server;
 mod listen;
 mod login;
 mod no_proxy;
@@ -26,6 +27,7 @@ use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
+pub use self::dns_server::DnsServer;
 pub use self::listen::{ListenConfig, ServeConfig};
 pub use self::login::LoginError;
 pub(crate) use self::login::read as read_login;
@@ -47,6 +49,9 @@ const SESSION_AGE_MIN: Duration = Duration::from_secs(60);
 /// Networks that the list of those that the runtime may be reached from can have: the longest fit into
 /// the 4096 bytes that a server reads.
 const NETWORKS_MAX: usize = 90;
+
+/// Name servers that can be named; more than two or three are never asked in time.
+const DNS_SERVERS_MAX: usize = 8;
 
 /// Everything that a client needs to know.
 #[derive(Debug, Clone)]
@@ -74,6 +79,8 @@ pub struct Config {
     pub upstream: UpstreamUrl,
     /// Whom an `https` upstream's certificate may come from; none for other schemes.
     pub upstream_roots: Option<Roots>,
+    /// Name servers that upstreams' names are looked up at; none means the system's. Default none.
+    pub dns_servers: Vec<SocketAddr>,
     /// Sessions kept with the server at once, 1 to 8. Default 2.
     pub sessions: usize,
     /// Longest time that a session is used before another one replaces it; none means for as long as it
@@ -204,6 +211,7 @@ impl Config {
             client_certificate: None,
             upstream,
             upstream_roots: None,
+            dns_servers: Vec::new(),
             sessions: 2,
             max_session_age: None,
             allow_from: Vec::new(),
@@ -261,6 +269,7 @@ impl Config {
         check_redial(&source, &mut faults);
         check_session_age(&source, &mut faults);
         check_allow_from(&source, &mut faults);
+        check_dns_servers(&source, &mut faults);
         match (server, server_trust, credential, upstream) {
             (Some(server), Some(trust), Some(credential), Some(upstream)) if faults.is_empty() => {
                 let mut config = Self::new(server, trust, PathBuf::new(), upstream);
@@ -283,6 +292,8 @@ impl Config {
         self.max_session_age = source.max_session_age.map(Duration::from);
         let allow_from = source.allow_from.into_iter().flatten();
         self.allow_from = allow_from.map(IpNet::from).collect();
+        let dns_servers = source.dns_server.into_iter().flatten();
+        self.dns_servers = dns_servers.map(SocketAddr::from).collect();
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.admin_hosts, source.admin_host);
         set(&mut self.dial_timeout, source.dial_timeout);
@@ -404,6 +415,18 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
     };
     faults.push(ConfigFault::Value {
         flag: "allow-from",
+        problem,
+    });
+}
+
+fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let problem = match source.dns_server.as_ref().map(Vec::len) {
+        None | Some(1..=DNS_SERVERS_MAX) => return,
+        Some(0) => "no name server is named: leave it out to ask the system's".to_owned(),
+        Some(more) => format!("{more} name servers are named, at most {DNS_SERVERS_MAX} can be"),
+    };
+    faults.push(ConfigFault::Value {
+        flag: "dns-server",
         problem,
     });
 }

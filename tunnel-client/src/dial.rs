@@ -254,18 +254,6 @@ fn set_options(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
-/// A TCP connection to a host. Of its addresses those that are not `allowed` are left out.
-pub(crate) async fn reach(
-    host: &str,
-    port: u16,
-    limit: Duration,
-    allowed: impl Fn(&SocketAddr) -> bool,
-) -> Result<TcpStream, StepError> {
-    let mut addresses = within(Step::Resolve, limit, resolve::resolve(host, port)).await?;
-    addresses.retain(allowed);
-    within(Step::Connect, limit, connect::connect(&addresses, limit)).await
-}
-
 /// Takes the step from a name to its addresses.
 async fn look_up(
     step: Step,

@@ -36,7 +36,11 @@ impl Routes {
             name: "default".to_owned(),
             matches: "/*".to_owned(),
             to: self.default.url().to_string(),
-            state: RouteState::Unknown,
+            state: match self.default.is_reached() {
+                None => RouteState::Unknown,
+                Some(true) => RouteState::Up,
+                Some(false) => RouteState::Down,
+            },
         }])
     }
 }

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::TlsFilesError;
 
 use crate::admin;
 use crate::client::{ClientError, bind_admin};
@@ -25,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::routes::Routes;
 pub use crate::serve::ListenError;
 use crate::serve::{self, FrontListener, Leaving};
-use crate::upstream::{Upstream, UpstreamSettings};
+use crate::upstream::{Upstream, UpstreamError, UpstreamOptions, UpstreamShared, UpstreamTls};
 
 /// A client without a tunnel that takes no request yet.
 pub struct Serving {
@@ -54,9 +53,9 @@ pub enum ServingError {
     /// The listener.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// TLS to the upstream.
+    /// The upstream.
     #[error(transparent)]
-    Tls(#[from] TlsFilesError),
+    Upstream(#[from] UpstreamError),
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -81,13 +80,19 @@ impl Serving {
             move || serve::readiness(&metrics)
         };
         let routes = admin::routes_with(&metrics, settings, ready);
-        let upstream = Arc::new(Upstream::new(UpstreamSettings {
-            url: config.upstream.clone(),
-            roots: config.upstream_roots.clone(),
+        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+        let options = UpstreamOptions {
+            tls: UpstreamTls {
+                roots: config.upstream_roots.clone(),
+                ..UpstreamTls::default()
+            },
             connect_timeout: config.upstream_connect_timeout,
             head_timeout: config.upstream_head_timeout,
+            idle_timeout: None,
+            max_body: None,
             idle_pool: config.upstream_idle_pool,
-        })?);
+        };
+        let upstream = Arc::new(Upstream::new(config.upstream.clone(), &options, &shared)?);
         let table = Routes::to(Arc::clone(&upstream));
         let exchanges = Exchanges::new(table, Arc::clone(&metrics), config.access_log);
         let front = FrontListener::bind(config.listen.clone(), exchanges, metrics)?;
@@ -124,9 +129,9 @@ impl Serving {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
         // Then what exchanges need.
-        let sweeping = {
+        let tending = {
             let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.sweep().await })
+            Owned::spawn("upstream", async move { upstream.tend().await })
         };
         // The listener last, and it is the first to end: while it leaves, open exchanges still have their
         // upstreams, and the operator sees it.
@@ -135,7 +140,7 @@ impl Serving {
             grace: config.grace_period,
         };
         let result = front.run(&shutdown, leaving).await;
-        drop(sweeping);
+        drop(tending);
         drop(upstream);
         drop(admin);
         tracing::info!("tunnel-client has stopped");

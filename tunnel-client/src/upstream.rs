@@ -12,69 +12,97 @@
 
 mod answer;
 mod ask;
+#[allow(dead_code, reason = "for routes")]
+mod balance;
 mod body;
+#[allow(dead_code, reason = "for routes")]
+mod cache;
 mod destination;
 mod dial;
 mod failure;
+#[allow(dead_code, reason = "for routes")]
+mod health;
 mod http1;
 mod http2;
+mod idle;
 mod outgoing;
 mod pool;
 mod progress;
+mod resolve;
+#[allow(dead_code, reason = "for routes")]
+mod set;
+mod settings;
 mod socket;
+mod tls;
 mod upgrade;
 
+use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use tokio::time::{Instant, interval};
-use tunnel_ops::tls_files::{Roots, TlsFilesError};
+use tokio::sync::Notify;
+use tokio::time::{Instant, interval, sleep_until};
 use tunnel_proto::limits;
 use tunnel_proto::problem::Problem;
 
 pub(crate) use self::ask::Asked;
 pub(crate) use self::body::UpstreamBody;
+#[allow(unused_imports, reason = "for templates of routes")]
+pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
-use self::dial::{Offer, UpstreamDialler};
+use self::dial::{Dialled, UpstreamDialler};
+#[allow(unused_imports, reason = "for routes")]
+pub(crate) use self::health::HealthSettings;
 use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-use self::upgrade::HalfClosed;
+#[allow(unused_imports, reason = "for routes")]
+pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet, UpstreamState};
+pub use self::settings::UpstreamError;
+pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
+use self::socket::Socket;
+use self::tls::{Offer, TlsOffers};
 use crate::config::{UpstreamScheme, UpstreamUrl};
 
 /// Largest head of a response, in bytes. The tunnel's form of it is no larger, but for a few lengths
 /// that take up to four bytes.
 const HEAD_BYTES: usize = limits::HEAD_BYTES - 64;
 
-/// How an upstream is reached.
-#[derive(Debug, Clone)]
-pub(crate) struct UpstreamSettings {
-    /// Where it is.
-    pub(crate) url: UpstreamUrl,
-    /// Whom its certificate may come from; needed for `https`.
-    pub(crate) roots: Option<Roots>,
-    /// For each step of a dial.
-    pub(crate) connect_timeout: Duration,
-    /// For the head of a response, from the end of the request.
-    pub(crate) head_timeout: Duration,
-    /// HTTP/1.1 connections kept at rest.
-    pub(crate) idle_pool: usize,
-}
+/// How long a name is followed after the last connection to it was there, and how soon it is looked
+/// up again after a failure.
+const FOLLOW: Duration = Duration::from_secs(60);
+const FOLLOW_RETRY: Duration = Duration::from_secs(5);
 
 /// One upstream with its connections.
 pub(crate) struct Upstream {
     destination: Destination,
     dialler: UpstreamDialler,
     head_timeout: Duration,
+    idle_timeout: Option<Duration>,
+    max_body: Option<u64>,
     pool: Arc<Pool>,
     http2: Http2,
-    half_closed: Arc<HalfClosed>,
+    shared: Arc<UpstreamShared>,
     /// The last new connection spoke HTTP/1.1, so that each exchange needs one of its own.
     speaks_http1: AtomicBool,
     /// Held by the one who dials a connection that others may be able to share.
     dialling: tokio::sync::Mutex<LastFailure>,
+    /// How the last dial ended, as a [`Reach`].
+    reach: AtomicU8,
+    /// Told of each new connection by way of a name.
+    has_dialled: Notify,
+}
+
+/// How the last dial of an upstream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// There was none.
+    Unknown,
+    Reached,
+    Failed,
 }
 
 /// When and how a dial for all failed the last time.
@@ -93,20 +121,41 @@ enum LinkKind {
 }
 
 impl Upstream {
-    /// An upstream that nothing was asked of yet.
-    pub(crate) fn new(settings: UpstreamSettings) -> Result<Self, TlsFilesError> {
-        let destination = Destination::new(settings.url);
-        let (roots, limit) = (settings.roots.as_ref(), settings.connect_timeout);
-        Ok(Self {
+    /// An upstream that the configuration names, and that nothing was asked of yet.
+    ///
+    /// # Errors
+    /// When TLS cannot be as it was asked for.
+    pub(crate) fn new(
+        url: UpstreamUrl,
+        options: &UpstreamOptions,
+        shared: &Arc<UpstreamShared>,
+    ) -> Result<Self, UpstreamError> {
+        let tls = tls_for(url.scheme(), &url, options)?;
+        Ok(Self::with_tls(Destination::new(url), tls, options, shared))
+    }
+
+    /// The same, with TLS that others share.
+    fn with_tls(
+        destination: Destination,
+        tls: Option<TlsOffers>,
+        options: &UpstreamOptions,
+        shared: &Arc<UpstreamShared>,
+    ) -> Self {
+        let limit = options.connect_timeout;
+        Self {
             speaks_http1: AtomicBool::new(destination.scheme() == UpstreamScheme::Http),
-            dialler: UpstreamDialler::new(destination.clone(), roots, limit)?,
+            dialler: UpstreamDialler::new(destination.clone(), tls, limit, shared),
             destination,
-            head_timeout: settings.head_timeout,
-            pool: Arc::new(Pool::new(settings.idle_pool)),
+            head_timeout: options.head_timeout,
+            idle_timeout: options.idle_timeout,
+            max_body: options.max_body,
+            pool: Arc::new(Pool::new(options.idle_pool)),
             http2: Http2::default(),
-            half_closed: Arc::default(),
+            shared: Arc::clone(shared),
             dialling: tokio::sync::Mutex::default(),
-        })
+            reach: AtomicU8::new(Reach::Unknown as u8),
+            has_dialled: Notify::new(),
+        }
     }
 
     /// Where it is.
@@ -114,13 +163,68 @@ impl Upstream {
         self.destination.url()
     }
 
-    /// Closes connections that nobody needs, for as long as it is polled.
-    pub(crate) async fn sweep(&self) {
+    /// Closes connections that nobody needs, and follows the upstream's name, for as long as it is
+    /// polled.
+    pub(crate) async fn tend(&self) {
         let mut ticks = interval(pool::REST / pool::SWEEPS);
+        let mut follow = None;
         loop {
-            ticks.tick().await;
-            self.pool.sweep();
-            self.http2.sweep();
+            tokio::select! {
+                _ = ticks.tick() => {
+                    self.pool.sweep();
+                    self.http2.sweep();
+                }
+                () = self.has_dialled.notified() => follow = Some(Instant::now() + FOLLOW),
+                () = self.follow_name(), if follow.is_some() => {}
+            }
+            let now = Instant::now();
+            follow = if self.pool.is_empty() && self.http2.is_empty() {
+                follow.filter(|until| now < *until)
+            } else {
+                Some(now + FOLLOW)
+            };
+        }
+    }
+
+    /// Waits until the name's answer has run out, and looks it up again. Connections to an address
+    /// that it has lost take no new exchange.
+    async fn follow_name(&self) {
+        let until = match self.dialler.look_up().await {
+            None => return std::future::pending().await,
+            Some(Ok(answer)) => {
+                self.keep_to(&answer.addresses);
+                answer.until
+            }
+            Some(Err(error)) => {
+                if error.kind() == std::io::ErrorKind::NotFound {
+                    self.keep_to(&Arc::default());
+                }
+                Instant::now() + FOLLOW_RETRY
+            }
+        };
+        sleep_until(until).await;
+    }
+
+    fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
+        self.pool.keep_to(addresses);
+        self.http2.keep_to(addresses);
+    }
+
+    /// Whether the last dial reached it; `None` when there was none.
+    pub(crate) fn is_reached(&self) -> Option<bool> {
+        match self.reach() {
+            Reach::Unknown => None,
+            Reach::Reached => Some(true),
+            Reach::Failed => Some(false),
+        }
+    }
+
+    /// How the last dial ended.
+    fn reach(&self) -> Reach {
+        match self.reach.load(Ordering::Relaxed) {
+            reach if reach == Reach::Reached as u8 => Reach::Reached,
+            reach if reach == Reach::Failed as u8 => Reach::Failed,
+            _ => Reach::Unknown,
         }
     }
 
@@ -172,14 +276,31 @@ impl Upstream {
         })
     }
 
+    /// A new connection below whatever is spoken on it, and where its name led to.
+    async fn dial(&self, offer: Offer) -> Result<(Socket, Option<IpAddr>), Problem> {
+        let dialled = self.dialler.dial(offer).await;
+        let reach = match &dialled {
+            Ok(_) => Reach::Reached,
+            Err(_) => Reach::Failed,
+        };
+        self.reach.store(reach as u8, Ordering::Relaxed);
+        let Dialled { socket, named } = dialled?;
+        let peer = named.map(|(peer, addresses)| {
+            self.keep_to(&addresses);
+            self.has_dialled.notify_one();
+            peer
+        });
+        Ok((socket, peer))
+    }
+
     async fn new_link(&self) -> Result<Link, Problem> {
-        let socket = self.dialler.dial(Offer::Any).await?;
+        let (socket, peer) = self.dial(Offer::Any).await?;
         let is_http2 = self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2();
         self.speaks_http1.store(!is_http2, Ordering::Relaxed);
         let connection = if is_http2 {
-            LinkKind::Http2(self.http2.add(socket).await?)
+            LinkKind::Http2(self.http2.add(socket, peer).await?)
         } else {
-            LinkKind::Http1(Box::new(Connection::new(socket)))
+            LinkKind::Http1(Box::new(Connection::new(socket, peer)))
         };
         Ok(Link {
             is_used: false,
@@ -187,3 +308,25 @@ impl Upstream {
         })
     }
 }
+
+/// What is offered to upstreams of this scheme, called so in the log; none without TLS.
+fn tls_for(
+    scheme: UpstreamScheme,
+    name: &dyn fmt::Display,
+    options: &UpstreamOptions,
+) -> Result<Option<TlsOffers>, UpstreamError> {
+    if scheme != UpstreamScheme::Https {
+        return Ok(None);
+    }
+    if options.tls.insecure {
+        tracing::warn!(
+            upstream = %name,
+            "an upstream's certificate is not checked, as `insecure` says: whoever stands between \
+             can read and change all that is sent to it"
+        );
+    }
+    TlsOffers::new(&options.tls).map(Some)
+}
+
+#[cfg(test)]
+mod tests;

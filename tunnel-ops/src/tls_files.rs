@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{ProducesTickets, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
@@ -339,6 +339,30 @@ pub fn client_config(
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
         .with_root_certificates(Arc::clone(&roots.store));
+    Ok(with_identity(builder, identity, alpn))
+}
+
+/// The same, with a check of the server's certificate of the caller's own in place of roots. `check`
+/// gets the crypto provider that is used.
+pub fn client_config_with(
+    identity: Option<&Identity>,
+    alpn: &[&[u8]],
+    check: impl FnOnce(&CryptoProvider) -> Arc<dyn ServerCertVerifier>,
+) -> Result<Arc<ClientConfig>, TlsFilesError> {
+    let provider = provider();
+    let check = check(&provider);
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .dangerous()
+        .with_custom_certificate_verifier(check);
+    Ok(with_identity(builder, identity, alpn))
+}
+
+fn with_identity(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    identity: Option<&Identity>,
+    alpn: &[&[u8]],
+) -> Arc<ClientConfig> {
     let mut config = match identity {
         Some(identity) => {
             let resolver = SingleCertAndKey::from(Arc::clone(&identity.certified));
@@ -347,7 +371,7 @@ pub fn client_config(
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    Ok(Arc::new(config))
+    Arc::new(config)
 }
 
 /// Enough of the parts' hash to tell one from another.

@@ -104,6 +104,8 @@ reasons! {
     ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient;
     /// The platform client's address may not reach this runtime.
     AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient;
+    /// The request's content is larger than its route allows.
+    BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "http_request_error", PlatformClient;
     /// The request passed this very server before.
     LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
 
@@ -134,6 +136,10 @@ reasons! {
     RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
     /// A route of the tunnel client denies the request.
     RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
+    /// Of all upstreams of a route none can be reached.
+    UpstreamsDown = "upstreams_down", SERVICE_UNAVAILABLE, "destination_unavailable", Upstream;
+    /// The upstream's name leads to addresses only that a name may not lead to.
+    DestinationDenied = "destination_denied", BAD_GATEWAY, "destination_ip_prohibited", Upstream;
     /// The upstream's name does not resolve.
     DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream;
     /// The upstream's name did not resolve in time.
@@ -152,6 +158,8 @@ reasons! {
     TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream;
     /// The upstream did not answer in time.
     ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
+    /// Not a byte came or went for longer than the route allows.
+    IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
     /// The upstream's answer breaks HTTP.
     ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream;
     /// The upstream's answer ended before it was whole.

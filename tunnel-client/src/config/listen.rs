@@ -26,6 +26,8 @@ pub struct ServeConfig {
     pub upstream: UpstreamUrl,
     /// See [`Config::upstream_roots`].
     pub upstream_roots: Option<Roots>,
+    /// See [`Config::dns_servers`].
+    pub dns_servers: Vec<SocketAddr>,
     /// See [`Config::upstream_connect_timeout`].
     pub upstream_connect_timeout: Duration,
     /// See [`Config::upstream_head_timeout`].
@@ -57,6 +59,7 @@ impl ServeConfig {
             listen,
             upstream,
             upstream_roots: None,
+            dns_servers: Vec::new(),
             upstream_connect_timeout: Duration::from_secs(5),
             upstream_head_timeout: Duration::from_secs(5 * 60),
             upstream_idle_pool: 64,
@@ -83,6 +86,7 @@ impl ServeConfig {
         let roots = upstream
             .as_ref()
             .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
+        check_dns_servers(&source, &mut faults);
         match upstream {
             Some(upstream) if faults.is_empty() => {
                 let mut config = Self::new(listen, upstream);
@@ -96,6 +100,8 @@ impl ServeConfig {
 
     /// Replaces defaults by what was given.
     fn apply(&mut self, source: Source) {
+        let dns_servers = source.dns_server.into_iter().flatten();
+        self.dns_servers = dns_servers.map(SocketAddr::from).collect();
         let connect = source.upstream_connect_timeout;
         set(&mut self.upstream_connect_timeout, connect);
         let head = source.upstream_head_timeout;

@@ -18,6 +18,7 @@ use tunnel_ops::config_value::{
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
 use super::OnRefusal;
+use super::dns_server::DnsServer;
 use super::no_proxy::NoProxy;
 use super::proxy::ProxyChoice;
 use super::reach::{ConnectTo, HostField, ProxyParser, TlsName, one_or_more};
@@ -57,13 +58,23 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CLIENT_KEY")]
     pub client_key: Option<PathBuf>,
 
-    /// The local service that answers: http://, https:// or h2c:// with host and port (required)
+    /// The local service that answers: http://, https:// or h2c:// with host and port, or unix:/path
+    /// (required)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
     pub upstream: Option<UpstreamUrl>,
 
     /// CA certificates that an https upstream may be signed by, beside the system's, PEM
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_UPSTREAM_CA_FILE")]
     pub upstream_ca_file: Option<PathBuf>,
+
+    /// Name servers that upstreams' names are looked up at, address and port, instead of the system's
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_DNS_SERVER"
+    )]
+    pub dns_server: Option<Vec<DnsServer>>,
 
     /// CA certificates that the server may be signed by, PEM; read again at each dial
     #[arg(
@@ -336,7 +347,7 @@ impl Source {
             ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
         }
         first_given! {
-            server token_file client_cert client_key upstream upstream_ca_file ca_file ca_dir
+            server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file ca_dir
             system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
             proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
             on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout

@@ -1,15 +1,20 @@
 //! The two kinds of URL a client is given: its server's, and its upstream's.
 //!
 //! In comes text; out come scheme, host and port, nothing else: a path, a query or a password in
-//! such a URL would mean something its writer wants and nobody does, so it is refused. Errors never
-//! repeat the URL.
+//! such a URL would mean something its writer wants and nobody does, so it is refused. Or, for an
+//! upstream on the same machine, the path of a Unix socket. Errors never repeat the URL.
 
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::os::unix;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::config_value::{self, ValueError};
+
+/// The host and, in a `Host` field, the authority of an upstream that has none.
+const SOCKET_HOST: &str = "localhost";
 
 /// Longest DNS name.
 const HOST_OCTETS: usize = 253;
@@ -31,11 +36,20 @@ pub enum UpstreamScheme {
     H2c,
 }
 
-/// The local service that answers: `http://`, `https://` or `h2c://` and `host[:port]`.
+/// The local service that answers: `http://`, `https://` or `h2c://` and `host[:port]`, or a Unix
+/// socket: `unix:/path` (HTTP/1.1) or `h2c+unix:/path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UpstreamUrl {
     scheme: UpstreamScheme,
-    authority: Authority,
+    place: Place,
+}
+
+/// Where an upstream is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Place {
+    Network(Authority),
+    /// An absolute path that fits into an address.
+    Socket(PathBuf),
 }
 
 /// A host and a port, each as a connection needs it.
@@ -71,19 +85,51 @@ impl UpstreamUrl {
         self.scheme
     }
 
-    /// The host's name or address, an IPv6 address without brackets.
+    /// The host's name or address, an IPv6 address without brackets; `localhost` for a Unix socket.
     pub fn host(&self) -> &str {
-        &self.authority.host
+        match &self.place {
+            Place::Network(authority) => &authority.host,
+            Place::Socket(_) => SOCKET_HOST,
+        }
     }
 
-    /// The port, the scheme's own where none is given.
+    /// The port, the scheme's own where none is given; 0 for a Unix socket.
     pub fn port(&self) -> u16 {
-        self.authority.port
+        match &self.place {
+            Place::Network(authority) => authority.port,
+            Place::Socket(_) => 0,
+        }
     }
 
     /// What a `Host` field says: the port only where it is not the scheme's own.
     pub fn authority(&self) -> &str {
-        &self.authority.text
+        match &self.place {
+            Place::Network(authority) => &authority.text,
+            Place::Socket(_) => SOCKET_HOST,
+        }
+    }
+
+    /// The path of the Unix socket, if it is one.
+    pub fn socket_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Network(_) => None,
+            Place::Socket(path) => Some(path),
+        }
+    }
+
+    fn of_socket(scheme: UpstreamScheme, path: &str) -> Result<Self, &'static str> {
+        if !path.starts_with('/') {
+            return Err("a Unix socket's path must be absolute");
+        }
+        if path.ends_with('/') || path.chars().any(char::is_control) {
+            return Err("this is no path of a Unix socket");
+        }
+        // An address has little room, how much depends on the system.
+        if unix::net::SocketAddr::from_pathname(path).is_err() {
+            return Err("the Unix socket's path is too long for an address");
+        }
+        let place = Place::Socket(PathBuf::from(path));
+        Ok(Self { scheme, place })
     }
 }
 
@@ -127,6 +173,16 @@ impl FromStr for UpstreamUrl {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let expected = |reason| error("`http://127.0.0.1:3000`", reason);
+        let sockets = [
+            ("unix:", UpstreamScheme::Http),
+            ("h2c+unix:", UpstreamScheme::H2c),
+        ];
+        for (prefix, scheme) in sockets {
+            if let Some(path) = text.strip_prefix(prefix) {
+                return Self::of_socket(scheme, path)
+                    .map_err(|reason| error("`unix:/run/app.sock`", reason));
+            }
+        }
         let schemes = [
             UpstreamScheme::Http,
             UpstreamScheme::Https,
@@ -139,10 +195,13 @@ impl FromStr for UpstreamUrl {
             Some((scheme, rest))
         });
         let Some((scheme, rest)) = split else {
-            return Err(expected("the scheme must be `http`, `https` or `h2c`"));
+            return Err(expected(
+                "the scheme must be `http`, `https`, `h2c` or `unix`",
+            ));
         };
         let authority = Authority::parse(rest, scheme.default_port()).map_err(expected)?;
-        Ok(Self { scheme, authority })
+        let place = Place::Network(authority);
+        Ok(Self { scheme, place })
     }
 }
 
@@ -188,7 +247,15 @@ impl fmt::Display for ServerUrl {
 
 impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.scheme.as_str(), self.authority.text)
+        match (&self.place, self.scheme) {
+            (Place::Network(authority), scheme) => {
+                write!(f, "{}://{}", scheme.as_str(), authority.text)
+            }
+            (Place::Socket(path), UpstreamScheme::H2c) => {
+                write!(f, "h2c+unix:{}", path.display())
+            }
+            (Place::Socket(path), _) => write!(f, "unix:{}", path.display()),
+        }
     }
 }
 
@@ -315,6 +382,35 @@ mod tests {
     }
 
     #[test]
+    fn an_upstream_may_be_a_unix_socket() {
+        for (text, scheme) in [
+            ("unix:/run/app.sock", UpstreamScheme::Http),
+            ("h2c+unix:/run/my app/x", UpstreamScheme::H2c),
+        ] {
+            let url: UpstreamUrl = text.parse().unwrap();
+            assert_eq!((url.scheme(), url.to_string().as_str()), (scheme, text));
+            assert_eq!((url.host(), url.authority()), ("localhost", "localhost"));
+            let path = text.split_once(':').unwrap().1;
+            assert_eq!(url.socket_path(), Some(Path::new(path)));
+        }
+        let long = format!("unix:/{}", "x".repeat(200));
+        for bad in [
+            "unix:",
+            "unix:run/app.sock",
+            "unix:/run/",
+            "unix:/a\0b",
+            "unix:/a\nb",
+            "https+unix:/run/a",
+            "wss+unix:/run/a",
+            &long,
+        ] {
+            assert!(bad.parse::<UpstreamUrl>().is_err(), "{bad:?}");
+        }
+        let network: UpstreamUrl = "http://app".parse().unwrap();
+        assert_eq!(network.socket_path(), None);
+    }
+
+    #[test]
     fn anything_more_than_that_is_refused_and_not_repeated() {
         for bad in [
             "http://me:secret@host",
@@ -350,7 +446,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "((http|wss)://)?\\PC{0,40}") {
+        fn no_text_makes_it_panic(text in "((http|wss)://|unix:/?)?\\PC{0,40}") {
             let _ = text.parse::<UpstreamUrl>();
             let _ = text.parse::<ServerUrl>();
         }

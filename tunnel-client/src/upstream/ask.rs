@@ -21,11 +21,12 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::body::UpstreamBody;
-use super::dial::Offer;
 use super::http1::{Connection, Framing, NoAnswer};
 use super::http2::Lease;
+use super::idle::Idle;
 use super::outgoing::{self, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
+use super::tls::Offer;
 use super::upgrade::{self, Switched};
 use super::{Link, LinkKind, Upstream, answer, failure};
 use crate::config::UpstreamScheme;
@@ -41,6 +42,16 @@ pub(crate) struct Asked {
     progress: Arc<Progress>,
     /// Time that passed while the upstream was dialled, or waited for.
     waited: Duration,
+}
+
+/// Why a request has no response from an upstream.
+pub(super) struct Failed {
+    pub(super) problem: Problem,
+    /// Another upstream may be asked the same, which is as it was before.
+    pub(super) may_ask_another: bool,
+    /// The upstream was not even reached, or has surely not acted on it.
+    #[allow(dead_code, reason = "for routes")]
+    pub(super) is_untouched: bool,
 }
 
 /// Why a request has no response.
@@ -78,9 +89,28 @@ impl Asked {
         }
     }
 
+    /// A request of our own, without content: nobody waits for what comes before its response.
+    #[allow(dead_code, reason = "for routes")]
+    pub(super) fn bare(head: Parts) -> Self {
+        let progress = Arc::new(Progress::uncounted());
+        Self {
+            head,
+            content: None,
+            informational: Informational::default(),
+            progress,
+            waited: Duration::ZERO,
+        }
+    }
+
     /// The request's head.
     pub(crate) fn head(&self) -> &Parts {
         &self.head
+    }
+
+    /// The request's head, to be changed before it is sent. A `Host` field has to stay the first.
+    #[allow(dead_code, reason = "for routes that rewrite")]
+    pub(crate) fn head_mut(&mut self) -> &mut Parts {
+        &mut self.head
     }
 
     /// The request's content; none when it was taken before.
@@ -92,6 +122,27 @@ impl Asked {
     /// Time that passed while the upstream was dialled, or waited for.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// What failed, with the content put back if it may be asked again. `is_bare` for a request without
+    /// content.
+    fn failed(&mut self, unanswered: Unanswered, is_bare: bool) -> Failed {
+        let is_untouched = matches!(unanswered.seen, Seen::Nothing(_) | Seen::Refused);
+        let content = match unanswered.seen {
+            Seen::Nothing(content) => Some(*content),
+            Seen::Refused if is_bare => Some(OutgoingBody::empty(Arc::clone(&self.progress))),
+            Seen::Perhaps if is_bare && self.head.method.is_idempotent() => {
+                Some(OutgoingBody::empty(Arc::clone(&self.progress)))
+            }
+            _ => None,
+        };
+        let may_ask_another = content.is_some();
+        self.content = content;
+        Failed {
+            problem: unanswered.problem,
+            may_ask_another,
+            is_untouched,
+        }
     }
 
     /// What the upstream has seen of this when its connection gave no answer.
@@ -123,12 +174,20 @@ impl Asked {
 impl Upstream {
     /// Sends a request, and waits for the head of its response.
     pub(crate) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+        self.try_ask(asked).await.map_err(|failed| failed.problem)
+    }
+
+    /// The same, and says of a failure whether another upstream may be asked.
+    pub(super) async fn try_ask(
+        &self,
+        asked: &mut Asked,
+    ) -> Result<Response<UpstreamBody>, Failed> {
         // Whatever is rare is boxed here and below, so that not every exchange has room for it.
         match asked.head.extensions.get::<Protocol>().copied() {
             Some(protocol) => Box::pin(self.ask_upgrade(asked, protocol)).await,
             None if asked.head.method == Method::CONNECT => {
                 let detail = "CONNECT to anywhere but a protocol of this host";
-                Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail))
+                Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail).into())
             }
             None => self.ask_twice(asked).await,
         }
@@ -143,32 +202,36 @@ impl Upstream {
     }
 
     /// Asks once, and once more if that is safe.
-    async fn ask_twice(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
-        let content = asked.take_content();
+    async fn ask_twice(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Failed> {
+        let mut content = asked.take_content();
+        if let Some(bytes) = self.max_body {
+            content.limit(bytes)?;
+        }
         let is_bare = content.is_end_stream();
         let Link {
             is_used,
             connection,
-        } = self.link(asked).await?;
-        let unanswered = match self.ask_once(asked, content, connection).await {
+        } = match self.link(asked).await {
+            Ok(link) => link,
+            Err(problem) => return Err(asked.failed(Unanswered::before(problem, content), is_bare)),
+        };
+        let failed = match self.ask_once(asked, content, connection).await {
             Ok(response) => return Ok(response),
-            Err(unanswered) => unanswered,
+            Err(unanswered) => asked.failed(unanswered, is_bare),
         };
-        let content = match unanswered.seen {
-            Seen::Nothing(content) if is_used => *content,
-            Seen::Refused if is_used && is_bare => OutgoingBody::empty(Arc::clone(&asked.progress)),
-            Seen::Perhaps if is_used && is_bare && asked.head.method.is_idempotent() => {
-                OutgoingBody::empty(Arc::clone(&asked.progress))
-            }
-            _ => return Err(unanswered.problem),
-        };
+        if !is_used || !failed.may_ask_another {
+            return Err(failed);
+        }
+        let content = asked.take_content();
         let again = async {
-            let link = Asked::wait(&mut asked.waited, self.new_link()).await?;
-            self.ask_once(asked, content, link.connection).await
+            match Asked::wait(&mut asked.waited, self.new_link()).await {
+                Ok(link) => self.ask_once(asked, content, link.connection).await,
+                Err(problem) => Err(Unanswered::before(problem, content)),
+            }
         };
         Box::pin(again)
             .await
-            .map_err(|unanswered| unanswered.problem)
+            .map_err(|unanswered| asked.failed(unanswered, is_bare))
     }
 
     async fn ask_once(
@@ -183,7 +246,7 @@ impl Upstream {
                     outgoing::write_http1(out, &asked.head, &self.destination, content)
                 });
                 let response = self.over_http1(asked, &mut connection).await?;
-                Ok(self.answer_http1(response, connection)?)
+                Ok(self.answer_http1(response, connection, asked)?)
             }
             LinkKind::Http2(mut lease) => {
                 if outgoing::expects_continue(&asked.head) {
@@ -196,9 +259,16 @@ impl Upstream {
                 let request = outgoing::http2(&asked.head, &self.destination, content)?;
                 let mut response = self.over_http2(asked, request, &mut lease).await?;
                 answer::check(&mut response)?;
-                Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease)))
+                let watch = self.watch(asked);
+                Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease).watched(watch)))
             }
         }
+    }
+
+    /// The watch over an exchange, where there is a limit.
+    fn watch(&self, asked: &Asked) -> Option<Box<Idle>> {
+        let limit = self.idle_timeout?;
+        Some(Idle::new(limit, &asked.progress))
     }
 
     /// Waits for the response to what was sent.
@@ -208,6 +278,7 @@ impl Upstream {
         connection: &mut Connection,
     ) -> Result<Response<()>, Unanswered> {
         let mut alarm = std::mem::take(&mut connection.alarm);
+        let watch = self.watch(asked);
         let Asked {
             informational,
             progress,
@@ -220,7 +291,7 @@ impl Upstream {
         };
         let head = |cx: &mut Context<'_>| connection.poll_head(cx, pass);
         let answered = self
-            .head_in_time(progress, waited, &mut alarm, head)
+            .head_in_time(progress, waited, &mut alarm, watch, head)
             .await?;
         connection.alarm = alarm;
         answered.map_err(|error| Unanswered {
@@ -237,20 +308,27 @@ impl Upstream {
     ) -> Result<Response<Incoming>, Unanswered> {
         let mut head = pin!(lease.sender.try_send_request(request));
         let mut alarm = Alarm::default();
+        let watch = self.watch(asked);
         let (progress, waited) = (&asked.progress, &mut asked.waited);
         let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
-        let answered = self.head_in_time(progress, waited, &mut alarm, head);
+        let answered = self.head_in_time(progress, waited, &mut alarm, watch, head);
         let answered = answered.await?;
-        answered.map_err(Unanswered::new)
+        answered.map_err(|error| match self.max_body {
+            // What hyper tells is that the stream was reset, not that it was us, nor why.
+            Some(limit) if asked.progress.is_too_large() => outgoing::too_large(limit).into(),
+            _ => Unanswered::new(error),
+        })
     }
 
     fn answer_http1(
         &self,
         mut response: Response<()>,
         connection: Box<Connection>,
+        asked: &Asked,
     ) -> Result<Response<UpstreamBody>, Problem> {
         answer::check(&mut response)?;
-        Ok(response.map(|()| UpstreamBody::http1(connection, &self.pool)))
+        let watch = self.watch(asked);
+        Ok(response.map(|()| UpstreamBody::http1(connection, &self.pool).watched(watch)))
     }
 
     /// Waits for a head, but no longer than allowed once all of the request is sent: how long that
@@ -260,6 +338,7 @@ impl Upstream {
         progress: &Progress,
         waited: &mut Duration,
         alarm: &mut Alarm,
+        mut watch: Option<Box<Idle>>,
         mut poll_head: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Problem> {
         let started = Instant::now();
@@ -273,6 +352,11 @@ impl Upstream {
             }
             if let Poll::Ready(head) = head {
                 return Poll::Ready(Ok(head));
+            }
+            if let Some(watch) = &mut watch
+                && let Poll::Ready(problem) = watch.poll(cx)
+            {
+                return Poll::Ready(Err(problem));
             }
             while alarm.poll(cx, due).is_ready() {
                 if counts {
@@ -294,37 +378,38 @@ impl Upstream {
         &self,
         asked: &mut Asked,
         protocol: Protocol,
-    ) -> Result<Response<UpstreamBody>, Problem> {
+    ) -> Result<Response<UpstreamBody>, Failed> {
         let lease = match self.destination.scheme() {
             UpstreamScheme::Http => None,
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
             UpstreamScheme::H2c => {
-                let link = self.link(asked).await?;
+                let link = self.link(asked).await.map_err(Failed::untouched)?;
                 let LinkKind::Http2(mut lease) = link.connection else {
-                    return Err(upgrade::failed("no connection of HTTP/2"));
+                    return Err(upgrade::failed("no connection of HTTP/2").into());
                 };
                 if !Asked::wait(&mut asked.waited, lease.has_extended_connect()).await {
                     let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
-                    return Err(upgrade::failed(detail));
+                    return Err(upgrade::failed(detail).into());
                 }
                 Some(lease)
             }
         };
-        match lease {
-            Some(lease) => self.upgrade_http2(asked, protocol, lease).await,
-            None => self.upgrade_http1(asked, protocol).await,
+        if let Some(lease) = lease {
+            return Ok(self.upgrade_http2(asked, protocol, lease).await?);
         }
+        let dialled = Asked::wait(&mut asked.waited, self.dial(Offer::Http1)).await;
+        let (socket, peer) = dialled.map_err(Failed::untouched)?;
+        let connection = Box::new(Connection::new(socket, peer));
+        Ok(self.upgrade_http1(asked, protocol, connection).await?)
     }
 
     async fn upgrade_http1(
         &self,
         asked: &mut Asked,
         protocol: Protocol,
+        mut connection: Box<Connection>,
     ) -> Result<Response<UpstreamBody>, Problem> {
-        let dial = self.dialler.dial(Offer::Http1);
-        let socket = Asked::wait(&mut asked.waited, dial).await?;
-        let mut connection = Box::new(Connection::new(socket));
         let (request, key) = upgrade::http1(&asked.head, protocol, &self.destination)?;
         let none = OutgoingBody::empty(Arc::clone(&asked.progress));
         connection.send(request.method(), none, |out, _| {
@@ -335,13 +420,14 @@ impl Upstream {
         let response = answered.map_err(|unanswered| unanswered.problem)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             check_declined(response.status())?;
-            return self.answer_http1(response, connection);
+            return self.answer_http1(response, connection, asked);
         }
         let head = upgrade::check_switch(response.into_parts().0.headers, protocol, &key)?;
         let (socket, unread) = connection.into_parts();
         let content = asked.take_content();
-        let switched = Switched::new(socket, unread, content, &self.half_closed, None);
-        Ok(head.map(|()| UpstreamBody::upgraded(switched)))
+        let switched = Switched::new(socket, unread, content, &self.shared.half_closed, None);
+        let watch = self.watch(asked);
+        Ok(head.map(|()| UpstreamBody::upgraded(switched).watched(watch)))
     }
 
     async fn upgrade_http2(
@@ -354,11 +440,11 @@ impl Upstream {
         let answered = self.over_http2(asked, request, &mut lease).await;
         let mut response = answered.map_err(|unanswered| unanswered.problem)?;
         let upgraded = hyper::upgrade::on(&mut response);
-        let status = response.status();
+        let (status, watch) = (response.status(), self.watch(asked));
         if status != StatusCode::OK {
             check_declined(status)?;
             answer::check(&mut response)?;
-            return Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease)));
+            return Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease).watched(watch)));
         }
         answer::check(&mut response)?;
         let head = upgrade::http2_agreed(response.into_parts().0.headers, &asked.head)?;
@@ -367,8 +453,9 @@ impl Upstream {
             .map_err(|error| upgrade::failed(error.to_string()))?;
         let content = asked.take_content();
         let (io, unread) = (TokioIo::new(io), bytes::Bytes::new());
-        let switched = Switched::new(io, unread, content, &self.half_closed, Some(lease));
-        Ok(head.map(|()| UpstreamBody::upgraded(switched)))
+        let half_closed = &self.shared.half_closed;
+        let switched = Switched::new(io, unread, content, half_closed, Some(lease));
+        Ok(head.map(|()| UpstreamBody::upgraded(switched).watched(watch)))
     }
 }
 
@@ -398,6 +485,33 @@ impl Unanswered {
             None => Seen::Something,
         };
         Self { problem, seen }
+    }
+
+    /// There was no connection to ask over.
+    fn before(problem: Problem, content: OutgoingBody) -> Self {
+        let seen = Seen::Nothing(Box::new(content));
+        Self { problem, seen }
+    }
+}
+
+impl Failed {
+    /// Before anything was sent, and with the content where it was.
+    fn untouched(problem: Problem) -> Self {
+        Self {
+            problem,
+            may_ask_another: true,
+            is_untouched: true,
+        }
+    }
+}
+
+impl From<Problem> for Failed {
+    fn from(problem: Problem) -> Self {
+        Self {
+            problem,
+            may_ask_another: false,
+            is_untouched: false,
+        }
     }
 }
 

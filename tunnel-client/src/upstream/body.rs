@@ -20,11 +20,16 @@ use hyper::body::Incoming;
 use super::failure::UpstreamBodyError;
 use super::http1::{Connection, Split};
 use super::http2::Lease;
+use super::idle::Idle;
 use super::pool::Pool;
 use super::upgrade::Switched;
 
 /// A response's content.
-pub(crate) struct UpstreamBody(Kind);
+pub(crate) struct UpstreamBody {
+    kind: Kind,
+    /// Where the route has a limit.
+    idle: Option<Box<Idle>>,
+}
 
 enum Kind {
     Ended,
@@ -39,7 +44,7 @@ type NextFrame = Option<Result<Frame<Bytes>, UpstreamBodyError>>;
 impl UpstreamBody {
     /// The content that comes over an HTTP/1.1 connection.
     pub(super) fn http1(connection: Box<Connection>, pool: &Arc<Pool>) -> Self {
-        Self(match (connection.is_sent(), connection.has_ended()) {
+        Self::new(match (connection.is_sent(), connection.has_ended()) {
             (true, true) => {
                 pool.put(connection);
                 Kind::Ended
@@ -53,7 +58,7 @@ impl UpstreamBody {
 
     /// The content that comes over a stream of HTTP/2.
     pub(super) fn http2(incoming: Incoming, lease: Lease) -> Self {
-        Self(Kind::Http2 {
+        Self::new(Kind::Http2 {
             incoming,
             _lease: lease,
         })
@@ -61,41 +66,73 @@ impl UpstreamBody {
 
     /// The bytes that come over an upgraded connection.
     pub(super) fn upgraded(switched: Switched) -> Self {
-        Self(Kind::Upgraded(switched))
+        Self::new(Kind::Upgraded(switched))
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self { kind, idle: None }
+    }
+
+    /// The same, ended when nothing moves for too long.
+    pub(super) fn watched(mut self, idle: Option<Box<Idle>>) -> Self {
+        self.idle = idle.filter(|_| !self.is_end_stream());
+        self
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
-        let (frame, has_ended) = match &mut self.0 {
-            Kind::Ended => return Poll::Ready(None),
-            Kind::Http1(connection, _) => {
-                let frame = ready!(connection.poll_frame(cx));
-                (frame.map(with_problem), connection.has_ended())
-            }
-            Kind::Split(split) => {
-                let frame = ready!(split.poll_frame(cx));
-                (frame.map(with_problem), split.has_ended())
-            }
-            Kind::Http2 { incoming, .. } => {
-                let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
-                (frame.map(with_problem), incoming.is_end_stream())
-            }
-            Kind::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(with_problem), false),
+        let Poll::Ready((frame, has_ended)) = self.kind.poll_frame(cx) else {
+            return self.poll_idle(cx);
         };
+        if let Some(idle) = &mut self.idle {
+            idle.on_input();
+        }
         match &frame {
-            Some(Err(_)) => self.0 = Kind::Ended,
+            Some(Err(_)) => self.kind = Kind::Ended,
             Some(Ok(frame)) if !has_ended && !frame.is_trailers() => {}
             _ => self.end(),
         }
         Poll::Ready(frame)
     }
 
+    /// Nothing came.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        let Some(idle) = &mut self.idle else {
+            return Poll::Pending;
+        };
+        let problem = ready!(idle.poll(cx));
+        self.kind = Kind::Ended;
+        Poll::Ready(Some(Err(problem.into())))
+    }
+
     /// The content is whole.
     fn end(&mut self) {
-        match std::mem::replace(&mut self.0, Kind::Ended) {
+        match std::mem::replace(&mut self.kind, Kind::Ended) {
             Kind::Http1(connection, pool) => pool.put(connection),
             Kind::Upgraded(switched) => switched.end(),
             Kind::Split(_) | Kind::Http2 { .. } | Kind::Ended => {}
         }
+    }
+}
+
+impl Kind {
+    /// The next frame, and whether all of the content was taken with it.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<(NextFrame, bool)> {
+        Poll::Ready(match self {
+            Self::Ended => (None, true),
+            Self::Http1(connection, _) => {
+                let frame = ready!(connection.poll_frame(cx));
+                (frame.map(with_problem), connection.has_ended())
+            }
+            Self::Split(split) => {
+                let frame = ready!(split.poll_frame(cx));
+                (frame.map(with_problem), split.has_ended())
+            }
+            Self::Http2 { incoming, .. } => {
+                let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
+                (frame.map(with_problem), incoming.is_end_stream())
+            }
+            Self::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(with_problem), false),
+        })
     }
 }
 
@@ -115,6 +152,6 @@ impl Body for UpstreamBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.0, Kind::Ended)
+        matches!(self.kind, Kind::Ended)
     }
 }

@@ -1,109 +1,140 @@
-//! From a destination to a connection: name, TCP, and TLS where the scheme says so.
+//! From a destination to a connection: name, TCP, and TLS where the scheme says so; or a Unix socket.
 //!
 //! What fails becomes the [`Problem`] that the platform client is told.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustls::ClientConfig;
-use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
+use tokio::net::{TcpStream, UnixStream};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::destination::Destination;
+use super::destination::{Denied, Destination};
+use super::resolve::Answer;
+use super::settings::UpstreamShared;
 use super::socket::Socket;
+use super::tls::{Offer, TlsOffers};
 use crate::config::UpstreamScheme;
-use crate::dial::{self, Step, StepError, tls};
+use crate::dial::{self, Step, StepError, connect, tls};
 
 /// Dials one destination.
 pub(super) struct UpstreamDialler {
     destination: Destination,
+    /// For `https`.
     tls: Option<TlsOffers>,
     /// For each step.
     limit: Duration,
+    shared: Arc<UpstreamShared>,
+    /// Dials so far, which are spread over a name's addresses.
+    dials: AtomicUsize,
 }
 
-struct TlsOffers {
-    /// HTTP/2 or HTTP/1.1, as the upstream likes.
-    any: Arc<ClientConfig>,
-    /// HTTP/1.1 alone.
-    http1: Arc<ClientConfig>,
+/// A new connection.
+pub(super) struct Dialled {
+    pub(super) socket: Socket,
+    /// The address of the destination's name that it leads to, and all of them; none when it has no
+    /// name.
+    pub(super) named: Option<(IpAddr, Arc<[IpAddr]>)>,
 }
 
-/// What a connection is to speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Offer {
-    /// HTTP/2 or HTTP/1.1.
-    Any,
-    /// HTTP/1.1.
-    Http1,
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum UpstreamDialError {
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Denied(#[from] Denied),
 }
 
 impl UpstreamDialler {
-    /// `roots` are needed for `https`, and used for nothing else.
+    /// `tls` is needed for `https`, and used for nothing else.
     pub(super) fn new(
         destination: Destination,
-        roots: Option<&Roots>,
+        tls: Option<TlsOffers>,
         limit: Duration,
-    ) -> Result<Self, TlsFilesError> {
-        let roots = match destination.scheme() {
-            UpstreamScheme::Https => Some(roots.ok_or(TlsFilesError::NoRoots)?),
-            UpstreamScheme::Http | UpstreamScheme::H2c => None,
-        };
-        let offers = |roots| {
-            let any = tls_files::client_config(roots, None, &[b"h2", b"http/1.1"])?;
-            let http1 = tls_files::client_config(roots, None, &[b"http/1.1"])?;
-            Ok::<_, TlsFilesError>(TlsOffers { any, http1 })
-        };
-        let tls = roots.map(offers).transpose()?;
-        Ok(Self {
+        shared: &Arc<UpstreamShared>,
+    ) -> Self {
+        Self {
             destination,
             tls,
             limit,
-        })
+            shared: Arc::clone(shared),
+            dials: AtomicUsize::new(0),
+        }
     }
 
     /// A new connection.
-    pub(super) async fn dial(&self, offer: Offer) -> Result<Socket, Problem> {
+    pub(super) async fn dial(&self, offer: Offer) -> Result<Dialled, Problem> {
         self.take_steps(offer)
             .await
             .map_err(|error| self.problem(&error))
     }
 
-    async fn take_steps(&self, offer: Offer) -> Result<Socket, StepError> {
-        let to = &self.destination;
-        let allowed = |address: &_| to.allows(address);
-        let tcp = dial::reach(to.host(), to.port(), self.limit, allowed).await?;
-        let Some(tls) = &self.tls else {
-            return Ok(Socket::Plain(tcp));
-        };
-        let config = match offer {
-            Offer::Any => &tls.any,
-            Offer::Http1 => &tls.http1,
-        };
-        let handshake = async {
-            let stream = tls::handshake(tcp, config, tls::server_name(to.host())?).await?;
-            Ok(Socket::Tls(Box::new(stream)))
-        };
-        dial::within(Step::Tls, self.limit, handshake).await
+    /// The addresses of the destination's name now; none when it has no name.
+    pub(super) async fn look_up(&self) -> Option<io::Result<Answer>> {
+        let name = self.destination.name()?;
+        let answer = self.shared.resolver.look_up(name).await;
+        Some(answer.map_err(io::Error::from))
     }
 
-    fn problem(&self, error: &StepError) -> Problem {
+    async fn take_steps(&self, offer: Offer) -> Result<Dialled, UpstreamDialError> {
+        if let Some(path) = self.destination.socket_path() {
+            let connecting = UnixStream::connect(path);
+            let socket = dial::within(Step::Connect, self.limit, connecting).await?;
+            return Ok(Dialled {
+                socket: Socket::Unix(socket),
+                named: None,
+            });
+        }
+        let (tcp, named) = self.connect().await?;
+        let socket = match (self.destination.scheme(), &self.tls) {
+            (UpstreamScheme::Http | UpstreamScheme::H2c, _) => Socket::Plain(tcp),
+            (UpstreamScheme::Https, offers) => {
+                let handshake = self.handshake(tcp, offers.as_ref(), offer);
+                dial::within(Step::Tls, self.limit, handshake).await?
+            }
+        };
+        Ok(Dialled { socket, named })
+    }
+
+    /// A TCP connection, and where the name led to if there is one.
+    async fn connect(
+        &self,
+    ) -> Result<(TcpStream, Option<(IpAddr, Arc<[IpAddr]>)>), UpstreamDialError> {
+        let looking = async { self.look_up().await.transpose() };
+        let answer = dial::within(Step::Resolve, self.limit, looking).await?;
+        let turn = self.dials.fetch_add(1, Ordering::Relaxed);
+        let allowed = match (&answer, self.destination.address()) {
+            (Some(answer), _) => self.destination.allowed(&answer.addresses, turn)?,
+            (None, Some(address)) => self.destination.allowed(&[address], turn)?,
+            (None, None) => Vec::new(),
+        };
+        let connecting = connect::connect(&allowed, self.limit);
+        let tcp = dial::within(Step::Connect, self.limit, connecting).await?;
+        let peer = || tcp.peer_addr().as_ref().map(SocketAddr::ip).ok();
+        let named = answer.and_then(|answer| Some((peer()?, answer.addresses)));
+        Ok((tcp, named))
+    }
+
+    async fn handshake(
+        &self,
+        tcp: TcpStream,
+        offers: Option<&TlsOffers>,
+        offer: Offer,
+    ) -> io::Result<Socket> {
+        // Never without, whatever went wrong before.
+        let offers = offers.ok_or_else(|| io::Error::other("TLS is not set up"))?;
+        let name = offers.name(self.destination.host())?;
+        let stream = tls::handshake(tcp, offers.config(offer), name).await?;
+        Ok(Socket::Tls(Box::new(stream)))
+    }
+
+    fn problem(&self, error: &UpstreamDialError) -> Problem {
         let reason = match error {
-            StepError::TimedOut(Step::Resolve, _) => Reason::DnsTimeout,
-            StepError::TimedOut(..) => Reason::ConnectionTimeout,
-            StepError::Failed(Step::Resolve, _) => Reason::DnsError,
-            StepError::Failed(Step::Tls, error) if tls::is_certificate_error(error) => {
-                Reason::TlsCertificateError
-            }
-            StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
-            StepError::Failed(_, error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                Reason::ConnectionRefused
-            }
-            StepError::Failed(_, error) if error.kind() == io::ErrorKind::TimedOut => {
-                Reason::ConnectionTimeout
-            }
-            StepError::Failed(..) => Reason::ConnectionFailed,
+            UpstreamDialError::Denied(_) => Reason::DestinationDenied,
+            UpstreamDialError::Step(error) => reason(error),
         };
         Problem::new(
             Hop::Client,
@@ -113,19 +144,54 @@ impl UpstreamDialler {
     }
 }
 
+fn reason(error: &StepError) -> Reason {
+    match error {
+        StepError::TimedOut(Step::Resolve, _) => Reason::DnsTimeout,
+        StepError::TimedOut(..) => Reason::ConnectionTimeout,
+        StepError::Failed(Step::Resolve, _) => Reason::DnsError,
+        StepError::Failed(Step::Tls, error) if tls::is_certificate_error(error) => {
+            Reason::TlsCertificateError
+        }
+        StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
+        // Nobody listens on a Unix socket: the file is there, or not even that.
+        StepError::Failed(_, error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            ) =>
+        {
+            Reason::ConnectionRefused
+        }
+        StepError::Failed(_, error) if error.kind() == io::ErrorKind::TimedOut => {
+            Reason::ConnectionTimeout
+        }
+        StepError::Failed(..) => Reason::ConnectionFailed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
     use tunnel_ops::task::Owned;
+    use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 
+    use super::super::settings::{UpstreamError, UpstreamTls};
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(500);
 
     async fn reason(url: &str, roots: Option<&Roots>) -> Reason {
         let destination = Destination::new(url.parse().unwrap());
-        let dialler = UpstreamDialler::new(destination, roots, LIMIT).unwrap();
+        let tls = roots.map(|roots| {
+            TlsOffers::new(&UpstreamTls {
+                roots: Some(roots.clone()),
+                ..UpstreamTls::default()
+            })
+        });
+        let tls = tls.transpose().unwrap();
+        let shared = Arc::new(UpstreamShared::new(&[]));
+        let dialler = UpstreamDialler::new(destination, tls, LIMIT, &shared);
         match dialler.dial(Offer::Any).await {
             Ok(_) => panic!("{url} was reached"),
             Err(problem) => problem.reason(),
@@ -149,11 +215,24 @@ mod tests {
         );
     }
 
-    #[test]
-    fn https_is_never_spoken_without_tls() {
-        let destination = Destination::new("https://127.0.0.1:1".parse().unwrap());
-        let made = UpstreamDialler::new(destination, None, LIMIT);
-        assert!(matches!(made.err(), Some(TlsFilesError::NoRoots)));
+    #[tokio::test]
+    async fn https_is_never_spoken_without_tls() {
+        let made = TlsOffers::new(&UpstreamTls::default());
+        let error = made.err().unwrap();
+        assert!(matches!(error, UpstreamError::Tls(TlsFilesError::NoRoots)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        assert_eq!(reason(&url, None).await, Reason::TlsProtocolError);
+    }
+
+    #[tokio::test]
+    async fn a_unix_socket_without_a_listener_refuses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("app.sock");
+        let url = format!("unix:{}", path.display());
+        assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
+        drop(tokio::net::UnixListener::bind(&path).unwrap());
+        assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
     }
 
     #[tokio::test]

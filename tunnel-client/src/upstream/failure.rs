@@ -23,6 +23,12 @@ impl AsProblem for UpstreamBodyError {
     }
 }
 
+impl From<Problem> for UpstreamBodyError {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
 impl From<hyper::Error> for UpstreamBodyError {
     fn from(error: hyper::Error) -> Self {
         let reason = if is_invalid(&error) {

@@ -15,6 +15,7 @@ mod input;
 mod sending;
 
 use std::io;
+use std::net::IpAddr;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -37,6 +38,8 @@ use tunnel_ops::alarm::Alarm;
 /// A connection that can be asked one thing at a time.
 pub(super) struct Connection {
     socket: Socket,
+    /// Where a name led to; none when there was no name.
+    peer: Option<IpAddr>,
     input: Input,
     sending: Sending,
     /// Why no more of the request can be sent.
@@ -64,10 +67,11 @@ pub(super) enum NoAnswer {
 }
 
 impl Connection {
-    /// A new connection.
-    pub(super) fn new(socket: Socket) -> Self {
+    /// A new connection, to this address of the upstream's name if it has one.
+    pub(super) fn new(socket: Socket, peer: Option<IpAddr>) -> Self {
         Self {
             socket,
+            peer,
             input: Input::new(),
             sending: Sending::default(),
             broken: None,
@@ -76,6 +80,11 @@ impl Connection {
             content: Content::Ended,
             alarm: Alarm::default(),
         }
+    }
+
+    /// The address of the upstream's name that it leads to.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.peer
     }
 
     /// Begins a request whose head `write` writes; it says how the content is framed.

@@ -4,6 +4,7 @@
 //! when nobody needs it any more. Their tasks belong to them and end with them.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub(super) struct Http2 {
 
 /// One connection.
 struct Shared {
+    /// Where a name led to; none when there was no name.
+    peer: Option<IpAddr>,
     sender: SendRequest<OutgoingBody>,
     settings: watch::Receiver<Settings>,
     /// The connection's tasks, which end with the last who holds them: the connection itself, and
@@ -74,15 +77,30 @@ impl Http2 {
         connections.iter().find_map(Shared::lease)
     }
 
-    /// Begins to speak HTTP/2, and shares the connection from here on.
-    pub(super) async fn add(&self, socket: Socket) -> Result<Lease, Problem> {
-        let connection = Shared::new(socket).await.map_err(|error| {
+    /// Begins to speak HTTP/2, and shares the connection from here on. `peer` is the address of the
+    /// upstream's name that it leads to, if it has one.
+    pub(super) async fn add(&self, socket: Socket, peer: Option<IpAddr>) -> Result<Lease, Problem> {
+        let connection = Shared::new(socket, peer).await.map_err(|error| {
             let detail = format!("the upstream does not speak HTTP/2: {error}");
             Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
         })?;
         let lease = connection.leased();
         self.connections.lock().push(connection);
         Ok(lease)
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.connections.lock().is_empty()
+    }
+
+    /// Takes no new exchange on a connection that leads to none of these addresses. What is under way
+    /// there goes on, and ends it.
+    pub(super) fn keep_to(&self, addresses: &[IpAddr]) {
+        let is_current = |connection: &mut Shared| {
+            (connection.peer).is_none_or(|peer| addresses.contains(&peer))
+        };
+        self.connections.lock().retain_mut(is_current);
     }
 
     /// Closes the connections that nobody uses, all but one.
@@ -97,7 +115,7 @@ impl Http2 {
 }
 
 impl Shared {
-    async fn new(socket: Socket) -> hyper::Result<Self> {
+    async fn new(socket: Socket, peer: Option<IpAddr>) -> hyper::Result<Self> {
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
         let executor = ConnectionTasks(Arc::downgrade(&tasks));
         let (interval, patience) = KEEPALIVE;
@@ -114,6 +132,7 @@ impl Shared {
         let (told, settings) = watch::channel(settings(&driver));
         tasks.lock().spawn(drive(driver, told));
         Ok(Self {
+            peer,
             sender,
             settings,
             tasks,
@@ -210,7 +229,7 @@ mod tests {
         let mut leases = Vec::new();
         for _ in 0..4 {
             let stream = TcpStream::connect(address).await.unwrap();
-            leases.push(http2.add(Socket::Plain(stream)).await.unwrap());
+            leases.push(http2.add(Socket::Plain(stream), None).await.unwrap());
         }
         let count = || http2.connections.lock().len();
         http2.sweep();
@@ -221,5 +240,24 @@ mod tests {
         leases.clear();
         http2.sweep();
         assert_eq!(count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_connection_to_a_lost_address_is_shared_no_more_and_ends_with_its_last_use() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let http2 = Http2::default();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let socket = Socket::Plain(stream);
+        let lease = http2.add(socket, Some(address.ip())).await.unwrap();
+        http2.keep_to(&[address.ip()]);
+        assert!(!http2.is_empty());
+        http2.keep_to(&[]);
+        assert!(http2.is_empty() && http2.take().is_none());
+        assert!(!lease.sender.is_closed(), "what is under way goes on");
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        drop(lease);
+        let mut rest = Vec::new();
+        let _ = tokio::io::AsyncReadExt::read_to_end(&mut theirs, &mut rest).await;
     }
 }

@@ -31,6 +31,9 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 pub(super) struct OutgoingBody {
     /// `None` for a request without content. Boxed, since hyper moves a request often.
     body: Option<Box<IncomingBody>>,
+    /// Bytes that may still come, and how many that were in all.
+    left: u64,
+    limit: u64,
     progress: Arc<Progress>,
 }
 
@@ -49,6 +52,8 @@ impl OutgoingBody {
         }
         Self {
             body: Some(Box::new(body)),
+            left: u64::MAX,
+            limit: u64::MAX,
             progress,
         }
     }
@@ -58,9 +63,27 @@ impl OutgoingBody {
         progress.on_end();
         Self {
             body: None,
+            left: u64::MAX,
+            limit: u64::MAX,
             progress,
         }
     }
+
+    /// Allows this many bytes. What says before that it is longer is refused at once; what turns out
+    /// to be is ended there.
+    pub(super) fn limit(&mut self, bytes: u64) -> Result<(), Problem> {
+        (self.left, self.limit) = (bytes, bytes);
+        if self.size_hint().lower() > bytes {
+            return Err(too_large(bytes));
+        }
+        Ok(())
+    }
+}
+
+/// A request's content is larger than this.
+pub(super) fn too_large(limit: u64) -> Problem {
+    let detail = format!("the request's content is larger than {limit} bytes");
+    Problem::new(Hop::Client, Reason::BodyTooLarge, detail)
 }
 
 impl Body for OutgoingBody {
@@ -79,6 +102,12 @@ impl Body for OutgoingBody {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
+            let Some(left) = this.left.checked_sub(data.len() as u64) else {
+                this.progress.on_too_large();
+                let problem = too_large(this.limit);
+                return Poll::Ready(Some(Err(BodyError::Aborted(problem))));
+            };
+            this.left = left;
             this.progress.on_bytes(data.len());
         }
         Poll::Ready(frame)

@@ -2,8 +2,10 @@
 //!
 //! Nobody polls them there. The one that rested the shortest is taken first, so that a pool which
 //! is larger than it needs to be shrinks; each is looked at when it is taken, since an upstream may
-//! have closed it meanwhile.
+//! have closed it meanwhile. One to an address that the upstream's name has lost is not kept.
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -29,6 +31,8 @@ struct AtRest {
     /// In the order in which they came to rest, each with the number of sweeps before.
     connections: Vec<(Box<Connection>, u32)>,
     sweeps: u32,
+    /// The addresses of the upstream's name; none when it has no name, or was not asked for.
+    addresses: Option<Arc<[IpAddr]>>,
 }
 
 impl Pool {
@@ -56,10 +60,31 @@ impl Pool {
         }
         connection.rest();
         let mut resting = self.resting.lock();
-        if resting.connections.len() < self.limit {
+        if resting.connections.len() < self.limit && resting.is_current(&connection) {
             let sweeps = resting.sweeps;
             resting.connections.push((connection, sweeps));
         }
+    }
+
+    /// Whether none is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.resting.lock().connections.is_empty()
+    }
+
+    /// Keeps connections to these addresses only from here on.
+    pub(super) fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
+        let mut resting = self.resting.lock();
+        let known = resting.addresses.as_ref();
+        if known.is_some_and(|known| Arc::ptr_eq(known, addresses)) {
+            return;
+        }
+        resting.addresses = Some(Arc::clone(addresses));
+        let all = std::mem::take(&mut resting.connections);
+        let (current, lost) = (all.into_iter())
+            .partition::<Vec<_>, _>(|(connection, _)| resting.is_current(connection));
+        resting.connections = current;
+        drop(resting);
+        drop(lost);
     }
 
     /// Closes those that have rested for too long. To be called [`SWEEPS`] times in [`REST`].
@@ -75,5 +100,15 @@ impl Pool {
         drop(resting);
         // Closing them is a system call each, for which nobody should have to wait.
         drop(old);
+    }
+}
+
+impl AtRest {
+    /// Whether the upstream's name still leads to where a connection does.
+    fn is_current(&self, connection: &Connection) -> bool {
+        match (&self.addresses, connection.peer()) {
+            (Some(addresses), Some(peer)) => addresses.contains(&peer),
+            _ => true,
+        }
     }
 }

@@ -1,30 +1,48 @@
 //! What becomes known of an exchange's request while it is sent, shared by those who send it and
 //! those who wait for the response.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntCounter;
 
 /// How far a request has come. Written by the one who sends it.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// Those of all exchanges.
-    all_bytes: IntCounter,
+    /// Those of all exchanges; none when they are not counted.
+    all_bytes: Option<IntCounter>,
     bytes: AtomicU64,
     has_ended: AtomicBool,
-    was_heard: AtomicBool,
+    /// Informational responses.
+    heard: AtomicU32,
     is_flooded: AtomicBool,
+    is_too_large: AtomicBool,
+}
+
+/// What has moved of a request so far; two that are equal mean that nothing did in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moved {
+    bytes: u64,
+    heard: u32,
 }
 
 impl Progress {
     /// Nothing is sent yet. What will be counts in `all_bytes` as well.
     pub(crate) fn new(all_bytes: IntCounter) -> Self {
         Self {
-            all_bytes,
+            all_bytes: Some(all_bytes),
+            ..Self::uncounted()
+        }
+    }
+
+    /// The same for what is no exchange.
+    pub(super) fn uncounted() -> Self {
+        Self {
+            all_bytes: None,
             bytes: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
-            was_heard: AtomicBool::new(false),
+            heard: AtomicU32::new(0),
             is_flooded: AtomicBool::new(false),
+            is_too_large: AtomicBool::new(false),
         }
     }
 
@@ -40,7 +58,15 @@ impl Progress {
 
     /// Whether an informational response came.
     pub(super) fn was_heard(&self) -> bool {
-        self.was_heard.load(Ordering::Relaxed)
+        self.heard.load(Ordering::Relaxed) > 0
+    }
+
+    /// What has moved so far.
+    pub(super) fn moved(&self) -> Moved {
+        Moved {
+            bytes: self.bytes(),
+            heard: self.heard.load(Ordering::Relaxed),
+        }
     }
 
     /// Whether more informational responses came than are sent on.
@@ -48,9 +74,20 @@ impl Progress {
         self.is_flooded.load(Ordering::Relaxed)
     }
 
+    /// Whether the content was ended since it is larger than it may be.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.is_too_large.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn on_too_large(&self) {
+        self.is_too_large.store(true, Ordering::Relaxed);
+    }
+
     pub(super) fn on_bytes(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.all_bytes.inc_by(bytes as u64);
+        if let Some(all_bytes) = &self.all_bytes {
+            all_bytes.inc_by(bytes as u64);
+        }
     }
 
     pub(super) fn on_end(&self) {
@@ -58,7 +95,7 @@ impl Progress {
     }
 
     pub(super) fn on_informational(&self, was_taken: bool) {
-        self.was_heard.store(true, Ordering::Relaxed);
+        self.heard.fetch_add(1, Ordering::Relaxed);
         if !was_taken {
             self.is_flooded.store(true, Ordering::Relaxed);
         }

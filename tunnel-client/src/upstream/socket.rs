@@ -1,17 +1,19 @@
-//! A connection to an upstream: TCP, plain or under TLS.
+//! A connection to an upstream: TCP, plain or under TLS, or a Unix socket.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// Either of the two.
+/// One of the three.
 pub(crate) enum Socket {
     /// Without TLS.
     Plain(TcpStream),
+    /// Within the machine.
+    Unix(UnixStream),
     /// With TLS; boxed, since its state is large.
     Tls(Box<TlsStream<TcpStream>>),
 }
@@ -20,16 +22,20 @@ impl Socket {
     /// Whether both ends agreed on HTTP/2.
     pub(super) fn is_http2(&self) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Unix(_) => false,
             Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
         }
     }
 }
 
-macro_rules! either {
+macro_rules! each {
     ($socket:expr, $stream:ident => $poll:expr) => {
         match $socket.get_mut() {
             Self::Plain(stream) => {
+                let $stream = Pin::new(stream);
+                $poll
+            }
+            Self::Unix(stream) => {
                 let $stream = Pin::new(stream);
                 $poll
             }
@@ -47,7 +53,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, stream => stream.poll_read(cx, buffer))
+        each!(self, stream => stream.poll_read(cx, buffer))
     }
 }
 
@@ -57,7 +63,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(self, stream => stream.poll_write(cx, bytes))
+        each!(self, stream => stream.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -65,21 +71,22 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(self, stream => stream.poll_write_vectored(cx, slices))
+        each!(self, stream => stream.poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Unix(stream) => stream.is_write_vectored(),
             Self::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => stream.poll_flush(cx))
+        each!(self, stream => stream.poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => stream.poll_shutdown(cx))
+        each!(self, stream => stream.poll_shutdown(cx))
     }
 }

@@ -11,6 +11,9 @@ mod admin;
 mod broken;
 mod config;
 mod credential;
+mod destination;
+#[allow(dead_code, reason = "shared with the tests of upstreams themselves")]
+mod dns;
 mod http1;
 mod http2;
 mod pool;

@@ -31,7 +31,18 @@ impl Scripted {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap(), script).await
+    }
+
+    /// The same at an address of the test's choice.
+    pub(crate) async fn start_at<F>(
+        address: SocketAddr,
+        script: impl Fn(Connection) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&connections);
@@ -67,6 +78,10 @@ impl Scripted {
             connection.send(answer).await;
         })
         .await
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn url(&self) -> String {

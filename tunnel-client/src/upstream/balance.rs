@@ -1,0 +1,265 @@
+//! Which of several upstreams is asked next, by weights and by how they have done: no clock, no
+//! network.
+//!
+//! An upstream is out while its checks fail, or for a growing time after it failed too often in a
+//! row. Those that are out are passed over as long as any other is there; when all are, all are asked
+//! again: perhaps it is the checks that are wrong.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Largest weight: with the number of upstreams that a file can name, sums stay far from any limit.
+pub(crate) const WEIGHT_MAX: u32 = 1000;
+/// Most times that the time out is grown by.
+const GROWTH_MAX: u32 = 10;
+
+/// When an upstream that fails is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EjectionSettings {
+    /// Failures in a row, to connect or to answer. At least 1.
+    pub(crate) after: u32,
+    /// For how long the first time; each further time in a row for as much more, up to ten times it.
+    pub(crate) duration: Duration,
+}
+
+/// The upstreams' places.
+pub(super) struct Balance {
+    places: Vec<Place>,
+    /// How far each place is ahead of its share.
+    turns: Mutex<Vec<i64>>,
+    ejection: Option<EjectionSettings>,
+    /// From where times are counted.
+    start: Instant,
+}
+
+struct Place {
+    weight: u32,
+    is_unhealthy: AtomicBool,
+    /// In a row.
+    failures: AtomicU32,
+    /// Ejections in a row.
+    ejections: AtomicU32,
+    /// Until when it is out, in milliseconds from the start; 0 for not at all.
+    out_until: AtomicU64,
+}
+
+impl Balance {
+    /// Places with these weights, none of them out.
+    pub(super) fn new(
+        weights: impl IntoIterator<Item = u32>,
+        ejection: Option<EjectionSettings>,
+        start: Instant,
+    ) -> Self {
+        let place = |weight| Place {
+            weight,
+            is_unhealthy: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
+            ejections: AtomicU32::new(0),
+            out_until: AtomicU64::new(0),
+        };
+        let places: Vec<_> = weights.into_iter().map(place).collect();
+        Self {
+            turns: Mutex::new(vec![0; places.len()]),
+            places,
+            ejection,
+            start,
+        }
+    }
+
+    /// The next place by its weight, but not this one; `None` when there is no other.
+    pub(super) fn next(&self, except: Option<usize>, now: Instant) -> Option<usize> {
+        let other = |index: &usize| Some(*index) != except;
+        let is_in = |index: &usize| other(index) && !self.is_out(*index, now);
+        self.turn(is_in).or_else(|| self.turn(other))
+    }
+
+    /// The turn of one of these. Each gets ahead by its weight, and who is furthest goes back by the
+    /// weight of all: so turns are spread as evenly as they can be.
+    fn turn(&self, is_asked: impl Fn(&usize) -> bool) -> Option<usize> {
+        let mut turns = self.turns.lock();
+        let (mut best, mut all) = (None, 0);
+        for (index, turn) in turns
+            .iter_mut()
+            .enumerate()
+            .filter(|(index, _)| is_asked(index))
+        {
+            let weight = i64::from(self.places[index].weight);
+            *turn += weight;
+            all += weight;
+            if best.is_none_or(|(_, most)| *turn > most) {
+                best = Some((index, *turn));
+            }
+        }
+        let (index, _) = best?;
+        turns[index] -= all;
+        Some(index)
+    }
+
+    /// Whether a place is passed over.
+    pub(super) fn is_out(&self, index: usize, now: Instant) -> bool {
+        self.is_unhealthy(index) || self.is_ejected(index, now)
+    }
+
+    /// Whether its checks fail.
+    pub(super) fn is_unhealthy(&self, index: usize) -> bool {
+        self.places[index].is_unhealthy.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is left alone for a time.
+    pub(super) fn is_ejected(&self, index: usize, now: Instant) -> bool {
+        let until = self.places[index].out_until.load(Ordering::Relaxed);
+        until > 0 && u128::from(until) > (now - self.start).as_millis()
+    }
+
+    /// What its checks say. When they hold again, what was before is forgotten.
+    pub(super) fn set_unhealthy(&self, index: usize, is_unhealthy: bool) {
+        let place = &self.places[index];
+        place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
+        if !is_unhealthy {
+            self.on_success(index);
+        }
+    }
+
+    /// It answered.
+    pub(super) fn on_success(&self, index: usize) {
+        let place = &self.places[index];
+        // Nothing is written while all is well: others read it.
+        for count in [&place.failures, &place.ejections] {
+            if count.load(Ordering::Relaxed) > 0 {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
+        if place.out_until.load(Ordering::Relaxed) > 0 {
+            place.out_until.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It could not be reached, or did not answer. For how long it is left alone, if that was one
+    /// time too often.
+    pub(super) fn on_failure(&self, index: usize, now: Instant) -> Option<Duration> {
+        let settings = self.ejection?;
+        let place = &self.places[index];
+        let failures = place.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        // What was asked before it was out may fail after.
+        if failures < settings.after || self.is_ejected(index, now) {
+            return None;
+        }
+        place.failures.store(0, Ordering::Relaxed);
+        let times = place.ejections.load(Ordering::Relaxed).saturating_add(1);
+        place.ejections.store(times, Ordering::Relaxed);
+        let out = settings.duration.saturating_mul(times.min(GROWTH_MAX));
+        let until = (now - self.start).saturating_add(out).as_millis();
+        let until = u64::try_from(until).unwrap_or(u64::MAX).max(1);
+        place.out_until.store(until, Ordering::Relaxed);
+        Some(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const EJECTION: EjectionSettings = EjectionSettings {
+        after: 3,
+        duration: Duration::from_secs(10),
+    };
+
+    fn balance(weights: &[u32]) -> (Balance, Instant) {
+        let start = Instant::now();
+        let balance = Balance::new(weights.iter().copied(), Some(EJECTION), start);
+        (balance, start)
+    }
+
+    fn turns(balance: &Balance, now: Instant, count: usize) -> Vec<usize> {
+        (0..count)
+            .map(|_| balance.next(None, now).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn turns_are_spread_by_weight() {
+        let (balance, now) = balance(&[3, 1, 1]);
+        assert_eq!(turns(&balance, now, 5), [0, 1, 0, 2, 0]);
+        assert_eq!(turns(&balance, now, 5), [0, 1, 0, 2, 0]);
+    }
+
+    #[test]
+    fn who_is_out_is_passed_over_unless_all_are() {
+        let (balance, now) = balance(&[1, 1, 1]);
+        balance.set_unhealthy(1, true);
+        assert!(!turns(&balance, now, 10).contains(&1));
+        balance.set_unhealthy(0, true);
+        assert_eq!(turns(&balance, now, 3), [2, 2, 2]);
+        assert!(
+            balance.next(Some(2), now).is_some(),
+            "the others are better than none"
+        );
+        balance.set_unhealthy(2, true);
+        let mut all = turns(&balance, now, 3);
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2]);
+        balance.set_unhealthy(1, false);
+        assert_eq!(turns(&balance, now, 3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn one_alone_has_no_other() {
+        let (balance, now) = balance(&[1]);
+        assert_eq!(balance.next(None, now), Some(0));
+        assert_eq!(balance.next(Some(0), now), None);
+    }
+
+    #[test]
+    fn failures_in_a_row_put_one_out_for_a_growing_time() {
+        let (balance, start) = balance(&[1, 1]);
+        let mut now = start;
+        for times in [1, 2, 3] {
+            assert_eq!(balance.on_failure(0, now), None);
+            assert_eq!(balance.on_failure(0, now), None);
+            let out = balance.on_failure(0, now).unwrap();
+            assert_eq!(out, EJECTION.duration * times);
+            assert!(balance.is_ejected(0, now + out - SECOND));
+            assert_eq!(balance.on_failure(0, now), None, "it is out already");
+            balance.places[0].failures.store(0, Ordering::Relaxed);
+            now += out;
+            assert!(!balance.is_ejected(0, now));
+        }
+        for _ in 0..100 {
+            now += 1000 * SECOND;
+            let out = balance.on_failure(0, now).unwrap_or_default();
+            assert!(out <= EJECTION.duration * GROWTH_MAX);
+        }
+        balance.on_success(0);
+        assert!(!balance.is_ejected(0, now));
+        assert_eq!(balance.on_failure(0, now), None);
+    }
+
+    #[test]
+    fn a_success_in_between_starts_the_count_anew() {
+        let (balance, now) = balance(&[1, 1]);
+        for _ in 0..10 {
+            assert_eq!(balance.on_failure(0, now), None);
+            assert_eq!(balance.on_failure(0, now), None);
+            balance.on_success(0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_gets_its_share_exactly(weights in prop::collection::vec(1u32..20, 1..8)) {
+            let (balance, now) = balance(&weights);
+            let all: u32 = weights.iter().sum();
+            let turns = turns(&balance, now, 2 * all as usize);
+            for (index, weight) in weights.iter().enumerate() {
+                let got = turns.iter().filter(|turn| **turn == index).count();
+                prop_assert_eq!(got, 2 * *weight as usize);
+            }
+        }
+    }
+}

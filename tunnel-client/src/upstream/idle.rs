@@ -1,0 +1,103 @@
+//! The watch over an exchange on which nothing moves.
+//!
+//! In: each moment in which there is nothing to read from the upstream. Out: the [`Problem`], when
+//! not a byte came or went for as long as the route allows. A platform client that takes nothing
+//! stops the watch: then nobody asks whether there is anything.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::progress::{Moved, Progress};
+
+/// The watch over one exchange.
+pub(super) struct Idle {
+    limit: Duration,
+    /// Whether the last that was seen of the upstream was nothing, and what had gone to it then.
+    since: Option<Moved>,
+    sleep: std::pin::Pin<Box<Sleep>>,
+    progress: Arc<Progress>,
+}
+
+impl Idle {
+    /// Watches from the first moment of nothing.
+    pub(super) fn new(limit: Duration, progress: &Arc<Progress>) -> Box<Self> {
+        Box::new(Self {
+            limit,
+            since: None,
+            sleep: Box::pin(sleep(limit)),
+            progress: Arc::clone(progress),
+        })
+    }
+
+    /// Something came.
+    pub(super) fn on_input(&mut self) {
+        self.since = None;
+    }
+
+    /// Nothing is there; ready when that has been so for too long.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Problem> {
+        let moved = self.progress.moved();
+        let mut since = match self.since {
+            Some(since) => since,
+            None => {
+                self.sleep.as_mut().reset(Instant::now() + self.limit);
+                moved
+            }
+        };
+        while self.sleep.as_mut().poll(cx).is_ready() {
+            if since == moved {
+                let detail = format!("not a byte came or went for {:?}", self.limit);
+                return Poll::Ready(Problem::new(Hop::Client, Reason::IdleTimeout, detail));
+            }
+            since = moved;
+            self.sleep.as_mut().reset(Instant::now() + self.limit);
+        }
+        self.since = Some(since);
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_what_does_not_move_and_nothing_else() {
+        let progress = Progress::of_test();
+        let mut idle = Idle::new(LIMIT, &progress);
+        let start = Instant::now();
+        let reason = poll_fn(|cx| idle.poll(cx)).await.reason();
+        assert_eq!((reason, start.elapsed()), (Reason::IdleTimeout, LIMIT));
+        // What came before starts the wait anew.
+        idle.on_input();
+        let mut wait = async |time| timeout(time, poll_fn(|cx| idle.poll(cx))).await;
+        assert!(wait(LIMIT - Duration::from_secs(1)).await.is_err());
+        progress.on_bytes(1);
+        assert!(wait(LIMIT).await.is_err(), "something went");
+        assert!(wait(LIMIT).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_nobody_asks_does_not_count() {
+        let progress = Progress::of_test();
+        let mut idle = Idle::new(LIMIT, &progress);
+        sleep(3 * LIMIT).await;
+        let wait = timeout(Duration::from_secs(9), poll_fn(|cx| idle.poll(cx)));
+        assert!(wait.await.is_err());
+        idle.on_input();
+        sleep(3 * LIMIT).await;
+        let wait = timeout(Duration::from_secs(9), poll_fn(|cx| idle.poll(cx)));
+        assert!(wait.await.is_err());
+    }
+}

@@ -1,0 +1,265 @@
+//! The upstreams of one route: one or several of the same.
+//!
+//! ```text
+//!   exchange ─▶ ask ─▶ balance ─▶ upstream ── refused ─▶ another, once
+//!                         ▲ failures, answers
+//!   tend ─▶ health ───────┘
+//! ```
+//!
+//! In: a request that the route sends here. Out: the response of one of them, or the [`Problem`]. A
+//! route with one upstream asks it, and none of the rest is touched.
+
+use std::sync::Arc;
+
+use http::Response;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tunnel_proto::problem::{Fault, Hop, Problem, Reason};
+
+use super::ask::Failed;
+use super::balance::{Balance, WEIGHT_MAX};
+use super::destination::Destination;
+use super::health::{self, Health, HealthSettings};
+use super::settings::{UpstreamError, UpstreamOptions, UpstreamShared};
+use super::tls::TlsOffers;
+use super::{Asked, Reach, Upstream, UpstreamBody, tls_for};
+use crate::config::{UpstreamScheme, UpstreamUrl};
+
+pub(crate) use super::balance::EjectionSettings;
+
+/// The upstreams of one route.
+pub(crate) struct UpstreamSet {
+    members: Arc<Members>,
+    health: Option<Arc<HealthSettings>>,
+}
+
+struct Members {
+    upstreams: Vec<Arc<Upstream>>,
+    weights: Vec<u32>,
+    balance: Balance,
+}
+
+/// How one of them is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UpstreamState {
+    /// Where it is.
+    pub(crate) url: UpstreamUrl,
+    /// Its share.
+    pub(crate) weight: u32,
+    /// How it is.
+    pub(crate) condition: UpstreamCondition,
+}
+
+/// What is known of an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UpstreamCondition {
+    /// Nothing: it was not needed so far.
+    Unknown,
+    /// The last connection to it was made.
+    Up,
+    /// The last connection to it failed.
+    Unreachable,
+    /// It is left alone for a time, after failures in a row.
+    Ejected,
+    /// Its checks fail.
+    Unhealthy,
+}
+
+impl UpstreamCondition {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Unknown,
+        Self::Up,
+        Self::Unreachable,
+        Self::Ejected,
+        Self::Unhealthy,
+    ];
+
+    /// One word, for metrics and status.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Up => "up",
+            Self::Unreachable => "unreachable",
+            Self::Ejected => "ejected",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+impl UpstreamSet {
+    /// A route's upstreams, each with its share.
+    ///
+    /// # Errors
+    /// See [`UpstreamError`].
+    pub(crate) fn new(
+        members: Vec<(UpstreamUrl, u32)>,
+        options: &UpstreamOptions,
+        health: Option<HealthSettings>,
+        ejection: Option<EjectionSettings>,
+        shared: &Arc<UpstreamShared>,
+    ) -> Result<Self, UpstreamError> {
+        if members.is_empty() {
+            return Err(UpstreamError::NoUpstream);
+        }
+        if members
+            .iter()
+            .any(|(_, weight)| !(1..=WEIGHT_MAX).contains(weight))
+        {
+            return Err(UpstreamError::Weight);
+        }
+        let is_https = |(url, _): &(UpstreamUrl, u32)| url.scheme() == UpstreamScheme::Https;
+        let scheme = members.iter().find(|member| is_https(member));
+        let tls = scheme.map(|(url, _)| tls_for(url.scheme(), url, options));
+        let tls: Option<TlsOffers> = tls.transpose()?.flatten();
+        let (urls, weights): (Vec<_>, Vec<_>) = members.into_iter().unzip();
+        let upstream = |url| {
+            let destination = Destination::new(url);
+            Arc::new(Upstream::with_tls(
+                destination,
+                tls.clone(),
+                options,
+                shared,
+            ))
+        };
+        let balance = Balance::new(weights.iter().copied(), ejection, Instant::now());
+        Ok(Self {
+            members: Arc::new(Members {
+                upstreams: urls.into_iter().map(upstream).collect(),
+                weights,
+                balance,
+            }),
+            health: health.map(Arc::new),
+        })
+    }
+
+    /// Sends a request to the one whose turn it is, and waits for the head of its response. When that
+    /// one has surely not acted on it, or it does no harm to ask twice, one other is asked.
+    pub(crate) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+        match &self.members.upstreams[..] {
+            [one] => one.ask(asked).await,
+            _ => self.members.ask(asked).await,
+        }
+    }
+
+    /// Tends all upstreams, and checks them if that is wanted, for as long as it is polled.
+    pub(crate) async fn tend(&self) {
+        let mut tasks = JoinSet::new();
+        for (index, upstream) in self.members.upstreams.iter().enumerate() {
+            let tended = Arc::clone(upstream);
+            tasks.spawn(async move { tended.tend().await });
+            if let Some(health) = &self.health {
+                let (members, health) = (Arc::clone(&self.members), Arc::clone(health));
+                tasks.spawn(async move { members.keep_checking(index, &health).await });
+            }
+        }
+        // None ends by itself, so that this is a fault of ours; the others go on.
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "an upstream is not tended any more");
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// How each of them is.
+    pub(crate) fn states(&self) -> Vec<UpstreamState> {
+        let (members, now) = (&self.members, Instant::now());
+        let all = members.upstreams.iter().zip(&members.weights).enumerate();
+        let state = |(index, (upstream, weight)): (usize, (&Arc<Upstream>, &u32))| UpstreamState {
+            url: upstream.url().clone(),
+            weight: *weight,
+            condition: if members.balance.is_unhealthy(index) {
+                UpstreamCondition::Unhealthy
+            } else if members.balance.is_ejected(index, now) {
+                UpstreamCondition::Ejected
+            } else {
+                match upstream.reach() {
+                    Reach::Unknown => UpstreamCondition::Unknown,
+                    Reach::Reached => UpstreamCondition::Up,
+                    Reach::Failed => UpstreamCondition::Unreachable,
+                }
+            },
+        };
+        all.map(state).collect()
+    }
+}
+
+impl Members {
+    async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+        // There is always one.
+        let first = self.balance.next(None, Instant::now()).unwrap_or_default();
+        let failed = match self.ask_one(first, asked).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        let second = self.balance.next(Some(first), Instant::now());
+        let (Some(second), true) = (second, failed.may_ask_another) else {
+            return Err(failed.problem);
+        };
+        tracing::debug!(problem = %failed.problem, "another upstream is asked");
+        let again = match Box::pin(self.ask_one(second, asked)).await {
+            Ok(response) => return Ok(response),
+            Err(again) => again,
+        };
+        let now = Instant::now();
+        let is_out = |index| [first, second].contains(&index) || self.balance.is_out(index, now);
+        if failed.is_untouched && again.is_untouched && (0..self.upstreams.len()).all(is_out) {
+            let detail = format!(
+                "none of the route's {} upstreams can be reached: {}",
+                self.upstreams.len(),
+                again.problem.detail()
+            );
+            return Err(Problem::new(Hop::Client, Reason::UpstreamsDown, detail));
+        }
+        Err(again.problem)
+    }
+
+    /// Asks one, and takes note of how it did.
+    async fn ask_one(
+        &self,
+        index: usize,
+        asked: &mut Asked,
+    ) -> Result<Response<UpstreamBody>, Failed> {
+        let upstream = &self.upstreams[index];
+        let answered = upstream.try_ask(asked).await;
+        match &answered {
+            Ok(_) => self.balance.on_success(index),
+            Err(failed) if is_failure(&failed.problem) => {
+                if let Some(out) = self.balance.on_failure(index, Instant::now()) {
+                    tracing::warn!(
+                        upstream = %upstream.url(),
+                        ?out,
+                        problem = %failed.problem,
+                        "an upstream failed too often, and is left alone for a while"
+                    );
+                }
+            }
+            Err(_) => {}
+        }
+        answered
+    }
+
+    async fn keep_checking(&self, index: usize, settings: &HealthSettings) {
+        let upstream = &self.upstreams[index];
+        let mut health = Health::new();
+        health::keep_checking(upstream, settings, |checked| {
+            let changed = health.on_checked(checked.is_ok(), settings);
+            let Some(is_unhealthy) = changed else {
+                return;
+            };
+            self.balance.set_unhealthy(index, is_unhealthy);
+            let upstream = upstream.url();
+            match checked {
+                Ok(()) => tracing::info!(%upstream, "an upstream is healthy again"),
+                Err(error) => tracing::warn!(%upstream, error, "an upstream is unhealthy"),
+            }
+        })
+        .await;
+    }
+}
+
+/// Whether a problem says that an upstream is not well; that it refuses an upgrade does not.
+fn is_failure(problem: &Problem) -> bool {
+    problem.reason().fault() == Fault::Upstream && problem.reason() != Reason::UpgradeFailed
+}

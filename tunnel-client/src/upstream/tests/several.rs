@@ -1,0 +1,294 @@
+//! Several upstreams of one route: shares, failures, checks, and none at all.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use http_body_util::Full;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+
+use super::scripted::{Connection, Scripted};
+use super::*;
+
+/// An address that nobody listens on.
+async fn closed() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// An upstream that answers with its own name.
+async fn good(name: &'static str) -> Scripted {
+    Scripted::start(move |mut connection: Connection| async move {
+        while let Some(head) = connection.head().await {
+            let bytes = usize::from(head.starts_with("POST"));
+            connection.bytes(bytes).await;
+            connection.send(answer(name)).await;
+        }
+    })
+    .await
+}
+
+fn post() -> Request<Full<Bytes>> {
+    Request::post("https://a-b.tunnels.test/")
+        .header("content-length", 1)
+        .body(Full::new("x".into()))
+        .unwrap()
+}
+
+fn ejection() -> EjectionSettings {
+    EjectionSettings {
+        after: 2,
+        duration: Duration::from_secs(600),
+    }
+}
+
+fn checks() -> HealthSettings {
+    HealthSettings {
+        path: "/healthz?full".parse().unwrap(),
+        interval: Duration::from_millis(50),
+        timeout: SOON,
+        unhealthy_after: 2,
+        healthy_after: 2,
+    }
+}
+
+fn set(
+    addresses: &[(SocketAddr, u32)],
+    options: &UpstreamOptions,
+    health: Option<HealthSettings>,
+    ejection: Option<EjectionSettings>,
+) -> (Route, Arc<UpstreamSet>) {
+    let members = addresses.iter().map(|(address, weight)| {
+        let url = format!("http://{address}").parse().unwrap();
+        (url, *weight)
+    });
+    let set = UpstreamSet::new(members.collect(), options, health, ejection, &shared());
+    Route::to_set(set.unwrap())
+}
+
+fn conditions(set: &UpstreamSet) -> Vec<&'static str> {
+    let states = set.states();
+    states.iter().map(|state| state.condition.name()).collect()
+}
+
+/// Waits until the upstreams are like this.
+async fn become_so(set: &UpstreamSet, expected: &[&str]) {
+    let seen = async {
+        while conditions(set) != expected {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if timeout(SOON, seen).await.is_err() {
+        panic!("{:?} is not {expected:?}", conditions(set));
+    }
+}
+
+#[tokio::test]
+async fn each_is_asked_by_its_weight() {
+    let (one, two) = (good("one").await, good("two").await);
+    let members = [(one.address(), 3), (two.address(), 1)];
+    let (route, set) = set(&members, &options(), None, None);
+    assert_eq!(conditions(&set), ["unknown", "unknown"]);
+    let mut ones = 0;
+    for _ in 0..40 {
+        ones += usize::from(route.fetch(get("/")).await == "one");
+    }
+    assert_eq!(ones, 30);
+    assert_eq!(conditions(&set), ["up", "up"]);
+}
+
+#[tokio::test]
+async fn what_one_refused_another_takes_and_who_refuses_is_left_alone() {
+    let good = good("good").await;
+    let members = [(closed().await, 1), (good.address(), 1)];
+    let (route, set) = set(&members, &options(), None, Some(ejection()));
+    for _ in 0..10 {
+        assert_eq!(route.fetch(post()).await, "good", "content and all");
+    }
+    assert_eq!(conditions(&set), ["ejected", "up"]);
+}
+
+#[tokio::test]
+async fn when_all_are_down_that_is_said_and_each_is_tried_again() {
+    let members = [(closed().await, 1), (closed().await, 1)];
+    let (route, set) = set(&members, &options(), None, Some(ejection()));
+    for _ in 0..4 {
+        let problem = route.ask(post()).await.unwrap_err();
+        assert_eq!(problem.reason(), Reason::UpstreamsDown, "{problem}");
+    }
+    assert_eq!(conditions(&set), ["ejected", "ejected"]);
+    let back = Scripted::start_at(members[1].0, |mut connection: Connection| async move {
+        while connection.head().await.is_some() {
+            connection.send(answer("back")).await;
+        }
+    })
+    .await;
+    assert_eq!(route.fetch(get("/")).await, "back");
+    assert_eq!(route.fetch(get("/")).await, "back");
+    assert_eq!(conditions(&set)[1], "up");
+    drop(back);
+}
+
+#[tokio::test]
+async fn a_harmless_request_is_asked_again_when_a_connection_broke_and_no_other() {
+    let resetting = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await;
+        // What is left unread makes the end a reset.
+    })
+    .await;
+    let good = good("good").await;
+    let members = [(resetting.address(), 1), (good.address(), 1)];
+    let (route, _set) = set(&members, &options(), None, None);
+    for _ in 0..6 {
+        assert_eq!(route.fetch(get("/")).await, "good");
+    }
+    assert_eq!(resetting.connections(), 3);
+    let mut failures = 0;
+    for _ in 0..6 {
+        match route.ask(post()).await {
+            Ok(response) => {
+                response.into_body().collect().await.unwrap();
+            }
+            Err(problem) => {
+                assert_eq!(problem.reason(), Reason::ConnectionTerminated);
+                failures += 1;
+            }
+        }
+    }
+    assert_eq!(failures, 3, "each turn of the one that resets");
+}
+
+#[tokio::test]
+async fn one_that_hangs_is_left_alone_after_a_few_that_waited() {
+    let hanging = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await;
+        connection.rest().await;
+    })
+    .await;
+    let good = good("good").await;
+    let options = UpstreamOptions {
+        head_timeout: Duration::from_secs(1),
+        ..options()
+    };
+    let members = [(hanging.address(), 1), (good.address(), 1)];
+    let (route, set) = set(&members, &options, None, Some(ejection()));
+    let mut failures = 0;
+    for _ in 0..20 {
+        // Whoever began to wait may have been acted upon, and the one that hangs might do it yet.
+        failures += usize::from(route.ask(get("/")).await.is_err());
+    }
+    assert_eq!(failures, 2);
+    assert_eq!(conditions(&set), ["ejected", "up"]);
+}
+
+#[tokio::test]
+async fn one_whose_checks_fail_gets_nothing_until_they_hold_again() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (well, count) = (Arc::clone(&is_well), Arc::clone(&asked));
+    let checked = Scripted::start(move |mut connection: Connection| {
+        let (well, count) = (Arc::clone(&well), Arc::clone(&count));
+        async move {
+            while let Some(head) = connection.head().await {
+                if !head.starts_with("GET /healthz?full HTTP/1.1\r\n") {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    connection.send(answer("checked")).await;
+                } else if well.load(Ordering::SeqCst) {
+                    connection.send(answer("fine")).await;
+                } else {
+                    connection
+                        .send("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")
+                        .await;
+                }
+            }
+        }
+    })
+    .await;
+    let good = good("good").await;
+    let members = [(checked.address(), 1), (good.address(), 1)];
+    let (route, set) = set(&members, &options(), Some(checks()), None);
+    become_so(&set, &["unhealthy", "up"]).await;
+    let before = asked.load(Ordering::SeqCst);
+    for _ in 0..10 {
+        assert_eq!(route.fetch(get("/")).await, "good");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), before);
+    is_well.store(true, Ordering::SeqCst);
+    become_so(&set, &["up", "up"]).await;
+    for _ in 0..2 {
+        route.fetch(get("/")).await;
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), before + 1);
+    // A check's answer is read, so that its connection can be used again.
+    assert!(checked.connections() <= 3, "{}", checked.connections());
+}
+
+#[tokio::test]
+async fn one_that_dies_and_returns_under_load_costs_no_harmless_request() {
+    let stays = good("stays").await;
+    let dies = good("dies").await;
+    let address = dies.address();
+    let members = [(stays.address(), 1), (address, 1)];
+    let (route, set) = set(&members, &options(), Some(checks()), Some(ejection()));
+    become_so(&set, &["up", "up"]).await;
+    let (route, is_over) = (Arc::new(route), Arc::new(AtomicBool::new(false)));
+    let mut load = JoinSet::new();
+    for _ in 0..8 {
+        let (route, is_over) = (Arc::clone(&route), Arc::clone(&is_over));
+        load.spawn(async move {
+            let mut answers = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                route.fetch(get("/")).await;
+                answers += 1;
+            }
+            answers
+        });
+    }
+    sleep(Duration::from_millis(100)).await;
+    drop(dies);
+    become_so(&set, &["up", "unhealthy"]).await;
+    let returned = Scripted::start_at(address, |mut connection: Connection| async move {
+        while connection.head().await.is_some() {
+            connection.send(answer("returned")).await;
+        }
+    })
+    .await;
+    let used = async { while route.fetch(get("/")).await != "returned" {} };
+    timeout(SOON, used).await.unwrap();
+    is_over.store(true, Ordering::SeqCst);
+    let answers: usize = load.join_all().await.into_iter().sum();
+    assert!(answers > 0);
+    drop(returned);
+}
+
+#[tokio::test]
+async fn one_alone_is_asked_whatever_its_checks_say() {
+    let only = Scripted::start(|mut connection: Connection| async move {
+        while let Some(head) = connection.head().await {
+            let answer = match head.starts_with("GET /healthz") {
+                true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
+                false => answer("only"),
+            };
+            connection.send(answer).await;
+        }
+    })
+    .await;
+    let members = [(only.address(), 1)];
+    let (route, set) = set(&members, &options(), Some(checks()), Some(ejection()));
+    become_so(&set, &["unhealthy"]).await;
+    assert_eq!(route.fetch(get("/")).await, "only");
+}
+
+#[tokio::test]
+async fn a_set_needs_members_and_shares() {
+    let url: UpstreamUrl = "http://127.0.0.1:1".parse().unwrap();
+    let make = |members| UpstreamSet::new(members, &options(), None, None, &shared()).err();
+    assert!(matches!(make(Vec::new()), Some(UpstreamError::NoUpstream)));
+    for weight in [0, 1001] {
+        let made = make(vec![(url.clone(), weight)]);
+        assert!(matches!(made, Some(UpstreamError::Weight)));
+    }
+    let https = "https://127.0.0.1:1".parse().unwrap();
+    let made = make(vec![(url, 1), (https, 1)]);
+    assert!(matches!(made, Some(UpstreamError::Tls(_))));
+}
