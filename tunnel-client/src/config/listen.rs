@@ -12,8 +12,8 @@ use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Identity, Roots};
 
 use super::{
-    CertificateFiles, Config, ConfigError, ConfigFault, Source, UpstreamUrl, or_fault, required,
-    set, upstream_roots,
+    CertificateFiles, Config, ConfigError, ConfigFault, Source, UpstreamUrl, check_dns_servers,
+    or_fault, required, set, upstream_roots,
 };
 
 /// Everything that `serve` needs to know. What stands in [`Config`] too means the same.

@@ -40,6 +40,13 @@ impl Informational {
     }
 }
 
+/// Takes them for nobody: of a request of the client's own.
+impl Default for Informational {
+    fn default() -> Self {
+        Self::Session(exchange::Informational::default())
+    }
+}
+
 impl Body for IncomingBody {
     type Data = Bytes;
     type Error = BodyError;

@@ -95,11 +95,6 @@ impl Destination {
         &self.url
     }
 
-    /// As it was configured.
-    pub(super) fn url(&self) -> &UpstreamUrl {
-        &self.url
-    }
-
     /// The name or address that is dialled.
     pub(super) fn host(&self) -> &str {
         self.url.host()
