@@ -201,8 +201,9 @@ fn client_configuration(
     let roots = Roots::from_pem(&credentials.certificates.ca_pem)?;
     let server = format!("wss://{server}").parse()?;
     let upstream: client_config::UpstreamUrl = upstream.parse().context("--upstream")?;
+    let is_https = upstream.scheme() == client_config::UpstreamScheme::Https;
     let mut config = client_config::Config::new(server, roots, credentials.token_file(), upstream);
-    if config.upstream.scheme() == client_config::UpstreamScheme::Https {
+    if is_https {
         config.upstream_roots = Some(Roots::load(None)?);
     }
     config.admin_listen = None;

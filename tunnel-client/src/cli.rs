@@ -13,6 +13,12 @@ Exit codes:
   1  failed while running, or refused by the server for good
   2  bad usage or configuration";
 
+const ROUTES_EXIT_CODES: &str = "\
+Exit codes:
+  0  a route takes the request, and sends it on or answers it
+  1  no route takes it, or the one that does denies it or refuses a segment
+  2  bad usage or configuration";
+
 /// Dials a tunnel server and answers what comes through the tunnel from local services
 #[derive(Debug, Parser)]
 #[command(name = "tunnel-client", version, after_help = EXIT_CODES)]
@@ -34,6 +40,9 @@ pub enum Command {
     /// Check the configuration and the files it names, and dial nobody
     #[command(after_help = EXIT_CODES)]
     Validate(Box<ValidateArgs>),
+    /// Ask the table of routes what it would do
+    #[command(subcommand)]
+    Routes(RoutesCommand),
 }
 
 /// What is to be checked.
@@ -42,6 +51,30 @@ pub struct ValidateArgs {
     /// Check what serve needs, instead of what run needs
     #[arg(long)]
     pub serve: bool,
+
+    /// The configuration.
+    #[command(flatten)]
+    pub given: Given,
+}
+
+/// What can be asked of the routes.
+#[derive(Debug, Subcommand)]
+pub enum RoutesCommand {
+    /// Tell which route takes a request, why, and what its upstream is sent; dial nobody
+    #[command(after_help = ROUTES_EXIT_CODES)]
+    Test(Box<RoutesTest>),
+}
+
+/// A request to try.
+#[derive(Debug, Args)]
+pub struct RoutesTest {
+    /// The method (GET if it is left out) and the URL: https://host/path?query, or /path?query
+    #[arg(value_names = ["METHOD", "URL"], num_args = 1..=2, required = true)]
+    pub request: Vec<String>,
+
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
 
     /// The configuration.
     #[command(flatten)]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Client ─┬─ admin listener        metrics, health, readiness
-//!           ├─ upstream              what routes lead to
+//!           ├─ routes                the table, and the upstreams that it leads to
+//!           ├─ reload                a new table when the file changes
 //!           └─ tunnel ─▶ sessions ─▶ exchanges ─▶ routes ─▶ upstream
 //! ```
 //!
@@ -24,22 +25,25 @@ use tunnel_proto::handshake::InstanceId;
 use tunnel_proto::session::SessionSettings;
 
 use crate::admin::{self, LiveSessions};
-use crate::config::{Config, OnRefusal};
+use crate::config::reload::Reloader;
+use crate::config::{Config, ConfigError, Given, OnRefusal};
 use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
+use crate::routes::{LeadParts, Routes};
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
 pub use crate::upstream::UpstreamError;
-use crate::upstream::{Upstream, UpstreamOptions, UpstreamShared, UpstreamTls};
+use crate::upstream::UpstreamShared;
 
 /// A client that has not dialled yet.
 pub struct Client {
     admin: Option<(AdminListener, AdminRoutes)>,
-    upstream: Arc<Upstream>,
+    routes: Arc<Routes>,
+    metrics: Arc<Metrics>,
+    reloader: Option<Reloader>,
     tunnel: Tunnel,
 }
 
@@ -72,9 +76,12 @@ pub enum ClientError {
     /// The CA files of the server or the proxy.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
-    /// The credential's files.
+    /// The files of the credential, or of the configuration.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// What was given.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The server refuses for good.
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
@@ -94,11 +101,14 @@ impl Client {
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
         let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
-        let options = upstream_options(&config);
-        let upstream = Upstream::new(config.upstream.clone(), &options, &shared)?;
-        let upstream = Arc::new(upstream);
-        let routes = Routes::to(Arc::clone(&upstream));
-        let exchanges = Exchanges::new(routes, Arc::clone(&metrics), config.access_log);
+        let leads = LeadParts {
+            shared,
+            idle_pool: config.upstream_idle_pool,
+        };
+        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(&metrics))?;
+        let routes = Arc::new(routes);
+        let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
+        let exchanges = Exchanges::new(own, counted, config.access_log);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
@@ -112,9 +122,25 @@ impl Client {
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {
             admin,
-            upstream,
+            routes,
+            metrics,
+            reloader: None,
             tunnel,
         })
+    }
+
+    /// The same from what was given, whose routes are then read again when their files change, and on
+    /// SIGHUP.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn with_reload(given: Given) -> Result<Self, ClientError> {
+        // Before the files are read, so that no edit in between is missed.
+        let reloader = Reloader::new(given.clone())?;
+        let source = given.merge().map_err(ConfigError::from)?;
+        let mut client = Self::new(Config::check(source)?)?;
+        client.reloader = Some(reloader);
+        Ok(client)
     }
 
     /// Believes another wall clock than the system's: for tests of what follows a jump.
@@ -141,7 +167,9 @@ impl Client {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
             admin,
-            upstream,
+            routes,
+            metrics,
+            reloader,
             tunnel,
         } = self;
         // First the admin listener, so that whoever starts the client is told "not ready" instead of
@@ -149,16 +177,13 @@ impl Client {
         let admin = admin.map(|(listener, routes)| {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
-        // Then what exchanges need.
-        let sweeping = {
-            let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.tend().await })
-        };
+        // Then what changes what exchanges need.
+        let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The tunnel last: from its first session on, requests come. It is also the first to end,
         // and while it leaves, open exchanges still have their upstreams, and the operator sees it.
         let result = tunnel.run(&shutdown).await;
-        drop(sweeping);
-        drop(upstream);
+        drop(reloading);
+        drop(routes);
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)
@@ -170,21 +195,6 @@ impl std::fmt::Debug for Client {
         f.debug_struct("Client")
             .field("addresses", &self.addresses())
             .finish_non_exhaustive()
-    }
-}
-
-/// How the one upstream is reached.
-fn upstream_options(config: &Config) -> UpstreamOptions {
-    UpstreamOptions {
-        tls: UpstreamTls {
-            roots: config.upstream_roots.clone(),
-            ..UpstreamTls::default()
-        },
-        connect_timeout: config.upstream_connect_timeout,
-        head_timeout: config.upstream_head_timeout,
-        idle_timeout: None,
-        max_body: None,
-        idle_pool: config.upstream_idle_pool,
     }
 }
 

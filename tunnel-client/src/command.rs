@@ -4,6 +4,7 @@
 //! line; standard output carries only what was asked for.
 
 mod program;
+mod routes;
 mod run;
 mod serve;
 mod validate;
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, RoutesCommand};
 
 /// Why a command did not do what it was told.
 enum Failure {
@@ -29,6 +30,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Run(given) => run::run(*given),
         Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
+        Command::Routes(RoutesCommand::Test(asked)) => routes::test(*asked),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -11,6 +11,8 @@ mod login;
 mod no_proxy;
 mod proxy;
 mod reach;
+pub(crate) mod reload;
+pub(crate) mod routes;
 mod source;
 mod trust;
 mod url;
@@ -34,6 +36,11 @@ pub(crate) use self::login::read as read_login;
 pub use self::no_proxy::NoProxy;
 pub use self::proxy::{LoginSource, ProxyChoice, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl};
 pub use self::reach::{ConnectTo, HostField, TlsName};
+use self::routes::Defaults;
+pub use self::routes::{
+    DEFAULT_ROUTE, EjectionOptions, HealthOptions, RawRoute, RouteAction, RouteConfig, RouteList,
+    SegmentValues, TlsOptions, UpstreamMember, UpstreamOptions, UpstreamsConfig,
+};
 pub use self::source::{Given, Source};
 pub use self::trust::Trust;
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
@@ -45,6 +52,12 @@ const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 
 /// Shortest time after which sessions are replaced by their age: each time costs a dial.
 const SESSION_AGE_MIN: Duration = Duration::from_secs(60);
+/// Time to connect to an upstream, where nothing else is set.
+const UPSTREAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for the head of an upstream's response, where nothing else is set: what webhooks, reports and
+/// queries need, and more than any idle limit on the way.
+const UPSTREAM_HEAD_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Networks that the list of those that the runtime may be reached from can have: the longest fit into
 /// the 4096 bytes that a server reads.
@@ -75,10 +88,12 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// The certificate that is shown to the server, to be read likewise. Default none.
     pub client_certificate: Option<CertificateFiles>,
-    /// The local service that answers.
-    pub upstream: UpstreamUrl,
+    /// The local service that answers what no route takes; none only beside routes.
+    pub upstream: Option<UpstreamUrl>,
     /// Whom an `https` upstream's certificate may come from; none for other schemes.
     pub upstream_roots: Option<Roots>,
+    /// The routes of the file, which come before that upstream. Default none.
+    pub routes: RouteList,
     /// Name servers that upstreams' names are looked up at; none means the system's. Default none.
     pub dns_servers: Vec<SocketAddr>,
     /// Sessions kept with the server at once, 1 to 8. Default 2.
@@ -199,18 +214,27 @@ impl Config {
         token_file: PathBuf,
         upstream: UpstreamUrl,
     ) -> Self {
+        Self {
+            token_file: Some(token_file),
+            upstream: Some(upstream),
+            ..Self::without_upstream(server, server_trust.into())
+        }
+    }
+
+    fn without_upstream(server: ServerUrl, server_trust: Trust) -> Self {
         let (redial_base, redial_cap) = REDIAL;
         Self {
             server,
-            server_trust: server_trust.into(),
+            server_trust,
             server_name: None,
             host_header: None,
             connect_to: None,
             proxy: None,
-            token_file: Some(token_file),
+            token_file: None,
             client_certificate: None,
-            upstream,
+            upstream: None,
             upstream_roots: None,
+            routes: RouteList::default(),
             dns_servers: Vec::new(),
             sessions: 2,
             max_session_age: None,
@@ -223,8 +247,8 @@ impl Config {
             redial_stable: Duration::from_secs(60),
             on_refusal: OnRefusal::Exit,
             refusal_wait: Duration::from_secs(5 * 60),
-            upstream_connect_timeout: Duration::from_secs(5),
-            upstream_head_timeout: Duration::from_secs(5 * 60),
+            upstream_connect_timeout: UPSTREAM_CONNECT_TIMEOUT,
+            upstream_head_timeout: UPSTREAM_HEAD_TIMEOUT,
             upstream_idle_pool: 64,
             ping_interval: Duration::from_secs(15),
             grace_period: Self::GRACE_PERIOD,
@@ -252,35 +276,51 @@ impl Config {
             "the server to dial",
         );
         let credential = credential::check(&source, &mut faults);
-        let upstream = required(
-            &mut faults,
-            source.upstream.clone(),
-            "upstream",
-            "the local service that answers",
-        );
         let server_trust = server_trust(&source, &mut faults);
         let proxy = server.as_ref().and_then(|server| {
             let to = dialled(server, source.connect_to.as_ref());
             proxy::check(&source, to, variable, &mut faults)
         });
-        let upstream_roots = upstream
-            .as_ref()
-            .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
+        check_upstream(&source, &mut faults);
+        let upstream_roots = upstream_roots(&source, &mut faults);
+        let routes = routes::check(&source, true, &mut faults);
         check_redial(&source, &mut faults);
         check_session_age(&source, &mut faults);
         check_allow_from(&source, &mut faults);
         check_dns_servers(&source, &mut faults);
-        match (server, server_trust, credential, upstream) {
-            (Some(server), Some(trust), Some(credential), Some(upstream)) if faults.is_empty() => {
-                let mut config = Self::new(server, trust, PathBuf::new(), upstream);
+        match (server, server_trust, credential, routes) {
+            (Some(server), Some(trust), Some(credential), Some(routes)) if faults.is_empty() => {
+                let mut config = Self::without_upstream(server, trust);
                 config.proxy = proxy;
                 (config.token_file, config.client_certificate) = credential;
+                config.upstream = source.upstream.clone();
                 config.upstream_roots = upstream_roots;
+                config.routes = routes;
                 config.apply(source);
                 Ok(config)
             }
             _ => Err(ConfigError(faults)),
         }
+    }
+
+    /// Checks the routes alone, for whoever does not dial; the files that they name are not read.
+    pub(crate) fn check_routes(source: &Source) -> Result<RouteList, ConfigError> {
+        let mut faults = Vec::new();
+        check_upstream(source, &mut faults);
+        match routes::check(source, false, &mut faults) {
+            Some(routes) if faults.is_empty() => Ok(Defaults::of(source).add_to(&routes, None)),
+            _ => Err(ConfigError(faults)),
+        }
+    }
+
+    /// The routes of the file, and behind them the one to `upstream`.
+    pub fn all_routes(&self) -> RouteList {
+        let Some(upstream) = &self.upstream else {
+            return self.routes.clone();
+        };
+        let (connect, head) = (self.upstream_connect_timeout, self.upstream_head_timeout);
+        let options = UpstreamOptions::new(connect, head, self.upstream_roots.clone());
+        self.routes.with_default(upstream.clone(), options)
     }
 
     /// Replaces defaults by what was given.
@@ -360,16 +400,21 @@ fn server_trust(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust>
     Some(trust)
 }
 
-fn upstream_roots(
-    upstream: &UpstreamUrl,
-    source: &Source,
-    faults: &mut Vec<ConfigFault>,
-) -> Option<Roots> {
+fn check_upstream(source: &Source, faults: &mut Vec<ConfigFault>) {
+    if source.route.is_empty() {
+        let purpose = "the local service that answers, unless the file has [[route]]";
+        required(faults, source.upstream.clone(), "upstream", purpose);
+    }
+}
+
+fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Roots> {
+    let upstream = source.upstream.as_ref()?;
     let ca_file = source.upstream_ca_file.as_deref();
     if upstream.scheme() == UpstreamScheme::Https {
         return or_fault(faults, Roots::load(ca_file));
     }
-    if ca_file.is_some() {
+    // It is also for the upstreams of routes.
+    if ca_file.is_some() && source.route.is_empty() {
         let problem =
             format!("{upstream} is spoken to without TLS: use https:// or leave this out");
         faults.push(ConfigFault::Value {

@@ -27,8 +27,8 @@ use tunnel_proto::problem::Problem;
 pub(crate) use self::incoming::{IncomingBody, Informational};
 use self::record::Record;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
-use crate::upstream::{Asked, Progress, UpstreamBody};
+use crate::routes::{AnswerBody, Routes};
+use crate::upstream::{Asked, Progress};
 
 /// Answers all exchanges. Clones are the same service.
 #[derive(Clone)]
@@ -37,14 +37,14 @@ pub(crate) struct Exchanges {
 }
 
 struct Shared {
-    routes: Routes,
+    routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     has_access_log: bool,
 }
 
 impl Exchanges {
     /// Answers by way of the routes.
-    pub(crate) fn new(routes: Routes, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
+    pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
         Self {
             shared: Arc::new(Shared {
                 routes,
@@ -80,13 +80,17 @@ async fn answer(
     let metrics = Arc::clone(&shared.metrics);
     let mut asked = Asked::new(request, informational, Arc::clone(&progress));
     let mut record = Record::begin(metrics, asked.head(), progress, shared.has_access_log);
+    let mut told = None;
     let answered = match shared.routes.route(asked.head()) {
-        Ok(upstream) => upstream.ask(&mut asked).await,
+        Ok(route) => record.on_route(route).answer(&mut asked, &mut told).await,
         Err(problem) => Err(problem),
     };
     match answered {
         Ok(response) => {
             record.on_head(response.status(), asked.waited());
+            if let Some(problem) = &told {
+                record.on_problem(problem);
+            }
             Ok(response.map(|body| RecordedBody { body, record }))
         }
         Err(problem) => {
@@ -98,13 +102,13 @@ async fn answer(
 
 /// A response's content, recorded as it goes by.
 pub(crate) struct RecordedBody {
-    body: UpstreamBody,
+    body: AnswerBody,
     record: Record,
 }
 
 impl Body for RecordedBody {
     type Data = Bytes;
-    type Error = <UpstreamBody as Body>::Error;
+    type Error = <AnswerBody as Body>::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod routes;
 pub mod serving;
 pub mod token_file;
 
@@ -13,7 +14,6 @@ mod dial;
 mod exchange;
 mod http1;
 mod metrics;
-mod routes;
 mod serve;
 mod session;
 mod tunnel;

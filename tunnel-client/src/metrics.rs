@@ -1,10 +1,14 @@
 //! Every metric of a client, with its help text; made once, so that counting is one atomic add.
 //!
-//! No label ever comes from a request: all series are there from the start.
+//! No label ever comes from a request: all series are there from the start, but for those of routes,
+//! which come and go with the configuration.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tunnel_proto::problem::{Problem, Reason};
@@ -64,6 +68,28 @@ pub(crate) struct Metrics {
     exchanges: Vec<IntCounter>,
     /// In the order of [`Reason::ALL`].
     problems: Vec<IntCounter>,
+    configuration: Configuration,
+    route_exchanges: IntCounterVec,
+    /// Those that a table or an exchange holds.
+    routes: Mutex<HashMap<Box<str>, Weak<RouteMetrics>>>,
+}
+
+/// What is in force, and how the last reloads went.
+#[derive(Debug)]
+struct Configuration {
+    /// Taken, and refused.
+    reloads: [IntCounter; 2],
+    version: IntGauge,
+    last_reload_succeeded: IntGauge,
+}
+
+/// The series of one route; they go with the last that holds this.
+#[derive(Debug)]
+pub(crate) struct RouteMetrics {
+    name: Box<str>,
+    /// In the order of [`STATUSES`].
+    exchanges: Vec<IntCounter>,
+    metrics: Weak<Metrics>,
 }
 
 impl Metrics {
@@ -135,6 +161,18 @@ impl Metrics {
                 "reason",
                 &reasons,
             )?,
+            configuration: Configuration::new(&all)?,
+            route_exchanges: registered(
+                &all,
+                IntCounterVec::new(
+                    opts(
+                        "route_exchanges_total",
+                        "exchanges that have ended, by route and by the class of their status",
+                    ),
+                    &["route", "status"],
+                )?,
+            )?,
+            routes: Mutex::default(),
             registry: all,
         })
     }
@@ -174,13 +212,104 @@ impl Metrics {
     /// An exchange has ended; `None` when it was cancelled before there was a status.
     pub(crate) fn on_end(&self, status: Option<StatusCode>, total: Duration) {
         self.duration.observe(total.as_secs_f64());
-        let index = match status {
-            Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
-            None => STATUSES.len() - 1,
-        };
-        if let Some(counter) = self.exchanges.get(index) {
+        if let Some(counter) = self.exchanges.get(class_of(status)) {
             counter.inc();
         }
+    }
+
+    /// The configuration was read again.
+    pub(crate) fn on_reload(&self, is_good: bool) {
+        let [taken, refused] = &self.configuration.reloads;
+        let reloads = if is_good { taken } else { refused };
+        reloads.inc();
+        let succeeded = &self.configuration.last_reload_succeeded;
+        succeeded.set(i64::from(is_good));
+        if is_good {
+            self.configuration.version.inc();
+        }
+    }
+
+    /// The series of a route, made if it has none.
+    pub(crate) fn route(self: &Arc<Self>, name: &str) -> Arc<RouteMetrics> {
+        let mut routes = self.routes.lock();
+        if let Some(held) = routes.get(name).and_then(Weak::upgrade) {
+            return held;
+        }
+        let series = |status: &&str| self.route_exchanges.with_label_values(&[name, *status]);
+        let made = Arc::new(RouteMetrics {
+            name: name.into(),
+            exchanges: STATUSES.iter().map(series).collect(),
+            metrics: Arc::downgrade(self),
+        });
+        routes.insert(name.into(), Arc::downgrade(&made));
+        made
+    }
+}
+
+impl RouteMetrics {
+    /// An exchange by this route has ended.
+    pub(crate) fn on_end(&self, status: Option<StatusCode>) {
+        if let Some(counter) = self.exchanges.get(class_of(status)) {
+            counter.inc();
+        }
+    }
+}
+
+impl Drop for RouteMetrics {
+    fn drop(&mut self) {
+        let Some(metrics) = self.metrics.upgrade() else {
+            return;
+        };
+        let mut routes = metrics.routes.lock();
+        // Another may have been made meanwhile, whose series these are now.
+        if routes
+            .get(&self.name)
+            .is_some_and(|held| held.strong_count() == 0)
+        {
+            routes.remove(&self.name);
+            for status in STATUSES {
+                // It fails only for series that are not there.
+                let _ = metrics
+                    .route_exchanges
+                    .remove_label_values(&[&*self.name, status]);
+            }
+        }
+    }
+}
+
+impl Configuration {
+    /// The first configuration, which was good.
+    fn new(all: &Registry) -> Result<Self, prometheus::Error> {
+        let reloads = opts("config_reloads_total", "reloads of the configuration");
+        let reloads = registered(all, IntCounterVec::new(reloads, &["result"])?)?;
+        let version = gauge(
+            all,
+            "config_version",
+            "counts the configurations taken over since the start",
+        )?;
+        let last_reload_succeeded = gauge(
+            all,
+            "config_last_reload_succeeded",
+            "whether the configuration was good when it was last read: 1 or 0",
+        )?;
+        version.set(1);
+        last_reload_succeeded.set(1);
+        Ok(Self {
+            reloads: [
+                reloads.get_metric_with_label_values(&["taken"])?,
+                reloads.get_metric_with_label_values(&["refused"])?,
+            ],
+            version,
+            last_reload_succeeded,
+        })
+    }
+}
+
+/// Where [`STATUSES`] has a status; `None` is an exchange that was cancelled.
+fn class_of(status: Option<StatusCode>) -> usize {
+    match status {
+        Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
+        None => STATUSES.len() - 1,
     }
 }
 
@@ -261,6 +390,35 @@ mod tests {
                 text.lines().any(|found| found == line),
                 "{line} is missing in\n{text}"
             );
+        }
+    }
+
+    #[test]
+    fn the_series_of_a_route_go_with_it() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let line = "tunnel_client_route_exchanges_total{route=\"app\",status=\"2xx\"} 1";
+        let first = metrics.route("app");
+        first.on_end(Some(StatusCode::OK));
+        let second = metrics.route("app");
+        drop(first);
+        assert!(text(&metrics).contains(line));
+        drop(second);
+        assert!(!text(&metrics).contains("route=\"app\""));
+        assert!(metrics.routes.lock().is_empty());
+    }
+
+    #[test]
+    fn reloads_are_counted() {
+        let metrics = Metrics::new().unwrap();
+        metrics.on_reload(true);
+        metrics.on_reload(false);
+        let text = text(&metrics);
+        for line in [
+            "tunnel_client_config_version 2",
+            "tunnel_client_config_last_reload_succeeded 0",
+            "tunnel_client_config_reloads_total{result=\"refused\"} 1",
+        ] {
+            assert!(text.contains(line), "{line}");
         }
     }
 

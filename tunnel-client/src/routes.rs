@@ -1,46 +1,139 @@
-//! From a request to the upstream that answers it.
+//! The request routing service: from a request to the route that takes it, and to what answers it.
 //!
-//! So far every request has the same one. The table of routes, with hosts, paths and rewriting, will
-//! be behind the same call; nothing else knows how many upstreams there are.
+//! ```text
+//!   request ─▶ matcher ─▶ route ─▶ rewrite ─▶ upstream, or an answer of its own
+//!                 ▲
+//!   configuration ┴─ a table, replaced as a whole when the file changes
+//! ```
+//!
+//! In: requests, checked by the tunnel server; and the table, checked by [`crate::config`]. Out: the
+//! one route that says most about a request, by the rule in docs/configuration.md, or the problem that
+//! there is none. A request decides only between what the table says: it never names an upstream.
+//!
+//! An exchange holds its route, so that one that began before a reload goes on by the old one.
+
+pub mod dry_run;
+pub mod explain;
+pub mod host;
+pub mod matcher;
+pub mod own_answer;
+pub mod pattern;
+pub mod rewrite;
+pub mod template;
+
+mod leads;
+mod route;
+pub(crate) mod summary;
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+use http::header::HOST;
 use http::request::Parts;
-use tunnel_proto::control::{RouteState, RouteSummary, RoutesSummary};
-use tunnel_proto::problem::Problem;
+use http::{HeaderValue, Method};
+use tunnel_proto::control::RoutesSummary;
+use tunnel_proto::exchange::Protocol;
+use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use crate::upstream::Upstream;
+pub(crate) use self::leads::LeadParts;
+use self::matcher::{FirstLine, Matcher};
+pub(crate) use self::own_answer::AnswerBody;
+use self::route::Earlier;
+pub(crate) use self::route::Route;
+use crate::config::RouteList;
+use crate::metrics::Metrics;
+use crate::upstream::UpstreamError;
 
 /// All routes of a client.
 pub(crate) struct Routes {
-    default: Arc<Upstream>,
+    table: ArcSwap<Table>,
+    leads: LeadParts,
+    metrics: Arc<Metrics>,
+}
+
+/// The routes that are in force.
+struct Table {
+    matcher: Matcher,
+    routes: Vec<Arc<Route>>,
 }
 
 impl Routes {
-    /// Sends everything to one upstream.
-    pub(crate) fn to(default: Arc<Upstream>) -> Self {
-        Self { default }
-    }
-
-    /// The upstream for a request.
+    /// Routes as the configuration says. Must be called within a runtime.
     ///
     /// # Errors
-    /// When no route matches, or the one that does denies the request; neither can be so far.
-    pub(crate) fn route(&self, _request: &Parts) -> Result<&Upstream, Problem> {
-        Ok(&self.default)
+    /// When upstreams cannot be as it says.
+    pub(crate) fn new(
+        list: &RouteList,
+        leads: LeadParts,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, UpstreamError> {
+        let none = Table {
+            matcher: Matcher::default(),
+            routes: Vec::new(),
+        };
+        let routes = Self {
+            table: ArcSwap::from_pointee(none),
+            leads,
+            metrics,
+        };
+        routes.replace(list)?;
+        Ok(routes)
+    }
+
+    /// Puts these routes in the place of those that are there. What leads to the same is taken over.
+    /// Must be called within a runtime.
+    ///
+    /// # Errors
+    /// When upstreams cannot be as it says; then nothing has changed.
+    pub(crate) fn replace(&self, list: &RouteList) -> Result<(), UpstreamError> {
+        let before = self.table.load_full();
+        let mut earlier = Earlier::of(&before.routes);
+        let mut routes = Vec::with_capacity(list.len());
+        for config in list {
+            let metrics = self.metrics.route(&config.name);
+            let route = Route::new(config.clone(), &mut earlier, &self.leads, metrics)?;
+            routes.push(Arc::new(route));
+        }
+        // Those that overlap are refused when the configuration is checked.
+        let (matcher, _) = Matcher::new(list.iter().map(|config| &config.conditions));
+        self.table.store(Arc::new(Table { matcher, routes }));
+        Ok(())
+    }
+
+    /// The route that takes a request.
+    ///
+    /// # Errors
+    /// When none does.
+    pub(crate) fn route(&self, head: &Parts) -> Result<Arc<Route>, Problem> {
+        let table = self.table.load();
+        let found = table.matcher.find(&first_line(head));
+        match found.and_then(|place| table.routes.get(place)) {
+            Some(route) => Ok(Arc::clone(route)),
+            None => {
+                let detail = "no route of this client takes the request";
+                Err(Problem::new(Hop::Client, Reason::RouteUnknown, detail))
+            }
+        }
     }
 
     /// What the server is told of them, for people to look at.
     pub(crate) fn summary(&self) -> RoutesSummary {
-        RoutesSummary::new(vec![RouteSummary {
-            name: "default".to_owned(),
-            matches: "/*".to_owned(),
-            to: self.default.url().to_string(),
-            state: match self.default.is_reached() {
-                None => RouteState::Unknown,
-                Some(true) => RouteState::Up,
-                Some(false) => RouteState::Down,
-            },
-        }])
+        let table = self.table.load();
+        RoutesSummary::new(table.routes.iter().map(|route| route.summary()).collect())
+    }
+}
+
+/// What routes look at.
+fn first_line(head: &Parts) -> FirstLine<'_> {
+    // As HTTP/1.1 has it, which most who write routes know.
+    let is_upgrade = head.method == Method::CONNECT && head.extensions.get::<Protocol>().is_some();
+    FirstLine {
+        host: head.headers.get(HOST).map(HeaderValue::as_bytes),
+        method: if is_upgrade {
+            &Method::GET
+        } else {
+            &head.method
+        },
+        path: head.uri.path().as_bytes(),
     }
 }

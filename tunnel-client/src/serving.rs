@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Serving ─┬─ admin listener     metrics, health, readiness
-//!            ├─ upstream           what routes lead to
+//!            ├─ routes             the table, and the upstreams that it leads to
+//!            ├─ reload             a new table when the file changes
 //!            └─ front listener ─▶ exchanges ─▶ routes ─▶ upstream
 //! ```
 //!
@@ -15,23 +16,27 @@ use std::sync::Arc;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::watch::WatchError;
 
 use crate::admin;
 use crate::client::{ClientError, bind_admin};
-use crate::config::ServeConfig;
+use crate::config::reload::Reloader;
+use crate::config::{ConfigError, Given, ServeConfig};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
+use crate::routes::{LeadParts, Routes};
 pub use crate::serve::ListenError;
 use crate::serve::{self, FrontListener, Leaving};
-use crate::upstream::{Upstream, UpstreamError, UpstreamOptions, UpstreamShared, UpstreamTls};
+use crate::upstream::{UpstreamError, UpstreamShared};
 
 /// A client without a tunnel that takes no request yet.
 pub struct Serving {
     admin: Option<(AdminListener, AdminRoutes)>,
-    upstream: Arc<Upstream>,
+    routes: Arc<Routes>,
+    metrics: Arc<Metrics>,
+    reloader: Option<Reloader>,
     front: FrontListener,
-    config: ServeConfig,
+    leaving: Leaving,
 }
 
 /// Where it listens.
@@ -53,9 +58,15 @@ pub enum ServingError {
     /// The listener.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The upstream.
+    /// What was given.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An upstream.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    /// The configuration's files.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -79,29 +90,41 @@ impl Serving {
             let metrics = Arc::clone(&metrics);
             move || serve::readiness(&metrics)
         };
-        let routes = admin::routes_with(&metrics, settings, ready);
-        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
-        let options = UpstreamOptions {
-            tls: UpstreamTls {
-                roots: config.upstream_roots.clone(),
-                ..UpstreamTls::default()
-            },
-            connect_timeout: config.upstream_connect_timeout,
-            head_timeout: config.upstream_head_timeout,
-            idle_timeout: None,
-            max_body: None,
+        let answers = admin::routes_with(&metrics, settings, ready);
+        let leads = LeadParts {
+            shared: Arc::new(UpstreamShared::new(&config.dns_servers)),
             idle_pool: config.upstream_idle_pool,
         };
-        let upstream = Arc::new(Upstream::new(config.upstream.clone(), &options, &shared)?);
-        let table = Routes::to(Arc::clone(&upstream));
-        let exchanges = Exchanges::new(table, Arc::clone(&metrics), config.access_log);
-        let front = FrontListener::bind(config.listen.clone(), exchanges, metrics)?;
+        let routes = Routes::new(&config.routes, leads, Arc::clone(&metrics))?;
+        let routes = Arc::new(routes);
+        let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
+        let exchanges = Exchanges::new(own, counted, config.access_log);
+        let front = FrontListener::bind(config.listen, exchanges, Arc::clone(&metrics))?;
         Ok(Self {
-            admin: admin.map(|listener| (listener, routes)),
-            upstream,
+            admin: admin.map(|listener| (listener, answers)),
+            routes,
+            metrics,
+            reloader: None,
             front,
-            config,
+            leaving: Leaving {
+                delay: config.drain_delay,
+                grace: config.grace_period,
+            },
         })
+    }
+
+    /// The same from what was given, whose routes are then read again when their files change, and on
+    /// SIGHUP.
+    ///
+    /// # Errors
+    /// See [`ServingError`].
+    pub fn with_reload(given: Given) -> Result<Self, ServingError> {
+        // Before the files are read, so that no edit in between is missed.
+        let reloader = Reloader::new(given.clone())?;
+        let source = given.merge().map_err(ConfigError::from)?;
+        let mut serving = Self::new(ServeConfig::check(source)?)?;
+        serving.reloader = Some(reloader);
+        Ok(serving)
     }
 
     /// Where it listens.
@@ -120,28 +143,23 @@ impl Serving {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ServingError> {
         let Self {
             admin,
-            upstream,
+            routes,
+            metrics,
+            reloader,
             front,
-            config,
+            leaving,
         } = self;
         // First the admin listener, so that whoever starts it is told "not ready" instead of nothing.
-        let admin = admin.map(|(listener, routes)| {
-            Owned::spawn("admin", listener.serve(routes, std::future::pending()))
+        let admin = admin.map(|(listener, answers)| {
+            Owned::spawn("admin", listener.serve(answers, std::future::pending()))
         });
-        // Then what exchanges need.
-        let tending = {
-            let upstream = Arc::clone(&upstream);
-            Owned::spawn("upstream", async move { upstream.tend().await })
-        };
+        // Then what changes what exchanges need.
+        let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The listener last, and it is the first to end: while it leaves, open exchanges still have their
         // upstreams, and the operator sees it.
-        let leaving = Leaving {
-            delay: config.drain_delay,
-            grace: config.grace_period,
-        };
         let result = front.run(&shutdown, leaving).await;
-        drop(tending);
-        drop(upstream);
+        drop(reloading);
+        drop(routes);
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)

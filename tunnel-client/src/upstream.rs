@@ -12,15 +12,12 @@
 
 mod answer;
 mod ask;
-#[allow(dead_code, reason = "for routes")]
 mod balance;
 mod body;
-#[allow(dead_code, reason = "for routes")]
 mod cache;
 mod destination;
 mod dial;
 mod failure;
-#[allow(dead_code, reason = "for routes")]
 mod health;
 mod http1;
 mod http2;
@@ -29,7 +26,6 @@ mod outgoing;
 mod pool;
 mod progress;
 mod resolve;
-#[allow(dead_code, reason = "for routes")]
 mod set;
 mod settings;
 mod socket;
@@ -53,13 +49,11 @@ pub(crate) use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
 use self::dial::{Dialled, UpstreamDialler};
-#[allow(unused_imports, reason = "for routes")]
 pub(crate) use self::health::HealthSettings;
 use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-#[allow(unused_imports, reason = "for routes")]
 pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet, UpstreamState};
 pub use self::settings::UpstreamError;
 pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
@@ -125,6 +119,7 @@ impl Upstream {
     ///
     /// # Errors
     /// When TLS cannot be as it was asked for.
+    #[cfg(test)]
     pub(crate) fn new(
         url: UpstreamUrl,
         options: &UpstreamOptions,
@@ -208,15 +203,6 @@ impl Upstream {
     fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
         self.pool.keep_to(addresses);
         self.http2.keep_to(addresses);
-    }
-
-    /// Whether the last dial reached it; `None` when there was none.
-    pub(crate) fn is_reached(&self) -> Option<bool> {
-        match self.reach() {
-            Reach::Unknown => None,
-            Reach::Reached => Some(true),
-            Reach::Failed => Some(false),
-        }
     }
 
     /// How the last dial ended.

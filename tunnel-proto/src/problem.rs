@@ -136,6 +136,8 @@ reasons! {
     RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
     /// A route of the tunnel client denies the request.
     RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
+    /// A segment of the path may not be what the route of the tunnel client would make of it.
+    SegmentRefused = "segment_refused", NOT_FOUND, "destination_not_found", Upstream;
     /// Of all upstreams of a route none can be reached.
     UpstreamsDown = "upstreams_down", SERVICE_UNAVAILABLE, "destination_unavailable", Upstream;
     /// The upstream's name leads to addresses only that a name may not lead to.

@@ -6,21 +6,21 @@ use tunnel_ops::descriptors;
 use tunnel_ops::telemetry::{self, Telemetry};
 
 use super::Failure;
-use crate::config::{Given, Source};
+use crate::config::Given;
 
 /// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
 /// batch of a large body, so that many would hold up whoever has just asked for something.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
-/// Reads what was given, and begins the log, which ends with what this returns.
-pub(super) fn begin(given: Given) -> Result<(Source, Telemetry), Failure> {
-    let source = given.merge().map_err(Failure::configuration)?;
+/// Begins the log as it is given, which ends with what this returns.
+pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
+    let source = given.clone().merge().map_err(Failure::configuration)?;
     // The log comes first, so that nothing the next steps have to say is lost.
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
-    Ok((source, telemetry))
+    Ok(telemetry)
 }
 
 /// One thread does all: a client carries one cluster's traffic, and work stealing costs more than

@@ -3,21 +3,23 @@
 use tunnel_ops::signals::Shutdown;
 
 use super::{Failure, program};
-use crate::client::Client;
-use crate::config::{Config, Given};
+use crate::client::{Client, ClientError};
+use crate::config::Given;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
-    let (source, _telemetry) = program::begin(given)?;
-    // All that can be wrong with the configuration is told before anybody is dialled.
-    let config = Config::check(source).map_err(Failure::configuration)?;
-    program::block_on(serve(config))
+    let _telemetry = program::begin(&given)?;
+    program::block_on(serve(given))
 }
 
-async fn serve(config: Config) -> Result<(), Failure> {
+async fn serve(given: Given) -> Result<(), Failure> {
+    // All that can be wrong with the configuration is told before anybody is dialled.
+    let client = Client::with_reload(given).map_err(|error| match error {
+        ClientError::Config(error) => Failure::configuration(error),
+        other => Failure::running(other),
+    })?;
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
-    let client = Client::new(config).map_err(Failure::running)?;
     // It holds the whole client, too much to be moved about on the stack.
     Box::pin(client.run(shutdown))
         .await

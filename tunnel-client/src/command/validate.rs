@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
 
 use super::Failure;
+use super::routes::print_table;
 use crate::cli::ValidateArgs;
 use crate::config::{Config, ServeConfig};
 
@@ -9,16 +10,24 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
     if args.serve {
         let config = ServeConfig::check(source).map_err(Failure::configuration)?;
-        let (listen, upstream) = (config.listen.address, config.upstream);
-        println!("ok: listen {listen}, upstream {upstream}");
+        let (listen, routes) = (config.listen.address, config.routes);
+        println!("ok: listen {listen}, routes {}", routes.len());
+        print_table(&routes);
         return Ok(());
     }
     let config = Config::check(source).map_err(Failure::configuration)?;
     let proxy = config.proxy.as_ref();
     let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));
-    println!(
-        "ok: server {}{proxy}, upstream {}",
-        config.server, config.upstream
-    );
+    let server = &config.server;
+    match &config.upstream {
+        Some(upstream) if config.routes.is_empty() => {
+            println!("ok: server {server}{proxy}, upstream {upstream}");
+        }
+        _ => {
+            let routes = config.all_routes();
+            println!("ok: server {server}{proxy}, routes {}", routes.len());
+            print_table(&routes);
+        }
+    }
     Ok(())
 }

@@ -9,11 +9,12 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
-use tunnel_ops::tls_files::{Identity, Roots};
+use tunnel_ops::tls_files::Identity;
 
 use super::{
-    CertificateFiles, Config, ConfigError, ConfigFault, Source, UpstreamUrl, check_dns_servers,
-    or_fault, required, set, upstream_roots,
+    CertificateFiles, Config, ConfigError, ConfigFault, RouteList, Source,
+    UPSTREAM_CONNECT_TIMEOUT, UPSTREAM_HEAD_TIMEOUT, UpstreamOptions, UpstreamUrl,
+    check_dns_servers, or_fault, reload, set,
 };
 
 /// Everything that `serve` needs to know. What stands in [`Config`] too means the same.
@@ -22,16 +23,10 @@ use super::{
 pub struct ServeConfig {
     /// Where it listens, and within which bounds.
     pub listen: ListenConfig,
-    /// See [`Config::upstream`].
-    pub upstream: UpstreamUrl,
-    /// See [`Config::upstream_roots`].
-    pub upstream_roots: Option<Roots>,
+    /// All routes, that to the upstream for all the rest among them.
+    pub routes: RouteList,
     /// See [`Config::dns_servers`].
     pub dns_servers: Vec<SocketAddr>,
-    /// See [`Config::upstream_connect_timeout`].
-    pub upstream_connect_timeout: Duration,
-    /// See [`Config::upstream_head_timeout`].
-    pub upstream_head_timeout: Duration,
     /// See [`Config::upstream_idle_pool`].
     pub upstream_idle_pool: usize,
     /// See [`Config::admin_listen`].
@@ -52,16 +47,20 @@ pub struct ServeConfig {
 }
 
 impl ServeConfig {
-    /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
+    /// A configuration with all defaults, and one route for everything.
     #[must_use]
     pub fn new(listen: ListenConfig, upstream: UpstreamUrl) -> Self {
+        let (connect, head) = (UPSTREAM_CONNECT_TIMEOUT, UPSTREAM_HEAD_TIMEOUT);
+        let options = UpstreamOptions::new(connect, head, None);
+        let routes = RouteList::default().with_default(upstream, options);
+        Self::with_routes(listen, routes)
+    }
+
+    fn with_routes(listen: ListenConfig, routes: RouteList) -> Self {
         Self {
             listen,
-            upstream,
-            upstream_roots: None,
+            routes,
             dns_servers: Vec::new(),
-            upstream_connect_timeout: Duration::from_secs(5),
-            upstream_head_timeout: Duration::from_secs(5 * 60),
             upstream_idle_pool: 64,
             admin_listen: Some(Config::ADMIN_LISTEN),
             admin_hosts: Vec::new(),
@@ -80,21 +79,18 @@ impl ServeConfig {
     pub fn check(source: Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let listen = ListenConfig::check(&source, &mut faults);
-        let given = source.upstream.clone();
-        let purpose = "the local service that answers";
-        let upstream = required(&mut faults, given, "upstream", purpose);
-        let roots = upstream
-            .as_ref()
-            .and_then(|upstream| upstream_roots(upstream, &source, &mut faults));
         check_dns_servers(&source, &mut faults);
-        match upstream {
-            Some(upstream) if faults.is_empty() => {
-                let mut config = Self::new(listen, upstream);
-                config.upstream_roots = roots;
+        match reload::check(&source) {
+            Ok(routes) if faults.is_empty() => {
+                let mut config = Self::with_routes(listen, routes);
                 config.apply(source);
                 Ok(config)
             }
-            _ => Err(ConfigError(faults)),
+            Ok(_) => Err(ConfigError(faults)),
+            Err(ConfigError(more)) => {
+                faults.extend(more);
+                Err(ConfigError(faults))
+            }
         }
     }
 
@@ -102,10 +98,6 @@ impl ServeConfig {
     fn apply(&mut self, source: Source) {
         let dns_servers = source.dns_server.into_iter().flatten();
         self.dns_servers = dns_servers.map(SocketAddr::from).collect();
-        let connect = source.upstream_connect_timeout;
-        set(&mut self.upstream_connect_timeout, connect);
-        let head = source.upstream_head_timeout;
-        set(&mut self.upstream_head_timeout, head);
         set(&mut self.upstream_idle_pool, source.upstream_idle_pool);
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.admin_hosts, source.admin_host);

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use clap::Args;
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::admin::AdminHost;
-use tunnel_ops::config_file::{self, ConfigFileError};
+use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::config_value::{
     self, BoundedSize, Count, DurationText, ListenAddress, Network, OptionalListenAddress,
     PositiveDuration, ValueError,
@@ -22,6 +22,7 @@ use super::dns_server::DnsServer;
 use super::no_proxy::NoProxy;
 use super::proxy::ProxyChoice;
 use super::reach::{ConnectTo, HostField, ProxyParser, TlsName, one_or_more};
+use super::routes::RawRoute;
 use super::url::{ServerUrl, UpstreamUrl};
 
 /// The file to read, and everything that can also stand in it.
@@ -58,8 +59,8 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_CLIENT_KEY")]
     pub client_key: Option<PathBuf>,
 
-    /// The local service that answers: http://, https:// or h2c:// with host and port, or unix:/path
-    /// (required)
+    /// The local service that answers what no route takes: http://, https:// or h2c:// with host and
+    /// port, or unix:/path (required unless the file has routes)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_UPSTREAM")]
     pub upstream: Option<UpstreamUrl>,
 
@@ -303,6 +304,16 @@ pub struct Source {
     /// [default: info]
     #[arg(long, value_name = "LEVEL", env = "TUNNEL_CLIENT_LOG_LEVEL")]
     pub log_level: Option<LogFilter>,
+
+    // No flag could hold them.
+    /// The routes, which only a file has.
+    #[arg(skip)]
+    pub route: Vec<RawRoute>,
+
+    /// The file, for telling where in it a fault is.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub file: Option<TomlFile>,
 }
 
 impl Given {
@@ -311,13 +322,20 @@ impl Given {
         let Some(path) = self.config else {
             return Ok(self.source);
         };
-        let mut file: Source = config_file::load(&path)?;
-        file.resolve_paths(path.parent().unwrap_or_else(|| Path::new("")));
+        let file = Source::from_file(TomlFile::read(&path)?)?;
         Ok(self.source.or(file))
     }
 }
 
 impl Source {
+    /// What a file says.
+    pub(crate) fn from_file(file: TomlFile) -> Result<Self, ConfigFileError> {
+        let mut source: Self = file.parse()?;
+        source.resolve_paths(file.path().parent().unwrap_or_else(|| Path::new("")));
+        source.file = Some(file);
+        Ok(source)
+    }
+
     /// Paths in a file are relative to the file, so that it means the same wherever the program is
     /// started.
     fn resolve_paths(&mut self, folder: &Path) {
@@ -340,11 +358,20 @@ impl Source {
         for path in paths.into_iter().flatten().chain(listed) {
             *path = folder.join(&*path);
         }
+        for route in &mut self.route {
+            route.resolve_paths(folder);
+        }
     }
 
     fn or(self, other: Self) -> Self {
         macro_rules! first_given {
-            ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
+            ($($setting:ident)*) => {
+                Self {
+                    $($setting: self.$setting.or(other.$setting),)*
+                    route: other.route,
+                    file: other.file,
+                }
+            };
         }
         first_given! {
             server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file ca_dir

@@ -131,6 +131,22 @@ impl UpstreamUrl {
         let place = Place::Socket(PathBuf::from(path));
         Ok(Self { scheme, place })
     }
+
+    /// The same with another host, which must be a checked name in lower case. A Unix socket has none.
+    pub(crate) fn with_host(&self, host: String) -> Self {
+        let Place::Network(Authority { port, .. }) = self.place else {
+            return self.clone();
+        };
+        let text = if port == self.scheme.default_port() {
+            host.clone()
+        } else {
+            format!("{host}:{port}")
+        };
+        Self {
+            scheme: self.scheme,
+            place: Place::Network(Authority { host, port, text }),
+        }
+    }
 }
 
 impl UpstreamScheme {

@@ -15,6 +15,7 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::Problem;
 
 use crate::metrics::Metrics;
+use crate::routes::Route;
 use crate::upstream::Progress;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -25,6 +26,8 @@ pub(super) struct Record {
     metrics: Arc<Metrics>,
     began: Instant,
     progress: Arc<Progress>,
+    /// Until it is known, and where none takes the request: none.
+    route: Option<Arc<Route>>,
     status: Option<StatusCode>,
     response_bytes: u64,
     end: End,
@@ -66,11 +69,17 @@ impl Record {
             metrics,
             began: Instant::now(),
             progress,
+            route: None,
             status: None,
             response_bytes: 0,
             end: End::Cancelled,
             line: is_logged.then(|| Box::new(Line::new(request))),
         }
+    }
+
+    /// A route takes the request.
+    pub(super) fn on_route(&mut self, route: Arc<Route>) -> &Route {
+        self.route.insert(route)
     }
 
     /// The response's head is there; `waited` of the time was the upstream's.
@@ -107,6 +116,9 @@ impl Drop for Record {
         let request_bytes = self.progress.bytes();
         self.metrics.open.dec();
         self.metrics.on_end(self.status, total);
+        if let Some(route) = &self.route {
+            route.metrics().on_end(self.status);
+        }
         if let Some(line) = &self.line {
             self.log(line, total, request_bytes);
         }
@@ -126,6 +138,7 @@ impl Record {
             host = line.host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or_default(),
             path = line.uri.path(),
             upgrade = line.is_upgrade,
+            route = self.route.as_ref().map(|route| route.name()),
             status = self.status.map(|status| status.as_u16()),
             end,
             detail,

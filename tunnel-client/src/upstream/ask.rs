@@ -50,7 +50,6 @@ pub(super) struct Failed {
     /// Another upstream may be asked the same, which is as it was before.
     pub(super) may_ask_another: bool,
     /// The upstream was not even reached, or has surely not acted on it.
-    #[allow(dead_code, reason = "for routes")]
     pub(super) is_untouched: bool,
 }
 
@@ -90,7 +89,6 @@ impl Asked {
     }
 
     /// A request of our own, without content: nobody waits for what comes before its response.
-    #[allow(dead_code, reason = "for routes")]
     pub(super) fn bare(head: Parts) -> Self {
         let progress = Arc::new(Progress::uncounted());
         Self {
@@ -107,8 +105,8 @@ impl Asked {
         &self.head
     }
 
-    /// The request's head, to be changed before it is sent. A `Host` field has to stay the first.
-    #[allow(dead_code, reason = "for routes that rewrite")]
+    /// The request's head, for a route to change in place. The host, if there is one, must stay the
+    /// first of the fields.
     pub(crate) fn head_mut(&mut self) -> &mut Parts {
         &mut self.head
     }

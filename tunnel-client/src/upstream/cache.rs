@@ -100,6 +100,7 @@ impl UpstreamCache {
     }
 
     /// How many upstreams are kept.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.kept.lock().upstreams.len()
     }

@@ -156,6 +156,47 @@ fn a_tunnel_is_kept_without_a_file_being_written() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
+#[tokio::test]
+async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let (folder, url) = (tempfile::tempdir().unwrap(), upstream.url());
+    let file = folder.path().join("client.toml");
+    let write = move |words: &str| {
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
+             [[route]]\nname = \"app\"\npath = \"/app/*\"\nupstream = \"{url}\"\n\
+             [[route]]\nname = \"ready\"\npath = \"/readyz\"\n\
+             respond = {{ status = 200, content_type = \"text/plain\", body = \"{words}\" }}\n\
+             [[route]]\nname = \"inner\"\npath = \"/app/inner/*\"\ndeny = \"not for the outside\"\n"
+        );
+        fs::write(&file, text).unwrap();
+    };
+    write("first");
+    let path = folder.path().to_owned();
+    let used = move || {
+        let variables = [("TUNNEL_CLIENT_CONFIG", "client.toml")];
+        let mut program = Program::start("serve", &path, &variables);
+        let _admin = program.address("admin");
+        let front = program.address("front");
+        assert!(get(front, "/app/x").ends_with("\r\n\r\nok"));
+        assert!(get(front, "/readyz").ends_with("\r\n\r\nfirst"));
+        let denied = get(front, "/app/inner/x");
+        assert!(denied.starts_with("HTTP/1.1 403 "), "{denied}");
+        assert!(denied.contains("not for the outside"), "{denied}");
+        let unknown = get(front, "/other");
+        assert!(unknown.starts_with("HTTP/1.1 404 "), "{unknown}");
+        assert!(
+            unknown.contains("\"reason\":\"route_unknown\""),
+            "{unknown}"
+        );
+        write("second");
+        program.line("the routes are good and in force");
+        assert!(get(front, "/readyz").ends_with("\r\n\r\nsecond"));
+        assert_eq!(program.stop(), Some(0));
+    };
+    tokio::task::spawn_blocking(used).await.unwrap();
+}
+
 #[test]
 fn it_does_not_say_that_it_lives_while_it_stands_still() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,8 +239,9 @@ fn what_serve_needs_is_checked_for_itself() {
         (output.status.code(), String::from_utf8(text).unwrap())
     };
     let good = validate(&["--upstream=http://app:80", "--listen=127.0.0.1:8080"]);
-    let line = "ok: listen 127.0.0.1:8080, upstream http://app\n";
-    assert_eq!(good, (Some(0), line.to_owned()));
+    let first = "ok: listen 127.0.0.1:8080, routes 1\n";
+    assert!(good.0 == Some(0) && good.1.starts_with(first), "{good:?}");
+    assert!(good.1.contains("http://app"), "{good:?}");
     let (code, text) = validate(&[]);
     assert_eq!(code, Some(2));
     assert!(text.starts_with("error: --upstream is missing: "), "{text}");

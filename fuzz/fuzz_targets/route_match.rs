@@ -1,0 +1,92 @@
+//! Any first line finds what asking every route finds; no path makes a host of anything but labels, or
+//! of a target something that is none.
+#![no_main]
+
+use std::cmp::Ordering;
+use std::sync::LazyLock;
+
+use http::{Method, uri::PathAndQuery};
+use libfuzzer_sys::fuzz_target;
+use tunnel_client::routes::{
+    matcher::{Conditions, FirstLine, Matcher},
+    pattern::Pattern,
+    rewrite::Prefix,
+    template::{Template, is_dns_label},
+};
+
+const HOOKS: &str = "/webhooks/{namespace}/{event_source}/*";
+
+static TABLE: LazyLock<(Vec<Conditions>, Matcher)> = LazyLock::new(|| {
+    let route = |host: &str, methods: &[Method], path: &str, allow_odd_paths| Conditions {
+        host: (!host.is_empty()).then(|| host.parse().unwrap()),
+        methods: methods.to_vec(),
+        path: path.parse().unwrap(),
+        allow_odd_paths,
+    };
+    let routes = vec![
+        route("", &[], "/a/*", false),
+        route("", &[], "/a/b/*", true),
+        route("", &[], "/a/{x}/c", false),
+        route("", &[Method::GET], "/a/{x}/*", false),
+        route("", &[], "/", true),
+        route("", &[], "/a/", false),
+        route("", &[], HOOKS, false),
+        route("", &[], "/app-proxy/*", false),
+        route("*.test", &[], "/a/*", false),
+        route("*.a.test", &[Method::POST], "/{x}/*", true),
+        route("a.test", &[], "/*", true),
+    ];
+    let (matcher, overlaps) = Matcher::new(&routes);
+    assert!(overlaps.is_empty());
+    (routes, matcher)
+});
+
+static TEMPLATE: LazyLock<(Pattern, Template)> = LazyLock::new(|| {
+    let path = HOOKS.parse().unwrap();
+    let url = "http://{event_source}-eventsource-svc.{namespace}.svc.cluster.local";
+    let template = Template::parse(url, &path).unwrap();
+    (path, template)
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+    let path = parts.next().unwrap_or_default();
+    let host = parts.next();
+    let (routes, matcher) = &*TABLE;
+    for method in [Method::GET, Method::POST] {
+        let line = FirstLine {
+            host,
+            method: &method,
+            path,
+        };
+        let holding = || routes.iter().filter(|route| route.hold(&line));
+        match matcher.find(&line) {
+            None => assert_eq!(holding().count(), 0),
+            Some(found) => {
+                let found = &routes[found];
+                assert!(found.hold(&line));
+                assert!(holding().all(|other| found.compare(other) != Ordering::Less));
+            }
+        }
+    }
+    let (hooks, template) = &*TEMPLATE;
+    if hooks.matches(path)
+        && let Ok(url) = template.fill(path)
+    {
+        let labels: Vec<_> = url.host().split('.').collect();
+        assert!(labels.len() == 5 && labels.iter().all(|label| is_dns_label(label.as_bytes())));
+        assert!(labels[0].ends_with("-eventsource-svc") && labels[2..] == ["svc", "cluster", "local"]);
+    }
+    if let Ok(text) = std::str::from_utf8(path) {
+        if let Ok(pattern) = text.parse::<Pattern>() {
+            pattern.matches(path);
+            let _ = Template::parse(text, &pattern);
+        }
+        if let Ok(target) = PathAndQuery::try_from(text)
+            && let Some(replaced) = Prefix::new("/a", "/b").replace(target.as_str())
+        {
+            let replaced = PathAndQuery::try_from(replaced).unwrap();
+            assert_eq!(replaced.query(), target.query());
+        }
+    }
+});

@@ -1,0 +1,151 @@
+//! `tunnel-client routes test`: which route takes a request, why, and what its upstream is sent.
+#![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::cli::RoutesTest;
+use crate::config::{Config, RouteConfig, RouteList};
+use crate::routes::dry_run::{Outcome, Question, Trial, by_specificity, try_request};
+use crate::routes::summary::{conditions, leads_to};
+
+/// Does what `routes test` says. Nobody is dialled, and no file but the configuration is read.
+pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
+    let source = asked.given.merge().map_err(Failure::configuration)?;
+    let routes = Config::check_routes(&source).map_err(Failure::configuration)?;
+    let (method, url) = match asked.request.as_slice() {
+        [url] => ("GET", url),
+        [method, url] => (method.as_str(), url),
+        _ => return Err(Failure::configuration("expected [METHOD] URL")),
+    };
+    let question = Question::new(method, url).map_err(Failure::configuration)?;
+    let trial = try_request(&routes, &question);
+    if asked.json {
+        println!("{:#}", as_json(&trial));
+    } else {
+        print(&trial);
+    }
+    verdict(&trial)
+}
+
+/// Whether the request gets anywhere.
+fn verdict(trial: &Trial<'_>) -> Result<(), Failure> {
+    let name = trial.winner.map_or("", |route| &*route.name);
+    match &trial.outcome {
+        Outcome::Sent(_) | Outcome::Answered(_) => Ok(()),
+        Outcome::Denied(words) => Err(Failure::running(format_args!(
+            "route `{name}` denies it (403 route_denied): {words}"
+        ))),
+        Outcome::SegmentRefused(refused) => Err(Failure::running(format_args!(
+            "route `{name}` refuses it (404 segment_refused): {refused}"
+        ))),
+        Outcome::Unknown => {
+            let odd = match trial.is_odd {
+                true => {
+                    "; the path has dot segments, encoded slashes or backslashes, which only routes with \
+                         allow_odd_paths take"
+                }
+                false => "",
+            };
+            Err(Failure::running(format_args!(
+                "no route takes it (404 route_unknown){odd}"
+            )))
+        }
+    }
+}
+
+fn print(trial: &Trial<'_>) {
+    if let Some(route) = trial.winner {
+        println!("route      {}{}", route.name, place(route));
+        println!("matches    {}", conditions(route));
+    }
+    for (name, segment) in &trial.captures {
+        println!("segment    {{{name}}} = {segment}");
+    }
+    match &trial.outcome {
+        Outcome::Sent(all) => {
+            for sent in all {
+                let share = match all.len() {
+                    1 => String::new(),
+                    _ => format!("   (weight {})", sent.weight),
+                };
+                println!("upstream   {}{share}", sent.url);
+            }
+            for sent in dedup_hosts(all) {
+                println!("host       {sent}");
+            }
+        }
+        Outcome::Answered(status) => println!("answers    {status}, by itself"),
+        Outcome::Denied(words) => println!("denies     403, \"{words}\""),
+        Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
+        Outcome::Unknown => {}
+    }
+    let others = trial
+        .verdicts
+        .iter()
+        .filter(|(route, _)| trial.winner.is_none_or(|winner| winner.name != route.name));
+    for (index, (route, verdict)) in others.enumerate() {
+        let heading = if index == 0 { "others" } else { "" };
+        println!("{heading:<10} {}{} {verdict}", route.name, place(route));
+    }
+}
+
+fn dedup_hosts(all: &[crate::routes::dry_run::Sent]) -> Vec<&str> {
+    let mut hosts: Vec<_> = all.iter().map(|sent| sent.host.as_str()).collect();
+    hosts.dedup();
+    hosts
+}
+
+fn as_json(trial: &Trial<'_>) -> Value {
+    let outcome = match &trial.outcome {
+        Outcome::Sent(all) => {
+            let sent = all
+                .iter()
+                .map(|sent| json!({ "url": sent.url, "host": sent.host, "weight": sent.weight }));
+            json!({ "kind": "sent", "upstreams": sent.collect::<Vec<_>>() })
+        }
+        Outcome::Answered(status) => json!({ "kind": "answered", "status": status }),
+        Outcome::Denied(words) => json!({ "kind": "route_denied", "status": 403, "detail": words }),
+        Outcome::SegmentRefused(refused) => {
+            json!({ "kind": "segment_refused", "status": 404, "detail": refused })
+        }
+        Outcome::Unknown => json!({ "kind": "route_unknown", "status": 404 }),
+    };
+    let others = trial.verdicts.iter().map(|(route, verdict)| {
+        json!({ "route": &*route.name, "line": route.line, "verdict": verdict.to_string() })
+    });
+    let captures = trial.captures.iter();
+    json!({
+        "route": trial.winner.map(|route| route.name.to_string()),
+        "line": trial.winner.and_then(|route| route.line),
+        "segments": captures.map(|(name, text)| json!({ "name": name, "value": text })).collect::<Vec<_>>(),
+        "odd_path": trial.is_odd,
+        "outcome": outcome,
+        "routes": others.collect::<Vec<_>>(),
+    })
+}
+
+/// Prints all routes, the most specific first.
+pub(super) fn print_table(routes: &RouteList) {
+    let sorted = by_specificity(routes);
+    let rows: Vec<_> = (sorted.iter())
+        .map(|route| (route.name.to_string(), conditions(route), leads_to(route)))
+        .collect();
+    let width = |text: fn(&(String, String, String)) -> &String| {
+        rows.iter()
+            .map(|row| text(row).chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let (names, wheres) = (width(|row| &row.0), width(|row| &row.1));
+    for (name, condition, lead) in &rows {
+        println!("  {name:<names$}  {condition:<wheres$}  {lead}");
+    }
+}
+
+fn place(route: &RouteConfig) -> String {
+    match route.line {
+        Some(line) => format!(" (line {line})"),
+        None => " (--upstream)".to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! Takes over the routes anew when the files that they stand in have changed.
+//!
+//! In: what was given at the start, and word that a file changed, a minute passed, or SIGHUP came. Out:
+//! a new table of routes, or the last good one and a log line for each fault. Only routes are taken
+//! over; a change of anything else counts when the client is started anew, and is told.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tunnel_ops::task::Owned;
+use tunnel_ops::watch::{Change, FileWatch, WatchError};
+
+use super::routes::{Defaults, RouteList};
+use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
+use crate::metrics::Metrics;
+use crate::routes::Routes;
+use crate::upstream::UpstreamError;
+
+/// Follows the files.
+pub(crate) struct Reloader {
+    given: Given,
+    watch: FileWatch,
+    /// What the settings beside the routes were when they were last told.
+    others: String,
+}
+
+/// Why the last good routes stay.
+#[derive(Debug, thiserror::Error)]
+enum ReloadError {
+    /// A file, or what is in it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Upstreams cannot be as the files say.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+}
+
+impl Reloader {
+    /// Begins to watch; made before the files are read for the first time, so that no edit in between is
+    /// missed. Must be called within a runtime.
+    pub(crate) fn new(given: Given) -> Result<Self, WatchError> {
+        let source = given.clone().merge().ok();
+        Ok(Self {
+            watch: FileWatch::new(given.route_files())?,
+            given,
+            others: source.map(others).unwrap_or_default(),
+        })
+    }
+
+    /// Follows the files for as long as the result is held.
+    pub(crate) fn start(mut self, routes: Arc<Routes>, metrics: Arc<Metrics>) -> Owned<()> {
+        Owned::spawn("reload", async move {
+            loop {
+                let change = self.watch.changed().await;
+                // Before they are read, as at the start: files that are new among them change from here on.
+                self.watch.set_paths(self.given.route_files());
+                self.reload(&routes, &metrics, &change);
+            }
+        })
+    }
+
+    fn reload(&mut self, routes: &Routes, metrics: &Metrics, change: &Change) {
+        let files = &change.files;
+        tracing::info!(
+            ?files,
+            asked = change.is_requested,
+            "reading the routes again"
+        );
+        let result = self.take_over(routes);
+        metrics.on_reload(result.is_ok());
+        match result {
+            Ok(count) => tracing::info!(routes = count, "the routes are good and in force"),
+            Err(error) => {
+                for fault in error.to_string().lines() {
+                    tracing::error!(fault, "the routes are not good, the last good ones stay");
+                }
+            }
+        }
+    }
+
+    fn take_over(&mut self, routes: &Routes) -> Result<usize, ReloadError> {
+        let source = self.given.clone().merge().map_err(ConfigError::from)?;
+        let list = check(&source)?;
+        routes.replace(&list)?;
+        let others = others(source);
+        if others != self.others {
+            tracing::warn!(
+                "a setting other than the routes has changed: it counts when the client is started anew"
+            );
+            self.others = others;
+        }
+        Ok(list.len())
+    }
+}
+
+/// All routes, with the files that they name.
+pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
+    let mut faults = Vec::new();
+    check_upstream(source, &mut faults);
+    let roots = upstream_roots(source, &mut faults);
+    match routes::check(source, true, &mut faults) {
+        Some(list) if faults.is_empty() => Ok(Defaults::of(source).add_to(&list, roots)),
+        _ => Err(ConfigError(faults)),
+    }
+}
+
+/// The settings that are not taken over, for comparing them.
+fn others(mut source: Source) -> String {
+    source.route = Vec::new();
+    source.file = None;
+    source.upstream = None;
+    source.upstream_ca_file = None;
+    source.upstream_connect_timeout = None;
+    source.upstream_head_timeout = None;
+    format!("{source:?}")
+}
+
+impl Given {
+    /// The files that routes are made of: the configuration, and those that routes in it name.
+    fn route_files(&self) -> Vec<PathBuf> {
+        let own = self.config.clone();
+        // A file that cannot be read names nothing, until it is mended.
+        let named = self.clone().merge().map(|source| {
+            let routes = source.route.iter().flat_map(|route| route.paths());
+            let routes: Vec<_> = routes.map(PathBuf::from).collect();
+            routes.into_iter().chain(source.upstream_ca_file)
+        });
+        let mut files: Vec<_> = own.into_iter().chain(named.into_iter().flatten()).collect();
+        // Many routes name the same.
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+}

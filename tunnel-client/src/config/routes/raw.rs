@@ -1,0 +1,142 @@
+//! A route as written, each word with its place, so that a fault in it can be pointed at.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+/// A text with its place.
+pub(super) type Text = Spanned<String>;
+
+/// `[[route]]`, not checked yet.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawRoute {
+    pub(super) name: Text,
+    pub(super) host: Option<Text>,
+    pub(super) methods: Option<Spanned<Vec<Text>>>,
+    pub(super) path: Text,
+    #[serde(default)]
+    pub(super) allow_odd_paths: bool,
+    #[serde(default)]
+    pub(super) values: BTreeMap<String, Spanned<Vec<Text>>>,
+    pub(super) upstream: Option<Text>,
+    pub(super) upstreams: Option<Spanned<Vec<RawMember>>>,
+    pub(super) respond: Option<Spanned<RawAnswer>>,
+    pub(super) deny: Option<Text>,
+    pub(super) strip_prefix: Option<Text>,
+    pub(super) replace_prefix: Option<Spanned<RawPrefix>>,
+    pub(super) host_header: Option<Text>,
+    pub(super) request_headers: Option<Spanned<RawChanges>>,
+    pub(super) response_headers: Option<Spanned<RawChanges>>,
+    pub(super) connect_timeout: Option<Text>,
+    pub(super) head_timeout: Option<Text>,
+    pub(super) idle_timeout: Option<Text>,
+    pub(super) max_body: Option<Text>,
+    pub(super) cors: Option<Spanned<RawCors>>,
+    pub(super) tls: Option<Spanned<RawTls>>,
+    pub(super) health: Option<Spanned<RawHealth>>,
+    pub(super) ejection: Option<Spanned<RawEjection>>,
+}
+
+/// One of several upstreams.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawMember {
+    pub(super) url: Text,
+    pub(super) weight: Option<Spanned<i64>>,
+}
+
+/// `respond`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawAnswer {
+    pub(super) status: Option<Spanned<i64>>,
+    pub(super) content_type: Option<Text>,
+    pub(super) body: Option<Text>,
+}
+
+/// `replace_prefix`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawPrefix {
+    pub(super) from: Text,
+    pub(super) to: Text,
+}
+
+/// `request_headers`, `response_headers`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawChanges {
+    #[serde(default)]
+    pub(super) set: BTreeMap<String, Text>,
+    #[serde(default)]
+    pub(super) add: BTreeMap<String, Text>,
+    #[serde(default)]
+    pub(super) remove: Vec<Text>,
+}
+
+/// `cors`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawCors {
+    pub(super) origins: Spanned<Vec<Text>>,
+    pub(super) methods: Option<Vec<Text>>,
+    #[serde(default)]
+    pub(super) headers: Vec<Text>,
+    #[serde(default)]
+    pub(super) credentials: bool,
+    pub(super) max_age: Option<Text>,
+}
+
+/// `tls`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawTls {
+    pub(super) ca_file: Option<Spanned<PathBuf>>,
+    pub(super) server_name: Option<Text>,
+    pub(super) client_cert: Option<Spanned<PathBuf>>,
+    pub(super) client_key: Option<Spanned<PathBuf>>,
+    pub(super) insecure: Option<Spanned<bool>>,
+}
+
+/// `health`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawHealth {
+    pub(super) path: Text,
+    pub(super) interval: Option<Text>,
+    pub(super) timeout: Option<Text>,
+    pub(super) unhealthy_after: Option<Spanned<i64>>,
+    pub(super) healthy_after: Option<Spanned<i64>>,
+}
+
+/// `ejection`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawEjection {
+    pub(super) after: Option<Spanned<i64>>,
+    #[serde(rename = "for")]
+    pub(super) duration: Option<Text>,
+}
+
+impl RawRoute {
+    /// The files that it names.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        let tls = self.tls.iter().map(Spanned::get_ref);
+        let paths = tls.flat_map(|tls| [&tls.ca_file, &tls.client_cert, &tls.client_key]);
+        paths.flatten().map(|path| path.get_ref().as_path())
+    }
+
+    /// Paths in a file are relative to the file.
+    pub(crate) fn resolve_paths(&mut self, folder: &Path) {
+        let Some(tls) = &mut self.tls else { return };
+        let tls = tls.get_mut();
+        let paths = [&mut tls.ca_file, &mut tls.client_cert, &mut tls.client_key];
+        for path in paths.into_iter().flatten() {
+            let path = path.get_mut();
+            *path = folder.join(&*path);
+        }
+    }
+}

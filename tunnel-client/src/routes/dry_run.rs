@@ -1,0 +1,198 @@
+//! What would become of a request, without anybody being asked: for `tunnel-client routes test`.
+//!
+//! In: the routes, and a request's method and URL as a person writes them. Out: the route that wins,
+//! what each other says, and what its upstream would be sent. It uses what a running client uses:
+//! matcher, templates and rewriting.
+
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Method, Request, Uri};
+use tunnel_ops::config_value::ValueError;
+
+use super::explain::{Verdict, explain};
+use super::matcher::FirstLine;
+use super::pattern::{is_odd, segment_at};
+use super::rewrite::HostHeader;
+use crate::config::{RouteAction, RouteConfig, RouteList, UpstreamUrl};
+
+/// A request to try.
+#[derive(Debug, Clone)]
+pub struct Question {
+    method: Method,
+    host: Option<HeaderValue>,
+    target: PathAndQuery,
+}
+
+/// What would become of it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Trial<'a> {
+    /// The route that takes it.
+    pub winner: Option<&'a RouteConfig>,
+    /// What each route says, in the order of the list.
+    pub verdicts: Vec<(&'a RouteConfig, Verdict)>,
+    /// The named segments, with what the path has in their places.
+    pub captures: Vec<(&'a str, String)>,
+    /// What the path may look like to others.
+    pub is_odd: bool,
+    /// What is done with it.
+    pub outcome: Outcome,
+}
+
+/// What is done with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is sent to one of these.
+    Sent(Vec<Sent>),
+    /// The client answers it, with this status.
+    Answered(u16),
+    /// The route denies it, with these words.
+    Denied(String),
+    /// A segment of its path is refused.
+    SegmentRefused(String),
+    /// No route takes it.
+    Unknown,
+}
+
+/// What an upstream would be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// The upstream's URL with the path and query.
+    pub url: String,
+    /// The host that it is told.
+    pub host: String,
+    /// Its share of the requests.
+    pub weight: u32,
+}
+
+impl Question {
+    /// A request with this method for this URL: `https://host/path?query`, or `/path?query` for no host in
+    /// particular.
+    ///
+    /// # Errors
+    /// When no request can have the method or the URL.
+    pub fn new(method: &str, url: &str) -> Result<Self, ValueError> {
+        let method = Method::from_bytes(method.as_bytes())
+            .map_err(|_| ValueError::new("expected a method such as GET, and then a URL"))?;
+        let (host, target) = match url.split_once("://") {
+            Some((scheme, rest)) if ["http", "https", "ws", "wss"].contains(&scheme) => {
+                let at = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+                let (host, target) = rest.split_at(at);
+                (Some(parse_host(host)?), target)
+            }
+            _ if url.starts_with('/') || url == "*" => (None, url),
+            _ => {
+                return Err(ValueError::new(
+                    "expected a URL such as https://host/path, or a path",
+                ));
+            }
+        };
+        // No fragment is ever sent.
+        let target = target.split('#').next().unwrap_or_default();
+        let target = match target.as_bytes().first() {
+            None => "/".to_owned(),
+            Some(b'?') => format!("/{target}"),
+            Some(_) => target.to_owned(),
+        };
+        let target = PathAndQuery::try_from(target)
+            .map_err(|error| ValueError::new(format!("no request can have this URL: {error}")))?;
+        Ok(Self {
+            method,
+            host,
+            target,
+        })
+    }
+
+    fn head(&self) -> Parts {
+        let (mut head, ()) = Request::new(()).into_parts();
+        head.method = self.method.clone();
+        head.uri = Uri::from(self.target.clone());
+        head.headers
+            .extend(self.host.clone().map(|host| (HOST, host)));
+        head
+    }
+}
+
+fn parse_host(text: &str) -> Result<HeaderValue, ValueError> {
+    let host = text.parse::<Authority>().ok();
+    let host = host.filter(|host| !host.as_str().contains('@'));
+    let value = host.and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+    value.ok_or_else(|| ValueError::new("the URL's host is none"))
+}
+
+/// Tries a request on these routes.
+pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> {
+    let path = question.target.path().as_bytes();
+    let line = FirstLine {
+        host: question.host.as_ref().map(HeaderValue::as_bytes),
+        method: &question.method,
+        path,
+    };
+    let conditions: Vec<_> = routes.iter().map(|route| &route.conditions).collect();
+    let verdicts: Vec<_> = routes.iter().zip(explain(&conditions, &line)).collect();
+    let winner = verdicts
+        .iter()
+        .find(|(_, verdict)| *verdict == Verdict::Wins);
+    let winner = winner.map(|(route, _)| *route);
+    let names = winner
+        .into_iter()
+        .flat_map(|route| route.conditions.path.names());
+    let captures = names.map(|(place, name)| {
+        let segment = String::from_utf8_lossy(segment_at(path, place));
+        (name, segment.into_owned())
+    });
+    Trial {
+        captures: captures.collect(),
+        outcome: winner.map_or(Outcome::Unknown, |route| outcome(route, question)),
+        is_odd: is_odd(path),
+        winner,
+        verdicts,
+    }
+}
+
+/// All routes, the most specific first; among equals, as they are written.
+pub fn by_specificity(routes: &RouteList) -> Vec<&RouteConfig> {
+    let mut sorted: Vec<_> = routes.iter().collect();
+    sorted.sort_by(|a, b| b.conditions.compare(&a.conditions));
+    sorted
+}
+
+fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
+    let path = question.target.path().as_bytes();
+    if let Err(refused) = route.check_values(path) {
+        return Outcome::SegmentRefused(refused.to_string());
+    }
+    match &route.action {
+        RouteAction::Respond(answer) => Outcome::Answered(answer.status.as_u16()),
+        RouteAction::Deny(words) => Outcome::Denied(words.to_string()),
+        RouteAction::Upstreams(upstreams) => {
+            let members = upstreams.members.iter();
+            let sent = members.map(|member| sent(route, question, &member.url, member.weight));
+            Outcome::Sent(sent.collect())
+        }
+        RouteAction::Template(template, _) => match template.fill(path) {
+            Ok(url) => Outcome::Sent(vec![sent(route, question, &url, 1)]),
+            Err(refused) => Outcome::SegmentRefused(refused.to_string()),
+        },
+    }
+}
+
+fn sent(route: &RouteConfig, question: &Question, upstream: &UpstreamUrl, weight: u32) -> Sent {
+    let mut head = question.head();
+    // It fails for no path that was a path before.
+    let _ = route.rewrite.apply(&mut head);
+    let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let host = head
+        .headers
+        .get(HOST)
+        .filter(|_| route.rewrite.host != HostHeader::Upstream);
+    let host = host.and_then(|host| host.to_str().ok());
+    Sent {
+        url: format!("{upstream}{target}"),
+        host: host.unwrap_or_else(|| upstream.authority()).to_owned(),
+        weight,
+    }
+}

@@ -1,0 +1,156 @@
+//! Why a route wins: what each of all routes says to a request, one after another.
+//!
+//! It asks the same [`Matcher`] that a running client asks for the winner, and then every route for
+//! its own conditions. For people; a request is never routed by it.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use super::matcher::{Conditions, FirstLine, Matcher};
+
+/// What one route says to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It takes the request.
+    Wins,
+    /// It would, but another says more about the request.
+    LessSpecific(Rule),
+    /// Another host.
+    OtherHost,
+    /// Another path.
+    OtherPath,
+    /// The path matches, and is one that upstreams might read as another one.
+    OddPath,
+    /// Another method.
+    OtherMethod,
+}
+
+/// By what one route says more than another, the first that decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// A host says more than a wildcard, a longer wildcard more than a shorter, that more than none.
+    Host,
+    /// From the left: a literal says more than a name, a name more than `*`, the end more than `*`.
+    Path,
+    /// Methods say more than none.
+    Methods,
+}
+
+/// What each route says, in the order of the list.
+pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
+    let (matcher, _) = Matcher::new(routes.iter().copied());
+    let winner = matcher.find(line);
+    let winning = winner.and_then(|winner| routes.get(winner));
+    let verdict = |(place, route): (usize, &&Conditions)| {
+        if winner == Some(place) {
+            return Verdict::Wins;
+        }
+        if !route.holds_host(line) {
+            return Verdict::OtherHost;
+        }
+        if !route.path.matches(line.path) {
+            return Verdict::OtherPath;
+        }
+        if !route.holds_path(line) {
+            return Verdict::OddPath;
+        }
+        if !route.holds_method(line) {
+            return Verdict::OtherMethod;
+        }
+        // Some route holds, so one has won.
+        let rule = winning.map_or(Rule::Methods, |winning| rule(winning, route));
+        Verdict::LessSpecific(rule)
+    };
+    routes.iter().enumerate().map(verdict).collect()
+}
+
+fn rule(winner: &Conditions, other: &Conditions) -> Rule {
+    let without_path = |conditions: &Conditions| Conditions {
+        path: winner.path.clone(),
+        methods: Vec::new(),
+        ..conditions.clone()
+    };
+    if without_path(winner).compare(&without_path(other)) != Ordering::Equal {
+        Rule::Host
+    } else if winner.path.compare(&other.path) != Ordering::Equal {
+        Rule::Path
+    } else {
+        Rule::Methods
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wins => "wins",
+            Self::LessSpecific(Rule::Host) => "matches, but the other names its host more exactly",
+            Self::LessSpecific(Rule::Path) => {
+                "matches, but the other says more about the path (from the left: literal, {name}, *)"
+            }
+            Self::LessSpecific(Rule::Methods) => "matches, but the other names the method",
+            Self::OtherHost => "is for another host",
+            Self::OtherPath => "is for another path",
+            Self::OddPath => {
+                "matches, but the path has dot segments, encoded slashes or backslashes, and \
+                 allow_odd_paths is not set"
+            }
+            Self::OtherMethod => "is for another method",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    fn route(host: Option<&str>, path: &str, methods: &[Method]) -> Conditions {
+        Conditions {
+            host: host.map(|host| host.parse().unwrap()),
+            methods: methods.to_vec(),
+            path: path.parse().unwrap(),
+            allow_odd_paths: false,
+        }
+    }
+
+    #[test]
+    fn each_loser_is_told_the_rule() {
+        let routes = [
+            route(None, "/*", &[]),
+            route(None, "/a/*", &[]),
+            route(None, "/a/{x}", &[Method::GET]),
+            route(None, "/a/{x}", &[]),
+            route(Some("*.example.com"), "/a/b", &[Method::PUT]),
+            route(Some("*.example.com"), "/b", &[]),
+            route(Some("other.example.com"), "/*", &[]),
+        ];
+        let routes: Vec<_> = routes.iter().collect();
+        let verdicts = |host: &str, path: &str| {
+            let line = FirstLine {
+                host: Some(host.as_bytes()),
+                method: &Method::GET,
+                path: path.as_bytes(),
+            };
+            explain(&routes, &line)
+        };
+        let path = Verdict::LessSpecific(Rule::Path);
+        assert_eq!(
+            verdicts("a.example.com", "/a/b"),
+            [
+                path,
+                path,
+                Verdict::Wins,
+                Verdict::LessSpecific(Rule::Methods),
+                Verdict::OtherMethod,
+                Verdict::OtherPath,
+                Verdict::OtherHost,
+            ]
+        );
+        let host = Verdict::LessSpecific(Rule::Host);
+        assert_eq!(verdicts("other.example.com", "/a/b")[..4], [host; 4]);
+        let odd = verdicts("a.test", "/a/..");
+        assert_eq!(odd[..4], [Verdict::OddPath; 4]);
+        assert!(!odd.contains(&Verdict::Wins));
+    }
+}

@@ -1,0 +1,147 @@
+//! What a route leads to: its upstreams with their connections.
+//!
+//! This is the one place that knows how upstreams are made of what the configuration says. They live
+//! for as long as a route or an exchange holds them; a reload that does not change what is said of
+//! them takes them over, connections and all.
+
+use std::sync::Arc;
+
+use http::Response;
+use tunnel_ops::task::Owned;
+use tunnel_proto::problem::Problem;
+
+use crate::config::{
+    HealthOptions, RouteAction, UpstreamMember, UpstreamOptions as Options, UpstreamScheme,
+    UpstreamUrl, UpstreamsConfig,
+};
+use crate::upstream::{
+    Asked, EjectionSettings, HealthSettings, Upstream, UpstreamBody, UpstreamCache, UpstreamError,
+    UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamState, UpstreamTls,
+};
+
+/// What upstreams have beside what their routes say.
+pub(crate) struct LeadParts {
+    /// What all of them share.
+    pub(crate) shared: Arc<UpstreamShared>,
+    /// HTTP/1.1 connections kept at rest, for each upstream.
+    pub(crate) idle_pool: usize,
+}
+
+/// The upstreams of one route.
+pub(super) struct Upstreams {
+    made_of: UpstreamsConfig,
+    set: Arc<UpstreamSet>,
+    _tending: Owned<()>,
+}
+
+/// The upstreams of a route whose path names them, each made when it is first asked for.
+pub(super) struct OnDemand {
+    made_of: (UpstreamScheme, Options),
+    cache: Arc<UpstreamCache>,
+    _tending: Owned<()>,
+}
+
+impl Upstreams {
+    /// Must be called within a runtime.
+    ///
+    /// # Errors
+    /// When they cannot be as the configuration says.
+    pub(super) fn new(config: &UpstreamsConfig, parts: &LeadParts) -> Result<Self, UpstreamError> {
+        let member = |member: &UpstreamMember| (member.url.clone(), member.weight);
+        let ejection = config.ejection.as_ref().map(|ejection| EjectionSettings {
+            after: ejection.after,
+            duration: ejection.duration,
+        });
+        let set = UpstreamSet::new(
+            config.members.iter().map(member).collect(),
+            &options(&config.options, parts),
+            config.health.as_ref().map(health),
+            ejection,
+            &parts.shared,
+        )?;
+        let set = Arc::new(set);
+        let tended = Arc::clone(&set);
+        Ok(Self {
+            made_of: config.clone(),
+            set,
+            _tending: Owned::spawn("upstream", async move { tended.tend().await }),
+        })
+    }
+
+    /// Whether it is what this would make.
+    pub(super) fn is_of(&self, action: &RouteAction) -> bool {
+        matches!(action, RouteAction::Upstreams(config) if self.made_of == *config)
+    }
+
+    /// How each of them is.
+    pub(super) fn states(&self) -> Vec<UpstreamState> {
+        self.set.states()
+    }
+
+    /// Sends a request to one of them.
+    pub(super) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+        self.set.ask(asked).await
+    }
+}
+
+impl OnDemand {
+    /// None so far. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// When they cannot be as the configuration says.
+    pub(super) fn new(
+        scheme: UpstreamScheme,
+        config: &Options,
+        parts: &LeadParts,
+    ) -> Result<Self, UpstreamError> {
+        let cache = UpstreamCache::new(scheme, &options(config, parts), &parts.shared)?;
+        let cache = Arc::new(cache);
+        let tended = Arc::clone(&cache);
+        Ok(Self {
+            made_of: (scheme, config.clone()),
+            cache,
+            _tending: Owned::spawn("upstream", async move { tended.tend().await }),
+        })
+    }
+
+    /// Whether it is what this would make.
+    pub(super) fn is_of(&self, action: &RouteAction) -> bool {
+        let RouteAction::Template(template, options) = action else {
+            return false;
+        };
+        self.made_of.0 == template.base().scheme() && self.made_of.1 == *options
+    }
+
+    /// The upstream with this URL.
+    pub(super) fn get(&self, url: UpstreamUrl) -> Arc<Upstream> {
+        self.cache.get(url)
+    }
+}
+
+fn options(options: &Options, parts: &LeadParts) -> UpstreamOptions {
+    let tls = options.tls.as_ref();
+    let tls = tls.map(|tls| UpstreamTls {
+        roots: tls.roots.clone(),
+        server_name: tls.server_name.as_deref().map(str::to_owned),
+        identity: tls.identity.clone(),
+        insecure: tls.insecure,
+    });
+    UpstreamOptions {
+        tls: tls.unwrap_or_default(),
+        connect_timeout: options.connect_timeout,
+        head_timeout: options.head_timeout,
+        idle_timeout: options.idle_timeout,
+        max_body: options.max_body,
+        idle_pool: parts.idle_pool,
+    }
+}
+
+fn health(options: &HealthOptions) -> HealthSettings {
+    HealthSettings {
+        path: options.path.clone(),
+        interval: options.interval,
+        timeout: options.timeout,
+        unhealthy_after: options.unhealthy_after,
+        healthy_after: options.healthy_after,
+    }
+}

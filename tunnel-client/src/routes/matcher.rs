@@ -1,0 +1,326 @@
+//! Which route a request takes: of all that match it, the most specific.
+//!
+//! ```text
+//!   host: exact ─▶ below the longest name ─▶ … ─▶ any         each a tree of path segments:
+//!                                                              literal ─▶ {name} ─▶ *
+//! ```
+//!
+//! In: the conditions of all routes, once, and the first lines of requests. Out: the place of a route
+//! in the list. The first match of this search is the most specific one, since it tries in the order
+//! of [`Conditions::compare`]. A search takes no memory, and time that depends on the routes, never on
+//! what a request brings.
+
+use std::cell::OnceCell;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use http::Method;
+
+use super::host::{HOST_OCTETS, HostPattern, bare_host};
+use super::pattern::{Pattern, Segment, Tail, is_odd};
+
+/// Routes that a table may have.
+pub const ROUTES_MAX: usize = 4096;
+
+/// What a request must be like for a route to take it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conditions {
+    /// Its host; `None` means any.
+    pub host: Option<HostPattern>,
+    /// Its method, one of these; empty means any. An upgrade counts as `GET`.
+    pub methods: Vec<Method>,
+    /// Its path.
+    pub path: Pattern,
+    /// Whether its path may be one that upstreams might read as another one.
+    pub allow_odd_paths: bool,
+}
+
+/// What routes look at.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstLine<'a> {
+    /// The `Host` field as it came.
+    pub host: Option<&'a [u8]>,
+    /// The method; `GET` for an upgrade.
+    pub method: &'a Method,
+    /// The path as it came, without the query.
+    pub path: &'a [u8],
+}
+
+/// Two routes of which neither is more specific, by their places in the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// The first, which wins.
+    pub first: usize,
+    /// The other.
+    pub second: usize,
+}
+
+/// The conditions of all routes, made for looking one up.
+#[derive(Debug, Default)]
+pub struct Matcher {
+    exact: HashMap<Box<[u8]>, Tree>,
+    below: HashMap<Box<[u8]>, Tree>,
+    any: Tree,
+}
+
+/// The paths of the routes of one host.
+#[derive(Debug)]
+struct Tree {
+    /// The root first.
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// Nodes of the next segment, in the order of its bytes.
+    literals: Vec<(Box<[u8]>, usize)>,
+    named: Option<usize>,
+    /// Routes whose path ends here.
+    end: Choices,
+    /// Routes that take all from here.
+    rest: Choices,
+}
+
+/// Routes of one host and one shape of path.
+#[derive(Debug, Default)]
+struct Choices {
+    by_method: Vec<(Method, Choice)>,
+    by_any: Option<Choice>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Choice {
+    route: usize,
+    allows_odd: bool,
+}
+
+/// A first line that is looked up.
+struct Search<'a> {
+    method: &'a Method,
+    path: &'a [u8],
+    /// Found out only when a route wants to know.
+    is_odd: OnceCell<bool>,
+}
+
+impl Conditions {
+    /// Whether this takes a request.
+    pub fn hold(&self, line: &FirstLine<'_>) -> bool {
+        self.holds_host(line) && self.holds_method(line) && self.holds_path(line)
+    }
+
+    /// Whether the host matches.
+    pub fn holds_host(&self, line: &FirstLine<'_>) -> bool {
+        let host = bare_host(line.host.unwrap_or_default());
+        (self.host.as_ref()).is_none_or(|own| own.matches(host))
+    }
+
+    /// Whether the method matches.
+    pub fn holds_method(&self, line: &FirstLine<'_>) -> bool {
+        self.methods.is_empty() || self.methods.contains(line.method)
+    }
+
+    /// Whether the path matches, and is not odd if it must not be.
+    pub fn holds_path(&self, line: &FirstLine<'_>) -> bool {
+        self.path.matches(line.path) && (self.allow_odd_paths || !is_odd(line.path))
+    }
+
+    /// Which of two that take one request says more about it: the greater. First by host, then by
+    /// path, then by method.
+    pub fn compare(&self, other: &Self) -> Ordering {
+        let host = |conditions: &Self| conditions.host.as_ref().map(HostPattern::rank);
+        let method = |conditions: &Self| !conditions.methods.is_empty();
+        (host(self).cmp(&host(other)))
+            .then_with(|| self.path.compare(&other.path))
+            .then_with(|| method(self).cmp(&method(other)))
+    }
+}
+
+impl Matcher {
+    /// Makes one of all routes, and tells those that overlap; of them the first counts.
+    pub fn new<'a>(routes: impl IntoIterator<Item = &'a Conditions>) -> (Self, Vec<Overlap>) {
+        let mut matcher = Self::default();
+        let mut overlaps = Vec::new();
+        for (route, conditions) in routes.into_iter().enumerate() {
+            let choices = matcher
+                .tree(conditions.host.as_ref())
+                .choices(&conditions.path);
+            let choice = Choice {
+                route,
+                allows_odd: conditions.allow_odd_paths,
+            };
+            if let Some(first) = choices.add(&conditions.methods, choice) {
+                overlaps.push(Overlap {
+                    first,
+                    second: route,
+                });
+            }
+        }
+        (matcher, overlaps)
+    }
+
+    /// The place of the most specific route that takes a request.
+    pub fn find(&self, line: &FirstLine<'_>) -> Option<usize> {
+        let search = Search {
+            method: line.method,
+            path: line.path,
+            is_odd: OnceCell::new(),
+        };
+        // Most tables name no host at all.
+        let names_hosts = !(self.exact.is_empty() && self.below.is_empty());
+        let by_host = (names_hosts.then_some(line.host).flatten())
+            .and_then(|host| self.find_by_host(host, &search));
+        by_host.or_else(|| self.any.find(&search))
+    }
+
+    fn find_by_host(&self, host: &[u8], search: &Search<'_>) -> Option<usize> {
+        let mut space = [0; HOST_OCTETS];
+        let host = bare_host(host);
+        // A longer one is nobody's.
+        let lower = space.get_mut(..host.len())?;
+        lower.copy_from_slice(host);
+        lower.make_ascii_lowercase();
+        let lower = &*lower;
+        if let Some(found) = self.exact.get(lower).and_then(|tree| tree.find(search)) {
+            return Some(found);
+        }
+        if self.below.is_empty() {
+            return None;
+        }
+        // From the left, so that the longest comes first; a name begins with no dot.
+        let dots = lower.iter().enumerate().skip(1);
+        let mut names = dots
+            .filter(|(_, byte)| **byte == b'.')
+            .filter_map(|(at, _)| lower.get(at + 1..));
+        names.find_map(|name| self.below.get(name)?.find(search))
+    }
+
+    fn tree(&mut self, host: Option<&HostPattern>) -> &mut Tree {
+        let (trees, name) = match host {
+            None => return &mut self.any,
+            Some(HostPattern::Exact(name)) => (&mut self.exact, name),
+            Some(HostPattern::Below(name)) => (&mut self.below, name),
+        };
+        trees.entry(name.as_bytes().into()).or_default()
+    }
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self {
+            nodes: vec![Node::default()],
+        }
+    }
+}
+
+impl Tree {
+    /// Where routes with this path belong; made if they are the first.
+    fn choices(&mut self, path: &Pattern) -> &mut Choices {
+        let mut at = 0;
+        for segment in path.segments() {
+            at = self.child(at, segment);
+        }
+        let node = &mut self.nodes[at];
+        match path.tail() {
+            Tail::End => &mut node.end,
+            Tail::Rest => &mut node.rest,
+        }
+    }
+
+    fn child(&mut self, parent: usize, segment: &Segment) -> usize {
+        let new = self.nodes.len();
+        let node = &mut self.nodes[parent];
+        let child = match segment {
+            Segment::Named(_) => *node.named.get_or_insert(new),
+            Segment::Literal(text) => match node.place_of(text.as_bytes()) {
+                Ok(place) => node.literals[place].1,
+                Err(place) => {
+                    node.literals.insert(place, (text.as_bytes().into(), new));
+                    new
+                }
+            },
+        };
+        if child == new {
+            self.nodes.push(Node::default());
+        }
+        child
+    }
+
+    fn find(&self, search: &Search<'_>) -> Option<usize> {
+        match search.path.strip_prefix(b"/") {
+            Some(path) => self.find_from(0, Some(path), search),
+            // `*`, which has no segments.
+            None => self.nodes.first()?.rest.pick(search),
+        }
+    }
+
+    /// `path` is what is left of it; `None` when it has ended. Goes no deeper than a pattern has
+    /// segments, and looks at a node at most once.
+    fn find_from(&self, node: usize, path: Option<&[u8]>, search: &Search<'_>) -> Option<usize> {
+        let node = self.nodes.get(node)?;
+        let Some(path) = path else {
+            return node.end.pick(search).or_else(|| node.rest.pick(search));
+        };
+        let is_leaf = node.literals.is_empty() && node.named.is_none();
+        let below = (!is_leaf).then(|| {
+            let (segment, after) = match path.iter().position(|byte| *byte == b'/') {
+                Some(at) => (&path[..at], Some(&path[at + 1..])),
+                None => (path, None),
+            };
+            let literal = node.place_of(segment).ok();
+            let literal = literal.map(|place| node.literals[place].1);
+            let named = node.named.filter(|_| !segment.is_empty());
+            let mut children = literal.into_iter().chain(named);
+            children.find_map(|child| self.find_from(child, after, search))
+        });
+        below.flatten().or_else(|| node.rest.pick(search))
+    }
+}
+
+impl Node {
+    fn place_of(&self, segment: &[u8]) -> Result<usize, usize> {
+        (self.literals).binary_search_by(|(own, _)| (**own).cmp(segment))
+    }
+}
+
+impl Choices {
+    /// Adds a route, and tells which one it overlaps with.
+    fn add(&mut self, methods: &[Method], choice: Choice) -> Option<usize> {
+        if methods.is_empty() {
+            return match self.by_any {
+                Some(first) => Some(first.route),
+                None => {
+                    self.by_any = Some(choice);
+                    None
+                }
+            };
+        }
+        let mut overlap = None;
+        for method in methods {
+            match self.by_method.iter().find(|(own, _)| own == method) {
+                // It stands in its own list twice.
+                Some((_, first)) if first.route == choice.route => {}
+                Some((_, first)) => overlap = overlap.or(Some(first.route)),
+                None => self.by_method.push((method.clone(), choice)),
+            }
+        }
+        overlap
+    }
+
+    fn pick(&self, search: &Search<'_>) -> Option<usize> {
+        let by_method = self.by_method.iter().find(|(own, _)| own == search.method);
+        let by_method = by_method.map(|(_, choice)| *choice);
+        let mut choices = by_method.into_iter().chain(self.by_any);
+        choices
+            .find(|choice| choice.allows_odd || !search.is_odd())
+            .map(|choice| choice.route)
+    }
+}
+
+impl Search<'_> {
+    fn is_odd(&self) -> bool {
+        *self.is_odd.get_or_init(|| is_odd(self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests;

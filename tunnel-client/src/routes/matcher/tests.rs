@@ -1,0 +1,298 @@
+//! Tests of the matcher, against a slow reference that is obvious.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::*;
+
+/// A route as somebody would write it, which the reference reads anew for each request.
+#[derive(Debug, Clone)]
+struct Written {
+    host: Option<&'static str>,
+    methods: Vec<Method>,
+    path: String,
+    allow_odd_paths: bool,
+}
+
+impl Written {
+    fn conditions(&self) -> Conditions {
+        Conditions {
+            host: self.host.map(|host| host.parse().unwrap()),
+            methods: self.methods.clone(),
+            path: self.path.parse().unwrap(),
+            allow_odd_paths: self.allow_odd_paths,
+        }
+    }
+
+    /// How much this says about a request, or nothing when it does not take it: the rule of
+    /// docs/configuration.md, word for word.
+    fn score(&self, host: &str, method: &Method, path: &str) -> Option<Vec<usize>> {
+        let host_score = match self.host {
+            None => 0,
+            Some(own) => match own.strip_prefix('*') {
+                Some(end) if host.len() > end.len() && host.ends_with(end) => end.len(),
+                None if own == host => 1_000,
+                _ => return None,
+            },
+        };
+        if !self.methods.is_empty() && !self.methods.contains(method) {
+            return None;
+        }
+        let mut scores = vec![host_score];
+        scores.extend(self.path_score(path)?);
+        // Behind all that a path can say.
+        scores.resize(64, 0);
+        scores.push(usize::from(!self.methods.is_empty()));
+        (self.allow_odd_paths || !looks_odd(path)).then_some(scores)
+    }
+
+    fn path_score(&self, path: &str) -> Option<Vec<usize>> {
+        if self.path == "/*" {
+            return Some(vec![3]);
+        }
+        let given: Vec<&str> = path.split('/').collect();
+        let own: Vec<&str> = self.path.split('/').collect();
+        let mut scores = Vec::new();
+        for (place, own) in own.iter().enumerate() {
+            match (given.get(place), *own) {
+                (_, "*") => return Some(scores),
+                (Some(given), own) if own.starts_with('{') && !given.is_empty() => scores.push(2),
+                (Some(given), own) if !own.starts_with('{') && own == *given => scores.push(3),
+                _ => return None,
+            }
+        }
+        scores.push(1);
+        (own.len() == given.len()).then_some(scores)
+    }
+}
+
+fn looks_odd(path: &str) -> bool {
+    let path = path.to_lowercase().replace("%2e", ".").replace("%3b", ";");
+    path.contains('\\')
+        || path.contains("%2f")
+        || path.contains("%5c")
+        || path.split('/').any(|segment| {
+            let name = segment.split(';').next().unwrap();
+            name == "." || name == ".."
+        })
+}
+
+fn reference(routes: &[Written], host: &str, method: &Method, path: &str) -> Option<usize> {
+    let scored = routes.iter().enumerate();
+    let scored =
+        scored.filter_map(|(place, route)| Some((route.score(host, method, path)?, place)));
+    // The first of those that say most; only those that overlap say the same.
+    scored
+        .max_by(|(a, first), (b, second)| a.cmp(b).then(second.cmp(first)))
+        .map(|(_, place)| place)
+}
+
+fn written() -> impl Strategy<Value = Written> {
+    let segment = select(vec!["a", "b", "{x}", "%2e", "a.b", "app-proxy"]);
+    let path = vec(segment, 0..4).prop_map(|mut segments| {
+        // A name stands in a path once.
+        let mut names = ["{x}", "{y}", "{z}", "{w}"].into_iter();
+        for segment in &mut segments {
+            if *segment == "{x}" {
+                *segment = names.next().unwrap();
+            }
+        }
+        format!("/{}", segments.join("/"))
+    });
+    let path = (path, any::<bool>()).prop_map(|(path, takes_rest)| match (takes_rest, &*path) {
+        (false, _) => path,
+        (true, "/") => "/*".to_owned(),
+        (true, _) => format!("{path}/*"),
+    });
+    let methods = vec(select(vec![Method::GET, Method::POST, Method::PUT]), 0..3);
+    let hosts = vec!["a.test", "b.a.test", "*.a.test", "*.test", "*.b.a.test"];
+    (option::of(select(hosts)), methods, path, any::<bool>()).prop_map(
+        |(host, methods, path, allow_odd_paths)| Written {
+            host,
+            methods,
+            path,
+            allow_odd_paths,
+        },
+    )
+}
+
+fn hostile_path() -> impl Strategy<Value = String> {
+    let segment = select(vec![
+        "a",
+        "b",
+        "c",
+        "",
+        ".",
+        "..",
+        "%2e",
+        "%2E%2e",
+        ".%2e",
+        "a%2fb",
+        "a%5Cb",
+        "a\\b",
+        "..;x",
+        "%2e%3b",
+        "%252e",
+        "app-proxy",
+        "app-proxyx",
+        "*",
+        "{x}",
+        "a.b",
+        "...",
+        "%",
+        "%2",
+        "%61",
+        "?",
+        "a b",
+        "\u{fc}",
+    ]);
+    let path = vec(segment, 0..6).prop_map(|segments| format!("/{}", segments.join("/")));
+    prop_oneof![9 => path, 1 => "\\PC{0,12}", 1 => Just("*".to_owned())]
+}
+
+fn conditions(host: Option<&str>, methods: &[Method], path: &str) -> Conditions {
+    Conditions {
+        host: host.map(|host| host.parse().unwrap()),
+        methods: methods.to_vec(),
+        path: path.parse().unwrap(),
+        allow_odd_paths: false,
+    }
+}
+
+fn found(routes: &[Conditions], host: &str, method: Method, path: &str) -> Option<usize> {
+    let (matcher, _) = Matcher::new(routes);
+    matcher.find(&FirstLine {
+        host: Some(host.as_bytes()),
+        method: &method,
+        path: path.as_bytes(),
+    })
+}
+
+#[test]
+fn the_most_specific_wins_whatever_the_order() {
+    let mut routes = vec![
+        conditions(None, &[], "/*"),
+        conditions(None, &[], "/app-proxy/*"),
+        conditions(None, &[], "/webhooks/{namespace}/{event_source}/*"),
+        conditions(None, &[], "/webhooks/{namespace}/health"),
+        conditions(None, &[Method::POST], "/app-proxy/*"),
+        conditions(Some("*.example.com"), &[], "/*"),
+        conditions(Some("x.example.com"), &[Method::GET], "/*"),
+    ];
+    for _ in 0..routes.len() {
+        routes.rotate_left(1);
+        let path = |host: &str, method: Method, path: &str| {
+            let route = &routes[found(&routes, host, method, path).unwrap()];
+            (
+                route.path.as_str(),
+                route.host.is_some(),
+                route.methods.len(),
+            )
+        };
+        assert_eq!(
+            path("a", Method::GET, "/app-proxy/x"),
+            ("/app-proxy/*", false, 0)
+        );
+        assert_eq!(
+            path("a", Method::POST, "/app-proxy"),
+            ("/app-proxy/*", false, 1)
+        );
+        assert_eq!(path("a", Method::GET, "/app-proxyx"), ("/*", false, 0));
+        let health = "/webhooks/{namespace}/health";
+        assert_eq!(
+            path("a", Method::GET, "/webhooks/n/health"),
+            (health, false, 0)
+        );
+        let hooks = "/webhooks/{namespace}/{event_source}/*";
+        assert_eq!(
+            path("a", Method::GET, "/webhooks/n/health/x"),
+            (hooks, false, 0)
+        );
+        assert_eq!(path("a", Method::GET, "/webhooks/n/"), ("/*", false, 0));
+        assert_eq!(
+            path("y.Example.com:1", Method::GET, "/app-proxy"),
+            ("/*", true, 0)
+        );
+        assert_eq!(
+            path("X.example.com.", Method::GET, "/app-proxy"),
+            ("/*", true, 1)
+        );
+        assert_eq!(
+            path("x.example.com", Method::PUT, "/app-proxy"),
+            ("/*", true, 0)
+        );
+    }
+}
+
+#[test]
+fn a_host_that_is_too_long_is_nobodys() {
+    let routes = [conditions(Some("*.test"), &[], "/*")];
+    let host = format!("{}.test", "a".repeat(300));
+    assert_eq!(found(&routes, &host, Method::GET, "/"), None);
+    assert_eq!(found(&routes, "a.test", Method::GET, "/"), Some(0));
+}
+
+#[test]
+fn routes_of_which_neither_is_more_specific_are_told() {
+    let overlaps = |routes: &[Conditions]| {
+        let overlaps = Matcher::new(routes).1;
+        overlaps
+            .iter()
+            .map(|overlap| (overlap.first, overlap.second))
+            .collect::<Vec<_>>()
+    };
+    let routes = [
+        conditions(None, &[Method::GET, Method::GET], "/{a}/*"),
+        conditions(None, &[Method::POST, Method::GET], "/{b}/*"),
+        conditions(None, &[], "/{a}/*"),
+        conditions(Some("a.test"), &[], "/{a}/*"),
+        conditions(Some("A.test"), &[], "/{c}/*"),
+        conditions(Some("*.a.test"), &[], "/{c}/*"),
+        conditions(None, &[], "/{a}"),
+    ];
+    assert_eq!(overlaps(&routes), [(0, 1), (3, 4)]);
+}
+
+#[test]
+fn an_upstream_route_that_allows_odd_paths_takes_them_from_one_that_does_not() {
+    let mut all = conditions(None, &[], "/*");
+    all.allow_odd_paths = true;
+    let routes = [conditions(None, &[], "/a/*"), all];
+    assert_eq!(found(&routes, "", Method::GET, "/a/b"), Some(0));
+    assert_eq!(found(&routes, "", Method::GET, "/a/../b"), Some(1));
+    assert_eq!(found(&routes[..1], "", Method::GET, "/a/%2E"), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #[test]
+    fn it_finds_what_the_slow_reference_finds(
+        written in vec(written(), 0..12),
+        paths in vec(hostile_path(), 1..8),
+        host in select(vec!["a.test", "b.a.test", "c.b.a.test", "c.a.test", "test", "", "x.y", ".a.test"]),
+        method in select(vec![Method::GET, Method::POST, Method::PUT, Method::HEAD]),
+    ) {
+        let routes: Vec<_> = written.iter().map(Written::conditions).collect();
+        let (matcher, overlaps) = Matcher::new(&routes);
+        // Those that overlap are refused when they are loaded, so no request is asked for them.
+        let written: Vec<_> = written.into_iter().enumerate()
+            .filter(|(place, _)| overlaps.iter().all(|overlap| overlap.second != *place))
+            .map(|(_, written)| written)
+            .collect();
+        let routes: Vec<_> = written.iter().map(Written::conditions).collect();
+        let (matcher, overlaps) = if overlaps.is_empty() { (matcher, overlaps) } else { Matcher::new(&routes) };
+        prop_assert!(overlaps.is_empty());
+        for path in &paths {
+            let line = FirstLine { host: Some(host.as_bytes()), method: &method, path: path.as_bytes() };
+            let expected = reference(&written, host, &method, path);
+            prop_assert_eq!(matcher.find(&line), expected, "{} {}", host, path);
+            let holding: Vec<_> = routes.iter().filter(|route| route.hold(&line)).collect();
+            prop_assert_eq!(holding.is_empty(), expected.is_none());
+            if let Some(winner) = expected {
+                prop_assert!(holding.iter().all(|other| routes[winner].compare(other).is_ge()));
+            }
+        }
+    }
+}
