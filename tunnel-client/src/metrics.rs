@@ -113,12 +113,10 @@ impl Metrics {
             )?,
             open: gauge(&all, "open_exchanges", "exchanges that are open")?,
             listening: gauge(&all, "listening", "1 while serve takes connections, else 0")?,
-            connections_refused: registered(
+            connections_refused: counter(
                 &all,
-                IntCounter::with_opts(opts(
-                    "connections_refused_total",
-                    "connections that serve refused since max-connections were open",
-                ))?,
+                "connections_refused_total",
+                "connections that serve refused since max-connections were open",
             )?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
@@ -162,16 +160,7 @@ impl Metrics {
                 &reasons,
             )?,
             configuration: Configuration::new(&all)?,
-            route_exchanges: registered(
-                &all,
-                IntCounterVec::new(
-                    opts(
-                        "route_exchanges_total",
-                        "exchanges that have ended, by route and by the class of their status",
-                    ),
-                    &["route", "status"],
-                )?,
-            )?,
+            route_exchanges: route_exchanges(&all)?,
             routes: Mutex::default(),
             registry: all,
         })
@@ -323,6 +312,18 @@ fn registered<C: Collector + Clone + 'static>(
 ) -> Result<C, prometheus::Error> {
     registry.register(Box::new(metric.clone()))?;
     Ok(metric)
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+    registered(registry, IntCounter::with_opts(opts(name, help))?)
+}
+
+fn route_exchanges(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
+    let opts = opts(
+        "route_exchanges_total",
+        "exchanges that have ended, by route and by the class of their status",
+    );
+    registered(registry, IntCounterVec::new(opts, &["route", "status"])?)
 }
 
 fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
