@@ -11,6 +11,7 @@
 
 mod black_hole;
 mod demo;
+mod egress;
 mod floors;
 mod grpc;
 mod hostile;
@@ -21,12 +22,15 @@ mod life;
 mod lifecycle;
 mod neighbour;
 mod revocation;
+mod routes;
 mod rollout;
 mod secrets;
 mod storm;
+mod sidecar;
 mod stranger;
 mod streaming;
 mod system;
 mod takeover;
 mod tidy;
+mod upstreams;
 mod websocket;

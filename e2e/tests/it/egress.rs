@@ -1,0 +1,278 @@
+//! Getting out: the tunnel through the proxies that others wrote, with and without a login, by
+//! flags and by environment, and past them where they are not wanted.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use e2e::{
+    ca::Ca,
+    client::{Client, ClientOptions},
+    deadline::SOON,
+    peers::{
+        dante::Dante,
+        mitmproxy::Mitmproxy,
+        squid::{Login, PASSWORD, Squid, SquidOptions, USER},
+    },
+    platform::PlatformClient,
+    system::{Options, System},
+    upstream::Upstream,
+};
+
+/// A name that only proxies know.
+const HIDDEN: &str = "register.hidden.test";
+
+/// Refusals come quickly, and again: a test waits for one of them.
+const REDIAL: [&str; 4] = ["--redial-base", "200ms", "--redial-cap", "400ms"];
+
+/// A system without a client, and the upstream that it is to lead to.
+async fn waiting() -> (Upstream, System) {
+    let upstream = Upstream::start().await;
+    let options = Options::to(&upstream.url()).client_flags(&REDIAL);
+    let options = options.tunnel_name(HIDDEN).tunnel_name("localhost");
+    (upstream, System::with(options.not_connected()).await)
+}
+
+/// What the client of a system is started with, and these flags.
+fn with(system: &mut System, flags: &[&str]) -> ClientOptions {
+    let mut options = system.client_options("demo-app").clone();
+    options.flags.extend(flags.iter().map(ToString::to_string));
+    options
+}
+
+/// The same with environment variables instead.
+fn within_environment(system: &mut System, variables: &[(&str, &str)]) -> ClientOptions {
+    let mut options = with(system, &[]);
+    let variables = variables.iter();
+    let owned = variables.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    options.environment.extend(owned);
+    options
+}
+
+/// Starts a client that must come up, sends a request through its tunnel, and ends it.
+async fn assert_up(system: &System, options: &ClientOptions) {
+    let client = Client::start(options).await;
+    client.admin().wait_ready(true).await;
+    let mut platform = PlatformClient::http1(&system.entry()).await;
+    assert_eq!(platform.get("/status/200").await.status, 200, "{options:?}");
+}
+
+/// Starts a client that must not come up, and say so in one line with all these words.
+async fn assert_refused(options: &ClientOptions, words: &[&str]) {
+    let client = Client::start(options).await;
+    let what = format!("a line with {words:?}");
+    let says = |line: &e2e::program::Line| {
+        let said = words.iter().all(|word| line.text().contains(word));
+        said.then_some(())
+    };
+    client.program().log().wait_for(&what, SOON, says).await;
+    assert_eq!(client.admin().status("/readyz").await, 503);
+    let log = client.program().log().all();
+    let told = log.iter().any(|line| line.text().contains(PASSWORD));
+    assert!(!told, "the password is in the log");
+}
+
+/// Waits until squid has carried `count` tunnels to the system's server, and no more.
+async fn assert_carried(squid: &Squid, server: &str, count: usize) {
+    let line = format!("CONNECT {server}");
+    let carried = || squid.access().iter().filter(|text| text.contains(&line)).count();
+    let enough = async || (carried() >= count).then_some(());
+    e2e::deadline::eventually(SOON, "squid to have carried a tunnel", enough).await;
+    assert_eq!(carried(), count, "{:?}", squid.access());
+}
+
+fn server(system: &System) -> String {
+    system.server().tunnel_address().to_string()
+}
+
+#[tokio::test]
+async fn squid_is_passed_as_flag_and_environment_say() {
+    let (_upstream, mut system) = waiting().await;
+    let squid = Squid::start(&SquidOptions::default()).await;
+    let url = squid.url();
+    let one = ["--sessions", "1"];
+    let mut ways = vec![with(&mut system, &["--proxy", &url])];
+    for name in ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+        ways.push(within_environment(&mut system, &[(name, &url)]));
+    }
+    // A flag says more than the environment.
+    let mut both = within_environment(&mut system, &[("HTTPS_PROXY", "http://127.0.0.1:1")]);
+    both.flags.extend(["--proxy".to_owned(), url.clone()]);
+    ways.push(both);
+    for (number, mut options) in ways.into_iter().enumerate() {
+        options.flags.extend(one.map(str::to_owned));
+        assert_up(&system, &options).await;
+        assert_carried(&squid, &server(&system), number + 1).await;
+    }
+}
+
+#[tokio::test]
+async fn no_proxy_leaves_the_proxy_aside() {
+    let (_upstream, mut system) = waiting().await;
+    let squid = Squid::start(&SquidOptions::default()).await;
+    let port = system.server().tunnel_address().port();
+    let address = format!("127.0.0.1:{port}");
+    let cases: [(&str, bool); 8] = [
+        ("127.0.0.1", false),
+        ("10.0.0.0/8, 127.0.0.0/8", false),
+        (&address, false),
+        ("*", false),
+        ("", true),
+        ("127.0.0.1:1", true),
+        ("10.0.0.0/8", true),
+        ("example.com,.test", true),
+    ];
+    let mut carried = 0;
+    for (exceptions, is_carried) in cases {
+        let proxy = ("HTTPS_PROXY", &*squid.url());
+        let mut options = within_environment(&mut system, &[proxy, ("NO_PROXY", exceptions)]);
+        options.flags.extend(["--sessions", "1"].map(str::to_owned));
+        assert_up(&system, &options).await;
+        carried += usize::from(is_carried);
+        assert_carried(&squid, &server(&system), carried).await;
+    }
+    // By name, with the proxy as a flag.
+    for (exceptions, is_carried) in [("localhost", false), (".localhost", true)] {
+        let flags = ["--proxy", &squid.url(), "--no-proxy", exceptions, "--sessions", "1"];
+        let mut options = with(&mut system, &flags);
+        options.server_name = Some("localhost".to_owned());
+        assert_up(&system, &options).await;
+        let asked = squid.access().iter().any(|line| line.contains("CONNECT localhost"));
+        assert_eq!(asked, is_carried, "{exceptions}");
+    }
+}
+
+#[tokio::test]
+async fn squid_with_a_login_lets_the_right_one_through_and_its_refusals_are_shown() {
+    for (login, scheme) in [(Login::Basic, "Basic"), (Login::Digest, "Digest")] {
+        let (_upstream, mut system) = waiting().await;
+        let squid = Squid::start(&SquidOptions {
+            login,
+            ..SquidOptions::default()
+        })
+        .await;
+        let options = with(&mut system, &["--proxy", &squid.login_url()]);
+        assert_up(&system, &options).await;
+        squid.wait_access(&format!(" {USER} ")).await;
+
+        let file = auth_file(&system, PASSWORD);
+        let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
+        assert_up(&system, &with(&mut system, &flags)).await;
+
+        let options = with(&mut system, &["--proxy", &squid.url()]);
+        assert_refused(&options, &["407", scheme]).await;
+        let file = auth_file(&system, "not the password");
+        let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
+        assert_refused(&with(&mut system, &flags), &["407", "Proxy Authentication Required"]).await;
+    }
+}
+
+fn auth_file(system: &System, password: &str) -> String {
+    let path: PathBuf = system.directory().join("proxy-login");
+    std::fs::write(&path, format!("{USER}:{password}\n")).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_proxy_that_lets_nobody_through_is_quoted() {
+    let (_upstream, mut system) = waiting().await;
+    let squid = Squid::start(&SquidOptions {
+        denies: true,
+        ..SquidOptions::default()
+    })
+    .await;
+    let options = with(&mut system, &["--proxy", &squid.url()]);
+    assert_refused(&options, &["403", "Forbidden"]).await;
+}
+
+#[tokio::test]
+async fn a_proxy_over_tls_is_trusted_by_its_own_authority() {
+    let (_upstream, mut system) = waiting().await;
+    let directory = tempfile::tempdir().unwrap();
+    let other = Ca::new(directory.path());
+    let squid = Squid::start(&SquidOptions {
+        login: Login::Basic,
+        certificate: Some(other.issue("proxy", &["localhost"])),
+        ..SquidOptions::default()
+    })
+    .await;
+    let authority = other.file().to_str().unwrap().to_owned();
+    let proxy = squid.login_url();
+    let options = with(&mut system, &["--proxy", &proxy, "--proxy-ca-file", &authority]);
+    assert_up(&system, &options).await;
+    squid.wait_access(&format!("CONNECT {}", server(&system))).await;
+    // The server's authority is not the proxy's.
+    let options = with(&mut system, &["--proxy", &proxy]);
+    assert_refused(&options, &["certificate"]).await;
+}
+
+#[tokio::test]
+async fn what_only_the_proxy_can_look_up_is_looked_up_there() {
+    let (_upstream, mut system) = waiting().await;
+    let hosts = vec![(HIDDEN.to_owned(), IpAddr::from([127, 0, 0, 1]))];
+    let squid = Squid::start(&SquidOptions {
+        hosts: hosts.clone(),
+        ..SquidOptions::default()
+    })
+    .await;
+    let hidden = |flags: &[&str], system: &mut System| {
+        let mut options = with(system, flags);
+        options.server_name = Some(HIDDEN.to_owned());
+        options
+    };
+    let options = hidden(&["--proxy", &squid.url()], &mut system);
+    assert_up(&system, &options).await;
+    squid.wait_access(&format!("CONNECT {HIDDEN}")).await;
+    assert_refused(&hidden(&[], &mut system), &[HIDDEN]).await;
+
+    let dante = match Dante::start(&hosts).await {
+        Ok(dante) => dante,
+        Err(why) => return eprintln!("skipped for SOCKS: {why}"),
+    };
+    let options = hidden(&["--proxy", &dante.login_url("socks5h")], &mut system);
+    assert_up(&system, &options).await;
+    // `socks5` looks names up here, where nobody knows this one.
+    let options = hidden(&["--proxy", &dante.login_url("socks5")], &mut system);
+    assert_refused(&options, &[HIDDEN]).await;
+}
+
+#[tokio::test]
+async fn dante_lets_who_knows_the_password_through() {
+    let (_upstream, mut system) = waiting().await;
+    let dante = match Dante::start(&[]).await {
+        Ok(dante) => dante,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    for scheme in ["socks5", "socks5h"] {
+        let flags = ["--proxy", &dante.login_url(scheme), "--sessions", "1"];
+        let mark = dante.program().log().len();
+        assert_up(&system, &with(&mut system, &flags)).await;
+        let carried = |line: &e2e::program::Line| {
+            let text = line.text();
+            (text.contains(USER) && text.contains("tcp/connect")).then_some(())
+        };
+        let log = dante.program().log();
+        let what = "dante to carry a tunnel";
+        log.wait_for_after(mark, what, SOON, carried).await;
+        let file = auth_file(&system, PASSWORD);
+        let bare = format!("{scheme}://{}", dante.address());
+        let flags = ["--proxy", &bare, "--proxy-auth-file", &file];
+        assert_up(&system, &with(&mut system, &flags)).await;
+
+        let wrong = dante.url(scheme, "not the password");
+        assert_refused(&with(&mut system, &["--proxy", &wrong]), &["proxy", "password"]).await;
+        assert_refused(&with(&mut system, &["--proxy", &bare]), &["proxy", "login"]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_opens_tls_is_named_and_passed_with_its_authority() {
+    let (_upstream, mut system) = waiting().await;
+    let inspection = Mitmproxy::start(system.ca()).await;
+    let proxy = inspection.url();
+    let options = with(&mut system, &["--proxy", &proxy]);
+    assert_refused(&options, &["certificate"]).await;
+    // With its authority everything goes through it, opened and closed again.
+    let mut options = with(&mut system, &["--proxy", &proxy]);
+    options.ca = inspection.ca_file();
+    assert_up(&system, &options).await;
+    inspection.program().wait_for_line("/connect", SOON).await;
+}
