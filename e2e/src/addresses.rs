@@ -42,7 +42,10 @@ impl Addresses {
                 Ok(()) => return Ok(taken),
                 Err(why) => complaint = why,
             }
-            if !complaint.contains("File exists") {
+            // Whoever else has them said so in one way or the other, by the age of the kernel.
+            let is_taken =
+                ["File exists", "already assigned"].map(|words| complaint.contains(words));
+            if !is_taken.contains(&true) {
                 break;
             }
         }

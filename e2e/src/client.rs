@@ -127,6 +127,16 @@ impl Client {
         Self::listening(command).await
     }
 
+    /// Starts one with these arguments and environment variables, and nothing else.
+    ///
+    /// # Panics
+    /// When it ends before it listens.
+    pub async fn start_with(arguments: &[&str], environment: &[(String, String)]) -> Self {
+        let mut command = Command::new(built("tunnel-client"));
+        command.args(arguments).envs(environment.iter().cloned());
+        Self::listening(command).await
+    }
+
     async fn listening(mut command: Command) -> Self {
         let program = Program::start("tunnel-client", &mut command);
         let admin = Admin(wait_listening(&program, "admin").await);

@@ -65,7 +65,10 @@ impl Cluster {
         names.set_others(&[addresses.get(3)]);
         let certificate = ca.issue("workflows", &[workflows]);
         let members = vec![
-            (Who::AppProxy, Upstream::start_on(addresses.at(0, 3017)).await),
+            (
+                Who::AppProxy,
+                Upstream::start_on(addresses.at(0, 3017)).await,
+            ),
             (
                 Who::Workflows,
                 Upstream::start_tls_on(addresses.at(1, 2746), &certificate).await,
@@ -122,7 +125,8 @@ impl Cluster {
     /// Every request that came up to now, with who got it.
     pub fn requests(&self) -> Vec<(Who, Seen)> {
         let members = self.members.iter();
-        let requests = members.map(|(who, member)| member.requests().into_iter().map(|seen| (*who, seen)));
+        let requests =
+            members.map(|(who, member)| member.requests().into_iter().map(|seen| (*who, seen)));
         requests.flatten().collect()
     }
 

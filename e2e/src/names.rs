@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    path::Path,
     sync::Arc,
 };
 
@@ -28,6 +29,29 @@ pub struct NameServer {
 
 /// What is known, by name; under the empty name, what is said of all others.
 type Zone = Arc<Mutex<HashMap<String, Entry>>>;
+
+/// What, put before a program and its arguments, has the system's own look-ups ask a name server at
+/// this address, port 53, and nobody else. It needs root.
+pub fn looked_up_at(server: IpAddr, directory: &Path) -> Vec<String> {
+    let file = directory.join("resolv.conf");
+    let text = format!("nameserver {server}\noptions attempts:1 timeout:2\n");
+    std::fs::write(&file, text).unwrap();
+    let script = format!(
+        "mount --bind {} /etc/resolv.conf && exec \"$@\"",
+        file.display()
+    );
+    let before = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        &script,
+        "sh",
+    ];
+    before.map(str::to_owned).to_vec()
+}
 
 /// What a name leads to.
 #[derive(Clone, Debug)]
@@ -157,11 +181,13 @@ impl<'a> Question<'a> {
             Entry::Addresses(addresses, seconds) => (addresses, seconds, 0),
             Entry::Absent => (Vec::new(), 0, 3),
         };
-        let data = addresses.iter().filter_map(|address| match (self.kind, address) {
-            (1, IpAddr::V4(address)) => Some(address.octets().to_vec()),
-            (28, IpAddr::V6(address)) => Some(address.octets().to_vec()),
-            _ => None,
-        });
+        let data = addresses
+            .iter()
+            .filter_map(|address| match (self.kind, address) {
+                (1, IpAddr::V4(address)) => Some(address.octets().to_vec()),
+                (28, IpAddr::V6(address)) => Some(address.octets().to_vec()),
+                _ => None,
+            });
         let data: Vec<_> = data.collect();
         let question = self.message.get(QUESTION..self.end)?;
         let mut answer = self.message[..2].to_vec();

@@ -1,4 +1,4 @@
-//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, Python's `websockets` and `h2`.
+//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, faketime, Python's `websockets` and `h2`.
 //!
 //! They are what `e2e/install-peers` puts on the machine. A test that needs one and does not find
 //! it fails and says so: a peer that is silently left out proves nothing.

@@ -206,7 +206,10 @@ impl Drop for Program {
 /// Neither the machine's proxies nor a developer's settings may change a test; what the test itself
 /// says stands.
 fn forget_settings(command: &mut Command) {
-    let said: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
+    let said: Vec<_> = command
+        .get_envs()
+        .map(|(name, _)| name.to_owned())
+        .collect();
     for (variable, _) in env::vars_os() {
         let text = variable.to_string_lossy().to_ascii_lowercase();
         let matters = text.ends_with("_proxy") || text.starts_with("tunnel_");

@@ -259,7 +259,11 @@ impl Upstream {
             Event::Request(seen) => Some(seen),
             _ => None,
         };
-        self.record().all().into_iter().filter_map(request).collect()
+        self.record()
+            .all()
+            .into_iter()
+            .filter_map(request)
+            .collect()
     }
 
     /// How many connections came up to now.

@@ -74,7 +74,10 @@ impl Dante {
 
     /// Its URL with this scheme (`socks5` or `socks5h`), user and password.
     pub fn url(&self, scheme: &str, password: &str) -> String {
-        let password = password.replace(':', "%3A").replace('/', "%2F").replace('@', "%40");
+        let password = password
+            .replace(':', "%3A")
+            .replace('/', "%2F")
+            .replace('@', "%40");
         format!("{scheme}://{USER}:{password}@{}", self.address)
     }
 
@@ -102,7 +105,9 @@ fn write_files(directory: &Path, address: SocketAddr, hosts: &[(String, IpAddr)]
     );
     fs::write(directory.join("danted.conf"), configuration).unwrap();
     let hosts = hosts.iter();
-    let hosts: String = hosts.map(|(name, address)| format!("{address} {name}\n")).collect();
+    let hosts: String = hosts
+        .map(|(name, address)| format!("{address} {name}\n"))
+        .collect();
     let more = [
         format!("{USER}:x:64999:65534::/nonexistent:/usr/sbin/nologin\n"),
         format!("{USER}:{HIDDEN}:19000:0:99999:7:::\n"),
@@ -111,7 +116,11 @@ fn write_files(directory: &Path, address: SocketAddr, hosts: &[(String, IpAddr)]
     for (name, more) in REPLACED.iter().zip(more) {
         let system = fs::read_to_string(format!("/etc/{name}")).unwrap();
         // Only the password that was made for tests is there for anybody to read.
-        let system = if *name == "shadow" { String::new() } else { system };
+        let system = if *name == "shadow" {
+            String::new()
+        } else {
+            system
+        };
         fs::write(directory.join(name), format!("{system}{more}")).unwrap();
     }
 }

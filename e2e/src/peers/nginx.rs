@@ -63,6 +63,22 @@ impl Nginx {
         .await
     }
 
+    /// A place where guests of a network are sent to log in: whatever it is asked, over TLS with this
+    /// certificate or in plain text, it leads there.
+    pub async fn portal(certificate: Option<&Certificate>) -> Self {
+        let login = "return 302 http://login.portal.test/;";
+        Self::configured(|address| match certificate {
+            None => format!("{USUAL}\nserver {{ listen {address}; {login} }}"),
+            Some(Certificate { certificate, key }) => format!(
+                "{USUAL}\nserver {{ listen {address} ssl; {login}\n\
+                 ssl_certificate {}; ssl_certificate_key {}; }}",
+                certificate.display(),
+                key.display()
+            ),
+        })
+        .await
+    }
+
     /// A load balancer that ends TLS with this certificate before the TLS server at `target`. One
     /// that does not pass upgrades does what nginx does unless it is told otherwise.
     pub async fn balancer(target: SocketAddr, certificate: &Certificate, passes: bool) -> Self {

@@ -6,7 +6,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::unix::fs::{PermissionsExt, chown},
     path::Path,
-    process::Command,
 };
 
 use tempfile::TempDir;
@@ -108,7 +107,10 @@ impl Squid {
 
     /// Its URL with the login that it lets through.
     pub fn login_url(&self) -> String {
-        let password = PASSWORD.replace(':', "%3A").replace('/', "%2F").replace('@', "%40");
+        let password = PASSWORD
+            .replace(':', "%3A")
+            .replace('/', "%2F")
+            .replace('@', "%40");
         self.url_with(&format!("{USER}:{password}@"))
     }
 
@@ -134,7 +136,11 @@ impl Squid {
     /// When there is none for long.
     pub async fn wait_access(&self, pattern: &str) -> String {
         let what = format!("{pattern:?} in squid's access log");
-        let found = async || self.access().into_iter().find(|line| line.contains(pattern));
+        let found = async || {
+            self.access()
+                .into_iter()
+                .find(|line| line.contains(pattern))
+        };
         eventually(SOON, &what, found).await
     }
 }
@@ -154,7 +160,8 @@ fn write_files(directory: &Path, address: SocketAddr, options: &SquidOptions) {
         // squid runs as nobody, who cannot look into other directories.
         fs::copy(&certificate.certificate, directory.join("proxy.pem")).unwrap();
         fs::copy(&certificate.key, directory.join("proxy.key")).unwrap();
-        listen = format!("https_port {address} tls-cert={place}/proxy.pem tls-key={place}/proxy.key");
+        listen =
+            format!("https_port {address} tls-cert={place}/proxy.pem tls-key={place}/proxy.key");
     }
     let programs = "/usr/lib/squid";
     let login = match options.login {
@@ -171,10 +178,14 @@ fn write_files(directory: &Path, address: SocketAddr, options: &SquidOptions) {
     let rule = match (options.denies, options.login) {
         (true, _) => "http_access deny all",
         (false, Login::None) => "http_access allow all",
-        (false, _) => "acl known proxy_auth REQUIRED\nhttp_access allow known\nhttp_access deny all",
+        (false, _) => {
+            "acl known proxy_auth REQUIRED\nhttp_access allow known\nhttp_access deny all"
+        }
     };
     let hosts = options.hosts.iter();
-    let hosts: String = hosts.map(|(name, address)| format!("{address} {name}\n")).collect();
+    let hosts: String = hosts
+        .map(|(name, address)| format!("{address} {name}\n"))
+        .collect();
     let user = match options.login {
         Login::Digest => format!("{USER}:{REALM}:{DIGESTED}\n"),
         _ => format!("{USER}:{HIDDEN}\n"),

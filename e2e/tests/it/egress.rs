@@ -73,7 +73,13 @@ async fn assert_refused(options: &ClientOptions, words: &[&str]) {
 /// Waits until squid has carried `count` tunnels to the system's server, and no more.
 async fn assert_carried(squid: &Squid, server: &str, count: usize) {
     let line = format!("CONNECT {server}");
-    let carried = || squid.access().iter().filter(|text| text.contains(&line)).count();
+    let carried = || {
+        squid
+            .access()
+            .iter()
+            .filter(|text| text.contains(&line))
+            .count()
+    };
     let enough = async || (carried() >= count).then_some(());
     e2e::deadline::eventually(SOON, "squid to have carried a tunnel", enough).await;
     assert_eq!(carried(), count, "{:?}", squid.access());
@@ -131,11 +137,21 @@ async fn no_proxy_leaves_the_proxy_aside() {
     }
     // By name, with the proxy as a flag.
     for (exceptions, is_carried) in [("localhost", false), (".localhost", true)] {
-        let flags = ["--proxy", &squid.url(), "--no-proxy", exceptions, "--sessions", "1"];
+        let flags = [
+            "--proxy",
+            &squid.url(),
+            "--no-proxy",
+            exceptions,
+            "--sessions",
+            "1",
+        ];
         let mut options = with(&mut system, &flags);
         options.server_name = Some("localhost".to_owned());
         assert_up(&system, &options).await;
-        let asked = squid.access().iter().any(|line| line.contains("CONNECT localhost"));
+        let asked = squid
+            .access()
+            .iter()
+            .any(|line| line.contains("CONNECT localhost"));
         assert_eq!(asked, is_carried, "{exceptions}");
     }
 }
@@ -155,13 +171,18 @@ async fn squid_with_a_login_lets_the_right_one_through_and_its_refusals_are_show
 
         let file = auth_file(&system, PASSWORD);
         let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
-        assert_up(&system, &with(&mut system, &flags)).await;
+        let options = with(&mut system, &flags);
+        assert_up(&system, &options).await;
 
         let options = with(&mut system, &["--proxy", &squid.url()]);
         assert_refused(&options, &["407", scheme]).await;
         let file = auth_file(&system, "not the password");
         let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
-        assert_refused(&with(&mut system, &flags), &["407", "Proxy Authentication Required"]).await;
+        assert_refused(
+            &with(&mut system, &flags),
+            &["407", "Proxy Authentication Required"],
+        )
+        .await;
     }
 }
 
@@ -196,9 +217,14 @@ async fn a_proxy_over_tls_is_trusted_by_its_own_authority() {
     .await;
     let authority = other.file().to_str().unwrap().to_owned();
     let proxy = squid.login_url();
-    let options = with(&mut system, &["--proxy", &proxy, "--proxy-ca-file", &authority]);
+    let options = with(
+        &mut system,
+        &["--proxy", &proxy, "--proxy-ca-file", &authority],
+    );
     assert_up(&system, &options).await;
-    squid.wait_access(&format!("CONNECT {}", server(&system))).await;
+    squid
+        .wait_access(&format!("CONNECT {}", server(&system)))
+        .await;
     // The server's authority is not the proxy's.
     let options = with(&mut system, &["--proxy", &proxy]);
     assert_refused(&options, &["certificate"]).await;
@@ -244,7 +270,8 @@ async fn dante_lets_who_knows_the_password_through() {
     for scheme in ["socks5", "socks5h"] {
         let flags = ["--proxy", &dante.login_url(scheme), "--sessions", "1"];
         let mark = dante.program().log().len();
-        assert_up(&system, &with(&mut system, &flags)).await;
+        let options = with(&mut system, &flags);
+        assert_up(&system, &options).await;
         let carried = |line: &e2e::program::Line| {
             let text = line.text();
             (text.contains(USER) && text.contains("tcp/connect")).then_some(())
@@ -255,10 +282,15 @@ async fn dante_lets_who_knows_the_password_through() {
         let file = auth_file(&system, PASSWORD);
         let bare = format!("{scheme}://{}", dante.address());
         let flags = ["--proxy", &bare, "--proxy-auth-file", &file];
-        assert_up(&system, &with(&mut system, &flags)).await;
+        let options = with(&mut system, &flags);
+        assert_up(&system, &options).await;
 
         let wrong = dante.url(scheme, "not the password");
-        assert_refused(&with(&mut system, &["--proxy", &wrong]), &["proxy", "password"]).await;
+        assert_refused(
+            &with(&mut system, &["--proxy", &wrong]),
+            &["proxy", "password"],
+        )
+        .await;
         assert_refused(&with(&mut system, &["--proxy", &bare]), &["proxy", "login"]).await;
     }
 }

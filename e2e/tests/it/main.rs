@@ -10,6 +10,7 @@
 )]
 
 mod black_hole;
+mod check;
 mod demo;
 mod egress;
 mod floors;
@@ -21,12 +22,13 @@ mod language;
 mod life;
 mod lifecycle;
 mod neighbour;
+mod peers;
 mod revocation;
-mod routes;
 mod rollout;
+mod routes;
 mod secrets;
-mod storm;
 mod sidecar;
+mod storm;
 mod stranger;
 mod streaming;
 mod system;

@@ -126,15 +126,25 @@ fn equal() -> Vec<(&'static str, &'static str, Outcome)> {
         app_proxy("POST", "/app-proxy/api/graphql"),
         app_proxy("OPTIONS", "/app-proxy/api/graphql"),
         app_proxy("DELETE", "/app-proxy/api/clusters/a?b=c&d=%2F&e"),
-        app_proxy("GET", "/app-proxy/git-auth/github/callback?code=a%20b&state=%7B%7D"),
+        app_proxy(
+            "GET",
+            "/app-proxy/git-auth/github/callback?code=a%20b&state=%7B%7D",
+        ),
         app_proxy("GET", "/app-proxy/a%20b/%C3%BC;v=1"),
         app_proxy("GET", "/app-proxy//twice//"),
         ("GET", "/workflows/", reached(Who::Workflows, "/")),
-        ("GET", "/workflows/main.js", reached(Who::Workflows, "/main.js")),
+        (
+            "GET",
+            "/workflows/main.js",
+            reached(Who::Workflows, "/main.js"),
+        ),
         (
             "GET",
             "/workflows/api/v1/workflow-events/argo?listOptions.x=%2F",
-            reached(Who::Workflows, "/api/v1/workflow-events/argo?listOptions.x=%2F"),
+            reached(
+                Who::Workflows,
+                "/api/v1/workflow-events/argo?listOptions.x=%2F",
+            ),
         ),
         (
             "POST",
@@ -200,7 +210,9 @@ async fn every_route_leads_where_the_router_of_today_leads_or_better() {
     let mut compare = async |(name, entry): &(&str, Entry), method, target, expected: &Outcome| {
         let outcome = routers.outcome(entry, method, target).await;
         if outcome != *expected {
-            wrong.push(format!("{name}: {method} {target}: {outcome:?}, not {expected:?}"));
+            wrong.push(format!(
+                "{name}: {method} {target}: {outcome:?}, not {expected:?}"
+            ));
         }
     };
     for (method, target, outcome) in equal() {
@@ -224,7 +236,9 @@ async fn routes_test_tells_beforehand_what_becomes_of_a_request() {
     let file = root().join("examples/gitops-runtime.toml");
     let file = file.to_str().unwrap();
     let mut wrong = Vec::new();
-    let better = better().into_iter().map(|(method, target, _, mine)| (method, target, mine));
+    let better = better()
+        .into_iter()
+        .map(|(method, target, _, mine)| (method, target, mine));
     for (method, target, outcome) in equal().into_iter().chain(better) {
         let url = format!("http://any.example.com{target}");
         let ended = tunnel_client(&["routes", "test", "--config", file, method, &url]).await;
@@ -238,7 +252,8 @@ async fn routes_test_tells_beforehand_what_becomes_of_a_request() {
         };
         // An answer of its own is as good as an upstream.
         let leads = outcome != Answered(404);
-        let good = ended.code == Some(i32::from(!leads)) && (!leads || ended.out.contains(&expected));
+        let good =
+            ended.code == Some(i32::from(!leads)) && (!leads || ended.out.contains(&expected));
         if !good {
             wrong.push(format!("{method} {target}: not {expected}: {ended:?}"));
         }
@@ -265,7 +280,9 @@ async fn a_webhook_larger_than_a_mebibyte_arrives_whole() {
     }
     for (name, entry) in routers.ours() {
         assert_eq!(post(&entry).await.unwrap().status(), 200, "{name}");
-        let received: Received = routers.cluster.member(Who::Push)
+        let received: Received = routers
+            .cluster
+            .member(Who::Push)
             .wait_content("/webhooks/argo/push/webhook")
             .await;
         assert_eq!(received.bytes, content.len() as u64, "{name}");
@@ -338,7 +355,11 @@ async fn upgrades_trailers_and_cookies_pass() {
         let moved = client.get("/app-proxy/status/302").await;
         assert_eq!(moved.values("location"), ["/echo?moved"], "{name}");
         let trailers = client.get("/workflows/trailers").await.trailers;
-        assert_eq!(trailers.len(), if name == "nginx" { 0 } else { 2 }, "{name}");
+        assert_eq!(
+            trailers.len(),
+            if name == "nginx" { 0 } else { 2 },
+            "{name}"
+        );
     }
 }
 
@@ -372,14 +393,63 @@ async fn a_page_sees_that_the_app_proxy_is_away() {
 /// Segments that mean to be more than a label, as they stand in a path.
 fn hostile_segments() -> Vec<String> {
     let mut segments: Vec<_> = [
-        "push%3f", "push%3Fa=b", "push%2f", "a%2Fb", "push:80", "push%3a80", "user@secret",
-        "user%40secret", "user:word@secret", ".", "..", "%2e", "%2e%2e", ".%2E", "pu.sh", "push.",
-        ".push", "Push", "PUSH", "pusH", "-push", "push-", "-", "pu_sh", "p%C3%BCsh", "püsh", "пуш",
-        "push%00", "push%0d%0aHost:x", "push%20", "push%09", "push%23", "push%5c", "push\\x",
-        "pu+sh", "pu;sh", "pu,sh", "pu&sh", "pu=sh", "pu*sh", "*", "{x}", "$push", "~push", "pu%sh",
-        "push%", "push%2", "%", "%zz", "%70ush", "pus%68", "[::1]", "127.0.0.1",
-        "secret.argo.svc.cluster.local%3f", "secret.argo.svc.cluster.local:80%2f",
-        "secret.argo.svc.cluster.local%23", "x@secret.argo.svc.cluster.local%3f",
+        "push%3f",
+        "push%3Fa=b",
+        "push%2f",
+        "a%2Fb",
+        "push:80",
+        "push%3a80",
+        "user@secret",
+        "user%40secret",
+        "user:word@secret",
+        ".",
+        "..",
+        "%2e",
+        "%2e%2e",
+        ".%2E",
+        "pu.sh",
+        "push.",
+        ".push",
+        "Push",
+        "PUSH",
+        "pusH",
+        "-push",
+        "push-",
+        "-",
+        "pu_sh",
+        "p%C3%BCsh",
+        "püsh",
+        "пуш",
+        "push%00",
+        "push%0d%0aHost:x",
+        "push%20",
+        "push%09",
+        "push%23",
+        "push%5c",
+        "push\\x",
+        "pu+sh",
+        "pu;sh",
+        "pu,sh",
+        "pu&sh",
+        "pu=sh",
+        "pu*sh",
+        "*",
+        "{x}",
+        "$push",
+        "~push",
+        "pu%sh",
+        "push%",
+        "push%2",
+        "%",
+        "%zz",
+        "%70ush",
+        "pus%68",
+        "[::1]",
+        "127.0.0.1",
+        "secret.argo.svc.cluster.local%3f",
+        "secret.argo.svc.cluster.local:80%2f",
+        "secret.argo.svc.cluster.local%23",
+        "x@secret.argo.svc.cluster.local%3f",
     ]
     .map(str::to_owned)
     .to_vec();
@@ -393,9 +463,15 @@ fn hostile_segments() -> Vec<String> {
 /// Both segments of a webhook's path, each hostile, and what else could mislead.
 fn hostile_paths() -> Vec<String> {
     let segments = hostile_segments();
-    let sources = segments.iter().map(|segment| format!("/webhooks/argo/{segment}/x"));
-    let last = segments.iter().map(|segment| format!("/webhooks/argo/{segment}"));
-    let namespaces = segments.iter().map(|segment| format!("/webhooks/{segment}/push/x"));
+    let sources = segments
+        .iter()
+        .map(|segment| format!("/webhooks/argo/{segment}/x"));
+    let last = segments
+        .iter()
+        .map(|segment| format!("/webhooks/argo/{segment}"));
+    let namespaces = segments
+        .iter()
+        .map(|segment| format!("/webhooks/{segment}/push/x"));
     let others = [
         "/webhooks//push/x",
         "/webhooks/argo//x",
@@ -409,7 +485,11 @@ fn hostile_paths() -> Vec<String> {
         "/Webhooks/argo/push/x",
     ];
     let others = others.into_iter().map(str::to_owned);
-    sources.chain(last).chain(namespaces).chain(others).collect()
+    sources
+        .chain(last)
+        .chain(namespaces)
+        .chain(others)
+        .collect()
 }
 
 #[tokio::test]
@@ -421,18 +501,25 @@ async fn no_path_leads_to_a_place_that_nobody_named() {
     // The trap is one: the router of today walks into it.
     let path = "/webhooks/argo/secret.argo.svc.cluster.local%3f/x";
     let outcome = routers.outcome(&routers.nginx.entry(), "POST", path).await;
-    assert!(matches!(outcome, Outcome::Reached(Who::Trap, _)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::Reached(Who::Trap, _)),
+        "{outcome:?}"
+    );
 
     let mut wrong = Vec::new();
     for (name, entry) in routers.ours() {
         for path in hostile_paths() {
             let (asked, mark) = (cluster.names().asked().len(), cluster.mark());
             let mut client = RawClient::connect(&entry).await;
-            let answer = client.exchange("POST", &path, "Connection: close\r\n").await;
+            let answer = client
+                .exchange("POST", &path, "Connection: close\r\n")
+                .await;
             let status = answer.head.status();
             let (came, asked) = (cluster.since(&mark), cluster.names().asked().len() - asked);
             if !(400..=404).contains(&status) || !came.is_empty() || asked > 0 {
-                wrong.push(format!("{name}: {path}: {status}, {asked} names asked, {came:?}"));
+                wrong.push(format!(
+                    "{name}: {path}: {status}, {asked} names asked, {came:?}"
+                ));
             }
         }
     }
