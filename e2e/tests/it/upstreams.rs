@@ -36,46 +36,70 @@ fn closed_port() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
+/// Upstreams with a fault each, and some without.
+struct Faulty {
+    good: Upstream,
+    elsewhere: Upstream,
+    secure: Upstream,
+    scripted: Vec<(&'static str, ScriptedUpstream)>,
+    directory: tempfile::TempDir,
+}
+
+impl Faulty {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let ca = Ca::new(directory.path());
+        let resetting = ScriptedUpstream::start(|mut stage| async move {
+            drop(stage.head().await);
+            stage.connection.reset();
+        });
+        let garbled = ScriptedUpstream::answering_once("what is this\r\n\r\n");
+        Self {
+            good: Upstream::start().await,
+            elsewhere: Upstream::start_tls(&ca.issue("elsewhere", &["elsewhere.test"])).await,
+            secure: Upstream::start_tls(&ca.issue("secure", &["localhost"])).await,
+            scripted: vec![
+                ("silent", ScriptedUpstream::silent().await),
+                ("resetting", resetting.await),
+                ("garbled", garbled.await),
+            ],
+            directory,
+        }
+    }
+
+    /// A route for each, by the name of what is wrong.
+    fn table(&self) -> String {
+        let to = |name: &str, url: &str, more: &str| {
+            route(name, &format!("upstream = \"{url}\"\n{more}"))
+        };
+        let ca = self.directory.path().join("ca.pem");
+        let tls = |more: &str| format!("tls = {{ ca_file = \"{}\"{more} }}", ca.display());
+        let renamed = tls(", server_name = \"elsewhere.test\"");
+        let (good, elsewhere, secure) = (&self.good, &self.elsewhere, &self.secure);
+        let mut table = [
+            to("good", &good.url(), ""),
+            to("small", &good.url(), "max_body = \"1KiB\""),
+            to("away", &format!("http://{}", closed_port()), ""),
+            to("secure", &secure.url(), &tls("")),
+            to("renamed", &elsewhere.url(), &renamed),
+            to("insecure", &elsewhere.url(), "tls = { insecure = true }"),
+            to("elsewhere", &elsewhere.url(), &tls("")),
+            to("untrusted", &secure.url(), ""),
+            to("nameless", "http://nowhere.invalid:80", ""),
+            route("denied", "deny = \"not for the outside\""),
+        ]
+        .concat();
+        for (name, upstream) in &self.scripted {
+            table.push_str(&to(name, &upstream.url(), "head_timeout = \"1s\""));
+        }
+        table
+    }
+}
+
 #[tokio::test]
 async fn each_way_to_fail_has_its_name_and_leaves_the_others_alone() {
-    let directory = tempfile::tempdir().unwrap();
-    let ca = Ca::new(directory.path());
-    let good = Upstream::start().await;
-    let silent = ScriptedUpstream::silent().await;
-    let resetting = ScriptedUpstream::start(|mut stage| async move {
-        drop(stage.head().await);
-        stage.connection.reset();
-    })
-    .await;
-    let garbled = ScriptedUpstream::answering_once("what is this\r\n\r\n").await;
-    let elsewhere = Upstream::start_tls(&ca.issue("elsewhere", &["elsewhere.test"])).await;
-    let secure = Upstream::start_tls(&ca.issue("secure", &["localhost"])).await;
-    let ca_file = ca.file();
-    let tls = |more: &str| format!("tls = {{ ca_file = \"{}\"{more} }}", ca_file.display());
-    let to = |url: &str, more: &str| format!("upstream = \"{url}\"\n{more}");
-    let table = [
-        route("good", &to(&good.url(), "")),
-        route("small", &to(&good.url(), "max_body = \"1KiB\"")),
-        route("away", &to(&format!("http://{}", closed_port()), "")),
-        route("silent", &to(&silent.url(), "head_timeout = \"1s\"")),
-        route("resetting", &to(&resetting.url(), "")),
-        route("garbled", &to(&garbled.url(), "")),
-        route("secure", &to(&secure.url(), &tls(""))),
-        route(
-            "renamed",
-            &to(&elsewhere.url(), &tls(", server_name = \"elsewhere.test\"")),
-        ),
-        route(
-            "insecure",
-            &to(&elsewhere.url(), "tls = { insecure = true }"),
-        ),
-        route("elsewhere", &to(&elsewhere.url(), &tls(""))),
-        route("untrusted", &to(&secure.url(), "")),
-        route("nameless", &to("http://nowhere.invalid:80", "")),
-        route("denied", "deny = \"not for the outside\""),
-    ]
-    .concat();
-    let system = routing(&table, &[]).await;
+    let faulty = Faulty::start().await;
+    let system = routing(&faulty.table(), &[]).await;
     let cases: [(&str, u16, &str); 13] = [
         ("good", 200, ""),
         ("small", 413, "body_too_large"),
