@@ -4,15 +4,17 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use e2e::{
+    addresses::Addresses,
     ca::Ca,
-    client::{Client, ClientOptions},
-    deadline::SOON,
+    client::{Client, ClientOptions, tunnel_client},
+    deadline::{SOON, eventually},
     peers::{
         dante::Dante,
         mitmproxy::Mitmproxy,
         squid::{Login, PASSWORD, Squid, SquidOptions, USER},
     },
     platform::PlatformClient,
+    program::Line,
     system::{Options, System},
     upstream::Upstream,
 };
@@ -29,6 +31,25 @@ async fn waiting() -> (Upstream, System) {
     let options = Options::to(&upstream.url()).client_flags(&REDIAL);
     let options = options.tunnel_name(HIDDEN).tunnel_name("localhost");
     (upstream, System::with(options.not_connected()).await)
+}
+
+/// The same at an address that is not this machine's loopback, for which proxies of the environment
+/// are never asked; none where there is no such address.
+async fn outside() -> Option<(Addresses, Upstream, System)> {
+    let addresses = match Addresses::take(1) {
+        Ok(addresses) => addresses,
+        Err(why) => {
+            eprintln!("skipped: this machine gives no addresses: {why}");
+            return None;
+        }
+    };
+    let upstream = Upstream::start().await;
+    let options = Options::to(&upstream.url()).client_flags(&REDIAL);
+    let address = addresses.get(0).to_string();
+    let mut options = options.tunnel_name(&address).not_connected();
+    options.server.tunnel_listen = Some(addresses.at(0, 0));
+    let system = System::with(options).await;
+    Some((addresses, upstream, system))
 }
 
 /// What the client of a system is started with, and these flags.
@@ -59,7 +80,7 @@ async fn assert_up(system: &System, options: &ClientOptions) {
 async fn assert_refused(options: &ClientOptions, words: &[&str]) {
     let client = Client::start(options).await;
     let what = format!("a line with {words:?}");
-    let says = |line: &e2e::program::Line| {
+    let says = |line: &Line| {
         let said = words.iter().all(|word| line.text().contains(word));
         said.then_some(())
     };
@@ -81,7 +102,7 @@ async fn assert_carried(squid: &Squid, server: &str, count: usize) {
             .count()
     };
     let enough = async || (carried() >= count).then_some(());
-    e2e::deadline::eventually(SOON, "squid to have carried a tunnel", enough).await;
+    eventually(SOON, "squid to have carried a tunnel", enough).await;
     assert_eq!(carried(), count, "{:?}", squid.access());
 }
 
@@ -91,7 +112,9 @@ fn server(system: &System) -> String {
 
 #[tokio::test]
 async fn squid_is_passed_as_flag_and_environment_say() {
-    let (_upstream, mut system) = waiting().await;
+    let Some((_addresses, _upstream, mut system)) = outside().await else {
+        return;
+    };
     let squid = Squid::start(&SquidOptions::default()).await;
     let url = squid.url();
     let one = ["--sessions", "1"];
@@ -112,19 +135,21 @@ async fn squid_is_passed_as_flag_and_environment_say() {
 
 #[tokio::test]
 async fn no_proxy_leaves_the_proxy_aside() {
-    let (_upstream, mut system) = waiting().await;
+    let Some((addresses, _upstream, mut system)) = outside().await else {
+        return;
+    };
     let squid = Squid::start(&SquidOptions::default()).await;
-    let port = system.server().tunnel_address().port();
-    let address = format!("127.0.0.1:{port}");
-    let cases: [(&str, bool); 8] = [
-        ("127.0.0.1", false),
-        ("10.0.0.0/8, 127.0.0.0/8", false),
+    let (address, server) = (addresses.get(0).to_string(), server(&system));
+    let cases: [(&str, bool); 9] = [
         (&address, false),
+        ("10.0.0.0/8, 198.18.0.0/15", false),
+        (&server, false),
         ("*", false),
         ("", true),
-        ("127.0.0.1:1", true),
-        ("10.0.0.0/8", true),
+        (&format!("{address}:1"), true),
+        ("10.0.0.0/8,::/0", true),
         ("example.com,.test", true),
+        ("198.18.0.0/33", true),
     ];
     let mut carried = 0;
     for (exceptions, is_carried) in cases {
@@ -133,57 +158,70 @@ async fn no_proxy_leaves_the_proxy_aside() {
         options.flags.extend(["--sessions", "1"].map(str::to_owned));
         assert_up(&system, &options).await;
         carried += usize::from(is_carried);
-        assert_carried(&squid, &server(&system), carried).await;
+        assert_carried(&squid, &server, carried).await;
     }
-    // By name, with the proxy as a flag.
-    for (exceptions, is_carried) in [("localhost", false), (".localhost", true)] {
-        let flags = [
-            "--proxy",
-            &squid.url(),
-            "--no-proxy",
-            exceptions,
-            "--sessions",
-            "1",
-        ];
+}
+
+/// This machine's loopback is nowhere where a proxy of the environment could be of use; one that is
+/// named for this client alone is meant.
+#[tokio::test]
+async fn loopback_is_reached_by_no_proxy_but_one_that_is_named() {
+    let (_upstream, mut system) = waiting().await;
+    let squid = Squid::start(&SquidOptions::default()).await;
+    let url = squid.url();
+    let options = within_environment(&mut system, &[("HTTPS_PROXY", &url)]);
+    assert_up(&system, &options).await;
+    for (exceptions, is_carried) in [("localhost", false), (".example.com", true)] {
+        let flags = ["--proxy", &url, "--no-proxy", exceptions];
         let mut options = with(&mut system, &flags);
         options.server_name = Some("localhost".to_owned());
         assert_up(&system, &options).await;
-        let asked = squid
-            .access()
-            .iter()
-            .any(|line| line.contains("CONNECT localhost"));
-        assert_eq!(asked, is_carried, "{exceptions}");
+        if is_carried {
+            squid.wait_access("CONNECT localhost").await;
+        } else {
+            assert!(squid.access().is_empty(), "{:?}", squid.access());
+        }
     }
 }
 
 #[tokio::test]
 async fn squid_with_a_login_lets_the_right_one_through_and_its_refusals_are_shown() {
+    let Some((_addresses, _upstream, mut system)) = outside().await else {
+        return;
+    };
     for (login, scheme) in [(Login::Basic, "Basic"), (Login::Digest, "Digest")] {
-        let (_upstream, mut system) = waiting().await;
         let squid = Squid::start(&SquidOptions {
             login,
             ..SquidOptions::default()
         })
         .await;
-        let options = with(&mut system, &["--proxy", &squid.login_url()]);
+        let (bare, known) = (squid.url(), squid.login_url());
+        let options = within_environment(&mut system, &[("HTTPS_PROXY", &known)]);
         assert_up(&system, &options).await;
         squid.wait_access(&format!(" {USER} ")).await;
 
         let file = auth_file(&system, PASSWORD);
-        let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
+        let flags = ["--proxy", &bare, "--proxy-auth-file", &file];
         let options = with(&mut system, &flags);
         assert_up(&system, &options).await;
 
-        let options = with(&mut system, &["--proxy", &squid.url()]);
+        let options = with(&mut system, &["--proxy", &bare]);
         assert_refused(&options, &["407", scheme]).await;
         let file = auth_file(&system, "not the password");
-        let flags = ["--proxy", &squid.url(), "--proxy-auth-file", &file];
-        assert_refused(
-            &with(&mut system, &flags),
-            &["407", "Proxy Authentication Required"],
-        )
-        .await;
+        let flags = ["--proxy", &bare, "--proxy-auth-file", &file];
+        let options = with(&mut system, &flags);
+        assert_refused(&options, &["407", "Proxy Authentication Required"]).await;
     }
+}
+
+/// Other users of a machine see the flags of its programs.
+#[tokio::test]
+async fn a_password_is_no_flag() {
+    let url = format!("http://{USER}:secret-word@127.0.0.1:1");
+    let ended = tunnel_client(&["run", "--proxy", &url]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.err.contains("--proxy-auth-file"), "{ended:?}");
+    assert!(!ended.err.contains("secret-word"), "{ended:?}");
 }
 
 fn auth_file(system: &System, password: &str) -> String {
@@ -216,18 +254,17 @@ async fn a_proxy_over_tls_is_trusted_by_its_own_authority() {
     })
     .await;
     let authority = other.file().to_str().unwrap().to_owned();
-    let proxy = squid.login_url();
-    let options = with(
-        &mut system,
-        &["--proxy", &proxy, "--proxy-ca-file", &authority],
-    );
+    let (proxy, login) = (squid.url(), auth_file(&system, PASSWORD));
+    let by = ["--proxy", &proxy, "--proxy-auth-file", &login];
+    let trusting = [&by[..], &["--proxy-ca-file", &authority]].concat();
+    let options = with(&mut system, &trusting);
     assert_up(&system, &options).await;
     squid
         .wait_access(&format!("CONNECT {}", server(&system)))
         .await;
     // The server's authority is not the proxy's.
-    let options = with(&mut system, &["--proxy", &proxy]);
-    assert_refused(&options, &["certificate"]).await;
+    let options = with(&mut system, &by);
+    assert_refused(&options, &["certificate", "proxy"]).await;
 }
 
 #[tokio::test]
@@ -253,45 +290,48 @@ async fn what_only_the_proxy_can_look_up_is_looked_up_there() {
         Ok(dante) => dante,
         Err(why) => return eprintln!("skipped for SOCKS: {why}"),
     };
-    let options = hidden(&["--proxy", &dante.login_url("socks5h")], &mut system);
+    let login = auth_file(&system, PASSWORD);
+    let by = |scheme: &str| format!("{scheme}://{}", dante.address());
+    let flags = ["--proxy", &by("socks5h"), "--proxy-auth-file", &login];
+    let options = hidden(&flags, &mut system);
     assert_up(&system, &options).await;
     // `socks5` looks names up here, where nobody knows this one.
-    let options = hidden(&["--proxy", &dante.login_url("socks5")], &mut system);
+    let flags = ["--proxy", &by("socks5"), "--proxy-auth-file", &login];
+    let options = hidden(&flags, &mut system);
     assert_refused(&options, &[HIDDEN]).await;
 }
 
 #[tokio::test]
 async fn dante_lets_who_knows_the_password_through() {
-    let (_upstream, mut system) = waiting().await;
+    let Some((_addresses, _upstream, mut system)) = outside().await else {
+        return;
+    };
     let dante = match Dante::start(&[]).await {
         Ok(dante) => dante,
         Err(why) => return eprintln!("skipped: {why}"),
     };
     for scheme in ["socks5", "socks5h"] {
-        let flags = ["--proxy", &dante.login_url(scheme), "--sessions", "1"];
         let mark = dante.program().log().len();
-        let options = with(&mut system, &flags);
+        let login = dante.login_url(scheme);
+        let options = within_environment(&mut system, &[("ALL_PROXY", &login)]);
         assert_up(&system, &options).await;
-        let carried = |line: &e2e::program::Line| {
+        let carried = |line: &Line| {
             let text = line.text();
             (text.contains(USER) && text.contains("tcp/connect")).then_some(())
         };
         let log = dante.program().log();
         let what = "dante to carry a tunnel";
         log.wait_for_after(mark, what, SOON, carried).await;
-        let file = auth_file(&system, PASSWORD);
-        let bare = format!("{scheme}://{}", dante.address());
-        let flags = ["--proxy", &bare, "--proxy-auth-file", &file];
-        let options = with(&mut system, &flags);
-        assert_up(&system, &options).await;
 
-        let wrong = dante.url(scheme, "not the password");
-        assert_refused(
-            &with(&mut system, &["--proxy", &wrong]),
-            &["proxy", "password"],
-        )
-        .await;
-        assert_refused(&with(&mut system, &["--proxy", &bare]), &["proxy", "login"]).await;
+        let bare = format!("{scheme}://{}", dante.address());
+        let by = ["--proxy", &bare, "--proxy-auth-file"];
+        let file = auth_file(&system, PASSWORD);
+        let options = with(&mut system, &[&by[..], &[&file]].concat());
+        assert_up(&system, &options).await;
+        auth_file(&system, "not the password");
+        assert_refused(&options, &["proxy", "password"]).await;
+        let options = with(&mut system, &by[..2]);
+        assert_refused(&options, &["proxy", "login"]).await;
     }
 }
 
