@@ -35,10 +35,13 @@ pub struct Certificate {
 impl Ca {
     /// Makes an authority that writes its files, `ca.pem` first, into `directory`.
     pub fn new(directory: &Path) -> Self {
+        Self::named(directory, "e2e throw-away authority")
+    }
+
+    /// The same with another name.
+    pub fn named(directory: &Path, name: &str) -> Self {
         let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "e2e throw-away authority");
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();

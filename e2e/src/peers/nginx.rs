@@ -22,6 +22,17 @@ pub use router::{RouterUpstreams, ZONE};
 const USUAL: &str = "client_max_body_size 0; large_client_header_buffers 16 64k;\n\
     absolute_redirect off; map $http_upgrade $onward { default upgrade; '' ''; }";
 
+/// What a load balancer does with requests for an upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upgrades {
+    /// It strips what asks for one, as nginx does unless it is told otherwise.
+    Strips,
+    /// It passes them.
+    Passes,
+    /// It passes them, and cuts what has been idle for so many seconds.
+    PassesWhileNotIdleFor(u32),
+}
+
 /// A running nginx.
 #[derive(Debug)]
 pub struct Nginx {
@@ -79,10 +90,18 @@ impl Nginx {
         .await
     }
 
-    /// A load balancer that ends TLS with this certificate before the TLS server at `target`. One
-    /// that does not pass upgrades does what nginx does unless it is told otherwise.
-    pub async fn balancer(target: SocketAddr, certificate: &Certificate, passes: bool) -> Self {
+    /// A load balancer that ends TLS with this certificate before the TLS server at `target`.
+    pub async fn balancer(
+        target: SocketAddr,
+        certificate: &Certificate,
+        upgrades: Upgrades,
+    ) -> Self {
         let (chain, key) = (&certificate.certificate, &certificate.key);
+        let (passes, seconds) = match upgrades {
+            Upgrades::Strips => (false, 3600),
+            Upgrades::Passes => (true, 3600),
+            Upgrades::PassesWhileNotIdleFor(seconds) => (true, seconds),
+        };
         let upgrade = if passes {
             "proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $onward;"
         } else {
@@ -93,7 +112,7 @@ impl Nginx {
                 "{USUAL}\nserver {{ listen {address} ssl;\n\
                  ssl_certificate {}; ssl_certificate_key {};\n\
                  location / {{ proxy_pass https://{target}; proxy_http_version 1.1;\n\
-                 proxy_set_header Host $http_host; proxy_read_timeout 1h;\n{upgrade} }} }}",
+                 proxy_set_header Host $http_host; proxy_read_timeout {seconds}s;\n{upgrade} }} }}",
                 chain.display(),
                 key.display()
             )

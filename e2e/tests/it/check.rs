@@ -16,8 +16,8 @@ use e2e::{
     peers::{
         dante::Dante,
         mitmproxy::Mitmproxy,
-        nginx::Nginx,
-        squid::{Login, Squid, SquidOptions},
+        nginx::{Nginx, Upgrades},
+        squid::{Login, PASSWORD, Squid, SquidOptions, USER},
     },
     scripted::ScriptedUpstream,
     system::{Options, System},
@@ -51,6 +51,13 @@ fn instead(system: &mut System, server: SocketAddr) -> ClientOptions {
 fn closed_port() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
+}
+
+/// A file with the login that proxies let through, or with another password.
+fn login_file(system: &System, password: &str) -> String {
+    let path = system.directory().join("proxy-login");
+    std::fs::write(&path, format!("{USER}:{password}\n")).unwrap();
+    text(&path).to_owned()
 }
 
 fn text(path: &Path) -> &str {
@@ -145,11 +152,13 @@ async fn proxies_that_want_a_login_refuse_or_are_none() {
             ..SquidOptions::default()
         })
         .await;
-        let through = with(&mut system, &["--proxy", &squid.login_url()]);
+        let login = login_file(&system, PASSWORD);
+        let by = ["--proxy", &squid.url(), "--proxy-auth-file", &login];
+        let through = with(&mut system, &by);
         through.check().await.assert_held();
-        let wrong = squid.login_url().replace("op%3A", "nope%3A");
-        for proxy in [squid.url(), wrong] {
-            let checked = with(&mut system, &["--proxy", &proxy]).check().await;
+        login_file(&system, "not the password");
+        for through in [through, with(&mut system, &by[..2])] {
+            let checked = through.check().await;
             checked.assert_failed("proxy", "proxy_login");
             assert!(checked.to_string().contains("407"), "{checked}");
         }
@@ -199,8 +208,8 @@ async fn a_proxy_over_tls_that_is_not_trusted() {
     let url = squid.url();
     let checked = with(&mut system, &["--proxy", &url]).check().await;
     checked.assert_failed("proxy_tls", "proxy_tls");
-    let flags = ["--proxy", &url, "--proxy-ca-file", text(&other.file())].map(str::to_owned);
-    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let authority = other.file();
+    let flags = ["--proxy", &url, "--proxy-ca-file", text(&authority)];
     with(&mut system, &flags).check().await.assert_held();
 }
 
@@ -212,11 +221,14 @@ async fn a_socks_server_that_wants_a_password() {
         Err(why) => return eprintln!("skipped: {why}"),
     };
     for scheme in ["socks5", "socks5h"] {
-        let right = with(&mut system, &["--proxy", &dante.login_url(scheme)]);
-        right.check().await.assert_held();
-        let without = format!("{scheme}://{}", dante.address());
-        for proxy in [without, dante.url(scheme, "not the password")] {
-            let checked = with(&mut system, &["--proxy", &proxy]).check().await;
+        let login = login_file(&system, PASSWORD);
+        let bare = format!("{scheme}://{}", dante.address());
+        let by = ["--proxy", &bare, "--proxy-auth-file", &login];
+        let through = with(&mut system, &by);
+        through.check().await.assert_held();
+        login_file(&system, "not the password");
+        for through in [through, with(&mut system, &by[..2])] {
+            let checked = through.check().await;
             checked.assert_failed("proxy", "proxy_login");
         }
     }
@@ -256,18 +268,37 @@ async fn a_load_balancer_that_strips_upgrade() {
     let (_upstream, mut system) = waiting().await;
     let certificate = system.ca().issue("balancer", &["127.0.0.1"]);
     let server = system.server().tunnel_address();
-    let stripping = Nginx::balancer(server, &certificate, false).await;
+    let stripping = Nginx::balancer(server, &certificate, Upgrades::Strips).await;
     let checked = instead(&mut system, stripping.address()).check().await;
     checked.assert_failed("upgrade", "upgrade_stripped");
-    let passing = Nginx::balancer(server, &certificate, true).await;
+    let passing = Nginx::balancer(server, &certificate, Upgrades::Passes).await;
     instead(&mut system, passing.address())
         .check()
         .await
         .assert_held();
     // And one behind which nobody is.
-    let away = Nginx::balancer(closed_port(), &certificate, true).await;
+    let away = Nginx::balancer(closed_port(), &certificate, Upgrades::Passes).await;
     let checked = instead(&mut system, away.address()).check().await;
     checked.assert_failed("upgrade", "server_away");
+}
+
+/// Some hop always cuts what is silent for too long; pings must come before that.
+#[tokio::test]
+async fn the_idle_limit_of_a_load_balancer_is_found() {
+    let (_upstream, mut system) = waiting().await;
+    let certificate = system.ca().issue("balancer", &["127.0.0.1"]);
+    let server = system.server().tunnel_address();
+    let upgrades = Upgrades::PassesWhileNotIdleFor(3);
+    let balancer = Nginx::balancer(server, &certificate, upgrades).await;
+    let mut options = instead(&mut system, balancer.address());
+    let probe = ["--idle-probe", "--idle-probe-max", "8s"];
+    options.flags.extend(probe.map(str::to_owned));
+    let checked = options.check().await;
+    let idle = &checked.report["idle"];
+    let limit = |index: usize| idle["limit_ms"][index].as_f64().unwrap_or_default();
+    let advised = idle["advised_ping_interval_ms"].as_f64().unwrap();
+    assert!(limit(1) >= 2_000.0 && limit(1) <= 8_000.0, "{checked}");
+    assert!(advised > 0.0 && advised < limit(1), "{checked}");
 }
 
 #[tokio::test]
@@ -275,7 +306,9 @@ async fn certificates_that_are_wrong() {
     let (_upstream, mut system) = waiting().await;
     let server = system.server().tunnel_address();
     let directory = tempfile::tempdir().unwrap();
-    let other = Ca::new(directory.path());
+    let other = Ca::named(directory.path(), "the network's authority");
+    let folder = tempfile::tempdir().unwrap();
+    let renewed = Ca::new(folder.path());
     let cases = [
         (
             system.ca().issue_expired("expired", &["127.0.0.1"]),
@@ -286,9 +319,11 @@ async fn certificates_that_are_wrong() {
             "tls_name_mismatch",
         ),
         (other.issue("unknown", &["127.0.0.1"]), "tls_inspection"),
+        // An authority that has the name of the trusted one, and another key.
+        (renewed.issue("renewed", &["127.0.0.1"]), "tls_ca_replaced"),
     ];
     for (certificate, verdict) in cases {
-        let balancer = Nginx::balancer(server, &certificate, true).await;
+        let balancer = Nginx::balancer(server, &certificate, Upgrades::Passes).await;
         let checked = instead(&mut system, balancer.address()).check().await;
         checked.assert_failed("tls", verdict);
     }
