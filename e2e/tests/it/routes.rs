@@ -317,27 +317,60 @@ async fn an_upstream_that_takes_its_time_is_waited_for() {
     }
 }
 
+/// Whether the first event comes though the second does not.
+async fn first_event(entry: &Entry, path: &str, patience: Duration) -> bool {
+    let mut client = PlatformClient::http1(entry).await;
+    let events = format!("{path}/events?every_ms=60000&count=2");
+    let request = Request::get(events).body(empty()).unwrap();
+    let first = async {
+        let mut response = client.send(request).await.unwrap();
+        let frame = response.body_mut().frame().await.unwrap().unwrap();
+        frame.into_data().unwrap()
+    };
+    tokio::time::timeout(patience, first).await.is_ok()
+}
+
+/// The router of today holds back what comes from where it speaks HTTP/1.0.
 #[tokio::test]
 async fn an_event_is_not_held_back() {
     let Some(routers) = Routers::start(60).await else {
         return;
     };
-    let events = "/workflows/events?every_ms=60000&count=2";
-    // Whether the first event comes though the second does not.
-    let first = async |entry: &Entry, patience: Duration| {
-        let mut client = PlatformClient::http1(entry).await;
-        let request = Request::get(events).body(empty()).unwrap();
-        let first = async {
-            let mut response = client.send(request).await.unwrap();
-            let frame = response.body_mut().frame().await.unwrap().unwrap();
-            frame.into_data().unwrap()
-        };
-        tokio::time::timeout(patience, first).await.is_ok()
-    };
-    let theirs = first(&routers.nginx.entry(), Duration::from_secs(2)).await;
+    let (held, passed) = ("/webhooks/argo/push", "/workflows");
+    let nginx = routers.nginx.entry();
+    assert!(first_event(&nginx, passed, SOON).await);
+    let patience = Duration::from_secs(2);
+    let theirs = first_event(&nginx, held, patience).await;
     assert!(!theirs, "nginx did not hold the event back");
     for (name, entry) in routers.ours() {
-        assert!(first(&entry, SOON).await, "{name} holds the event back");
+        for path in [held, passed] {
+            let came = first_event(&entry, path, SOON).await;
+            assert!(came, "{name} holds the event of {path} back");
+        }
+    }
+}
+
+/// The router of today collects a request's content before it asks anybody.
+#[tokio::test]
+async fn a_content_is_not_held_back() {
+    let Some(routers) = Routers::start(60).await else {
+        return;
+    };
+    let echoed = async |entry: &Entry, patience: Duration| {
+        let mut client = RawClient::connect(entry).await;
+        let lines = "Transfer-Encoding: chunked\r\n";
+        let part = b"5\r\nfirst\r\n";
+        client
+            .request("POST", "/app-proxy/duplex", lines, part)
+            .await;
+        tokio::time::timeout(patience, client.read_head())
+            .await
+            .is_ok()
+    };
+    let theirs = echoed(&routers.nginx.entry(), Duration::from_secs(2)).await;
+    assert!(!theirs, "nginx did not hold the content back");
+    for (name, entry) in routers.ours() {
+        assert!(echoed(&entry, SOON).await, "{name} holds the content back");
     }
 }
 
