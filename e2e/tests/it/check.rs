@@ -392,11 +392,19 @@ async fn tokens_that_are_missing_unknown_revoked_or_expired() {
 #[tokio::test]
 async fn a_clock_that_is_off() {
     let (_upstream, mut system) = waiting().await;
+    let clock = |offset: &str| ["faketime", "-f", offset].map(str::to_owned);
     for offset in ["-3d", "+3d"] {
-        let clock = ["faketime", "-f", offset].map(str::to_owned);
-        let checked = with(&mut system, &[]).check_by(&clock).await;
+        let checked = with(&mut system, &[]).check_by(&clock(offset)).await;
         assert_eq!(checked.verdict(), Some("clock_off"), "{checked}");
     }
+    // So far that no certificate is good, which is not the certificate's fault.
+    let certificate = system.ca().issue_young("young", &["127.0.0.1"]);
+    let server = system.server().tunnel_address();
+    let balancer = Nginx::balancer(server, &certificate, Upgrades::Passes).await;
+    let options = instead(&mut system, balancer.address());
+    options.check().await.assert_held();
+    let checked = options.check_by(&clock("-15y")).await;
+    checked.assert_failed("tls", "clock_off");
 }
 
 #[tokio::test]
