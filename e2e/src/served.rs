@@ -34,7 +34,7 @@ impl Served {
         command.args(["--admin-listen", "127.0.0.1:0", "--config"]);
         command.arg(&file).args(flags);
         let program = Program::start("tunnel-client serve", &mut command);
-        let address = wait_listening(&program, "serve").await;
+        let address = wait_listening(&program, "front").await;
         let admin = Admin(wait_listening(&program, "admin").await);
         Self {
             program,
