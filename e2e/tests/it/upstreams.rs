@@ -86,7 +86,8 @@ impl Faulty {
             to("elsewhere", &elsewhere.url(), &tls("")),
             to("untrusted", &secure.url(), ""),
             to("nameless", "http://nowhere.invalid:80", ""),
-            route("denied", "deny = \"not for the outside\""),
+            "[[route]]\nname = \"denied\"\npath = \"/denied/*\"\ndeny = \"not for the outside\"\n"
+                .to_owned(),
         ]
         .concat();
         for (name, upstream) in &self.scripted {
@@ -289,7 +290,7 @@ async fn the_table_is_replaced_without_a_failure() {
     let (one, other) = (Upstream::start().await, Upstream::start().await);
     let table =
         |url: &str| format!("[[route]]\nname = \"all\"\npath = \"/*\"\nupstream = \"{url}\"\n");
-    let system = routing(&table(&one.url()), &[]).await;
+    let system = routing(&table(&one.h2c_url()), &[]).await;
     let file = system.directory().join(CLIENT_FILE);
     let replace = |text: &str| {
         let next = system.directory().join("client.next");
@@ -312,7 +313,7 @@ async fn the_table_is_replaced_without_a_failure() {
     assert!(line.contains("client.toml"), "{line}");
     load.wait_progress(5).await;
     assert!(other.requests().is_empty());
-    replace(&table(&other.url()));
+    replace(&table(&other.h2c_url()));
     load.mark("a table that leads elsewhere");
     let taken = async || {
         let mut client = PlatformClient::http1(&system.entry()).await;
