@@ -262,6 +262,38 @@ async fn one_that_dies_and_returns_is_left_and_taken_up_again() {
     load.finish().await.assert_none_failed();
 }
 
+/// One that takes requests and never answers them well costs as many as are allowed to fail.
+#[tokio::test]
+async fn one_that_hangs_or_resets_is_ejected_after_as_many_failures_as_are_allowed() {
+    let resetting = ScriptedUpstream::start(|mut stage| async move {
+        drop(stage.head().await);
+        stage.connection.reset();
+    });
+    for bad in [ScriptedUpstream::silent().await, resetting.await] {
+        let good = Upstream::start().await;
+        let table = format!(
+            "[[route]]\nname = \"two\"\npath = \"/*\"\nhead_timeout = \"500ms\"\n\
+             upstreams = [{{ url = \"{}\" }}, {{ url = \"{}\" }}]\n\
+             ejection = {{ after = 3, for = \"10m\" }}\n",
+            bad.url(),
+            good.url()
+        );
+        let system = routing(&table, &[]).await;
+        let mut client = PlatformClient::http1(&system.entry()).await;
+        let mut failed = Vec::new();
+        for number in 0..60 {
+            // A request that must not be sent twice.
+            let answer = client.post("/upload", "once").await;
+            if answer.status != 200 {
+                assert!([502, 504].contains(&answer.status.as_u16()), "{answer:?}");
+                failed.push(number);
+            }
+        }
+        assert_eq!(failed.len(), 3, "{failed:?}");
+        assert_eq!(good.requests().len(), 57);
+    }
+}
+
 #[tokio::test]
 async fn weights_are_kept() {
     let (heavy, light) = (Upstream::start().await, Upstream::start().await);
