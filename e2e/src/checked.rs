@@ -43,6 +43,18 @@ impl Checked {
         found["result"].as_str()
     }
 
+    /// The verdict on the upstream of the route with this name; none when it held.
+    ///
+    /// # Panics
+    /// When there is no such step.
+    pub fn upstream(&self, route: &str) -> Option<&str> {
+        let steps = self.report["steps"].as_array().unwrap();
+        let is_it = |step: &&Value| step["step"] == "upstream" && step["name"] == route;
+        let found = steps.iter().find(is_it);
+        let found = found.unwrap_or_else(|| panic!("{route} was not looked at: {self}"));
+        found["verdict"]["name"].as_str()
+    }
+
     /// # Panics
     /// When a step did not hold, or the program says otherwise by its exit code.
     pub fn assert_held(&self) {

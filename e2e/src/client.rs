@@ -80,7 +80,15 @@ impl ClientOptions {
         self.check_by(&[]).await
     }
 
-    /// The same, by way of another program that starts it, with its arguments.
+    /// The same, as a person reads it.
+    pub async fn check_for_people(&self) -> Ended {
+        let mut arguments = vec!["check".to_owned()];
+        arguments.extend(self.settings());
+        let command = self.command(&[], &arguments);
+        run("tunnel-client check", command, 6 * SOON).await
+    }
+
+    /// The same as JSON, by way of another program that starts it, with its arguments.
     pub async fn check_by(&self, before: &[String]) -> Checked {
         let mut arguments = vec!["check".to_owned(), "--json".to_owned()];
         arguments.extend(self.settings());

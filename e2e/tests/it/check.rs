@@ -417,6 +417,84 @@ async fn upstreams_that_are_down() {
 }
 
 #[tokio::test]
+async fn upstreams_of_routes_that_are_down_in_their_own_ways() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::new(directory.path());
+    let good = Upstream::start().await;
+    let secure = Upstream::start_tls(&ca.issue("secure", &["elsewhere.test"])).await;
+    let silent = ScriptedUpstream::silent().await;
+    let refusing = format!("http://{}", closed_port());
+    let authority = format!("tls = {{ ca_file = \"{}\" }}", ca.file().display());
+    let health = "health = { path = \"/status/503\" }";
+    let unanswered = "health = { path = \"/\", timeout = \"1s\" }";
+    let routes = [
+        ("good", good.url(), "", None),
+        ("refusing", refusing, "", Some("upstream_refused")),
+        (
+            "nameless",
+            "http://nowhere.invalid".to_owned(),
+            "",
+            Some("upstream_dns_failure"),
+        ),
+        (
+            "other",
+            secure.url(),
+            &authority,
+            Some("upstream_certificate"),
+        ),
+        ("unknown", secure.url(), "", Some("upstream_certificate")),
+        (
+            "garbled",
+            good.url().replace("http", "https"),
+            "",
+            Some("upstream_tls"),
+        ),
+        ("sick", good.url(), health, Some("upstream_unhealthy")),
+        ("silent", silent.url(), unanswered, Some("upstream_timeout")),
+    ];
+    let table = routes.iter().map(|(name, url, more, _)| {
+        format!(
+            "[[route]]\nname = \"{name}\"\npath = \"/{name}/*\"\nupstream = \"{url}\"\n{more}\n"
+        )
+    });
+    let options = Options::to("").client_file(&table.collect::<String>());
+    let mut system = System::with(options.not_connected().client_flags(&LIMIT)).await;
+    let checked = with(&mut system, &[]).check().await;
+    assert_eq!(checked.result("echo"), Some("held"), "{checked}");
+    assert_eq!(checked.ended.code, Some(1), "{checked}");
+    for (name, _, _, verdict) in &routes {
+        assert_eq!(checked.upstream(name), *verdict, "{name}: {checked}");
+    }
+}
+
+/// What a person reads has a line for each step, and what to do at its end.
+#[tokio::test]
+async fn a_person_is_told_step_by_step() {
+    let (_upstream, mut system) = waiting().await;
+    let options = with(&mut system, &[]);
+    let said = options.check_for_people().await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let lines: Vec<_> = said.out.lines().collect();
+    for step in [
+        "config", "token", "tcp", "tls", "upgrade", "echo", "upstream",
+    ] {
+        let told = lines.iter().any(|line| line.contains(step));
+        assert!(told, "{step}: {said:?}");
+    }
+    let inspection = Mitmproxy::start(system.ca()).await;
+    let options = with(&mut system, &["--proxy", &inspection.url()]);
+    let said = options.check_for_people().await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let said = said.out.to_lowercase();
+    let told = ["inspect", "mitmproxy", "--ca-file"];
+    let missing: Vec<_> = told
+        .iter()
+        .filter(|words| !said.contains(**words))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}: {said}");
+}
+
+#[tokio::test]
 async fn a_configuration_that_is_wrong() {
     let (_upstream, mut system) = waiting().await;
     let checked = with(&mut system, &["--ca-file", "nowhere.pem"])
