@@ -450,7 +450,12 @@ async fn upstreams_of_routes_that_are_down_in_their_own_ways() {
             Some("upstream_tls"),
         ),
         ("sick", good.url(), health, Some("upstream_unhealthy")),
-        ("silent", silent.url(), unanswered, Some("upstream_unhealthy")),
+        (
+            "silent",
+            silent.url(),
+            unanswered,
+            Some("upstream_unhealthy"),
+        ),
     ];
     let table = routes.iter().map(|(name, url, more, _)| {
         format!(

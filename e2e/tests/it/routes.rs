@@ -8,6 +8,7 @@ use e2e::{
     cluster::{Cluster, Who},
     deadline::{SOON, within},
     entry::Entry,
+    load::{Kind, Load, Plan},
     payload::Payload,
     peers::{
         nginx::{Nginx, RouterUpstreams},
@@ -18,7 +19,7 @@ use e2e::{
     raw::RawClient,
     served::Served,
     system::{Options, System},
-    upstream::{Received, sign},
+    upstream::{Received, Upstream, sign},
 };
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
@@ -563,4 +564,25 @@ async fn no_path_leads_to_a_place_that_nobody_named() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// Where requests come by an ingress controller instead of the tunnel.
+#[tokio::test]
+async fn serve_answers_behind_an_ingress_controller() {
+    let upstream = Upstream::start().await;
+    let table = format!(
+        "[[route]]\nname = \"all\"\npath = \"/*\"\nupstream = \"{}\"\n",
+        upstream.url()
+    );
+    let served = Served::start(&table, &[]).await;
+    served.admin().wait_ready(true).await;
+    let ingress = Nginx::gateway(served.entry().address(), "runtime.example.com").await;
+    let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
+    let load = Load::start(ingress.entry(), &Plan::only(&kinds, 2));
+    load.wait_progress(10).await;
+    load.finish().await.assert_none_failed();
+    let requests = upstream.requests();
+    let seen = requests.first().unwrap();
+    assert_eq!(seen.authority, "runtime.example.com");
+    assert_eq!(seen.values("x-forwarded-host"), ["runtime.example.com"]);
 }
