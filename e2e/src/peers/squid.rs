@@ -62,7 +62,7 @@ pub struct SquidOptions {
 pub struct Squid {
     address: SocketAddr,
     is_tls: bool,
-    _program: Program,
+    program: Program,
     directory: TempDir,
 }
 
@@ -76,19 +76,20 @@ impl Squid {
             let directory = tempfile::tempdir().unwrap();
             write_files(directory.path(), address, options);
             let mut command = as_nobody("squid");
-            command.args(["-N", "-d1", "-f"]);
+            remove_shared_memory(address);
+            command.args(["-N", "-d1", "-n", &service_name(address), "-f"]);
             command.arg(directory.path().join("squid.conf"));
             let program = Program::start("squid", &mut command);
             let verdict = program.log().wait_for("squid to start", SOON, |line| {
                 let text = line.text();
-                let taken = text.contains("Address already in use");
+                let taken = text.contains("in use") || text.contains("Unable to open HTTP");
                 let accepting = text.contains("Accepting") && text.contains("connections at");
                 (taken || accepting).then_some(!taken)
             });
             verdict.await.then_some(Self {
                 address,
                 is_tls: options.certificate.is_some(),
-                _program: program,
+                program,
                 directory,
             })
         })
@@ -147,8 +148,25 @@ impl Squid {
 
 impl Drop for Squid {
     fn drop(&mut self) {
+        self.program.kill();
+        remove_shared_memory(self.address);
         if std::thread::panicking() {
             eprintln!("--- squid saw\n{}", self.access().join("\n"));
+        }
+    }
+}
+
+/// What squid calls itself: several of one name would take each other's shared memory.
+fn service_name(address: SocketAddr) -> String {
+    format!("e2e{}", address.port())
+}
+
+/// Removes what a squid of this name that was killed has left.
+fn remove_shared_memory(address: SocketAddr) {
+    let name = format!("{}-", service_name(address));
+    for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&name) {
+            drop(fs::remove_file(entry.path()));
         }
     }
 }
