@@ -1,4 +1,5 @@
-//! Any text as a control message: no panic, and what is read from it, written again, reads the same.
+//! Any text as a control message: no panic, and what is read from it, written again, reads the same. What is
+//! kept of routes fits into a message, however many were told.
 
 #![no_main]
 
@@ -16,4 +17,11 @@ fuzz_target!(|text: &str| {
         assert_eq!(Control::decode(&written).ok(), Some(control.clone()));
     }
     let _ = (format!("{control:?}"), control.name());
+    if let Control::Routes(summary) = control {
+        let kept = summary.bounded();
+        assert!(kept.routes().len() <= limits::ROUTES);
+        let written = Control::Routes(kept.clone()).encode();
+        assert!(written.len() <= limits::CONTROL_BYTES);
+        assert_eq!(kept.clone().bounded(), kept);
+    }
 });

@@ -66,7 +66,20 @@ impl Drop for LiveSession {
 
 /// The answers of the admin listener: ready only while a session answers.
 pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), move || readiness(&metrics)).with_settings(settings)
+    let ready = {
+        let metrics = Arc::clone(&metrics);
+        move || readiness(&metrics)
+    };
+    routes_with(&metrics, settings, ready)
+}
+
+/// The answers of the admin listener, ready as `ready` says.
+pub(crate) fn routes_with(
+    metrics: &Metrics,
+    settings: AdminSettings,
+    ready: impl Fn() -> Readiness + Send + Sync + 'static,
+) -> AdminRoutes {
+    AdminRoutes::new(metrics.registry(), ready).with_settings(settings)
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {

@@ -46,12 +46,27 @@ pub enum Command {
     /// Walk the way to the server and to the upstreams, and say what is wrong and what to do about it
     #[command(after_help = CHECK_EXIT_CODES)]
     Check(Box<CheckArgs>),
+    /// Answer requests at a listener by the same routes, behind an ingress controller, without a tunnel
+    #[command(after_help = EXIT_CODES)]
+    Serve(Box<Given>),
     /// Check the configuration and the files it names, and dial nobody
     #[command(after_help = EXIT_CODES)]
-    Validate(Box<Given>),
+    Validate(Box<ValidateArgs>),
     /// Ask the table of routes what it would do
     #[command(subcommand)]
     Routes(RoutesCommand),
+}
+
+/// What is to be checked.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Check what serve needs, instead of what run needs
+    #[arg(long)]
+    pub serve: bool,
+
+    /// The configuration.
+    #[command(flatten)]
+    pub given: Given,
 }
 
 /// What can be asked of the routes.

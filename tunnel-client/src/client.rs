@@ -242,7 +242,11 @@ pub(crate) fn networks(allowed: &[IpNet]) -> Option<String> {
     (!list.is_empty()).then(|| list.join(","))
 }
 
-fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {
+/// Binds the admin listener.
+///
+/// # Errors
+/// When that cannot be.
+pub(crate) fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {
     // Only names would have to be waited for; an address is bound at once.
     let mut binding = pin!(AdminListener::bind(address));
     match binding

@@ -4,8 +4,10 @@
 //! line; standard output carries only what was asked for.
 
 mod check;
+mod program;
 mod routes;
 mod run;
+mod serve;
 mod validate;
 
 use std::fmt::Display;
@@ -30,6 +32,7 @@ pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
         Command::Check(arguments) => check::check(*arguments),
+        Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
         Command::Routes(RoutesCommand::Test(asked)) => routes::test(*asked),
     };

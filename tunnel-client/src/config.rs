@@ -6,6 +6,7 @@
 
 mod credential;
 mod dns_server;
+mod listen;
 mod login;
 mod no_proxy;
 mod proxy;
@@ -18,7 +19,7 @@ mod url;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
 pub use self::dns_server::DnsServer;
+pub use self::listen::{ListenConfig, ServeConfig};
 pub use self::login::LoginError;
 pub(crate) use self::login::read as read_login;
 pub use self::no_proxy::NoProxy;
@@ -200,6 +202,12 @@ pub enum ConfigFault {
 pub struct ConfigError(Vec<ConfigFault>);
 
 impl Config {
+    /// Where the operator asks, where nothing else is set.
+    pub(crate) const ADMIN_LISTEN: SocketAddr =
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+    /// How long exchanges may take to end, where nothing else is set.
+    pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(25);
+
     /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
     pub fn new(
         server: ServerUrl,
@@ -232,7 +240,7 @@ impl Config {
             sessions: 2,
             max_session_age: None,
             allow_from: Vec::new(),
-            admin_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))),
+            admin_listen: Some(Self::ADMIN_LISTEN),
             admin_hosts: Vec::new(),
             dial_timeout: Duration::from_secs(10),
             redial_base,
@@ -244,7 +252,7 @@ impl Config {
             upstream_head_timeout: UPSTREAM_HEAD_TIMEOUT,
             upstream_idle_pool: 64,
             ping_interval: Duration::from_secs(15),
-            grace_period: Duration::from_secs(25),
+            grace_period: Self::GRACE_PERIOD,
             access_log: true,
             log_format: LogFormat::Text,
             log_level: LogFilter::default(),

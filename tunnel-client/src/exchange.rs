@@ -1,14 +1,15 @@
 //! The life of an exchange in the client: accepted request, route, upstream, response.
 //!
 //! ```text
-//!   session ─▶ Exchanges::answer ─▶ route ─▶ upstream ─▶ response ─▶ session
-//!                    └── record: metrics and the access log, from the first moment to the last
+//!   session, listener ─▶ Exchanges::answer ─▶ route ─▶ upstream ─▶ response ─▶ session, listener
+//!                              └── record: metrics and the access log, from the first moment to the last
 //! ```
 //!
-//! In: a request of a session, and whatever of its content the upstream takes. Out: a response, or
+//! In: a request, and whatever of its content the upstream takes. Out: a response, or
 //! the [`Problem`] that the platform client is told. It decides nothing about either: that is what
 //! routes and upstreams are for.
 
+mod incoming;
 mod record;
 
 use std::future::Future;
@@ -19,15 +20,17 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tunnel_proto::exchange::{AsProblem, Informational, RecvBody};
+use tunnel_proto::control::RoutesSummary;
+use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
 
+pub(crate) use self::incoming::{IncomingBody, Informational};
 use self::record::Record;
 use crate::metrics::Metrics;
 use crate::routes::{AnswerBody, Routes};
 use crate::upstream::{Asked, Progress};
 
-/// Answers the exchanges of all sessions. Clones are the same service.
+/// Answers all exchanges. Clones are the same service.
 #[derive(Clone)]
 pub(crate) struct Exchanges {
     shared: Arc<Shared>,
@@ -56,16 +59,21 @@ impl Exchanges {
     /// Answers one request. Heads that come before its response go to `informational`.
     pub(crate) fn answer(
         &self,
-        request: Request<RecvBody>,
+        request: Request<IncomingBody>,
         informational: Informational,
     ) -> impl Future<Output = Result<Response<RecordedBody>, Problem>> + Send + use<> {
         answer(Arc::clone(&self.shared), request, informational)
+    }
+
+    /// What the server is told of the routes.
+    pub(crate) fn routes(&self) -> RoutesSummary {
+        self.shared.routes.summary()
     }
 }
 
 async fn answer(
     shared: Arc<Shared>,
-    request: Request<RecvBody>,
+    request: Request<IncomingBody>,
     informational: Informational,
 ) -> Result<Response<RecordedBody>, Problem> {
     let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));

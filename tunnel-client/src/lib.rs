@@ -6,6 +6,7 @@ pub mod client;
 pub mod command;
 pub mod config;
 pub mod routes;
+pub mod serving;
 pub mod token_file;
 
 mod admin;
@@ -14,6 +15,7 @@ mod dial;
 mod exchange;
 mod http1;
 mod metrics;
+mod serve;
 mod session;
 mod tunnel;
 mod upstream;

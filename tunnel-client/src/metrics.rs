@@ -53,6 +53,10 @@ pub(crate) struct Metrics {
     pub(crate) sessions: IntGauge,
     /// Exchanges that are open.
     pub(crate) open: IntGauge,
+    /// 1 while `serve` takes connections, else 0.
+    pub(crate) listening: IntGauge,
+    /// Connections that `serve` has refused since as many as allowed were open.
+    pub(crate) connections_refused: IntCounter,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from them.
@@ -108,6 +112,12 @@ impl Metrics {
                 "sessions that the server has welcomed, and that do not leave",
             )?,
             open: gauge(&all, "open_exchanges", "exchanges that are open")?,
+            listening: gauge(&all, "listening", "1 while serve takes connections, else 0")?,
+            connections_refused: counter(
+                &all,
+                "connections_refused_total",
+                "connections that serve refused since max-connections were open",
+            )?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
             round_trip: histogram(
@@ -150,16 +160,7 @@ impl Metrics {
                 &reasons,
             )?,
             configuration: Configuration::new(&all)?,
-            route_exchanges: registered(
-                &all,
-                IntCounterVec::new(
-                    opts(
-                        "route_exchanges_total",
-                        "exchanges that have ended, by route and by the class of their status",
-                    ),
-                    &["route", "status"],
-                )?,
-            )?,
+            route_exchanges: route_exchanges(&all)?,
             routes: Mutex::default(),
             registry: all,
         })
@@ -311,6 +312,18 @@ fn registered<C: Collector + Clone + 'static>(
 ) -> Result<C, prometheus::Error> {
     registry.register(Box::new(metric.clone()))?;
     Ok(metric)
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+    registered(registry, IntCounter::with_opts(opts(name, help))?)
+}
+
+fn route_exchanges(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
+    let opts = opts(
+        "route_exchanges_total",
+        "exchanges that have ended, by route and by the class of their status",
+    );
+    registered(registry, IntCounterVec::new(opts, &["route", "status"])?)
 }
 
 fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {

@@ -23,6 +23,7 @@ pub mod template;
 
 mod leads;
 mod route;
+pub(crate) mod summary;
 
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ use arc_swap::ArcSwap;
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Method};
+use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -112,6 +114,12 @@ impl Routes {
                 Err(Problem::new(Hop::Client, Reason::RouteUnknown, detail))
             }
         }
+    }
+
+    /// What the server is told of them, for people to look at.
+    pub(crate) fn summary(&self) -> RoutesSummary {
+        let table = self.table.load();
+        RoutesSummary::new(table.routes.iter().map(|route| route.summary()).collect())
     }
 }
 

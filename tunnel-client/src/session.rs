@@ -12,12 +12,14 @@
 //! exchanges are about.
 
 mod offers;
+mod telling;
 
 use std::collections::VecDeque;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
 use secrecy::ExposeSecret;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -26,17 +28,18 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 use tunnel_ops::task::Owned;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
-use tunnel_proto::exchange::serve;
+use tunnel_proto::exchange::{RecvBody, serve};
 use tunnel_proto::limits;
 use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
 use self::offers::{Answer, Offers};
+use self::telling::{LOOK, Telling};
 use crate::admin::{LiveSession, LiveSessions};
 use crate::credential::Credential;
 use crate::dial::Connected;
-use crate::exchange::Exchanges;
+use crate::exchange::{Exchanges, IncomingBody, Informational};
 use crate::metrics::Metrics;
 
 /// Things the server said that wait for the tunnel. It says each once in a session's life.
@@ -378,15 +381,28 @@ where
     // There is a new round-trip time as often as there is a ping.
     let mut look = interval(parts.settings.ping_interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Begins with the welcome.
+    let mut telling: Option<Telling> = None;
+    let mut tell = interval(LOOK);
+    tell.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             event = events.next(&session) => match event {
                 Some(SessionEvent::Exchanges(stream)) => {
                     let exchanges = parts.exchanges.clone();
-                    let answer = move |request, informational| exchanges.answer(request, informational);
+                    let answer = move |request: Request<RecvBody>, informational| {
+                        let request = request.map(IncomingBody::Session);
+                        exchanges.answer(request, Informational::Session(informational))
+                    };
                     streams.spawn(serve(stream, answer));
                 }
-                Some(SessionEvent::Control(control)) => on_control(control, &notices),
+                Some(SessionEvent::Control(control)) => {
+                    if matches!(control, Control::Welcome { .. }) && telling.is_none() {
+                        telling = Some(Telling::new(Instant::now()));
+                        tell.reset_immediately();
+                    }
+                    on_control(control, &notices);
+                }
                 None => break,
             },
             Some(stream) = streams.join_next() => {
@@ -400,11 +416,23 @@ where
                     parts.metrics.on_round_trip(time);
                 }
             }
+            _ = tell.tick() => tell_routes(&mut telling, &session, &parts.exchanges),
         }
     }
     match driving.join_next().await {
         Some(Ok(end)) => Ended::new(&end, began.elapsed()),
         Some(Err(_)) | None => Ended::by_fault("the session's driver panicked".to_owned(), began),
+    }
+}
+
+/// Tells the server of the routes, if there is something new to tell.
+fn tell_routes(telling: &mut Option<Telling>, session: &Handle, exchanges: &Exchanges) {
+    let now = Instant::now();
+    if let Some(telling) = telling.as_mut().filter(|telling| telling.is_due(now))
+        && let Some(routes) = telling.look(exchanges.routes(), now)
+    {
+        // A session that has ended says so by itself.
+        let _ = session.send(Control::Routes(routes));
     }
 }
 

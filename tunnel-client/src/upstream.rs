@@ -26,7 +26,6 @@ mod outgoing;
 mod pool;
 mod progress;
 mod resolve;
-#[allow(dead_code, reason = "states are for the server's view of routes")]
 mod set;
 mod settings;
 mod socket;
@@ -55,7 +54,6 @@ use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-#[allow(unused_imports, reason = "for the server's view of routes")]
 pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet, UpstreamState};
 pub use self::settings::UpstreamError;
 pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
@@ -227,7 +225,6 @@ impl Upstream {
     }
 
     /// How the last dial ended.
-    #[allow(dead_code, reason = "for the server's view of routes")]
     fn reach(&self) -> Reach {
         match self.reach.load(Ordering::Relaxed) {
             reach if reach == Reach::Reached as u8 => Reach::Reached,

@@ -4,8 +4,11 @@
 //! and unknown keys are ignored, so that the two ends may differ in version. A control message
 //! never asks the tunnel client to reach an address, and never carries anything of an exchange.
 
+mod routes;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::routes::{RouteState, RouteSummary, RoutesSummary};
 use crate::{handshake::Refusal, limits};
 
 /// One control message.
@@ -95,6 +98,8 @@ pub enum Control {
         #[serde(default)]
         detail: String,
     },
+    /// The routes of a tunnel client, for people to look at: after the welcome, and when they change.
+    Routes(RoutesSummary),
     /// Any kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -145,6 +150,7 @@ impl Control {
             Self::RefreshToken { .. } => "refresh-token",
             Self::Refreshed { .. } => "refreshed",
             Self::RefreshRefused { .. } => "refresh-refused",
+            Self::Routes(_) => "routes",
             Self::Unknown => "unknown",
         }
     }

@@ -14,6 +14,7 @@
 //!   [`bhttp`]. The server calls [`exchange::open`] and [`exchange::Opened::carry`], the client [`exchange::serve`].
 //! - [`handshake`], [`control`], [`close`]: how a session begins, what the ends tell each other
 //!   beside the exchanges, and why it ended.
+//! - [`front`]: how requests come in from outside, and how they are answered, alike at both programs.
 //! - [`problem`]: the one table from what went wrong to what is answered.
 //! - [`limits`], [`fields`]: what a peer may send, and what never travels.
 //!
@@ -26,6 +27,7 @@ pub mod close;
 pub mod control;
 pub mod exchange;
 pub mod fields;
+pub mod front;
 pub mod handshake;
 pub mod limits;
 pub mod problem;

@@ -65,6 +65,15 @@ pub const IDLE_STREAMS: usize = 256;
 /// Largest control message, in bytes.
 pub const CONTROL_BYTES: usize = 16 * 1024;
 
+/// Routes that a tunnel client tells of.
+pub const ROUTES: usize = 256;
+
+/// Bytes that they take in their message: with what is around them, no more than a message may have.
+pub const ROUTES_BYTES: usize = CONTROL_BYTES - 256;
+
+/// Longest text of a route that is told, in bytes.
+pub const ROUTE_TEXT_BYTES: usize = 256;
+
 /// Control messages that may wait to be handled or sent. A peer that sends faster than they are
 /// handled breaks the protocol.
 pub const CONTROLS_WAITING: usize = 64;

@@ -20,8 +20,12 @@ use futures_util::FutureExt;
 use http::{Request, request::Parts};
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
-use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::{
+    config_file::TomlFile,
+    http1::framing::{Framing, HeadLimits},
+};
 use tunnel_proto::{
+    front::{Origin, ViaName},
     handshake::InstanceId,
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };
@@ -29,11 +33,7 @@ use tunnel_server::{
     admin::events::Events,
     directory::OnConflict,
     metrics::Metrics,
-    public::{
-        check::check,
-        http1::framing::{Framing, HeadLimits},
-        outgoing::{Origin, ViaName, outgoing},
-    },
+    public::check::{check, outgoing},
     registry::{Joining, Membership, Registry},
     router::Router,
     runtimes::{HostName, Runtimes},
@@ -214,6 +214,7 @@ impl Table {
                     number: 1,
                     since: SystemTime::UNIX_EPOCH,
                     authority: Mutex::default(),
+                    routes: Mutex::default(),
                 },
                 allow_from: None,
                 on_conflict: OnConflict::Supersede,

@@ -28,6 +28,7 @@ use tokio::{
 use tokio_rustls::{
     LazyConfigAcceptor, StartHandshake, TlsAcceptor, rustls::server::Acceptor, server::TlsStream,
 };
+use tunnel_ops::listener::accept;
 use tunnel_proto::handshake::{self, Greeting, Refusal};
 
 use self::{
@@ -41,7 +42,6 @@ use crate::{
     auth::{Grant, Presented, bearer},
     budget::sources,
     directory::ClaimRefusal,
-    listener::accept,
     metrics::OpenConnection,
     node::Node,
 };

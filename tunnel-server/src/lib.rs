@@ -18,7 +18,6 @@ pub mod command;
 pub mod config;
 mod connect;
 pub mod directory;
-mod listener;
 mod lock;
 pub mod metrics;
 pub mod node;

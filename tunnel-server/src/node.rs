@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
+use tunnel_proto::front::ViaName;
 
 use crate::{
     admin::events::{Event, EventKind, Events},
@@ -30,7 +31,7 @@ use crate::{
     },
     connect::{checks::Checks, gate::Gate},
     metrics::Metrics,
-    public::{answer::Cors, outgoing::ViaName, places::Places},
+    public::{answer::Cors, places::Places},
     registry::Registry,
     router::Router,
     runtimes::NameError,

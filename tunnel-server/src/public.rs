@@ -8,15 +8,11 @@ pub mod answer;
 mod body;
 pub mod check;
 mod connection;
-pub mod detect;
 mod ends;
 mod exchange;
-pub mod http1;
 mod observe;
-pub mod outgoing;
 mod pace;
 pub mod places;
-mod prefixed;
 mod protocol;
 pub mod proxy_protocol;
 mod serve;
@@ -30,10 +26,10 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_ops::tls_files::LiveServerConfig;
+use tunnel_ops::{listener::accept, tls_files::LiveServerConfig};
 
 use self::places::Place;
-use crate::{listener::accept, node::Node};
+use crate::node::Node;
 
 /// Accepts platform clients until the node stops, then waits for those that are there.
 pub async fn serve_all(node: Arc<Node>, listener: TcpListener) {

@@ -16,7 +16,9 @@ use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
 };
-use tunnel_proto::{handshake::InstanceId, problem::Problem, session::Session};
+use tunnel_proto::{
+    control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
+};
 
 use crate::{
     admin::events::{Event, EventKind, Events},
@@ -427,6 +429,12 @@ impl Membership {
         }
     }
 
+    /// The client tells of its routes: kept for people to look at, in place of what it told before, for
+    /// as long as the session lives.
+    pub fn on_routes(&self, summary: RoutesSummary) {
+        *self.member.peer.routes.lock() = Some(summary.bounded());
+    }
+
     /// The client takes no exchange on this session any more. When it takes none on any, the instance
     /// leaves.
     pub fn on_drain(&self) {
@@ -511,6 +519,7 @@ mod tests {
             number: 1,
             since: SystemTime::UNIX_EPOCH,
             authority: parking_lot::Mutex::default(),
+            routes: parking_lot::Mutex::default(),
         };
         Joining {
             runtime,

@@ -19,11 +19,13 @@ use parking_lot::Mutex;
 use tokio::time::interval;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
+    listener::{self, Bound},
     signals::Shutdown,
     task::Owned,
     telemetry::RequestId,
     tls_files::TlsFilesError,
 };
+use tunnel_proto::front::ViaName;
 
 use self::shard::{Listeners, Shard};
 use crate::{
@@ -34,10 +36,9 @@ use crate::{
     auth::{AuthSetupError, Authenticator},
     config::{Config, effective::Effective},
     connect::gate::Gate,
-    listener::{self, Bound},
     metrics::Metrics,
     node::{self, Life, Node, Tls},
-    public::{answer::Cors, outgoing::ViaName, places::Places},
+    public::{answer::Cors, places::Places},
     registry::Registry,
     router::Router,
     runtimes::NameError,

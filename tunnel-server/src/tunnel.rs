@@ -11,7 +11,9 @@ use std::time::{Duration, SystemTime};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tunnel_proto::{handshake::InstanceId, problem::Reason, session::Session};
+use tunnel_proto::{
+    control::RoutesSummary, handshake::InstanceId, problem::Reason, session::Session,
+};
 
 use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics::RuntimeMetrics};
 
@@ -65,6 +67,8 @@ pub struct Peer {
     pub since: SystemTime,
     /// What lets it in.
     pub authority: Mutex<Authority>,
+    /// What it has told of its routes, for people to look at.
+    pub routes: Mutex<Option<RoutesSummary>>,
 }
 
 /// What lets a session in, as far as it may be shown. It may change while the session lives.
@@ -308,6 +312,7 @@ mod tests {
             number,
             since: SystemTime::UNIX_EPOCH,
             authority: Mutex::default(),
+            routes: Mutex::default(),
         }
     }
 

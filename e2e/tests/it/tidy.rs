@@ -41,7 +41,15 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("demo", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
     ("e2e", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
     ("loadtest", &["tunnel-proto"]),
-    ("fuzz", &["tunnel-proto", "tunnel-server", "tunnel-client"]),
+    (
+        "fuzz",
+        &[
+            "tunnel-proto",
+            "tunnel-ops",
+            "tunnel-server",
+            "tunnel-client",
+        ],
+    ),
 ];
 
 /// Words that would be a second name for what the design has a name for.

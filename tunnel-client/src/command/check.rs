@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use super::Failure;
-use super::run::block_on;
+use super::program::block_on;
 use crate::check::{self, Options, Style, Word};
 use crate::cli::CheckArgs;
 

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use crate::cli::RoutesTest;
-use crate::config::{Config, RouteAction, RouteConfig, RouteList};
+use crate::config::{Config, RouteConfig, RouteList};
 use crate::routes::dry_run::{Outcome, Question, Trial, by_specificity, try_request};
+use crate::routes::summary::{conditions, leads_to};
 
 /// Does what `routes test` says. Nobody is dialled, and no file but the configuration is read.
 pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
@@ -146,44 +147,5 @@ fn place(route: &RouteConfig) -> String {
     match route.line {
         Some(line) => format!(" (line {line})"),
         None => " (--upstream)".to_owned(),
-    }
-}
-
-fn conditions(route: &RouteConfig) -> String {
-    let conditions = &route.conditions;
-    let host = conditions.host.as_ref().map(|host| format!("{host} "));
-    let methods: Vec<_> = conditions
-        .methods
-        .iter()
-        .map(http::Method::as_str)
-        .collect();
-    let methods = match methods.is_empty() {
-        true => String::new(),
-        false => format!("{} ", methods.join(",")),
-    };
-    let odd = match conditions.allow_odd_paths {
-        true => " (odd paths too)",
-        false => "",
-    };
-    format!(
-        "{}{methods}{}{odd}",
-        host.unwrap_or_default(),
-        conditions.path
-    )
-}
-
-fn leads_to(route: &RouteConfig) -> String {
-    match &route.action {
-        RouteAction::Upstreams(upstreams) => {
-            let urls: Vec<_> = upstreams
-                .members
-                .iter()
-                .map(|member| member.url.to_string())
-                .collect();
-            urls.join(", ")
-        }
-        RouteAction::Template(template, _) => template.to_string(),
-        RouteAction::Respond(answer) => format!("answers {}", answer.status.as_u16()),
-        RouteAction::Deny(words) => format!("denies: {words}"),
     }
 }

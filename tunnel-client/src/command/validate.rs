@@ -1,12 +1,20 @@
-//! `tunnel-client validate`: checks everything `run` would check, and dials nobody.
+//! `tunnel-client validate`: checks everything `run` would check, or `serve`, and dials nobody.
 #![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
 
 use super::Failure;
 use super::routes::print_table;
-use crate::config::{Config, Given};
+use crate::cli::ValidateArgs;
+use crate::config::{Config, ServeConfig};
 
-pub(super) fn validate(given: Given) -> Result<(), Failure> {
-    let source = given.merge().map_err(Failure::configuration)?;
+pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
+    let source = args.given.merge().map_err(Failure::configuration)?;
+    if args.serve {
+        let config = ServeConfig::check(source).map_err(Failure::configuration)?;
+        let (listen, routes) = (config.listen.address, config.routes);
+        println!("ok: listen {listen}, routes {}", routes.len());
+        print_table(&routes);
+        return Ok(());
+    }
     let config = Config::check(source).map_err(Failure::configuration)?;
     let proxy = config.proxy.as_ref();
     let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));

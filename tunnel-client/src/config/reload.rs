@@ -95,7 +95,7 @@ impl Reloader {
 }
 
 /// All routes, with the files that they name.
-fn check(source: &Source) -> Result<RouteList, ConfigError> {
+pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
     let mut faults = Vec::new();
     check_upstream(source, &mut faults);
     let roots = upstream_roots(source, &mut faults);

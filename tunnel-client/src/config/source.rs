@@ -12,7 +12,8 @@ use serde::{Deserialize, Deserializer};
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::config_value::{
-    self, Count, DurationText, Network, OptionalListenAddress, PositiveDuration, ValueError,
+    self, BoundedSize, Count, DurationText, ListenAddress, Network, OptionalListenAddress,
+    PositiveDuration, ValueError,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
@@ -239,6 +240,55 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_GRACE_PERIOD")]
     pub grace_period: Option<DurationText>,
 
+    /// Of serve: where it listens [default: 0.0.0.0:8080]
+    #[arg(long, value_name = "ADDRESS", env = "TUNNEL_CLIENT_LISTEN")]
+    pub listen: Option<ListenAddress>,
+
+    /// Of serve: certificate chain for TLS, PEM; read again when it changes [default: plain HTTP]
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_LISTEN_CERT")]
+    pub listen_cert: Option<PathBuf>,
+
+    /// Of serve: key of that certificate, PEM
+    #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_LISTEN_KEY")]
+    pub listen_key: Option<PathBuf>,
+
+    /// Of serve: networks of ingress controllers, whose X-Forwarded-* and Forwarded are believed
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        env = "TUNNEL_CLIENT_TRUSTED_PROXIES"
+    )]
+    pub trusted_proxies: Option<Vec<Network>>,
+
+    /// Of serve: connections at once, 1 to 65536 [default: 4096]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_MAX_CONNECTIONS")]
+    pub max_connections: Option<Count<1, 65536>>,
+
+    /// Of serve: exchanges at once, 1 to 65536 [default: 4096]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_MAX_EXCHANGES")]
+    pub max_exchanges: Option<Count<1, 65536>>,
+
+    /// Of serve: largest head of a request, 8KiB to 128KiB [default: 128KiB]
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_CLIENT_MAX_HEAD_SIZE")]
+    pub max_head_size: Option<BoundedSize<8, 128>>,
+
+    /// Of serve: time for a request's head, from its first byte [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REQUEST_HEAD_TIMEOUT")]
+    pub request_head_timeout: Option<PositiveDuration>,
+
+    /// Of serve: longest silence before a request on a connection [default: 3m]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_KEEP_ALIVE_TIMEOUT")]
+    pub keep_alive_timeout: Option<PositiveDuration>,
+
+    /// Of serve: longest silence within a request's body [default: 1m]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_BODY_IDLE_TIMEOUT")]
+    pub body_idle_timeout: Option<PositiveDuration>,
+
+    /// Of serve: how long it goes on accepting after it was asked to stop [default: 0s]
+    #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_DRAIN_DELAY")]
+    pub drain_delay: Option<DurationText>,
+
     /// Log a line for each exchange [default: true]
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -295,6 +345,8 @@ impl Source {
             &mut self.client_key,
             &mut self.upstream_ca_file,
             &mut self.proxy_auth_file,
+            &mut self.listen_cert,
+            &mut self.listen_key,
         ];
         let lists = [
             &mut self.ca_file,
@@ -326,7 +378,9 @@ impl Source {
             system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
             proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
             on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
-            upstream_idle_pool ping_interval grace_period access_log log_format log_level
+            upstream_idle_pool ping_interval grace_period listen listen_cert listen_key
+            trusted_proxies max_connections max_exchanges max_head_size request_head_timeout
+            keep_alive_timeout body_idle_timeout drain_delay access_log log_format log_level
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::config::{
 };
 use crate::upstream::{
     Asked, EjectionSettings, HealthSettings, Upstream, UpstreamBody, UpstreamCache, UpstreamError,
-    UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamTls,
+    UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamState, UpstreamTls,
 };
 
 /// What upstreams have beside what their routes say.
@@ -85,6 +85,11 @@ impl Upstreams {
     /// Whether it is what this would make.
     pub(super) fn is_of(&self, action: &RouteAction) -> bool {
         matches!(action, RouteAction::Upstreams(config) if self.made_of == *config)
+    }
+
+    /// How each of them is.
+    pub(super) fn states(&self) -> Vec<UpstreamState> {
+        self.set.states()
     }
 
     /// Sends a request to one of them.

@@ -14,16 +14,15 @@ use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
-    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER, VARY,
+    CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, VARY,
 };
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use tunnel_proto::front;
 use tunnel_proto::problem::Problem;
 
 use crate::upstream::UpstreamBody;
-
-const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 /// The content of an answer.
 pub(crate) enum AnswerBody {
@@ -98,14 +97,11 @@ impl AskingPage<'_> {
         if self.is_options {
             return self.grant();
         }
-        let mut answer = own(problem.status(), problem.json().into(), method);
+        // The connection is another's, who may end it.
+        let told = front::problem(problem, false);
+        let mut answer = own(told.status, told.content.into(), method);
         let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(PROXY_STATUS, problem.proxy_status());
-        if let Some(after) = problem.retry_after_value() {
-            headers.insert(RETRY_AFTER, after);
-        }
+        headers.extend(told.headers);
         self.allow(headers);
         answer
     }

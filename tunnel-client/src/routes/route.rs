@@ -10,10 +10,12 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Method, Response};
+use tunnel_proto::control::{RouteState, RouteSummary};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::leads::{LeadParts, OnDemand, Upstreams};
 use super::own_answer::AnswerBody;
+use super::summary;
 use super::template::{RefusedSegment, Template};
 use crate::config::{RouteAction, RouteConfig};
 use crate::metrics::RouteMetrics;
@@ -120,6 +122,20 @@ impl Route {
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// What the server is told of it.
+    pub(super) fn summary(&self) -> RouteSummary {
+        RouteSummary {
+            name: self.name().to_owned(),
+            matches: summary::conditions(&self.config),
+            to: summary::leads_to(&self.config),
+            state: match &self.lead {
+                Lead::Upstreams(upstreams) => summary::state(&upstreams.states()),
+                Lead::Template(..) => RouteState::Unknown,
+                Lead::Own => RouteState::Own,
+            },
+        }
     }
 
     /// What is counted of it.

@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
-use tunnel_proto::exchange::{Informational, Protocol, RecvBody};
+use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::body::UpstreamBody;
@@ -30,6 +30,7 @@ use super::tls::Offer;
 use super::upgrade::{self, Switched};
 use super::{Link, LinkKind, Upstream, answer, failure};
 use crate::config::UpstreamScheme;
+use crate::exchange::{IncomingBody, Informational};
 use tunnel_ops::alarm::Alarm;
 
 /// What is asked of an upstream.
@@ -73,7 +74,7 @@ enum Seen {
 impl Asked {
     /// A request. `progress` is told how far its content has come.
     pub(crate) fn new(
-        request: Request<RecvBody>,
+        request: Request<IncomingBody>,
         informational: Informational,
         progress: Arc<Progress>,
     ) -> Self {

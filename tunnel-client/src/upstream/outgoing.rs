@@ -16,20 +16,21 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body, Frame, SizeHint};
-use tunnel_proto::exchange::{BodyError, RecvBody};
+use tunnel_proto::exchange::BodyError;
 use tunnel_proto::fields;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http1::{Framing, field};
 use super::progress::Progress;
+use crate::exchange::IncomingBody;
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// The content of a request on its way out.
 pub(super) struct OutgoingBody {
     /// `None` for a request without content. Boxed, since hyper moves a request often.
-    body: Option<Box<RecvBody>>,
+    body: Option<Box<IncomingBody>>,
     /// Bytes that may still come, and how many that were in all.
     left: u64,
     limit: u64,
@@ -45,7 +46,7 @@ pub(super) struct Found {
 
 impl OutgoingBody {
     /// The request's own content.
-    pub(super) fn new(body: RecvBody, progress: Arc<Progress>) -> Self {
+    pub(super) fn new(body: IncomingBody, progress: Arc<Progress>) -> Self {
         if body.is_end_stream() {
             return Self::empty(progress);
         }

@@ -65,17 +65,9 @@ pub(crate) enum UpstreamCondition {
     Unhealthy,
 }
 
+#[cfg(test)]
 impl UpstreamCondition {
-    /// All of them.
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Unknown,
-        Self::Up,
-        Self::Unreachable,
-        Self::Ejected,
-        Self::Unhealthy,
-    ];
-
-    /// One word, for metrics and status.
+    /// One word.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",

@@ -28,6 +28,7 @@ use tunnel_proto::problem::{Problem, Reason};
 use tunnel_proto::session::{Session, SessionEvent, SessionEvents, SessionSettings, Side};
 
 use super::*;
+use crate::exchange::{IncomingBody, Informational};
 
 /// Longest time for anything that is to happen soon.
 const SOON: Duration = Duration::from_secs(10);
@@ -111,12 +112,17 @@ impl Route {
                     continue;
                 };
                 let target = Arc::clone(&target);
-                streams.spawn(serve(stream, move |request, informational| {
-                    let target = Arc::clone(&target);
-                    let progress = Progress::of_test();
-                    let mut asked = Asked::new(request, informational, progress);
-                    async move { target.ask(&mut asked).await }
-                }));
+                streams.spawn(serve(
+                    stream,
+                    move |request: Request<RecvBody>, informational| {
+                        let target = Arc::clone(&target);
+                        let progress = Progress::of_test();
+                        let request = request.map(IncomingBody::Session);
+                        let informational = Informational::Session(informational);
+                        let mut asked = Asked::new(request, informational, progress);
+                        async move { target.ask(&mut asked).await }
+                    },
+                ));
             }
         });
         Self {

@@ -172,11 +172,11 @@ impl ServerSession {
         });
     }
 
-    /// The next control message after the first, which greets.
+    /// The next control message after the first, which greets, and but for those that tell of routes.
     pub(crate) async fn told(&mut self) -> Control {
         loop {
             match self.hear().await {
-                Control::Hello { .. } => {}
+                Control::Hello { .. } | Control::Routes(_) => {}
                 other => return other,
             }
         }

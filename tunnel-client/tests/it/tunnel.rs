@@ -187,7 +187,7 @@ async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
         _ = asked.recv() => {}
     }
     setup.client.trigger.ask();
-    assert!(matches!(setup.session.hear().await, Control::Drain { .. }));
+    assert!(matches!(setup.session.told().await, Control::Drain { .. }));
     answer.send(()).await.unwrap();
     let response = timeout(SOON, open).await.unwrap().unwrap();
     assert_eq!(crate::server::whole(response).await.body(), "late");

@@ -273,7 +273,7 @@ impl Api {
     fn runtime(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
         let entry = view::runtime_entry(&self.node, asked.label)
             .ok_or_else(|| OperationError::RuntimeUnknown(asked.label.to_owned()))?;
-        let view = view::runtime_view(&self.node, &entry);
+        let view = view::runtime_with_routes(&self.node, &entry);
         Ok(json(StatusCode::OK, &view))
     }
 

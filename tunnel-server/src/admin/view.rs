@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use tunnel_proto::control::RouteSummary;
 
 use super::timestamp::Timestamp;
 use crate::{
@@ -121,6 +122,36 @@ pub struct RuntimeView {
     /// What went wrong last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_problem: Option<ProblemView>,
+    /// What its tunnel client has told of its routes; absent in a list of runtimes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Vec<RouteView>>,
+    /// How many more routes it has; absent when there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes_omitted: Option<usize>,
+}
+
+/// One route, as the tunnel client has told it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteView {
+    /// Its name.
+    pub name: String,
+    /// What it matches.
+    pub matches: String,
+    /// Where it leads.
+    pub to: String,
+    /// How that is: `up`, `degraded`, `down`, `own` or `unknown`.
+    pub state: String,
+}
+
+impl From<&RouteSummary> for RouteView {
+    fn from(route: &RouteSummary) -> Self {
+        Self {
+            name: route.name.clone(),
+            matches: route.matches.clone(),
+            to: route.to.clone(),
+            state: route.state.name().to_owned(),
+        }
+    }
 }
 
 /// Which credential: what anybody may know of it.
@@ -323,7 +354,25 @@ pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
                 reason: reason.name().to_owned(),
                 at: at.into(),
             }),
+        routes: None,
+        routes_omitted: None,
     }
+}
+
+/// The same, with what its tunnel client has told of its routes.
+#[must_use]
+pub fn runtime_with_routes(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
+    let mut view = runtime_view(node, entry);
+    let tunnel = node.registry.slot(entry.label.as_str());
+    let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
+    // The latest session is the one that a client with a new table has told first.
+    let members = members.into_iter().flatten().rev();
+    let told = members.filter_map(|member| member.peer.routes.lock().clone());
+    if let Some(summary) = told.into_iter().next() {
+        view.routes = Some(summary.routes().iter().map(RouteView::from).collect());
+        view.routes_omitted = Some(summary.omitted()).filter(|omitted| *omitted > 0);
+    }
+    view
 }
 
 fn session_views(tunnel: Option<&Tunnel>, members: &[Member]) -> Vec<SessionView> {

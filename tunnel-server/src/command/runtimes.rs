@@ -12,7 +12,7 @@ use crate::{
     admin::{
         api::{OperationView, PAGE_MAX, RevocationOrder, RuntimesPage},
         timestamp::Timestamp,
-        view::{LimitsView, RuntimeView, SessionView},
+        view::{LimitsView, RouteView, RuntimeView, SessionView},
     },
     cli::{
         RuntimesActArgs, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
@@ -176,10 +176,25 @@ fn page_of(view: &RuntimeView) -> String {
         let ago = age(problem.at.age());
         row("last problem", format!("{}, {ago} ago", problem.reason));
     }
-    match view.sessions.is_empty() {
-        true => table.to_string(),
-        false => format!("{table}\n{}", sessions_of(&view.sessions)),
+    let mut page = table.to_string();
+    if !view.sessions.is_empty() {
+        page += &format!("\n{}", sessions_of(&view.sessions));
     }
+    if let Some(routes) = view.routes.as_ref().filter(|routes| !routes.is_empty()) {
+        page += &format!("\n{}", routes_of(routes));
+    }
+    if let Some(omitted) = view.routes_omitted {
+        page += &format!("and {}\n", count(omitted, "more route"));
+    }
+    page
+}
+
+fn routes_of(routes: &[RouteView]) -> Table {
+    let mut table = Table::titled(&["ROUTE", "MATCHES", "TO", "STATE"], &[]);
+    for route in routes {
+        table.row([&route.name, &route.matches, &route.to, &route.state].map(Clone::clone));
+    }
+    table
 }
 
 fn sessions_of(sessions: &[SessionView]) -> Table {

@@ -154,6 +154,7 @@ impl LiveSession {
                 number,
                 since: SystemTime::now(),
                 authority: Mutex::new(self.credential.grant().into()),
+                routes: Mutex::default(),
             },
             allow_from: self.allow_from.clone(),
             on_conflict: node.config().on_conflict,
@@ -281,6 +282,7 @@ fn on_control(membership: &Membership, control: Control, settled: &mut Option<Ta
             *settled = None;
         }
         Control::Moved => *settled = None,
+        Control::Routes(summary) => membership.on_routes(summary),
         // Its version stands in the greeting; a newer token is not for here; and what only a server says
         // has no meaning from a client.
         Control::Hello { .. }

@@ -6,19 +6,18 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
+use tunnel_ops::http1::InFlight;
 use tunnel_proto::{
     exchange::{BodyError, RecvBody},
-    fields,
-    problem::{Fault, Hop, Problem, Reason},
+    front::{self, Content},
+    problem::{Hop, Problem, Reason},
 };
 
-use super::{ends::LongStream, http1::InFlight, observe::Observation, pace::Pace};
+use super::{ends::LongStream, observe::Observation, pace::Pace};
 use crate::config::Origin;
-
-const PROXY_STATUS: http::HeaderName = http::HeaderName::from_static("proxy-status");
 
 /// The body of an answer.
 pub(super) struct AnswerBody {
@@ -178,143 +177,31 @@ pub(super) fn response(
     is_http1: bool,
 ) -> Result<Response<AnswerBody>, Problem> {
     let (mut parts, body) = received.into_parts();
-    let status = parts.status;
-    let malformed = |what| Problem::new(Hop::Server, Reason::WireMalformed, what);
-    if !(200..=599).contains(&status.as_u16()) {
-        return Err(malformed("a status that no response has"));
-    }
-    // RFC 9110 section 8.6: no length on 204.
-    let length = fields::content_length(&parts.headers)
-        .map_err(|_| malformed("a content-length that is no length"))?
-        .filter(|_| status != StatusCode::NO_CONTENT);
-    let kind = match status {
-        // RFC 9110 section 6.4.1: no content, whatever the fields say.
-        StatusCode::NOT_MODIFIED if is_http1 && length.is_some() => Kind::LengthOnly,
-        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Kind::Own(None),
-        _ if *method == Method::HEAD => Kind::Own(None),
-        _ => Kind::Exchange(body),
+    let content = front::make_response(&mut parts, method, is_http1)
+        .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
+    let kind = match content {
+        Content::Received => Kind::Exchange(body),
+        Content::None => Kind::Own(None),
+        Content::LengthOnly => Kind::LengthOnly,
     };
-    keep_end_to_end(&mut parts.headers);
-    match length {
-        Some(length) => set_length(&mut parts.headers, length),
-        None => {
-            parts.headers.remove(header::CONTENT_LENGTH);
-        }
-    }
     Ok(Response::from_parts(parts, AnswerBody::new(kind)))
-}
-
-/// Writes the length as a plain number, as it mostly is already.
-fn set_length(headers: &mut HeaderMap, length: u64) {
-    let received = headers
-        .get(header::CONTENT_LENGTH)
-        .map(HeaderValue::as_bytes);
-    if !matches!(received, Some(b"0" | [b'1'..=b'9', ..])) {
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    }
-}
-
-/// Leaves the fields that are meant for the platform client.
-pub(super) fn keep_end_to_end(headers: &mut HeaderMap) {
-    // Which is all of them, mostly: the tunnel client has done the same.
-    if !headers.keys().any(fields::is_connection_specific) {
-        return;
-    }
-    let received = std::mem::take(headers);
-    let nominated = fields::nominated(&received);
-    for (name, value) in &received {
-        if !fields::is_connection_specific(name) && !nominated.contains(name) {
-            headers.append(name.clone(), value.clone());
-        }
-    }
 }
 
 /// A problem as an answer. After a request that was malformed the connection ends.
 pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody> {
-    let mut answer = Response::new(AnswerBody::own(problem.json()));
-    *answer.status_mut() = problem.status();
-    let headers = answer.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(PROXY_STATUS, problem.proxy_status());
-    if let Some(after) = problem.retry_after_value() {
-        headers.insert(header::RETRY_AFTER, after);
-    }
-    if problem.reason() == Reason::MethodNotAllowed {
-        headers.insert(
-            header::ALLOW,
-            HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),
-        );
-    }
-    let is_unusable = problem.reason().fault() == Fault::PlatformClient
-        && problem.reason() != Reason::RuntimeUnknown;
-    if is_http1 && is_unusable {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    answer
+    own(front::problem(problem, is_http1))
 }
 
-/// Whether a request is gRPC, whose clients look for a status of their own.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    let Some(kind) = headers.get(header::CONTENT_TYPE) else {
-        return false;
-    };
-    let rest = kind.as_bytes().strip_prefix(b"application/grpc");
-    // Not `application/grpc-web`, which is for pages and has rules of its own.
-    matches!(rest, Some([] | [b'+' | b';' | b' ', ..]))
-}
-
-/// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
-/// one that gRPC clients are told to make of the status that others get.
+/// A problem as a gRPC client wants to hear it.
 pub(super) fn grpc_problem(problem: &Problem) -> Response<AnswerBody> {
-    let code = match problem.status().as_u16() {
-        400 => "13",
-        403 => "7",
-        404 => "12",
-        429 | 502..=504 => "14",
-        _ => "2",
-    };
-    let mut answer = Response::new(AnswerBody::own(Bytes::new()));
-    let headers = answer.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/grpc"),
-    );
-    headers.insert("grpc-status", HeaderValue::from_static(code));
-    headers.insert(PROXY_STATUS, problem.proxy_status());
-    // Percent signs have a meaning there; details have none.
-    let message = format!(
-        "{}: {}",
-        problem.reason().name(),
-        problem.detail().replace('%', "")
-    );
-    if let Ok(message) = HeaderValue::from_str(&message) {
-        headers.insert("grpc-message", message);
-    }
-    answer
+    own(front::grpc_problem(problem))
 }
 
-/// A head as bytes of HTTP/1.1, up to where the empty line belongs. For the few heads that hyper
-/// does not write: informational ones, and refusals of what it has never seen.
-pub(super) fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
-    let mut head = BytesMut::with_capacity(256);
-    head.put_slice(b"HTTP/1.1 ");
-    head.put_slice(status.as_str().as_bytes());
-    head.put_u8(b' ');
-    head.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
-    head.put_slice(b"\r\n");
-    for (name, value) in headers {
-        if !fields::is_connection_specific(name) && *name != header::CONTENT_LENGTH {
-            head.put_slice(name.as_str().as_bytes());
-            head.put_slice(b": ");
-            head.put_slice(value.as_bytes());
-            head.put_slice(b"\r\n");
-        }
-    }
-    head
+fn own(head: front::Head) -> Response<AnswerBody> {
+    let mut answer = Response::new(AnswerBody::own(head.content));
+    *answer.status_mut() = head.status;
+    *answer.headers_mut() = head.headers;
+    answer
 }
 
 /// The origins whose pages may read why something failed.
@@ -412,16 +299,6 @@ mod tests {
 
     fn cors() -> Cors {
         Cors::new([HeaderValue::from_static("https://app.test")])
-    }
-
-    #[test]
-    fn a_problem_names_itself() {
-        let answer = offline();
-        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.headers()["retry-after"], "5");
-        let status = "tunnel-server; error=destination_unavailable; details=\"gone\"";
-        assert_eq!(answer.headers()["proxy-status"], status);
-        assert!(!answer.headers().contains_key("connection"));
     }
 
     #[test]

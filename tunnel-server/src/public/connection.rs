@@ -1,25 +1,21 @@
 //! What all requests of one connection share, and what they can do to it.
 
-use std::{
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use http::{HeaderMap, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
-
-use super::{
-    answer::http1_head,
+use tunnel_ops::{
     http1::{GuardHandle, Violation},
-    outgoing::Origin,
-    upgraded::{Granted, GrantedSlot, join},
+    task::Tasks,
 };
+use tunnel_proto::front::{Origin, http1_head};
+
+use super::upgraded::{Granted, GrantedSlot, join};
 use crate::node::Node;
 
 /// What all requests of one connection share.
@@ -92,35 +88,5 @@ impl Connection {
     /// Whether no request has come since there were `requests`, and none is open.
     pub(super) fn is_idle_since(&self, requests: usize) -> bool {
         self.requests.load(Ordering::Relaxed) == requests && self.tasks.is_empty()
-    }
-}
-
-/// The tasks of one HTTP/2 connection; they end with it.
-#[derive(Clone, Default)]
-pub(super) struct Tasks(Arc<Mutex<JoinSet<()>>>);
-
-impl Tasks {
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
-    }
-
-    fn is_empty(&self) -> bool {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.is_empty()
-    }
-
-    /// Ends whatever is left.
-    pub(super) async fn finish(&self) {
-        let mut left = std::mem::take(&mut *self.0.lock());
-        left.shutdown().await;
-    }
-}
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, future: F) {
-        self.spawn(future);
     }
 }

@@ -7,10 +7,6 @@
 //!
 //! In: the bytes of a body, which pass untouched. Other contents are not looked at.
 
-mod events;
-mod messages;
-mod websocket;
-
 use std::{
     future::Future,
     io,
@@ -20,115 +16,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
 use http_body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
-use tunnel_ops::signals::Shutdown;
+use tunnel_ops::{
+    ends::{Farewell, Form},
+    signals::Shutdown,
+};
 use tunnel_proto::{close::CloseReason, exchange::BodyError, session::Session};
 
-use self::{events::Events, messages::Messages, websocket::Frames};
-use super::{answer::is_grpc, pace::Source};
+use super::pace::Source;
 
 /// How long a stream may go on to where it can end in order.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The status that tells a gRPC client to try again elsewhere: UNAVAILABLE.
-const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
-const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going away");
-
-/// Follows a content from unit to unit.
-trait Units {
-    /// Takes in at least one byte of what is not empty, and as many as it likes that hold no place
-    /// between two units; how many.
-    fn step(&mut self, bytes: &[u8]) -> usize;
-
-    /// Whether the content stands between two units.
-    fn is_between(&self) -> bool;
-
-    /// Takes in all bytes.
-    fn advance(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let taken = self.step(bytes);
-            bytes = &bytes[taken..];
-        }
-    }
-
-    /// Takes in bytes up to the next place between two units; how many, if there is one among them.
-    fn advance_to_end(&mut self, bytes: &[u8]) -> Option<usize> {
-        let mut taken = 0;
-        while taken < bytes.len() {
-            taken += self.step(&bytes[taken..]);
-            if self.is_between() {
-                return Some(taken);
-            }
-        }
-        None
-    }
-}
-
-/// A content that can end early in order.
-pub(super) enum Form {
-    /// `text/event-stream`.
-    Events(Events),
-    /// Messages of gRPC.
-    Messages(Messages),
-    /// Frames of WebSocket, with the close frame that ends them.
-    WebSocket(Frames, &'static [u8]),
-}
-
-impl Form {
-    /// The form of a response's content, if it has any of these.
-    pub(super) fn of_response(headers: &HeaderMap, is_http2: bool) -> Option<Self> {
-        let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
-        let is_events = kind
-            .get(..17)
-            .is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
-            && matches!(kind.get(17), None | Some(b';' | b' '));
-        let form = if is_events && !headers.contains_key(header::CONTENT_ENCODING) {
-            Self::Events(Events::default())
-        } else if is_http2 && is_grpc(headers) {
-            Self::Messages(Messages::default())
-        } else {
-            return None;
-        };
-        // A content whose length is told can end nowhere else.
-        (!headers.contains_key(header::CONTENT_LENGTH)).then_some(form)
-    }
-
-    /// What a platform client gets over an upgraded connection.
-    pub(super) fn download() -> Self {
-        Self::WebSocket(Frames::default(), websocket::GOING_AWAY)
-    }
-
-    /// What it sends.
-    pub(super) fn upload() -> Self {
-        Self::WebSocket(Frames::default(), websocket::GOING_AWAY_MASKED)
-    }
-
-    fn units(&mut self) -> &mut dyn Units {
-        match self {
-            Self::Events(events) => events,
-            Self::Messages(messages) => messages,
-            Self::WebSocket(frames, _) => frames,
-        }
-    }
-
-    /// The last frame of a stream that ends here.
-    fn farewell(&self) -> Option<Frame<Bytes>> {
-        match self {
-            Self::Events(_) => None,
-            Self::Messages(_) => {
-                let mut trailers = HeaderMap::with_capacity(2);
-                trailers.insert("grpc-status", UNAVAILABLE);
-                trailers.insert("grpc-message", GOING_AWAY);
-                Some(Frame::trailers(trailers))
-            }
-            Self::WebSocket(frames, close) => {
-                (!frames.is_closed()).then(|| Frame::data(Bytes::from_static(close)))
-            }
-        }
-    }
-}
 
 /// A body that is followed, so that it can end in order.
 pub(super) struct LongStream<B: Body> {
@@ -213,7 +112,11 @@ impl<B: Body<Data = Bytes, Error: Early> + Unpin> LongStream<B> {
 
     fn end(&mut self) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         self.state = State::Moved;
-        Poll::Ready(self.form.farewell().map(Ok))
+        let farewell = self.form.farewell().map(|farewell| match farewell {
+            Farewell::Content(content) => Frame::data(content),
+            Farewell::Trailers(trailers) => Frame::trailers(trailers),
+        });
+        Poll::Ready(farewell.map(Ok))
     }
 
     /// Whether whoever carries the stream leaves on purpose, or has left.
@@ -353,6 +256,7 @@ mod tests {
     use std::{future::poll_fn, sync::Arc};
 
     use tokio::time::Instant;
+    use tunnel_ops::ends::Events;
     use tunnel_proto::{
         problem::{Hop, Problem, Reason},
         session::{SessionSettings, Side},
@@ -464,39 +368,5 @@ mod tests {
         let (all, took) = shaped(stream).await;
         assert_eq!(all, "data: a\n\n");
         assert!(took < Duration::from_secs(1), "{took:?}");
-    }
-
-    fn form(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
-        let mut headers = HeaderMap::new();
-        for (name, value) in lines {
-            headers.insert(*name, HeaderValue::from_static(value));
-        }
-        match Form::of_response(&headers, is_http2) {
-            Some(Form::Events(_)) => "events",
-            Some(Form::Messages(_)) => "messages",
-            Some(Form::WebSocket(..)) => "websocket",
-            None => "none",
-        }
-    }
-
-    #[test]
-    fn only_what_can_end_in_order_is_followed() {
-        for (kind, http1, http2) in [
-            ("text/event-stream", "events", "events"),
-            ("Text/Event-Stream; charset=utf-8", "events", "events"),
-            ("text/event-stream2", "none", "none"),
-            ("text/event", "none", "none"),
-            ("application/grpc", "none", "messages"),
-            ("application/grpc+proto", "none", "messages"),
-            ("application/grpc-web+proto", "none", "none"),
-            ("application/json", "none", "none"),
-        ] {
-            assert_eq!(form(&[("content-type", kind)], false), http1, "{kind}");
-            assert_eq!(form(&[("content-type", kind)], true), http2, "{kind}");
-        }
-        let events = ("content-type", "text/event-stream");
-        assert_eq!(form(&[events, ("content-encoding", "gzip")], true), "none");
-        assert_eq!(form(&[events, ("content-length", "10")], true), "none");
-        assert_eq!(form(&[], true), "none");
     }
 }

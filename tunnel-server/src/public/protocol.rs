@@ -31,16 +31,19 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tunnel_proto::problem::{Hop, Problem, Reason};
-
-use super::{
-    answer::{self, http1_head},
-    connection::Connection,
+use tunnel_ops::{
     detect::{self, Protocol},
     http1::{Guard, GuardConfig, GuardHandle, Refusal, framing::HeadLimits},
-    outgoing::Origin,
-    places::{Full, Place},
     prefixed::Prefixed,
+};
+use tunnel_proto::{
+    front::{self, Origin, http1_message},
+    problem::Hop,
+};
+
+use super::{
+    connection::Connection,
+    places::{Full, Place},
     proxy_protocol,
     serve::serve,
     upgraded::join,
@@ -318,19 +321,12 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     refusal: Refusal,
     mut io: IO,
 ) {
-    let problem = refusal_problem(refusal);
+    let problem = front::refusal(Hop::Server, refusal.status(), refusal.reason());
     connection.node.metrics.count_problem(&problem);
-    let answer = answer::problem(&problem, true);
-    let body = problem.json();
-    let mut head = http1_head(answer.status(), answer.headers());
-    let rest = format!(
-        "connection: close\r\ndate: {}\r\ncontent-length: {}\r\n\r\n{body}",
-        httpdate::fmt_http_date(std::time::SystemTime::now()),
-        body.len()
-    );
-    head.extend_from_slice(rest.as_bytes());
+    let date = httpdate::fmt_http_date(std::time::SystemTime::now());
+    let answer = http1_message(&front::problem(&problem, true), &date);
     let _ = timeout(FAREWELL, async {
-        io.write_all(&head).await?;
+        io.write_all(&answer).await?;
         io.shutdown().await
     })
     .await;
@@ -366,17 +362,4 @@ async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
     if let Ok(Ok(())) = timeout(FAREWELL, io.shutdown()).await {
         drain(io).await;
     }
-}
-
-fn refusal_problem(refusal: Refusal) -> Problem {
-    let reason = match refusal.status() {
-        405 => Reason::MethodNotAllowed,
-        408 => Reason::RequestTimeout,
-        414 => Reason::UriTooLong,
-        431 => Reason::HeadTooLarge,
-        501 => Reason::CodingUnsupported,
-        505 => Reason::VersionUnsupported,
-        _ => Reason::RequestMalformed,
-    };
-    Problem::new(Hop::Server, reason, refusal.reason())
 }

@@ -10,9 +10,14 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
 };
 use hyper::body::{Body, Incoming};
-use tunnel_ops::telemetry::TraceParent;
+use tunnel_ops::{
+    ends::{Form, is_grpc},
+    http1::InFlight,
+    telemetry::TraceParent,
+};
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
+    front::{self, CheckedRequest, X_REQUEST_ID},
     problem::Problem,
     session::Session,
 };
@@ -20,13 +25,11 @@ use tunnel_proto::{
 use super::{
     answer::{self, AnswerBody},
     body::UpgradeSender,
-    check::{CheckedRequest, check},
+    check::{check, outgoing},
     connection::Connection,
-    ends::{Form, LongStream},
+    ends::LongStream,
     exchange::{self, Carried},
-    http1::InFlight,
     observe::{Observation, Subject},
-    outgoing::{X_REQUEST_ID, outgoing},
     upgraded::Granted,
 };
 use crate::router::Route;
@@ -82,7 +85,7 @@ pub(super) fn serve(
             .contains_key(header::ORIGIN)
             .then(|| Box::new((parts.method.clone(), parts.headers.clone()))),
         // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
-        is_grpc: connection.is_http2() && answer::is_grpc(&parts.headers),
+        is_grpc: connection.is_http2() && is_grpc(&parts.headers),
     };
     let accepted = accept(connection, &parts, &mut observation);
     drop(parts);
@@ -260,16 +263,8 @@ fn upgraded(
     let mut response = Response::new(AnswerBody::own(Bytes::new()));
     let headers = response.headers_mut();
     *headers = parts.headers;
-    answer::keep_end_to_end(headers);
-    headers.remove(header::CONTENT_LENGTH);
-    if asked.version == Version::HTTP_11 {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    } else {
-        // RFC 8441 section 5: there is no key to accept.
-        headers.remove(header::SEC_WEBSOCKET_ACCEPT);
-    }
+    let is_http2 = asked.version == Version::HTTP_2;
+    *response.status_mut() = front::switching_protocols(headers, is_http2);
     Answered {
         response,
         upgrade: Some(Box::new((upload, download, session))),

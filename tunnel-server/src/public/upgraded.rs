@@ -25,6 +25,7 @@ use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
 };
+use tunnel_ops::ends::Form;
 use tunnel_proto::{
     exchange::{BodyError, RecvBody, read_body},
     session::Session,
@@ -32,7 +33,7 @@ use tunnel_proto::{
 
 use super::{
     body::UpgradeSender,
-    ends::{Form, LongStream, PATIENCE},
+    ends::{LongStream, PATIENCE},
     observe::Observation,
     pace::{Pace, Source},
     protocol::drain,

@@ -9,10 +9,15 @@ use std::{
 
 use serde_json::Value;
 use tokio::task::spawn_blocking;
-use tunnel_proto::{close::CloseReason, session::SessionEnd};
+use tunnel_proto::{
+    close::CloseReason,
+    control::{Control, RouteState, RouteSummary, RoutesSummary},
+    session::SessionEnd,
+};
 
 use crate::{
     admin::{ADMIN_TOKEN, TokenFile, guarded, thousands},
+    deadline::eventually,
     fake::FakeClient,
     program::{Ended, Folder},
     rig::{DEV, PROD, Rig},
@@ -314,4 +319,49 @@ fn the_environment_says_where_the_server_is() {
         "{}",
         ended.stderr
     );
+}
+
+fn told(name: &str, to: &str) -> RouteSummary {
+    RouteSummary {
+        name: name.to_owned(),
+        matches: "/*".to_owned(),
+        to: to.to_owned(),
+        state: RouteState::Degraded,
+    }
+}
+
+#[tokio::test]
+async fn a_runtimes_routes_are_shown_as_its_client_tells_them() {
+    let rig = Rig::start().await;
+    let client = FakeClient::describing(&rig, PROD).await;
+    let operator = Operator::new(&rig, None);
+    let tell = |routes| {
+        let summary = RoutesSummary::new(routes);
+        client.session.send(Control::Routes(summary)).unwrap();
+    };
+    tell(vec![told("old", "http://old")]);
+    tell(vec![
+        told("b", "http://b:80"),
+        told("a", "http://a\u{1b}[2J"),
+    ]);
+    let show = ["runtimes", "show", PROD, "--json"];
+    let json = eventually("the routes", async || {
+        let json: Value = serde_json::from_str(&operator.sees(&show).await).unwrap();
+        (json["routes"][1]["name"] == "b").then_some(json)
+    })
+    .await;
+    let first = &json["routes"][0];
+    assert_eq!(
+        (&first["name"], &first["state"]),
+        (&"a".into(), &"degraded".into())
+    );
+    assert_eq!(first["to"], "http://a?[2J", "nothing commands the terminal");
+    assert!(json["routes_omitted"].is_null(), "{json}");
+    let text = operator.sees(&["runtimes", "show", PROD]).await;
+    let (_, routes) = text.rsplit_once("\n\n").unwrap();
+    assert_eq!(words(routes)[2], ["b", "/*", "http://b:80", "degraded"]);
+    // A list of runtimes is about runtimes.
+    let list = operator.sees(&["runtimes", "list", "--json"]).await;
+    assert!(!list.contains("routes"), "{list}");
+    rig.stop().await;
 }

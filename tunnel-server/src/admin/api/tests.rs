@@ -10,7 +10,8 @@ use crate::admin::{
     events::{EventKind, EventView},
     timestamp::Timestamp,
     view::{
-        ConfigView, CredentialView, LimitsView, ProblemView, ServerState, ServerView, SessionView,
+        ConfigView, CredentialView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
+        SessionView,
     },
 };
 
@@ -139,6 +140,13 @@ fn runtime() -> RuntimeView {
             reason: "session_lost".into(),
             at: now,
         }),
+        routes: Some(vec![RouteView {
+            name: "default".into(),
+            matches: "/*".into(),
+            to: "http://app:80".into(),
+            state: "up".into(),
+        }]),
+        routes_omitted: Some(1),
     }
 }
 
@@ -173,6 +181,8 @@ fn bare_runtime() -> RuntimeView {
         limits: LimitsView::default(),
         allow_from: None,
         last_problem: None,
+        routes: None,
+        routes_omitted: None,
         ..runtime()
     }
 }

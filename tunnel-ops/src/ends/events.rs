@@ -6,8 +6,8 @@
 use super::Units;
 
 /// An event stream up to some byte of it.
-#[derive(Default)]
-pub(in crate::public) struct Events {
+#[derive(Debug, Default)]
+pub struct Events {
     line: Line,
     /// The last byte was a CR, to which an LF may belong.
     has_cr: bool,
@@ -17,7 +17,7 @@ pub(in crate::public) struct Events {
     is_within: bool,
 }
 
-#[derive(Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 enum Line {
     #[default]
     Start,

@@ -8,8 +8,8 @@ use super::Units;
 const PREFIX_BYTES: u8 = 5;
 
 /// A stream of messages up to some byte of it.
-#[derive(Default)]
-pub(in crate::public) struct Messages {
+#[derive(Debug, Default)]
+pub struct Messages {
     /// Bytes of a prefix that is not whole.
     prefix: u8,
     /// The length in it, as far as it is known; once it is whole, bytes that are still to come.

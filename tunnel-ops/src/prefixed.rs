@@ -10,17 +10,20 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Reads the bytes in front first; writing goes straight through.
-pub(super) struct Prefixed<IO> {
+#[derive(Debug)]
+pub struct Prefixed<IO> {
     front: Bytes,
     io: IO,
 }
 
 impl<IO> Prefixed<IO> {
-    pub(super) fn new(front: Bytes, io: IO) -> Self {
+    /// `io`, from which `front` was read already.
+    pub fn new(front: Bytes, io: IO) -> Self {
         Self { front, io }
     }
 
-    pub(super) fn get_ref(&self) -> &IO {
+    /// What is read when nothing is in front any more.
+    pub fn get_ref(&self) -> &IO {
         &self.io
     }
 }

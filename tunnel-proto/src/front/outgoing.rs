@@ -7,14 +7,13 @@
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
-use tunnel_ops::telemetry::RequestId;
-use tunnel_proto::{
-    exchange::{EncodedHead, HeadEncoder},
-    fields,
-    problem::{Hop, Problem, Reason},
-};
 
 use super::check::CheckedRequest;
+use crate::{
+    exchange::HeadEncoder,
+    fields,
+    problem::{Problem, Reason},
+};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -22,10 +21,51 @@ const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port")
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 /// Names the request in the logs of every program on its way.
-pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest request id that is taken over from a platform client.
 const REQUEST_ID_BYTES: usize = 128;
+
+/// Where the fields of an outgoing head go, in this order.
+pub trait FieldSink {
+    /// Takes a field line.
+    fn field(&mut self, name: &HeaderName, value: &[u8]);
+
+    /// Takes a field line as it was received.
+    fn received(&mut self, name: &HeaderName, value: &HeaderValue) {
+        self.field(name, value.as_bytes());
+    }
+
+    /// Takes a field line whose value is these parts one after another.
+    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]);
+}
+
+impl FieldSink for HeadEncoder {
+    fn field(&mut self, name: &HeaderName, value: &[u8]) {
+        Self::field(self, name, value);
+    }
+
+    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
+        Self::field_of(self, name, parts);
+    }
+}
+
+/// What cannot be a value does not get here: all of it was received as values, or is our own.
+impl FieldSink for HeaderMap {
+    fn field(&mut self, name: &HeaderName, value: &[u8]) {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            self.append(name.clone(), value);
+        }
+    }
+
+    fn received(&mut self, name: &HeaderName, value: &HeaderValue) {
+        self.append(name.clone(), value.clone());
+    }
+
+    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
+        FieldSink::field(self, name, parts.concat().trim_ascii());
+    }
+}
 
 /// Where a connection comes from, as it is told to the upstreams.
 #[derive(Debug, Clone)]
@@ -60,12 +100,14 @@ impl Origin {
         }
     }
 
-    fn scheme(&self) -> &'static str {
+    /// The scheme by which the request came.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
         if self.is_tls { "https" } else { "http" }
     }
 }
 
-/// The name by which this server adds itself to `Via`, and knows that a request was here before.
+/// The name by which this program adds itself to `Via`, and knows that a request was here before.
 #[derive(Debug, Clone)]
 pub struct ViaName {
     name: Box<str>,
@@ -74,7 +116,7 @@ pub struct ViaName {
 }
 
 impl ViaName {
-    /// A name with a part that no other server has.
+    /// A name with a part that no other program has.
     #[must_use]
     pub fn new(unique: &str) -> Self {
         let name = format!("tunnel-{unique}");
@@ -104,7 +146,8 @@ impl ViaName {
     }
 }
 
-/// The head to send on, and the id that the request has in all logs.
+/// Writes the fields to send on, but for the host, and says which id the request has in all logs:
+/// its own, if that is a plain one, or what `new_id` makes.
 ///
 /// # Errors
 /// When the request was here before.
@@ -112,22 +155,14 @@ pub fn outgoing(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
     via: &ViaName,
-) -> Result<(EncodedHead, HeaderValue), Problem> {
+    new_id: impl FnOnce() -> HeaderValue,
+    head: &mut impl FieldSink,
+) -> Result<HeaderValue, Problem> {
     if checked.seen.via && via.is_in(checked.headers) {
-        return Err(Problem::new(
-            Hop::Server,
-            Reason::LoopDetected,
-            "the request has passed this server before",
-        ));
+        let what = "the request has passed this program before";
+        return Err(Problem::new(checked.hop, Reason::LoopDetected, what));
     }
-    let mut head = HeadEncoder::new(
-        &checked.method,
-        origin.scheme(),
-        checked.authority,
-        &checked.path,
-        checked.upgrade,
-    );
-    let told = copy_end_to_end(checked, origin, &mut head);
+    let told = copy_end_to_end(checked, origin, head);
     // The bytes of an upgraded connection are not counted.
     if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
         let length = HeaderValue::from(length);
@@ -143,11 +178,11 @@ pub fn outgoing(
         let left = HeaderValue::from(left.saturating_sub(1));
         head.field(&header::MAX_FORWARDS, left.as_bytes());
     }
-    add_forwarded(checked, origin, told, &mut head);
+    add_forwarded(checked, origin, told, head);
     head.field(&header::VIA, via.value(checked.version).as_bytes());
-    let id = request_id(checked);
+    let id = given_id(checked).unwrap_or_else(new_id);
     head.field(&X_REQUEST_ID, id.as_bytes());
-    Ok((head.finish(), id))
+    Ok(id)
 }
 
 /// What a trusted proxy has told of the request.
@@ -159,7 +194,11 @@ struct Told {
 
 /// Copies what is meant for the upstream. Cookies that HTTP/2 has split into crumbs are joined
 /// (RFC 9113 section 8.2.3).
-fn copy_end_to_end(checked: &CheckedRequest<'_>, origin: &Origin, head: &mut HeadEncoder) -> Told {
+fn copy_end_to_end(
+    checked: &CheckedRequest<'_>,
+    origin: &Origin,
+    head: &mut impl FieldSink,
+) -> Told {
     let mut told = Told::default();
     let nominated = checked.nominated();
     for (name, value) in checked.headers {
@@ -168,7 +207,7 @@ fn copy_end_to_end(checked: &CheckedRequest<'_>, origin: &Origin, head: &mut Hea
         }
         told.proto |= *name == X_FORWARDED_PROTO;
         told.host |= *name == X_FORWARDED_HOST;
-        head.field(name, value.as_bytes());
+        head.received(name, value);
     }
     if checked.seen.cookie && !nominated.contains(&header::COOKIE) {
         let mut parts: Vec<&[u8]> = Vec::new();
@@ -220,7 +259,7 @@ fn add_forwarded(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
     told: Told,
-    head: &mut HeadEncoder,
+    head: &mut impl FieldSink,
 ) {
     let (authority, scheme) = (checked.authority.as_bytes(), origin.scheme().as_bytes());
     head.field(&X_FORWARDED_FOR, origin.forwarded_for.as_bytes());
@@ -235,30 +274,39 @@ fn add_forwarded(
     head.field_of(&header::FORWARDED, &element);
 }
 
-/// The id that the platform client gave, if it is a plain one, or a new one.
-fn request_id(checked: &CheckedRequest<'_>) -> HeaderValue {
-    let given = if checked.seen.request_id {
-        checked.headers.get(X_REQUEST_ID)
-    } else {
-        None
-    };
-    let given = given.filter(|id| {
+/// The id that the platform client gave, if it is a plain one.
+fn given_id(checked: &CheckedRequest<'_>) -> Option<HeaderValue> {
+    if !checked.seen.request_id {
+        return None;
+    }
+    let given = checked.headers.get(X_REQUEST_ID).filter(|id| {
         !id.is_empty()
             && id.len() <= REQUEST_ID_BYTES
             && id.as_bytes().iter().all(|byte| matches!(byte, b'!'..=b'~'))
     });
-    given.cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
-    })
+    given.cloned()
 }
 
 #[cfg(test)]
 mod tests {
     use http::Request;
-    use tunnel_proto::bhttp::{Decoder, Event, Limits, RequestHead};
 
     use super::*;
-    use crate::public::check::check;
+    use crate::{
+        bhttp::{Decoder, Event, Limits, RequestHead},
+        exchange::EncodedHead,
+        front::Checker,
+        problem::Hop,
+    };
+
+    const CHECKER: Checker = Checker {
+        hop: Hop::Server,
+        host_length: |host| host.split(|byte| *byte == b':').next().map(<[u8]>::len),
+    };
+
+    fn id() -> HeaderValue {
+        HeaderValue::from_static("new")
+    }
 
     fn sent(fields: &[(&str, &str)], is_trusted: bool) -> HeaderMap {
         let mut request = Request::builder()
@@ -268,10 +316,15 @@ mod tests {
             request = request.header(*name, *value);
         }
         let parts = request.body(()).unwrap().into_parts().0;
-        let checked = check(&parts).unwrap();
+        let checked = CHECKER.check(&parts, None).unwrap();
         let origin = Origin::new("192.0.2.7".parse().unwrap(), is_trusted, false);
-        let (head, _) = outgoing(&checked, &origin, &ViaName::new("x1")).unwrap();
-        let head = decoded(&head);
+        let (method, authority) = (&checked.method, checked.authority);
+        let mut head = HeadEncoder::new(method, origin.scheme(), authority, &checked.path, None);
+        outgoing(&checked, &origin, &ViaName::new("x1"), id, &mut head).unwrap();
+        let head = decoded(&head.finish());
+        let mut map = HeaderMap::new();
+        outgoing(&checked, &origin, &ViaName::new("x1"), id, &mut map).unwrap();
+        assert_eq!(map, head.fields.map, "both sinks take the same");
         assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
         assert_eq!(head.authority, "a-b.test:8080");
         head.fields.map
@@ -377,11 +430,18 @@ mod tests {
             .body(())
             .unwrap();
         let parts = request.into_parts().0;
-        let checked = check(&parts).unwrap();
+        let checked = CHECKER.check(&parts, None).unwrap();
         let origin = Origin::new("::1".parse().unwrap(), false, true);
-        let refused = outgoing(&checked, &origin, &ViaName::new("x1"));
-        let problem = refused.err().unwrap();
-        assert_eq!(problem.reason(), Reason::LoopDetected);
-        assert!(outgoing(&checked, &origin, &ViaName::new("x2")).is_ok());
+        let pass = |name| {
+            outgoing(
+                &checked,
+                &origin,
+                &ViaName::new(name),
+                id,
+                &mut HeaderMap::new(),
+            )
+        };
+        assert_eq!(pass("x1").unwrap_err().reason(), Reason::LoopDetected);
+        assert!(pass("x2").is_ok());
     }
 }

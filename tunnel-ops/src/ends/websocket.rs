@@ -16,8 +16,8 @@ pub(super) const GOING_AWAY_MASKED: &[u8] = &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9
 const CLOSE: u8 = 8;
 
 /// One direction of a connection up to some byte of it.
-#[derive(Default)]
-pub(in crate::public) struct Frames {
+#[derive(Debug, Default)]
+pub struct Frames {
     /// Bytes of a header that is not whole.
     have: u8,
     /// Bytes that it has.
@@ -32,7 +32,8 @@ pub(in crate::public) struct Frames {
 
 impl Frames {
     /// Whether a close frame has passed, behind which there is no other.
-    pub(super) fn is_closed(&self) -> bool {
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 

@@ -15,13 +15,19 @@ const BACKLOG: i32 = 4_096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One address, bound as often as there are shards.
-pub(crate) struct Bound {
-    pub(crate) address: SocketAddr,
-    pub(crate) sockets: Vec<std::net::TcpListener>,
+#[derive(Debug)]
+pub struct Bound {
+    /// The address; with the port that was taken, if any would do.
+    pub address: SocketAddr,
+    /// A socket for each shard.
+    pub sockets: Vec<std::net::TcpListener>,
 }
 
 /// Binds an address for so many shards; port 0 takes a free one.
-pub(crate) fn listen(address: SocketAddr, count: usize) -> io::Result<Bound> {
+///
+/// # Errors
+/// When it cannot be bound, because another program listens there for example.
+pub fn listen(address: SocketAddr, count: usize) -> io::Result<Bound> {
     // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
     // first, an address in use is found; a port that the system chose is nobody else's anyway.
     if count == 1 || address.port() != 0 {
@@ -57,7 +63,7 @@ fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListene
 }
 
 /// The next connection. Errors of single connections, and of having too many open, never end it.
-pub(crate) async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok(accepted) => return accepted,

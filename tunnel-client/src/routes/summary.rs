@@ -1,0 +1,100 @@
+//! A route in one line: what it matches, where it leads, and how that is.
+
+use tunnel_proto::control::RouteState;
+
+use crate::config::{RouteAction, RouteConfig};
+use crate::upstream::{UpstreamCondition, UpstreamState};
+
+/// How a route is, of which these are the upstreams.
+pub(super) fn state(upstreams: &[UpstreamState]) -> RouteState {
+    let is = |wanted: fn(UpstreamCondition) -> bool| {
+        move |upstream: &UpstreamState| wanted(upstream.condition)
+    };
+    let is_down = |condition| {
+        use UpstreamCondition::{Ejected, Unhealthy, Unreachable};
+        matches!(condition, Unreachable | Ejected | Unhealthy)
+    };
+    if upstreams.iter().all(is(is_down)) {
+        RouteState::Down
+    } else if upstreams.iter().any(is(is_down)) {
+        RouteState::Degraded
+    } else if upstreams
+        .iter()
+        .any(is(|condition| condition == UpstreamCondition::Up))
+    {
+        RouteState::Up
+    } else {
+        RouteState::Unknown
+    }
+}
+
+/// What a route matches, in one line.
+pub(crate) fn conditions(route: &RouteConfig) -> String {
+    let conditions = &route.conditions;
+    let host = conditions.host.as_ref().map(|host| format!("{host} "));
+    let methods: Vec<_> = conditions
+        .methods
+        .iter()
+        .map(http::Method::as_str)
+        .collect();
+    let methods = match methods.is_empty() {
+        true => String::new(),
+        false => format!("{} ", methods.join(",")),
+    };
+    let odd = match conditions.allow_odd_paths {
+        true => " (odd paths too)",
+        false => "",
+    };
+    format!(
+        "{}{methods}{}{odd}",
+        host.unwrap_or_default(),
+        conditions.path
+    )
+}
+
+/// Where a route leads, in one line, without any credential.
+pub(crate) fn leads_to(route: &RouteConfig) -> String {
+    match &route.action {
+        RouteAction::Upstreams(upstreams) => {
+            let urls: Vec<_> = upstreams
+                .members
+                .iter()
+                .map(|member| member.url.to_string())
+                .collect();
+            urls.join(", ")
+        }
+        RouteAction::Template(template, _) => template.to_string(),
+        RouteAction::Respond(answer) => format!("answers {}", answer.status.as_u16()),
+        RouteAction::Deny(words) => format!("denies: {words}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(conditions: &[UpstreamCondition]) -> RouteState {
+        let upstream = |condition: &UpstreamCondition| UpstreamState {
+            url: "http://app".parse().unwrap(),
+            weight: 1,
+            condition: *condition,
+        };
+        state(&conditions.iter().map(upstream).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_route_is_as_good_as_its_upstreams() {
+        use UpstreamCondition::{Ejected, Unhealthy, Unknown, Unreachable, Up};
+        for (conditions, expected) in [
+            (&[Unknown][..], RouteState::Unknown),
+            (&[Up], RouteState::Up),
+            (&[Up, Unknown], RouteState::Up),
+            (&[Up, Unhealthy], RouteState::Degraded),
+            (&[Unknown, Ejected], RouteState::Degraded),
+            (&[Unreachable], RouteState::Down),
+            (&[Unreachable, Ejected, Unhealthy], RouteState::Down),
+        ] {
+            assert_eq!(of(conditions), expected, "{conditions:?}");
+        }
+    }
+}

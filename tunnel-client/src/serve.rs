@@ -1,0 +1,320 @@
+//! `serve`: the client's routes behind a listener of its own, without a tunnel.
+//!
+//! ```text
+//!   ingress controller ─▶ listener ─▶ connection ─▶ request ─▶ Exchanges ─▶ routes ─▶ upstream
+//!                                     (guard, hyper)   └── checked as the tunnel server would
+//! ```
+//!
+//! In: requests of an ingress controller, over HTTP/1.1, HTTP/2 with prior knowledge, or TLS. Out: what
+//! the routes answer, or a problem in the same form in which the tunnel server tells one. An exchange
+//! itself is the same as one that came through a session.
+
+mod answer;
+mod body;
+mod connection;
+mod long_stream;
+mod request;
+mod upgraded;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tunnel_ops::admin::Readiness;
+use tunnel_ops::listener::{accept, listen};
+use tunnel_ops::signals::{Shutdown, Trigger};
+use tunnel_ops::task::Owned;
+use tunnel_ops::telemetry::RequestId;
+use tunnel_ops::tls_files::{Identity, LiveServerConfig, TlsFilesError};
+use tunnel_ops::watch::{FileWatch, WatchError};
+use tunnel_proto::front::ViaName;
+
+pub(crate) use self::body::{ListenerBody, ListenerInformational};
+use self::upgraded::Bounds;
+use crate::config::{CertificateFiles, ListenConfig};
+use crate::exchange::Exchanges;
+use crate::metrics::Metrics;
+
+/// What of the grace period is kept for ends that their protocol knows, at most.
+const ENDING: Duration = Duration::from_secs(4);
+
+/// A listener that is bound and accepts nobody yet.
+pub(crate) struct FrontListener {
+    socket: std::net::TcpListener,
+    address: SocketAddr,
+    tls: Option<Tls>,
+    front: Arc<Front>,
+    stop: Trigger,
+    end: Trigger,
+}
+
+/// How long leaving may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leaving {
+    /// For going on to accept; at most half of the grace period.
+    pub(crate) delay: Duration,
+    /// For all of it.
+    pub(crate) grace: Duration,
+}
+
+/// What the listener shows of itself, and the files that it comes from.
+struct Tls {
+    live: Arc<LiveServerConfig>,
+    files: CertificateFiles,
+    watch: FileWatch,
+}
+
+/// What all connections share.
+struct Front {
+    exchanges: Exchanges,
+    metrics: Arc<Metrics>,
+    listen: ListenConfig,
+    via: ViaName,
+    /// Places of exchanges that may be open.
+    places: Arc<Semaphore>,
+    /// From here on connections end with the requests that they carry.
+    stopping: Shutdown,
+    /// From here on what is open ends as its protocol allows.
+    ending: Shutdown,
+}
+
+/// Why there is no listener.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The address.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The certificate.
+    #[error(transparent)]
+    Tls(#[from] TlsFilesError),
+    /// Its files.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+}
+
+impl Front {
+    /// Whether it is believed what a peer says of who asked before it.
+    fn is_trusted(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let mut networks = self.listen.trusted_proxies.iter();
+        networks.any(|network| network.contains(&address))
+    }
+
+    /// When upgraded connections end, other than by themselves.
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            stage: self.ending.clone(),
+            linger: self.listen.body_idle_timeout,
+        }
+    }
+}
+
+impl FrontListener {
+    /// Binds the listener. Nobody is accepted before it runs.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub(crate) fn bind(
+        listen_to: ListenConfig,
+        exchanges: Exchanges,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ListenError> {
+        let address = listen_to.address;
+        let failed = |source| ListenError::Bind { address, source };
+        let bound = listen(address, 1).map_err(failed)?;
+        let socket = bound.sockets.into_iter().next();
+        let socket = socket.ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
+        let tls = listen_to.certificate.clone().map(Tls::load).transpose()?;
+        let (stop, stopping) = Shutdown::manual();
+        let (end, ending) = Shutdown::manual();
+        let places = Arc::new(Semaphore::new(listen_to.max_exchanges));
+        Ok(Self {
+            socket,
+            address: bound.address,
+            tls,
+            front: Arc::new(Front {
+                exchanges,
+                metrics,
+                listen: listen_to,
+                via: ViaName::new(RequestId::new().as_str()),
+                places,
+                stopping,
+                ending,
+            }),
+            stop,
+            end,
+        })
+    }
+
+    /// The address bound.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts connections until asked to stop; then finishes what is open within this time.
+    ///
+    /// # Errors
+    /// When the socket cannot be used.
+    pub(crate) async fn run(self, shutdown: &Shutdown, leaving: Leaving) -> io::Result<()> {
+        let Self {
+            socket,
+            address,
+            tls,
+            front,
+            stop,
+            end,
+        } = self;
+        let listener = TcpListener::from_std(socket)?;
+        let acceptor = tls.as_ref().map(|tls| Arc::clone(&tls.live));
+        let _following = tls.map(|tls| Owned::spawn("listener certificate", tls.follow()));
+        front.metrics.listening.set(1);
+        tracing::info!(listener = "front", %address, tls = acceptor.is_some(), "listening");
+        let mut connections = JoinSet::new();
+        let asked = async {
+            shutdown.asked().await;
+            let at = Instant::now();
+            front.metrics.listening.set(0);
+            // Who has seen "not ready" meanwhile sends nothing new when the listener closes.
+            sleep(leaving.delay.min(leaving.grace / 2)).await;
+            at
+        };
+        let asked_at = tokio::select! {
+            never = accept_all(&listener, &front, acceptor.as_deref(), &mut connections) => match never {},
+            at = asked => at,
+            () = shutdown.forced() => return Ok(()),
+        };
+        // Whoever comes now is to be refused at once, not to wait for what is never accepted.
+        drop(listener);
+        stop.ask();
+        tracing::info!(
+            connections = connections.len(),
+            "stopping: connections end with their requests"
+        );
+        tokio::select! {
+            () = finish(connections, &end, asked_at + leaving.grace, leaving.grace) => {}
+            () = shutdown.forced() => {}
+        }
+        Ok(())
+    }
+}
+
+/// Gives connections the grace period, which is over at `last`, and what is left at its end, its
+/// protocol's own end.
+async fn finish(mut connections: JoinSet<()>, end: &Trigger, last: Instant, grace: Duration) {
+    let ending = last - ENDING.min(grace / 4);
+    tokio::select! {
+        () = all_ended(&mut connections) => return,
+        () = sleep_until(ending) => {}
+    }
+    end.ask();
+    tracing::info!("ending: what is still open ends as its protocol allows");
+    if timeout_at(last, all_ended(&mut connections)).await.is_err() {
+        let left = connections.len();
+        tracing::warn!(
+            connections = left,
+            "connections have had their time, and are cut"
+        );
+    }
+}
+
+async fn all_ended(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
+}
+
+/// Accepts for ever: no error of that ends a listener.
+async fn accept_all(
+    listener: &TcpListener,
+    front: &Arc<Front>,
+    tls: Option<&LiveServerConfig>,
+    connections: &mut JoinSet<()>,
+) -> Infallible {
+    loop {
+        let (socket, peer) = tokio::select! {
+            accepted = accept(listener) => accepted,
+            // A connection's end, which a panic of it is as well.
+            Some(ended) = connections.join_next() => {
+                if ended.is_err_and(|error| error.is_panic()) {
+                    tracing::error!("a connection's task panicked");
+                }
+                continue;
+            }
+        };
+        if connections.len() >= front.listen.max_connections {
+            front.metrics.connections_refused.inc();
+            continue;
+        }
+        if let Err(error) = set_options(&socket, front.listen.body_idle_timeout) {
+            tracing::debug!(%peer, %error, "cannot set the options of a connection");
+        }
+        let acceptor = tls.map(LiveServerConfig::acceptor);
+        let address = peer.ip();
+        connections.spawn(connection::run(
+            Arc::clone(front),
+            socket,
+            address,
+            acceptor,
+        ));
+    }
+}
+
+/// `idle` bounds how long a peer may take no byte of its answer, gone or not: the kernel counts the time
+/// in which sent bytes stay unacknowledged, and that in which its window is closed.
+fn set_options(socket: &TcpStream, idle: Duration) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = SockRef::from(socket);
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(idle))?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
+}
+
+impl Tls {
+    fn load(files: CertificateFiles) -> Result<Self, ListenError> {
+        // Before they are read, so that no change is missed.
+        let watch = FileWatch::new([files.cert.clone(), files.key.clone()])?;
+        let identity = Identity::load(&files.cert, &files.key)?;
+        let live = LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None)?;
+        Ok(Self {
+            live: Arc::new(live),
+            files,
+            watch,
+        })
+    }
+
+    /// Shows a new certificate when the files have one.
+    async fn follow(mut self) {
+        loop {
+            self.watch.changed().await;
+            let replaced = Identity::load(&self.files.cert, &self.files.key)
+                .and_then(|identity| self.live.replace(identity, None));
+            match replaced {
+                Ok(true) => tracing::info!("the listener shows a new certificate"),
+                Ok(false) => {}
+                // Often only for a moment: two files are seldom replaced at once.
+                Err(error) => tracing::warn!(
+                    %error,
+                    "the listener's certificate is not good, the one before stays in use"
+                ),
+            }
+        }
+    }
+}
+
+/// Whether the listener takes requests.
+pub(crate) fn readiness(metrics: &Metrics) -> Readiness {
+    match metrics.listening.get() {
+        0 => Readiness::NotReady("not listening: starting, or stopping".to_owned()),
+        _ => Readiness::Ready,
+    }
+}

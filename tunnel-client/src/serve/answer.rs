@@ -1,0 +1,183 @@
+//! What a platform client gets: the upstream's response, or a problem as an answer of our own.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Method, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::MapErr;
+use tokio::sync::OwnedSemaphorePermit;
+use tunnel_ops::ends::Form;
+use tunnel_ops::http1::InFlight;
+use tunnel_ops::signals::Shutdown;
+use tunnel_proto::front::{self, Content};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::long_stream::LongStream;
+use crate::exchange::RecordedBody;
+
+/// Why a content ends before it is whole.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerError {
+    #[error("{0}")]
+    Upstream(<RecordedBody as Body>::Error),
+    #[error("the client has stopped")]
+    Stopped,
+}
+
+/// The content of an answer.
+pub(super) struct AnswerBody {
+    kind: Kind,
+    /// Why the content ends early, kept until what came before it has been sent.
+    failure: Option<Box<AnswerError>>,
+    /// Until its end.
+    _held: Option<Held>,
+}
+
+/// What an exchange holds until its answer has ended.
+pub(super) struct Held {
+    /// Its place among those that may be open.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Tells the connection's guard that it is over.
+    pub(super) _in_flight: Option<InFlight>,
+}
+
+/// What comes from the upstream.
+pub(super) type Received = MapErr<RecordedBody, fn(<RecordedBody as Body>::Error) -> AnswerError>;
+
+enum Kind {
+    Received(Received),
+    /// The same, of a content that can end in order when the client stops.
+    Long(Box<LongStream<Received>>),
+    Own(Option<Bytes>),
+    /// No content, but a field that tells its length.
+    LengthOnly,
+}
+
+/// What comes from the upstream, with the errors of an answer.
+pub(super) fn received(body: RecordedBody) -> Received {
+    body.map_err(AnswerError::Upstream as fn(_) -> _)
+}
+
+/// Follows what comes from an upstream.
+pub(super) fn followed(body: Received, form: Form, stage: &Shutdown) -> LongStream<Received> {
+    LongStream::new(body, form, stage, || AnswerError::Stopped)
+}
+
+/// The upstream's response as it is sent on. Its content ends in order, if it can, once `stage` is
+/// asked for.
+///
+/// # Errors
+/// When the upstream sent a status or a length that no response can have.
+pub(super) fn response(
+    answered: Response<RecordedBody>,
+    method: &Method,
+    is_http2: bool,
+    stage: &Shutdown,
+) -> Result<Response<AnswerBody>, Problem> {
+    let (mut parts, body) = answered.into_parts();
+    let content = front::make_response(&mut parts, method, !is_http2).map_err(|what| {
+        let detail = format!("the upstream's answer has {what}");
+        Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
+    })?;
+    let kind = match content {
+        Content::None => Kind::Own(None),
+        Content::LengthOnly => Kind::LengthOnly,
+        Content::Received => match Form::of_response(&parts.headers, is_http2) {
+            Some(form) => Kind::Long(Box::new(followed(received(body), form, stage))),
+            None => Kind::Received(received(body)),
+        },
+    };
+    Ok(Response::from_parts(parts, AnswerBody::new(kind)))
+}
+
+/// A problem as an answer.
+pub(super) fn problem(problem: &Problem, is_http2: bool, is_grpc: bool) -> Response<AnswerBody> {
+    let head = if is_grpc {
+        front::grpc_problem(problem)
+    } else {
+        front::problem(problem, !is_http2)
+    };
+    let mut answer = Response::new(AnswerBody::own(head.content));
+    *answer.status_mut() = head.status;
+    *answer.headers_mut() = head.headers;
+    answer
+}
+
+impl AnswerBody {
+    /// A content of our own.
+    pub(super) fn own(content: impl Into<Bytes>) -> Self {
+        let content = content.into();
+        Self::new(Kind::Own((!content.is_empty()).then_some(content)))
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            failure: None,
+            _held: None,
+        }
+    }
+
+    /// Keeps this until the content has ended.
+    pub(super) fn hold(&mut self, held: Held) {
+        self._held = Some(held);
+    }
+
+    fn poll_content(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        match &mut self.kind {
+            Kind::Received(body) => Pin::new(body).poll_frame(cx),
+            Kind::Long(body) => Pin::new(&mut **body).poll_frame(cx),
+            Kind::Own(content) => Poll::Ready(content.take().map(|own| Ok(Frame::data(own)))),
+            Kind::LengthOnly => Poll::Ready(None),
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        let this = &mut *self;
+        if let Some(failure) = this.failure.take() {
+            return Poll::Ready(Some(Err(*failure)));
+        }
+        let frame = ready!(this.poll_content(cx));
+        if let Some(Err(failure)) = frame {
+            // hyper drops what it has not sent yet when a body fails, and it sends when a body is not
+            // ready.
+            this.failure = Some(Box::new(failure));
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.failure.is_none()
+            && match &self.kind {
+                Kind::Received(body) => body.is_end_stream(),
+                Kind::Long(body) => body.is_end_stream(),
+                Kind::Own(content) => content.is_none(),
+                Kind::LengthOnly => false,
+            }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Own(content) => {
+                SizeHint::with_exact(content.as_ref().map_or(0, Bytes::len) as u64)
+            }
+            Kind::Received(_) | Kind::Long(_) | Kind::LengthOnly => SizeHint::default(),
+        }
+    }
+}

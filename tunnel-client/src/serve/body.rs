@@ -1,0 +1,282 @@
+//! The content of a request that came in at the listener, and the way back for heads ahead of its
+//! response.
+
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+use tunnel_ops::http1::GuardHandle;
+use tunnel_proto::exchange::BodyError;
+use tunnel_proto::front::http1_head;
+use tunnel_proto::limits;
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+/// How long a platform client that waits for a 100 is left waiting when the upstream says nothing.
+const EXPECT_WAIT: Duration = Duration::from_secs(1);
+
+/// The content of a request.
+pub(crate) struct ListenerBody(Kind);
+
+/// Bytes of an upgraded connection.
+pub(super) type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
+
+/// Hands an upgraded connection's bytes to the request that asked for it.
+pub(super) type UpgradeSender = oneshot::Sender<UpgradedBytes>;
+
+enum Kind {
+    /// Boxed, since a request without content has none of it.
+    Received(Box<Received>),
+    /// An upgrade's bytes, once there is an upgraded connection.
+    Awaited(oneshot::Receiver<UpgradedBytes>),
+    Upgraded(UpgradedBytes),
+    Empty,
+}
+
+struct Received {
+    incoming: Incoming,
+    /// Closed until the upstream asks for the content, of a request whose client waits for that.
+    gate: Option<Gate>,
+    /// Bounds the silence of a platform client that was not answered, over HTTP/2. After that it may be
+    /// silent: what it sends and what it gets are two streams then.
+    idle: Option<Idle>,
+    /// Knows what was wrong with a content over HTTP/1.
+    guard: Option<GuardHandle>,
+}
+
+struct Gate {
+    asked: oneshot::Receiver<()>,
+    patience: Pin<Box<Sleep>>,
+}
+
+struct Idle {
+    limit: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    unanswered: Weak<()>,
+}
+
+/// Takes the heads that go ahead of a response, and is dropped when that comes.
+pub(crate) struct ListenerInformational {
+    /// Opens the gate of a content that is waited for.
+    gate: Mutex<Option<oneshot::Sender<()>>>,
+    /// Over HTTP/1.1, where such heads can be written.
+    guard: Option<GuardHandle>,
+    count: AtomicUsize,
+    /// Tells the content's timer that there is no response yet.
+    _unanswered: Option<Arc<()>>,
+}
+
+/// How a content comes in.
+pub(super) struct Way<'a> {
+    /// `None` over HTTP/2.
+    pub(super) guard: Option<&'a GuardHandle>,
+    /// The version of the request.
+    pub(super) version: Version,
+    /// The platform client waits for a 100 before it sends the content.
+    pub(super) expects_continue: bool,
+    /// For each piece of the content, until there is a response.
+    pub(super) idle: Duration,
+}
+
+impl ListenerBody {
+    /// The content of a request, and the way back for heads ahead of its response.
+    pub(super) fn received(incoming: Incoming, way: &Way<'_>) -> (Self, ListenerInformational) {
+        let mut informational = ListenerInformational::new(way);
+        if incoming.is_end_stream() {
+            return (Self(Kind::Empty), informational);
+        }
+        let gate = way.expects_continue.then(|| {
+            let (sender, asked) = oneshot::channel();
+            informational.gate = Mutex::new(Some(sender));
+            Gate {
+                asked,
+                patience: Box::pin(sleep(EXPECT_WAIT)),
+            }
+        });
+        // Over HTTP/1 the guard keeps the time.
+        let idle = way.guard.is_none().then(|| Idle {
+            limit: way.idle,
+            timer: None,
+            unanswered: Arc::downgrade(informational._unanswered.insert(Arc::default())),
+        });
+        let received = Received {
+            incoming,
+            gate,
+            idle,
+            guard: way.guard.cloned(),
+        };
+        (Self(Kind::Received(Box::new(received))), informational)
+    }
+
+    /// The bytes of an upgraded connection that does not exist yet.
+    pub(super) fn upgrade(way: &Way<'_>) -> (Self, UpgradeSender, ListenerInformational) {
+        let (sender, receiver) = oneshot::channel();
+        let body = Self(Kind::Awaited(receiver));
+        (body, sender, ListenerInformational::new(way))
+    }
+}
+
+impl Body for ListenerBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        loop {
+            match &mut self.0 {
+                Kind::Received(received) => return received.poll_frame(cx),
+                Kind::Awaited(receiver) => {
+                    self.0 = match ready!(Pin::new(receiver).poll(cx)) {
+                        Ok(bytes) => Kind::Upgraded(bytes),
+                        Err(_) => Kind::Empty,
+                    };
+                }
+                Kind::Upgraded(bytes) => {
+                    let frame = ready!(Pin::new(bytes).poll_frame(cx));
+                    let cut = |error: io::Error| {
+                        incomplete(format!("the upgraded connection failed: {error}"))
+                    };
+                    return Poll::Ready(frame.map(|frame| frame.map_err(cut)));
+                }
+                Kind::Empty => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Received(received) => received.incoming.is_end_stream(),
+            Kind::Awaited(_) | Kind::Upgraded(_) => false,
+            Kind::Empty => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Received(received) => received.incoming.size_hint(),
+            Kind::Awaited(_) | Kind::Upgraded(_) => SizeHint::default(),
+            Kind::Empty => SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl Received {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(gate) = &mut self.gate {
+            // hyper asks the platform client to go on as soon as the content is read.
+            ready!(gate.poll(cx));
+            self.gate = None;
+        }
+        let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
+            let Some(idle) = &mut self.idle else {
+                return Poll::Pending;
+            };
+            ready!(idle.poll(cx));
+            return Poll::Ready(Some(Err(stopped())));
+        };
+        if let Some(idle) = &mut self.idle {
+            idle.timer = None;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(|error| self.failed(&error))))
+    }
+
+    fn failed(&self, error: &hyper::Error) -> BodyError {
+        let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
+        if let Some(violation) = violation {
+            return aborted(Reason::RequestMalformed, violation.reason());
+        }
+        // The guard says so by the kind of its error.
+        let cause = error.source().and_then(|cause| cause.downcast_ref());
+        if cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut) {
+            return stopped();
+        }
+        incomplete("the body did not arrive whole")
+    }
+}
+
+fn stopped() -> BodyError {
+    aborted(Reason::RequestTimeout, "the body stopped arriving")
+}
+
+fn incomplete(detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
+    aborted(Reason::RequestIncomplete, detail)
+}
+
+fn aborted(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
+    BodyError::Aborted(Problem::new(Hop::Client, reason, detail))
+}
+
+impl Gate {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // A sender that is gone has seen the final response: the content is not wanted any more, but
+        // neither is anybody waiting for it.
+        match Pin::new(&mut self.asked).poll(cx) {
+            Poll::Ready(Ok(())) => Poll::Ready(()),
+            Poll::Ready(Err(_)) => Poll::Pending,
+            Poll::Pending => self.patience.as_mut().poll(cx),
+        }
+    }
+}
+
+impl Idle {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.unanswered.strong_count() == 0 {
+            return Poll::Pending;
+        }
+        let limit = self.limit;
+        self.timer
+            .get_or_insert_with(|| Box::pin(sleep(limit)))
+            .as_mut()
+            .poll(cx)
+    }
+}
+
+impl ListenerInformational {
+    fn new(way: &Way<'_>) -> Self {
+        let is_known = way.version == Version::HTTP_11;
+        Self {
+            gate: Mutex::default(),
+            guard: way.guard.filter(|_| is_known).cloned(),
+            count: AtomicUsize::new(0),
+            _unanswered: None,
+        }
+    }
+
+    /// Sends one ahead, where that can be done; false when there were too many, or the status is none
+    /// that can be sent on.
+    pub(crate) fn push(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        if count >= limits::INFORMATIONAL
+            || !status.is_informational()
+            || status == StatusCode::SWITCHING_PROTOCOLS
+        {
+            return false;
+        }
+        if status == StatusCode::CONTINUE {
+            if let Some(gate) = self.gate.lock().take() {
+                let _ = gate.send(());
+            }
+        } else if let Some(guard) = &self.guard {
+            let mut head = http1_head(status, headers);
+            head.extend_from_slice(b"\r\n");
+            let _ = guard.informational(head.freeze());
+        }
+        true
+    }
+}

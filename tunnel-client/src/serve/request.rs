@@ -1,0 +1,272 @@
+//! One request at the listener: checked, answered by way of the routes, told in its client's protocol.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::sync::OwnedSemaphorePermit;
+use tunnel_ops::ends::is_grpc;
+use tunnel_ops::http1::{GuardHandle, InFlight, host_length};
+use tunnel_ops::telemetry::RequestId;
+use tunnel_proto::exchange::Protocol;
+use tunnel_proto::front::{self, CheckedRequest, Checker, X_REQUEST_ID};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::answer::{self, AnswerBody, Held, received};
+use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
+use super::connection::Connection;
+use super::upgraded::{self, Granted};
+use crate::exchange::{IncomingBody, Informational, RecordedBody};
+
+const CHECKER: Checker = Checker {
+    hop: Hop::Client,
+    host_length,
+};
+
+/// What `Retry-After` says when as many exchanges are open as may be: they end all the time.
+const LIMIT_RETRY: Duration = Duration::from_secs(1);
+
+/// What a request has become once it is checked.
+struct Accepted {
+    /// As it would come through a session.
+    request: Request<IncomingBody>,
+    informational: ListenerInformational,
+    /// The received method; `CONNECT` for an upgrade.
+    method: Method,
+    /// Takes the platform client's bytes if an upgrade was asked for.
+    upload: Option<UpgradeSender>,
+    permit: OwnedSemaphorePermit,
+    request_id: HeaderValue,
+}
+
+/// Why a request goes no further.
+enum NotAccepted {
+    /// With no forwards left, this program is the one that is asked (RFC 9110 section 7.6.2).
+    LastHop,
+    Problem(Problem),
+}
+
+impl From<Problem> for NotAccepted {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+/// Serves one request of a connection. All that needs the received head happens before there is a
+/// future.
+pub(super) fn serve(
+    connection: &Arc<Connection>,
+    mut request: Request<Incoming>,
+    in_flight: Option<InFlight>,
+) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+    let is_http2 = connection.is_http2();
+    let on_upgrade = is_http2.then(|| hyper::upgrade::on(&mut request));
+    let (parts, incoming) = request.into_parts();
+    // Over HTTP/1 there is no gRPC.
+    let is_grpc = is_http2 && is_grpc(&parts.headers);
+    let accepted = accept(connection, &parts, incoming);
+    drop(parts);
+    let connection = Arc::clone(connection);
+    async move {
+        let (accepted, mut held) = match accepted {
+            Ok(accepted) => (accepted, Held::of(in_flight)),
+            Err(refused) => {
+                let mut answer = refusal(&connection, &refused, is_grpc);
+                answer.body_mut().hold(Held::of(in_flight));
+                return Ok(answer);
+            }
+        };
+        let request_id = accepted.request_id.clone();
+        let mut answer = match carry(&connection, accepted, on_upgrade, &mut held).await {
+            Ok(answer) => answer,
+            Err(problem) => answer::problem(&problem, is_http2, is_grpc),
+        };
+        let headers = answer.headers_mut();
+        headers.entry(X_REQUEST_ID).or_insert(request_id);
+        let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if connection.front.stopping.is_asked() && !is_http2 && !is_upgraded {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(CONNECTION, close);
+        }
+        answer.body_mut().hold(held);
+        Ok(answer)
+    }
+}
+
+impl Held {
+    fn of(in_flight: Option<InFlight>) -> Self {
+        Self {
+            permit: None,
+            _in_flight: in_flight,
+        }
+    }
+}
+
+/// The answer to a request that goes no further.
+fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Response<AnswerBody> {
+    not_upgraded(connection);
+    match refused {
+        NotAccepted::LastHop => {
+            let mut answer = Response::new(AnswerBody::own(Bytes::new()));
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+            answer
+        }
+        NotAccepted::Problem(problem) => {
+            connection.front.metrics.on_problem(problem);
+            answer::problem(problem, connection.is_http2(), is_grpc)
+        }
+    }
+}
+
+/// Checks a request, and makes of it what would come through a session.
+fn accept(
+    connection: &Connection,
+    parts: &Parts,
+    incoming: Incoming,
+) -> Result<Accepted, NotAccepted> {
+    let protocol = parts.extensions.get::<hyper::ext::Protocol>();
+    let checked = CHECKER.check(parts, protocol.map(AsRef::as_ref))?;
+    if checked.max_forwards == Some(0) {
+        return Err(NotAccepted::LastHop);
+    }
+    let front = &connection.front;
+    let permit = Arc::clone(&front.places).try_acquire_owned().map_err(|_| {
+        let detail = "max-exchanges are open";
+        Problem::new(Hop::Client, Reason::ExchangeLimit, detail).retry_after(LIMIT_RETRY)
+    })?;
+    let mut headers = HeaderMap::with_capacity(parts.headers.len() + 8);
+    // The first of the fields, as in the tunnel.
+    headers.insert(HOST, field(checked.authority)?);
+    let new_id = || {
+        HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
+    };
+    let (origin, via) = (&connection.origin, &front.via);
+    let request_id = front::outgoing(&checked, origin, via, new_id, &mut headers)?;
+    let way = Way {
+        guard: connection.guard.as_ref(),
+        version: checked.version,
+        expects_continue: checked.expects_continue,
+        idle: front.listen.body_idle_timeout,
+    };
+    let (body, upload, informational) = if checked.upgrade.is_some() {
+        let (body, upload, informational) = ListenerBody::upgrade(&way);
+        (body, Some(upload), informational)
+    } else {
+        not_upgraded(connection);
+        let (body, informational) = ListenerBody::received(incoming, &way);
+        (body, None, informational)
+    };
+    let mut request = Request::new(IncomingBody::Listener(body));
+    *request.method_mut() = checked.method.clone();
+    *request.uri_mut() = target(parts, &checked)?.into();
+    *request.headers_mut() = headers;
+    if let Some(protocol) = checked.upgrade {
+        request.extensions_mut().insert::<Protocol>(protocol);
+    }
+    Ok(Accepted {
+        request,
+        informational,
+        method: checked.method,
+        upload,
+        permit,
+        request_id,
+    })
+}
+
+/// Path and query, byte for byte.
+fn target(parts: &Parts, checked: &CheckedRequest<'_>) -> Result<PathAndQuery, Problem> {
+    match parts.uri.path_and_query() {
+        Some(same) if same.as_str() == checked.path => Ok(same.clone()),
+        _ => PathAndQuery::try_from(&*checked.path).map_err(|error| malformed(&error)),
+    }
+}
+
+fn field(text: &str) -> Result<HeaderValue, Problem> {
+    HeaderValue::from_str(text).map_err(|error| malformed(&error))
+}
+
+fn malformed(error: &dyn std::error::Error) -> Problem {
+    Problem::new(Hop::Client, Reason::RequestMalformed, error.to_string())
+}
+
+/// The connection goes on with requests.
+fn not_upgraded(connection: &Connection) {
+    if let Some(guard) = &connection.guard {
+        guard.not_upgraded();
+    }
+}
+
+/// Has a request answered by its upstream.
+async fn carry(
+    connection: &Arc<Connection>,
+    accepted: Accepted,
+    on_upgrade: Option<OnUpgrade>,
+    held: &mut Held,
+) -> Result<Response<AnswerBody>, Problem> {
+    let Accepted {
+        request,
+        informational,
+        method,
+        upload,
+        permit,
+        ..
+    } = accepted;
+    let front = &connection.front;
+    let informational = Informational::Listener(Box::new(informational));
+    let answered = front.exchanges.answer(request, informational).await;
+    match (answered, upload) {
+        (Ok(response), Some(upload)) if response.status() == StatusCode::OK => {
+            Ok(upgrade(connection, response, upload, permit, on_upgrade))
+        }
+        (answered, _) => {
+            not_upgraded(connection);
+            held.permit = Some(permit);
+            answer::response(answered?, &method, connection.is_http2(), &front.ending)
+        }
+    }
+}
+
+/// Takes an upgrade over, an HTTP/1 connection as a whole, of HTTP/2 the one stream, and tells the
+/// platform client in the form of its protocol.
+fn upgrade(
+    connection: &Arc<Connection>,
+    response: Response<RecordedBody>,
+    upload: UpgradeSender,
+    permit: OwnedSemaphorePermit,
+    on_upgrade: Option<OnUpgrade>,
+) -> Response<AnswerBody> {
+    let (parts, download) = response.into_parts();
+    let granted = Granted {
+        upload,
+        download: received(download),
+        permit,
+    };
+    let mut answer = Response::new(AnswerBody::own(Bytes::new()));
+    *answer.headers_mut() = parts.headers;
+    let is_http2 = connection.is_http2();
+    *answer.status_mut() = front::switching_protocols(answer.headers_mut(), is_http2);
+    match on_upgrade {
+        Some(on_upgrade) => {
+            let bounds = connection.front.bounds();
+            connection.tasks.spawn(async move {
+                if let Ok(upgraded) = on_upgrade.await {
+                    upgraded::join(TokioIo::new(upgraded), granted, &bounds).await;
+                }
+            });
+        }
+        None => {
+            *connection.granted.lock() = Some(granted);
+            connection.guard.iter().for_each(GuardHandle::upgraded);
+        }
+    }
+    answer
+}

@@ -1,0 +1,175 @@
+//! The composition root of `serve`: the client's routes behind a listener, without a tunnel.
+//!
+//! ```text
+//!   Serving ─┬─ admin listener     metrics, health, readiness
+//!            ├─ routes             the table, and the upstreams that it leads to
+//!            ├─ reload             a new table when the file changes
+//!            └─ front listener ─▶ exchanges ─▶ routes ─▶ upstream
+//! ```
+//!
+//! It starts them in the order of who needs whom, and stops them in the other.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
+use tunnel_ops::signals::Shutdown;
+use tunnel_ops::task::Owned;
+use tunnel_ops::watch::WatchError;
+
+use crate::admin;
+use crate::client::{ClientError, bind_admin};
+use crate::config::reload::Reloader;
+use crate::config::{ConfigError, Given, ServeConfig};
+use crate::exchange::Exchanges;
+use crate::metrics::Metrics;
+use crate::routes::{LeadParts, Routes};
+pub use crate::serve::ListenError;
+use crate::serve::{self, FrontListener, Leaving};
+use crate::upstream::{UpstreamError, UpstreamShared};
+
+/// A client without a tunnel that takes no request yet.
+pub struct Serving {
+    admin: Option<(AdminListener, AdminRoutes)>,
+    routes: Arc<Routes>,
+    metrics: Arc<Metrics>,
+    reloader: Option<Reloader>,
+    front: FrontListener,
+    leaving: Leaving,
+}
+
+/// Where it listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// For requests.
+    pub front: SocketAddr,
+    /// For the operator; none if that is off.
+    pub admin: Option<SocketAddr>,
+}
+
+/// Why it cannot start, or does not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServingError {
+    /// What a client with a tunnel has too.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The listener.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// What was given.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An upstream.
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    /// The configuration's files.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// The metrics.
+    #[error("the metrics cannot be made: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The listener, once it was bound.
+    #[error("cannot accept connections: {0}")]
+    Accept(#[from] io::Error),
+}
+
+impl Serving {
+    /// Binds the listeners. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// See [`ServingError`].
+    pub fn new(config: ServeConfig) -> Result<Self, ServingError> {
+        let metrics = Arc::new(Metrics::new()?);
+        let admin = config.admin_listen.map(bind_admin).transpose()?;
+        let settings = AdminSettings {
+            allowed_hosts: config.admin_hosts.clone(),
+        };
+        let ready = {
+            let metrics = Arc::clone(&metrics);
+            move || serve::readiness(&metrics)
+        };
+        let answers = admin::routes_with(&metrics, settings, ready);
+        let leads = LeadParts {
+            shared: Arc::new(UpstreamShared::new(&config.dns_servers)),
+            idle_pool: config.upstream_idle_pool,
+        };
+        let routes = Routes::new(&config.routes, leads, Arc::clone(&metrics))?;
+        let routes = Arc::new(routes);
+        let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
+        let exchanges = Exchanges::new(own, counted, config.access_log);
+        let front = FrontListener::bind(config.listen, exchanges, Arc::clone(&metrics))?;
+        Ok(Self {
+            admin: admin.map(|listener| (listener, answers)),
+            routes,
+            metrics,
+            reloader: None,
+            front,
+            leaving: Leaving {
+                delay: config.drain_delay,
+                grace: config.grace_period,
+            },
+        })
+    }
+
+    /// The same from what was given, whose routes are then read again when their files change, and on
+    /// SIGHUP.
+    ///
+    /// # Errors
+    /// See [`ServingError`].
+    pub fn with_reload(given: Given) -> Result<Self, ServingError> {
+        // Before the files are read, so that no edit in between is missed.
+        let reloader = Reloader::new(given.clone())?;
+        let source = given.merge().map_err(ConfigError::from)?;
+        let mut serving = Self::new(ServeConfig::check(source)?)?;
+        serving.reloader = Some(reloader);
+        Ok(serving)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        Addresses {
+            front: self.front.address(),
+            admin: (self.admin.as_ref()).map(|(listener, _)| listener.local_addr()),
+        }
+    }
+
+    /// Takes requests until asked to stop, and finishes those that are open.
+    ///
+    /// # Errors
+    /// When the listener cannot be used.
+    pub async fn run(self, shutdown: Shutdown) -> Result<(), ServingError> {
+        let Self {
+            admin,
+            routes,
+            metrics,
+            reloader,
+            front,
+            leaving,
+        } = self;
+        // First the admin listener, so that whoever starts it is told "not ready" instead of nothing.
+        let admin = admin.map(|(listener, answers)| {
+            Owned::spawn("admin", listener.serve(answers, std::future::pending()))
+        });
+        // Then what changes what exchanges need.
+        let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
+        // The listener last, and it is the first to end: while it leaves, open exchanges still have their
+        // upstreams, and the operator sees it.
+        let result = front.run(&shutdown, leaving).await;
+        drop(reloading);
+        drop(routes);
+        drop(admin);
+        tracing::info!("tunnel-client has stopped");
+        Ok(result?)
+    }
+}
+
+impl std::fmt::Debug for Serving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serving")
+            .field("addresses", &self.addresses())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,255 @@
+//! `tunnel-client serve` as it is run in a container: set by variables, and writing nothing.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use crate::scripted::Scripted;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel-client");
+
+/// The program while it runs, in a folder of its own.
+struct Program {
+    child: Child,
+    log: BufReader<ChildStderr>,
+    read: String,
+}
+
+impl Program {
+    /// Starts it in a folder, with these variables and no others. The system ends it should it write as much as
+    /// a byte into a file.
+    fn start(command: &str, folder: &Path, variables: &[(&str, &str)]) -> Self {
+        let mut child = Command::new("sh")
+            .args(["-c", "ulimit -f 0 && exec \"$0\" \"$1\"", PROGRAM, command])
+            .current_dir(folder)
+            .env_clear()
+            .envs(variables.iter().copied())
+            .env("HOME", folder)
+            .env("TMPDIR", folder)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        Self {
+            child,
+            log,
+            read: String::new(),
+        }
+    }
+
+    /// The next line of the log with this in it.
+    fn line(&mut self, with: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.log.read_line(&mut line).unwrap(), 0, "{}", self.read);
+            self.read.push_str(&line);
+            if line.contains(with) {
+                return line;
+            }
+        }
+    }
+
+    /// An address that it says it listens on.
+    fn address(&mut self, listener: &str) -> SocketAddr {
+        let line = self.line(&format!("listener=\"{listener}\""));
+        let address = line.split("address=").nth(1).unwrap();
+        address.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// The files that it holds open so that it could write them.
+    fn writable(&self) -> Vec<String> {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let files = fs::read_dir(&folder).unwrap().flatten();
+        let writable = files.filter_map(|file| {
+            let target = fs::read_link(file.path()).ok()?;
+            let number = file.file_name().into_string().ok()?;
+            let info = format!("/proc/{}/fdinfo/{number}", self.child.id());
+            let info = fs::read_to_string(info).ok()?;
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            let mode = u32::from_str_radix(flags.trim(), 8).unwrap() & 0o3;
+            let is_file = target.starts_with("/") && !target.starts_with("/dev");
+            (is_file && mode != 0).then(|| target.display().to_string())
+        });
+        writable.collect()
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Asks it to stop, and waits for that. The exit code.
+    fn stop(mut self) -> Option<i32> {
+        self.signal("TERM");
+        self.log.read_to_string(&mut self.read).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn it_serves_by_variables_alone_and_writes_no_file() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let (folder, url) = (tempfile::tempdir().unwrap(), upstream.url());
+    let path = folder.path().to_owned();
+    let used = move || {
+        let mut program = Program::start(
+            "serve",
+            &path,
+            &[
+                ("TUNNEL_CLIENT_UPSTREAM", url.as_str()),
+                ("TUNNEL_CLIENT_LISTEN", "127.0.0.1:0"),
+                ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+            ],
+        );
+        let (admin, front) = (program.address("admin"), program.address("front"));
+        assert!(get(front, "/").ends_with("\r\n\r\nok"));
+        assert!(get(admin, "/readyz").starts_with("HTTP/1.1 200 "));
+        assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+        assert_eq!(program.writable(), Vec::<String>::new());
+        assert_eq!(program.stop(), Some(0));
+    };
+    tokio::task::spawn_blocking(used).await.unwrap();
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 0, "nothing is left in the only folder that it knows");
+}
+
+#[test]
+fn a_tunnel_is_kept_without_a_file_being_written() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("token"), "tnlrt_1_secret\n").unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(folder.path().join("ca.pem"), made.cert.pem()).unwrap();
+    let mut program = Program::start(
+        "run",
+        folder.path(),
+        &[
+            ("TUNNEL_CLIENT_SERVER", "wss://127.0.0.1:1"),
+            ("TUNNEL_CLIENT_TOKEN_FILE", "token"),
+            ("TUNNEL_CLIENT_CA_FILE", "ca.pem"),
+            ("TUNNEL_CLIENT_UPSTREAM", "http://127.0.0.1:3000"),
+            ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+        ],
+    );
+    let admin = program.address("admin");
+    program.line("dialling");
+    assert!(
+        get(admin, "/readyz").starts_with("HTTP/1.1 503 "),
+        "there is no session"
+    );
+    assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+    assert_eq!(program.writable(), Vec::<String>::new());
+    assert_eq!(program.stop(), Some(0));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let (folder, url) = (tempfile::tempdir().unwrap(), upstream.url());
+    let file = folder.path().join("client.toml");
+    let write = move |words: &str| {
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
+             [[route]]\nname = \"app\"\npath = \"/app/*\"\nupstream = \"{url}\"\n\
+             [[route]]\nname = \"ready\"\npath = \"/readyz\"\n\
+             respond = {{ status = 200, content_type = \"text/plain\", body = \"{words}\" }}\n\
+             [[route]]\nname = \"inner\"\npath = \"/app/inner/*\"\ndeny = \"not for the outside\"\n"
+        );
+        fs::write(&file, text).unwrap();
+    };
+    write("first");
+    let path = folder.path().to_owned();
+    let used = move || {
+        let variables = [("TUNNEL_CLIENT_CONFIG", "client.toml")];
+        let mut program = Program::start("serve", &path, &variables);
+        let _admin = program.address("admin");
+        let front = program.address("front");
+        assert!(get(front, "/app/x").ends_with("\r\n\r\nok"));
+        assert!(get(front, "/readyz").ends_with("\r\n\r\nfirst"));
+        let denied = get(front, "/app/inner/x");
+        assert!(denied.starts_with("HTTP/1.1 403 "), "{denied}");
+        assert!(denied.contains("not for the outside"), "{denied}");
+        let unknown = get(front, "/other");
+        assert!(unknown.starts_with("HTTP/1.1 404 "), "{unknown}");
+        assert!(
+            unknown.contains("\"reason\":\"route_unknown\""),
+            "{unknown}"
+        );
+        write("second");
+        program.line("the routes are good and in force");
+        assert!(get(front, "/readyz").ends_with("\r\n\r\nsecond"));
+        assert_eq!(program.stop(), Some(0));
+    };
+    tokio::task::spawn_blocking(used).await.unwrap();
+}
+
+#[test]
+fn it_does_not_say_that_it_lives_while_it_stands_still() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(
+        "serve",
+        folder.path(),
+        &[
+            ("TUNNEL_CLIENT_UPSTREAM", "http://127.0.0.1:3000"),
+            ("TUNNEL_CLIENT_LISTEN", "127.0.0.1:0"),
+            ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+        ],
+    );
+    let admin = program.address("admin");
+    assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+    program.signal("STOP");
+    let mut stream = TcpStream::connect(admin).unwrap();
+    let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(request).unwrap();
+    // As a probe does.
+    stream
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let error = stream.read(&mut [0; 1]).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        "{error}"
+    );
+    program.signal("CONT");
+    assert!(get(admin, "/healthz").starts_with("HTTP/1.1 200 "));
+    assert_eq!(program.stop(), Some(0));
+}
+
+#[test]
+fn what_serve_needs_is_checked_for_itself() {
+    let validate = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["validate", "--serve"]).args(arguments);
+        let output = command.env_clear().output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let good = validate(&["--upstream=http://app:80", "--listen=127.0.0.1:8080"]);
+    let first = "ok: listen 127.0.0.1:8080, routes 1\n";
+    assert!(good.0 == Some(0) && good.1.starts_with(first), "{good:?}");
+    assert!(good.1.contains("http://app"), "{good:?}");
+    let (code, text) = validate(&[]);
+    assert_eq!(code, Some(2));
+    assert!(text.starts_with("error: --upstream is missing: "), "{text}");
+    assert_eq!(text.lines().count(), 1, "no server and no token: {text}");
+    let (code, text) = validate(&["--upstream=http://app:80", "--listen-key=key.pem"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        text.starts_with("error: --listen-key: its certificate is missing"),
+        "{text}"
+    );
+}

@@ -1,0 +1,33 @@
+//! What the server is told of the client's routes.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tunnel_proto::control::{Control, RouteState};
+
+use crate::scripted::Scripted;
+use crate::server::TunnelServer;
+use crate::setup::{Running, get};
+
+#[tokio::test]
+async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let mut server = TunnelServer::start().await;
+    let _client = Running::start(&server, &upstream.url(), |_| {});
+    let mut session = server.accept().await;
+    assert!(matches!(session.hear().await, Control::Hello { .. }));
+    session.welcome();
+    let Control::Routes(summary) = session.hear().await else {
+        panic!("the routes come next");
+    };
+    let [route] = summary.routes() else {
+        panic!("{summary:?}");
+    };
+    assert_eq!((route.name.as_str(), summary.omitted()), ("default", 0));
+    assert_eq!(route.to, upstream.url());
+    assert_eq!(route.state, RouteState::Unknown);
+    // That it answers is told at the next look, seconds later: exchanges wait for nothing of it.
+    assert_eq!(session.fetch(get("/")).await.body(), "ok");
+    let soon = Duration::from_millis(50);
+    assert!(timeout(soon, session.hear()).await.is_err());
+}

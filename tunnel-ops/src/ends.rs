@@ -1,0 +1,182 @@
+//! How a long content ends before it is whole, where its protocol knows such an end.
+//!
+//! A content that is cut is an error to whoever reads it, and must never look like an end. But some
+//! have an end of their own that says "come again": a close frame, the status of a call, the gap
+//! between two events. Here is where such an end may stand, and what it is; when it is time for one is
+//! the program's business.
+//!
+//! In: the bytes of a content, which pass untouched.
+
+mod events;
+mod messages;
+mod websocket;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header};
+
+pub use self::events::Events;
+pub use self::messages::Messages;
+pub use self::websocket::Frames;
+
+/// The status that tells a gRPC client to try again elsewhere: UNAVAILABLE.
+const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
+const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going away");
+
+/// Follows a content from unit to unit.
+pub trait Units {
+    /// Takes in at least one byte of what is not empty, and as many as it likes that hold no place
+    /// between two units; how many.
+    fn step(&mut self, bytes: &[u8]) -> usize;
+
+    /// Whether the content stands between two units.
+    fn is_between(&self) -> bool;
+
+    /// Takes in all bytes.
+    fn advance(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let taken = self.step(bytes);
+            bytes = &bytes[taken..];
+        }
+    }
+
+    /// Takes in bytes up to the next place between two units; how many, if there is one among them.
+    fn advance_to_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut taken = 0;
+        while taken < bytes.len() {
+            taken += self.step(&bytes[taken..]);
+            if self.is_between() {
+                return Some(taken);
+            }
+        }
+        None
+    }
+}
+
+/// A content that can end early in order.
+#[derive(Debug)]
+pub enum Form {
+    /// `text/event-stream`.
+    Events(Events),
+    /// Messages of gRPC.
+    Messages(Messages),
+    /// Frames of WebSocket, with the close frame that ends them.
+    WebSocket(Frames, &'static [u8]),
+}
+
+/// What comes last in a content that ends early in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Farewell {
+    /// These bytes.
+    Content(Bytes),
+    /// These trailers.
+    Trailers(HeaderMap),
+}
+
+impl Form {
+    /// The form of a response's content, if it has any of these.
+    #[must_use]
+    pub fn of_response(headers: &HeaderMap, is_http2: bool) -> Option<Self> {
+        let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
+        let is_events = kind
+            .get(..17)
+            .is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+            && matches!(kind.get(17), None | Some(b';' | b' '));
+        let form = if is_events && !headers.contains_key(header::CONTENT_ENCODING) {
+            Self::Events(Events::default())
+        } else if is_http2 && is_grpc(headers) {
+            Self::Messages(Messages::default())
+        } else {
+            return None;
+        };
+        // A content whose length is told can end nowhere else.
+        (!headers.contains_key(header::CONTENT_LENGTH)).then_some(form)
+    }
+
+    /// What a platform client gets over an upgraded connection.
+    #[must_use]
+    pub fn download() -> Self {
+        Self::WebSocket(Frames::default(), websocket::GOING_AWAY)
+    }
+
+    /// What it sends.
+    #[must_use]
+    pub fn upload() -> Self {
+        Self::WebSocket(Frames::default(), websocket::GOING_AWAY_MASKED)
+    }
+
+    /// Where the content stands.
+    pub fn units(&mut self) -> &mut dyn Units {
+        match self {
+            Self::Events(events) => events,
+            Self::Messages(messages) => messages,
+            Self::WebSocket(frames, _) => frames,
+        }
+    }
+
+    /// What comes last when it ends here; nothing when the gap itself says it.
+    #[must_use]
+    pub fn farewell(&self) -> Option<Farewell> {
+        match self {
+            Self::Events(_) => None,
+            Self::Messages(_) => {
+                let mut trailers = HeaderMap::with_capacity(2);
+                trailers.insert("grpc-status", UNAVAILABLE);
+                trailers.insert("grpc-message", GOING_AWAY);
+                Some(Farewell::Trailers(trailers))
+            }
+            Self::WebSocket(frames, close) => {
+                (!frames.is_closed()).then(|| Farewell::Content(Bytes::from_static(close)))
+            }
+        }
+    }
+}
+
+/// Whether a message is gRPC, whose clients look for a status of their own.
+#[must_use]
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(kind) = headers.get(header::CONTENT_TYPE) else {
+        return false;
+    };
+    let rest = kind.as_bytes().strip_prefix(b"application/grpc");
+    // Not `application/grpc-web`, which is for pages and has rules of its own.
+    matches!(rest, Some([] | [b'+' | b';' | b' ', ..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.insert(*name, HeaderValue::from_static(value));
+        }
+        match Form::of_response(&headers, is_http2) {
+            Some(Form::Events(_)) => "events",
+            Some(Form::Messages(_)) => "messages",
+            Some(Form::WebSocket(..)) => "websocket",
+            None => "none",
+        }
+    }
+
+    #[test]
+    fn only_what_can_end_in_order_is_followed() {
+        for (kind, http1, http2) in [
+            ("text/event-stream", "events", "events"),
+            ("Text/Event-Stream; charset=utf-8", "events", "events"),
+            ("text/event-stream2", "none", "none"),
+            ("text/event", "none", "none"),
+            ("application/grpc", "none", "messages"),
+            ("application/grpc+proto", "none", "messages"),
+            ("application/grpc-web+proto", "none", "none"),
+            ("application/json", "none", "none"),
+        ] {
+            assert_eq!(form(&[("content-type", kind)], false), http1, "{kind}");
+            assert_eq!(form(&[("content-type", kind)], true), http2, "{kind}");
+        }
+        let events = ("content-type", "text/event-stream");
+        assert_eq!(form(&[events, ("content-encoding", "gzip")], true), "none");
+        assert_eq!(form(&[events, ("content-length", "10")], true), "none");
+        assert_eq!(form(&[], true), "none");
+    }
+}

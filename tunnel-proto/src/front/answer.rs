@@ -1,0 +1,284 @@
+//! The head of what a platform client gets: of the upstream's response, or of an answer of our own.
+
+use bytes::{BufMut, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, response::Parts};
+
+use crate::{
+    fields,
+    problem::{Fault, Hop, Problem, Reason},
+};
+
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+/// The head of an answer of our own, and its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The fields, without those that HTTP libraries add.
+    pub headers: HeaderMap,
+    /// The content.
+    pub content: String,
+}
+
+/// What content a response has, whatever was received behind its head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// What was received.
+    Received,
+    /// None.
+    None,
+    /// None, but a field that tells its length. hyper keeps such a field of an answer over HTTP/1 only if
+    /// the body does not say that it is at its end.
+    LengthOnly,
+}
+
+/// Makes a received response's head what is sent on: without what ends at a hop.
+///
+/// # Errors
+/// With what is wrong, when it has a status or a length that no response can have.
+pub fn make_response(
+    parts: &mut Parts,
+    method: &Method,
+    is_http1: bool,
+) -> Result<Content, &'static str> {
+    let status = parts.status;
+    if !(200..=599).contains(&status.as_u16()) {
+        return Err("a status that no response has");
+    }
+    // RFC 9110 section 8.6: no length on 204.
+    let length = fields::content_length(&parts.headers)
+        .map_err(|_| "a content-length that is no length")?
+        .filter(|_| status != StatusCode::NO_CONTENT);
+    let content = match status {
+        // RFC 9110 section 6.4.1: no content, whatever the fields say.
+        StatusCode::NOT_MODIFIED if is_http1 && length.is_some() => Content::LengthOnly,
+        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Content::None,
+        _ if *method == Method::HEAD => Content::None,
+        _ => Content::Received,
+    };
+    keep_end_to_end(&mut parts.headers);
+    match length {
+        Some(length) => set_length(&mut parts.headers, length),
+        None => {
+            parts.headers.remove(header::CONTENT_LENGTH);
+        }
+    }
+    Ok(content)
+}
+
+/// Writes the length as a plain number, as it mostly is already.
+fn set_length(headers: &mut HeaderMap, length: u64) {
+    let received = headers
+        .get(header::CONTENT_LENGTH)
+        .map(HeaderValue::as_bytes);
+    if !matches!(received, Some(b"0" | [b'1'..=b'9', ..])) {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
+/// Leaves the fields that are meant for the platform client.
+pub fn keep_end_to_end(headers: &mut HeaderMap) {
+    // Which is all of them, mostly: whoever received them first has done the same.
+    if !headers.keys().any(fields::is_connection_specific) {
+        return;
+    }
+    let received = std::mem::take(headers);
+    let nominated = fields::nominated(&received);
+    for (name, value) in &received {
+        if !fields::is_connection_specific(name) && !nominated.contains(name) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+}
+
+/// Makes the fields of a granted upgrade what the platform client's protocol has, and says with which
+/// status. Over HTTP/2 it is RFC 8441, else RFC 6455.
+pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCode {
+    keep_end_to_end(headers);
+    headers.remove(header::CONTENT_LENGTH);
+    if is_http2 {
+        // RFC 8441 section 5: there is no key to accept.
+        headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+        return StatusCode::OK;
+    }
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    StatusCode::SWITCHING_PROTOCOLS
+}
+
+/// A problem as an answer. After a request that was malformed the connection ends.
+#[must_use]
+pub fn problem(problem: &Problem, is_http1: bool) -> Head {
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(PROXY_STATUS, problem.proxy_status());
+    if let Some(after) = problem.retry_after_value() {
+        headers.insert(header::RETRY_AFTER, after);
+    }
+    if problem.reason() == Reason::MethodNotAllowed {
+        headers.insert(
+            header::ALLOW,
+            HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),
+        );
+    }
+    let is_unusable = problem.reason().fault() == Fault::PlatformClient
+        && problem.reason() != Reason::RuntimeUnknown;
+    if is_http1 && is_unusable {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Head {
+        status: problem.status(),
+        headers,
+        content: problem.json(),
+    }
+}
+
+/// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
+/// one that gRPC clients are told to make of the status that others get.
+#[must_use]
+pub fn grpc_problem(problem: &Problem) -> Head {
+    let code = match problem.status().as_u16() {
+        400 => "13",
+        403 => "7",
+        404 => "12",
+        429 | 502..=504 => "14",
+        _ => "2",
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/grpc"),
+    );
+    headers.insert("grpc-status", HeaderValue::from_static(code));
+    headers.insert(PROXY_STATUS, problem.proxy_status());
+    // Percent signs have a meaning there; details have none.
+    let message = format!(
+        "{}: {}",
+        problem.reason().name(),
+        problem.detail().replace('%', "")
+    );
+    if let Ok(message) = HeaderValue::from_str(&message) {
+        headers.insert("grpc-message", message);
+    }
+    Head {
+        status: StatusCode::OK,
+        headers,
+        content: String::new(),
+    }
+}
+
+/// The problem of a request that the guard of HTTP/1 has refused with this status.
+#[must_use]
+pub fn refusal(hop: Hop, status: u16, what: &'static str) -> Problem {
+    let reason = match status {
+        405 => Reason::MethodNotAllowed,
+        408 => Reason::RequestTimeout,
+        414 => Reason::UriTooLong,
+        431 => Reason::HeadTooLarge,
+        501 => Reason::CodingUnsupported,
+        505 => Reason::VersionUnsupported,
+        _ => Reason::RequestMalformed,
+    };
+    Problem::new(hop, reason, what)
+}
+
+/// An answer of our own as bytes of HTTP/1.1, after which the connection ends.
+#[must_use]
+pub fn http1_message(answer: &Head, date: &str) -> BytesMut {
+    let mut message = http1_head(answer.status, &answer.headers);
+    let length = answer.content.len();
+    let rest = format!("connection: close\r\ndate: {date}\r\ncontent-length: {length}\r\n\r\n");
+    message.put_slice(rest.as_bytes());
+    message.put_slice(answer.content.as_bytes());
+    message
+}
+
+/// A head as bytes of HTTP/1.1, up to where the empty line belongs. For the few heads that an HTTP
+/// library does not write: informational ones, and refusals of what it has never seen.
+#[must_use]
+pub fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
+    let mut head = BytesMut::with_capacity(256);
+    head.put_slice(b"HTTP/1.1 ");
+    head.put_slice(status.as_str().as_bytes());
+    head.put_u8(b' ');
+    head.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    head.put_slice(b"\r\n");
+    for (name, value) in headers {
+        if !fields::is_connection_specific(name) && *name != header::CONTENT_LENGTH {
+            head.put_slice(name.as_str().as_bytes());
+            head.put_slice(b": ");
+            head.put_slice(value.as_bytes());
+            head.put_slice(b"\r\n");
+        }
+    }
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_names_itself() {
+        let offline = Problem::new(Hop::Server, Reason::RuntimeOffline, "gone")
+            .retry_after(std::time::Duration::from_secs(5));
+        let answer = problem(&offline, true);
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.headers["retry-after"], "5");
+        let status = "tunnel-server; error=destination_unavailable; details=\"gone\"";
+        assert_eq!(answer.headers["proxy-status"], status);
+        assert!(!answer.headers.contains_key("connection"));
+    }
+
+    #[test]
+    fn after_a_malformed_request_an_http1_connection_ends() {
+        let malformed = Problem::new(Hop::Client, Reason::RequestMalformed, "no host field");
+        assert_eq!(problem(&malformed, true).headers["connection"], "close");
+        assert!(
+            !problem(&malformed, false)
+                .headers
+                .contains_key("connection")
+        );
+    }
+
+    #[test]
+    fn a_grpc_client_is_told_in_its_own_words() {
+        let refused = Problem::new(Hop::Client, Reason::ConnectionRefused, "100% refused");
+        let answer = grpc_problem(&refused);
+        assert_eq!(answer.headers["grpc-status"], "14");
+        let message = "connection_refused: 100 refused";
+        assert_eq!(answer.headers["grpc-message"], message);
+    }
+
+    #[test]
+    fn some_responses_have_no_content_whatever_follows() {
+        let content = |status: u16, method: &Method, is_http1| {
+            let response = http::Response::builder()
+                .status(status)
+                .header("content-length", "007")
+                .header("connection", "x-mine")
+                .header("x-mine", "1");
+            let mut parts = response.body(()).unwrap().into_parts().0;
+            let content = make_response(&mut parts, method, is_http1);
+            assert!(!parts.headers.contains_key("x-mine"));
+            let length = parts.headers.get("content-length").cloned();
+            (content.unwrap(), length)
+        };
+        let seven = Some(HeaderValue::from_static("7"));
+        let received = (Content::Received, seven.clone());
+        assert_eq!(content(200, &Method::GET, true), received);
+        assert_eq!(
+            content(200, &Method::HEAD, true),
+            (Content::None, seven.clone())
+        );
+        assert_eq!(content(204, &Method::GET, true), (Content::None, None));
+        let known = (Content::LengthOnly, seven);
+        assert_eq!(content(304, &Method::GET, true), known);
+        assert_eq!(content(304, &Method::GET, false).0, Content::None);
+    }
+}

@@ -1,0 +1,525 @@
+//! The strict check: a received request becomes a [`CheckedRequest`], once, or is refused.
+//!
+//! What comes in has passed an HTTP library and, for HTTP/1, the guard that sees the bytes. Routing and
+//! everything after it use what stands here and never the received head again, so no two readers
+//! can disagree about where a request goes or where it ends.
+
+use std::borrow::Cow;
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, Version, header,
+    uri::{Authority, Scheme},
+};
+
+use crate::{
+    exchange::Protocol,
+    fields,
+    handshake::has_token,
+    limits,
+    problem::{Hop, Problem, Reason},
+};
+
+/// Field lines in one head: with those that are added, fewer than the other end of the wire takes.
+const MAX_FIELDS: usize = limits::FIELDS / 2;
+
+/// A request that is well-formed, unambiguous, and for one host.
+#[derive(Debug)]
+pub struct CheckedRequest<'a> {
+    /// Who has checked it.
+    pub(super) hop: Hop,
+    /// The method; `CONNECT` for an upgrade and for nothing else.
+    pub method: Method,
+    /// The authority as it was sent: host and, if there was one, port.
+    pub authority: &'a str,
+    /// The host to route by: lower case, without port, without the root's dot.
+    pub host: Cow<'a, str>,
+    /// Path and query, byte for byte.
+    pub path: Cow<'a, str>,
+    /// The version in which it came.
+    pub version: Version,
+    /// The upgrade that is asked for.
+    pub upgrade: Option<Protocol>,
+    /// The platform client waits for a 100 before it sends the body.
+    pub expects_continue: bool,
+    /// The platform client takes trailers.
+    pub wants_trailers: bool,
+    /// Length of the body, if declared.
+    pub content_length: Option<u64>,
+    /// `Max-Forwards` of an OPTIONS request (RFC 9110 section 7.6.2).
+    pub max_forwards: Option<u32>,
+    /// The received fields; the outgoing message is built from them anew.
+    pub headers: &'a HeaderMap,
+    /// Which of them there are.
+    pub seen: Seen,
+}
+
+/// Which fields a request has, of those that mean something here. Most requests have few of them,
+/// and each question to the map costs a hash.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    connection: bool,
+    upgrade: bool,
+    te: bool,
+    content_length: bool,
+    expect: bool,
+    max_forwards: bool,
+    /// `Cookie`.
+    pub cookie: bool,
+    /// `Via`.
+    pub via: bool,
+    /// `X-Request-Id`.
+    pub request_id: bool,
+    /// `Origin`.
+    pub origin: bool,
+}
+
+/// Who checks, and by what.
+#[derive(Debug, Clone, Copy)]
+pub struct Checker {
+    /// The program, as its refusals name it.
+    pub hop: Hop,
+    /// The length of the host in a host that may have a port, if it is one: the same function that the
+    /// guard of HTTP/1 goes by, so that the two cannot disagree.
+    pub host_length: fn(&[u8]) -> Option<usize>,
+}
+
+impl Seen {
+    /// Looks at each name once.
+    ///
+    /// # Errors
+    /// When a name could be taken for another one.
+    fn look(headers: &HeaderMap) -> Result<Self, Refused> {
+        let mut seen = Self::default();
+        for name in headers.keys() {
+            let name = name.as_str();
+            match name {
+                "connection" => seen.connection = true,
+                "upgrade" => seen.upgrade = true,
+                "te" => seen.te = true,
+                "content-length" => seen.content_length = true,
+                "expect" => seen.expect = true,
+                "max-forwards" => seen.max_forwards = true,
+                "cookie" => seen.cookie = true,
+                "via" => seen.via = true,
+                "x-request-id" => seen.request_id = true,
+                "origin" => seen.origin = true,
+                // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
+                _ if name.bytes().any(|byte| matches!(byte, b'_' | b'"')) => {
+                    return Err(malformed("a field name with an underscore or a quote"));
+                }
+                _ => {}
+            }
+        }
+        Ok(seen)
+    }
+}
+
+impl CheckedRequest<'_> {
+    /// The fields that a `Connection` field nominates: they end here.
+    pub(super) fn nominated(&self) -> Vec<HeaderName> {
+        if self.seen.connection {
+            fields::nominated(self.headers)
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+/// Why a request is refused.
+type Refused = (Reason, &'static str);
+
+fn malformed(what: &'static str) -> Refused {
+    (Reason::RequestMalformed, what)
+}
+
+impl Checker {
+    /// Checks a request. `protocol` is that of an extended CONNECT (RFC 8441).
+    ///
+    /// # Errors
+    /// With the answer for a request that breaks a rule, could be read in two ways, or asks for what a
+    /// gateway does not do.
+    pub fn check<'a>(
+        &self,
+        request: &'a http::request::Parts,
+        protocol: Option<&[u8]>,
+    ) -> Result<CheckedRequest<'a>, Problem> {
+        check(*self, request, protocol)
+            .map_err(|(reason, what)| Problem::new(self.hop, reason, what))
+    }
+}
+
+fn check<'a>(
+    checker: Checker,
+    request: &'a http::request::Parts,
+    protocol: Option<&[u8]>,
+) -> Result<CheckedRequest<'a>, Refused> {
+    let http::request::Parts {
+        method,
+        uri,
+        version,
+        headers,
+        ..
+    } = request;
+    let version = *version;
+    let seen = Seen::look(headers)?;
+    // HTTP/1 was bounded more narrowly before this.
+    if headers.len() > MAX_FIELDS {
+        return Err((Reason::HeadTooLarge, "too many field lines"));
+    }
+    let upgrade = upgrade(method, version, headers, seen, protocol)?;
+    if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
+        let what = "connect and trace are not served";
+        return Err((Reason::MethodNotAllowed, what));
+    }
+    let path = path(method, version, uri)?;
+    let authority = authority(version, uri, headers)?;
+    let host_length = (checker.host_length)(authority.as_bytes()).ok_or_else(bad_host)?;
+    let content_length = if seen.content_length {
+        fields::content_length(headers).map_err(|_| malformed("content-length is not a length"))?
+    } else {
+        None
+    };
+    let expects_continue = seen.expect && expectation(version, headers)?;
+    let wants_trailers = seen.te && has_token(headers, header::TE, "trailers");
+    if version == Version::HTTP_2 {
+        check_http2(headers)?;
+    }
+    let max_forwards = if seen.max_forwards {
+        max_forwards(method, headers)?
+    } else {
+        None
+    };
+    Ok(CheckedRequest {
+        hop: checker.hop,
+        max_forwards,
+        method: if upgrade.is_some() {
+            Method::CONNECT
+        } else {
+            method.clone()
+        },
+        host: normalise(&authority[..host_length]),
+        authority,
+        path,
+        version,
+        upgrade,
+        expects_continue,
+        wants_trailers,
+        content_length,
+        headers,
+        seen,
+    })
+}
+
+/// The upgrade to a protocol that is carried, in either of its forms (RFC 9110 section 7.8, RFC 8441).
+/// A request to upgrade to another protocol may be answered as if it had not asked.
+fn upgrade(
+    method: &Method,
+    version: Version,
+    headers: &HeaderMap,
+    seen: Seen,
+    protocol: Option<&[u8]>,
+) -> Result<Option<Protocol>, Refused> {
+    if let Some(protocol) = protocol {
+        return Protocol::from_wire(protocol)
+            .map(Some)
+            .map_err(|_| malformed("extended connect to a protocol other than websocket"));
+    }
+    let asks = (seen.connection && seen.upgrade)
+        && version == Version::HTTP_11
+        && method == Method::GET
+        && has_token(headers, header::CONNECTION, "upgrade")
+        && has_token(headers, header::UPGRADE, Protocol::WEBSOCKET.as_str());
+    Ok(asks.then_some(Protocol::WEBSOCKET))
+}
+
+/// Path and query, byte for byte; only an empty path, which HTTP/1 can have, becomes `/`. With OPTIONS
+/// it should become `*` (RFC 9112 section 3.2.4), but here it is not known any more that it was empty.
+fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, str>, Refused> {
+    const NO_PATH: &str = "a target that is not a path";
+    let Some(path) = uri.path_and_query() else {
+        return Err(malformed(NO_PATH));
+    };
+    let scheme = uri.scheme();
+    if scheme.is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
+        return Err(malformed(
+            "a target with a scheme other than http and https",
+        ));
+    }
+    // Not `path.path()`, which says `/` where there is none.
+    let path = path.as_str();
+    match path.as_bytes() {
+        text if !text.iter().all(u8::is_ascii_graphic) => {
+            Err(malformed("a target with bytes that are not visible ascii"))
+        }
+        b"*" if method == Method::OPTIONS => Ok(path.into()),
+        [b'/', ..] => Ok(path.into()),
+        [b'?', ..] if version != Version::HTTP_2 => Ok(format!("/{path}").into()),
+        _ => Err(malformed(NO_PATH)),
+    }
+}
+
+/// The one authority of a request; where it is given twice, both must be the same.
+fn authority<'a>(
+    version: Version,
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+) -> Result<&'a str, Refused> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(malformed("more than one host field"));
+    }
+    let target = uri.authority().map(Authority::as_str);
+    match (target, host) {
+        (Some(target), Some(host)) => {
+            if !host.as_bytes().eq_ignore_ascii_case(target.as_bytes()) {
+                return Err(malformed(
+                    "a host field that differs from the target's authority",
+                ));
+            }
+            Ok(target)
+        }
+        (Some(target), None) if version == Version::HTTP_2 => Ok(target),
+        (None, Some(host)) => host.to_str().map_err(|_| bad_host()),
+        (_, None) => Err(malformed("no host field")),
+    }
+}
+
+fn bad_host() -> Refused {
+    malformed("a host that is not a name or address with an optional port")
+}
+
+/// As it stands if it is normal, which is the usual case and costs nothing.
+fn normalise(host: &str) -> Cow<'_, str> {
+    let trimmed = host.strip_suffix('.').unwrap_or(host);
+    // Without a branch in the loop, so that the compiler looks at many bytes at once.
+    let is_upper = |found, byte: &u8| found | byte.is_ascii_uppercase();
+    if trimmed.as_bytes().iter().fold(false, is_upper) {
+        trimmed.to_ascii_lowercase().into()
+    } else {
+        trimmed.into()
+    }
+}
+
+fn expectation(version: Version, headers: &HeaderMap) -> Result<bool, Refused> {
+    let mut values = headers.get_all(header::EXPECT).iter();
+    let Some(value) = values.next() else {
+        return Ok(false);
+    };
+    // RFC 9110 section 10.1.1: to be ignored from an HTTP/1.0 client.
+    if version == Version::HTTP_10 {
+        return Ok(false);
+    }
+    if values.next().is_some() || !value.as_bytes().eq_ignore_ascii_case(b"100-continue") {
+        let what = "an expectation other than 100-continue";
+        return Err((Reason::ExpectationFailed, what));
+    }
+    Ok(true)
+}
+
+fn max_forwards(method: &Method, headers: &HeaderMap) -> Result<Option<u32>, Refused> {
+    match headers.get(header::MAX_FORWARDS) {
+        Some(value) if method == Method::OPTIONS => value
+            .to_str()
+            .ok()
+            .and_then(|digits| digits.parse().ok())
+            .map(Some)
+            .ok_or_else(|| malformed("max-forwards is not a number")),
+        _ => Ok(None),
+    }
+}
+
+/// What may not stand in an HTTP/2 request (RFC 9113 section 8.2.2).
+fn check_http2(headers: &HeaderMap) -> Result<(), Refused> {
+    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+    for name in [
+        header::CONNECTION,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+    ] {
+        if headers.contains_key(name) {
+            return Err(malformed(
+                "a connection-specific field in an http/2 request",
+            ));
+        }
+    }
+    // The library lets white space around values through.
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    let is_padded = |value: &HeaderValue| {
+        let bytes = value.as_bytes();
+        is_space(bytes.first()) || is_space(bytes.last())
+    };
+    if headers.values().any(is_padded) {
+        return Err(malformed("white space around a value in an http/2 request"));
+    }
+    if headers
+        .get_all(header::TE)
+        .iter()
+        .any(|value| value != "trailers")
+    {
+        return Err(malformed(
+            "te with anything but trailers in an http/2 request",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    /// Of hosts it knows enough for these tests.
+    fn checker() -> Checker {
+        Checker {
+            hop: Hop::Server,
+            host_length: |host| {
+                let end = host.iter().position(|byte| *byte == b':');
+                let (name, port) = host.split_at(end.unwrap_or(host.len()));
+                let is_good = !name.is_empty()
+                    && name
+                        .iter()
+                        .all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(byte))
+                    && port.iter().skip(1).all(u8::is_ascii_digit);
+                is_good.then_some(name.len())
+            },
+        }
+    }
+
+    fn parts(
+        version: Version,
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> http::request::Parts {
+        let mut request = Request::builder()
+            .version(version)
+            .method(method)
+            .uri(target);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn http1(
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<CheckedRequest<'static>, Reason> {
+        kept(parts(Version::HTTP_11, method, target, fields))
+    }
+
+    fn http2(
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<CheckedRequest<'static>, Reason> {
+        kept(parts(Version::HTTP_2, method, target, fields))
+    }
+
+    /// The request is kept for ever, so that a test can look at what was borrowed from it.
+    fn kept(parts: http::request::Parts) -> Result<CheckedRequest<'static>, Reason> {
+        let checked = checker().check(Box::leak(Box::new(parts)), None);
+        checked.map_err(|problem| problem.reason())
+    }
+
+    #[test]
+    fn the_host_to_route_by_is_normalised_and_the_authority_is_kept() {
+        let checked = http1("GET", "/", &[("host", "A-B.Tunnels.Test.:8080")]).unwrap();
+        assert_eq!(checked.host, "a-b.tunnels.test");
+        assert_eq!(checked.authority, "A-B.Tunnels.Test.:8080");
+    }
+
+    #[test]
+    fn an_absolute_target_and_the_host_must_agree() {
+        let same = http1("GET", "http://a.test/x", &[("host", "A.test")]).unwrap();
+        assert_eq!((&*same.host, &*same.path), ("a.test", "/x"));
+        let other = http1("GET", "http://evil.test/x", &[("host", "good.test")]);
+        assert_eq!(other.unwrap_err(), Reason::RequestMalformed);
+        let other = http2("GET", "http://evil.test/x", &[("host", "good.test")]);
+        assert_eq!(other.unwrap_err(), Reason::RequestMalformed);
+    }
+
+    #[test]
+    fn hosts_that_are_none_are_refused() {
+        for host in [
+            "a b",
+            "a,b",
+            "a@b",
+            "a/b",
+            "",
+            "0.0.0.0=5000",
+            "a:b",
+            "[::1",
+        ] {
+            let reason = http1("GET", "/", &[("host", host)]).unwrap_err();
+            assert_eq!(reason, Reason::RequestMalformed, "{host:?}");
+        }
+        assert!(http1("GET", "/", &[]).is_err());
+        assert!(http1("GET", "/", &[("host", "a"), ("host", "a")]).is_err());
+        assert!(http2("GET", "http://u@a.test/", &[]).is_err());
+    }
+
+    #[test]
+    fn paths_are_kept_byte_for_byte() {
+        for path in ["/a//b/%2e%2e/;x?y=%zz", "/", "/?", "//double", "/%00"] {
+            assert_eq!(http1("GET", path, &[("host", "a")]).unwrap().path, path);
+        }
+    }
+
+    #[test]
+    fn connect_and_trace_are_not_served() {
+        for method in ["CONNECT", "TRACE"] {
+            let reason = http2(method, "http://a.test/", &[]).unwrap_err();
+            assert_eq!(reason, Reason::MethodNotAllowed, "{method}");
+        }
+    }
+
+    #[test]
+    fn only_a_websocket_is_an_upgrade() {
+        let fields = |protocol| {
+            [
+                ("host", "a"),
+                ("connection", "keep-alive, Upgrade"),
+                ("upgrade", protocol),
+            ]
+        };
+        let websocket = http1("GET", "/", &fields("WebSocket")).unwrap();
+        assert!(websocket.upgrade.is_some());
+        assert_eq!(websocket.method, Method::CONNECT);
+        assert!(http1("GET", "/", &fields("h2c")).unwrap().upgrade.is_none());
+        assert!(
+            http1("POST", "/", &fields("websocket"))
+                .unwrap()
+                .upgrade
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn http2_requests_carry_nothing_of_a_connection() {
+        for field in [("connection", "close"), ("upgrade", "x"), ("te", "gzip")] {
+            assert!(
+                http2("GET", "http://a.test/", &[field]).is_err(),
+                "{field:?}"
+            );
+        }
+        assert!(
+            http2("GET", "http://a.test/", &[("te", "trailers")])
+                .unwrap()
+                .wants_trailers
+        );
+    }
+
+    #[test]
+    fn only_100_continue_can_be_expected() {
+        let expect = |value| http1("POST", "/", &[("host", "a"), ("expect", value)]);
+        assert!(expect("100-Continue").unwrap().expects_continue);
+        assert_eq!(expect("banana").unwrap_err(), Reason::ExpectationFailed);
+    }
+}
