@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use http::{Method, uri::PathAndQuery};
 use libfuzzer_sys::fuzz_target;
 use tunnel_client::routes::{
-    matcher::{Conditions, FirstLine, Matcher},
+    matcher::{Conditions, FirstLine, Matcher, NoRoute},
     pattern::Pattern,
     rewrite::Prefix,
     template::{Template, is_dns_label},
@@ -59,13 +59,15 @@ fuzz_target!(|bytes: &[u8]| {
             method: &method,
             path,
         };
-        let holding = || routes.iter().filter(|route| route.hold(&line));
-        match matcher.find(&line) {
-            None => assert_eq!(holding().count(), 0),
-            Some(found) => {
-                let found = &routes[found];
-                assert!(found.hold(&line));
-                assert!(holding().all(|other| found.compare(other) != Ordering::Less));
+        let matching = || routes.iter().filter(|route| route.matches(&line));
+        let found = matcher.find(&line);
+        match found {
+            Err(NoRoute::Unknown) => assert_eq!(matching().count(), 0),
+            Ok(place) | Err(NoRoute::OddPath(place)) => {
+                let decides = &routes[place];
+                assert!(decides.matches(&line));
+                assert_eq!(decides.refuses_path(&line), found.is_err());
+                assert!(matching().all(|other| decides.compare(other) != Ordering::Less));
             }
         }
     }
@@ -75,7 +77,9 @@ fuzz_target!(|bytes: &[u8]| {
     {
         let labels: Vec<_> = url.host().split('.').collect();
         assert!(labels.len() == 5 && labels.iter().all(|label| is_dns_label(label.as_bytes())));
-        assert!(labels[0].ends_with("-eventsource-svc") && labels[2..] == ["svc", "cluster", "local"]);
+        assert!(
+            labels[0].ends_with("-eventsource-svc") && labels[2..] == ["svc", "cluster", "local"]
+        );
     }
     if let Ok(text) = std::str::from_utf8(path) {
         if let Ok(pattern) = text.parse::<Pattern>() {

@@ -10,7 +10,8 @@
 //! one route that says most about a request, by the rule in docs/configuration.md, or the problem that
 //! there is none. A request decides only between what the table says: it never names an upstream.
 //!
-//! An exchange holds its route, so that one that began before a reload goes on by the old one.
+//! An exchange holds its route, so that one that began before a reload goes on by the old one. What is
+//! done for upstreams beside exchanges, such as checks, is done for those of the table alone.
 
 pub mod dry_run;
 pub mod explain;
@@ -36,10 +37,10 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 pub(crate) use self::leads::LeadParts;
-use self::matcher::{FirstLine, Matcher};
+use self::matcher::{FirstLine, Matcher, NoRoute};
 pub(crate) use self::own_answer::AnswerBody;
-use self::route::Earlier;
 pub(crate) use self::route::Route;
+use self::route::{Earlier, InForce};
 use crate::config::RouteList;
 use crate::metrics::Metrics;
 use crate::upstream::UpstreamError;
@@ -54,7 +55,7 @@ pub(crate) struct Routes {
 /// The routes that are in force.
 struct Table {
     matcher: Matcher,
-    routes: Vec<Arc<Route>>,
+    routes: Vec<InForce>,
 }
 
 impl Routes {
@@ -91,8 +92,8 @@ impl Routes {
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
             let metrics = self.metrics.route(&config.name);
-            let route = Route::new(config.clone(), &mut earlier, &self.leads, metrics)?;
-            routes.push(Arc::new(route));
+            let route = InForce::new(config.clone(), &mut earlier, &self.leads, metrics)?;
+            routes.push(route);
         }
         // Those that overlap are refused when the configuration is checked.
         let (matcher, _) = Matcher::new(list.iter().map(|config| &config.conditions));
@@ -107,19 +108,33 @@ impl Routes {
     pub(crate) fn route(&self, head: &Parts) -> Result<Arc<Route>, Problem> {
         let table = self.table.load();
         let found = table.matcher.find(&first_line(head));
-        match found.and_then(|place| table.routes.get(place)) {
-            Some(route) => Ok(Arc::clone(route)),
-            None => {
-                let detail = "no route of this client takes the request";
-                Err(Problem::new(Hop::Client, Reason::RouteUnknown, detail))
-            }
+        let found = found.and_then(|place| table.routes.get(place).ok_or(NoRoute::Unknown));
+        match found {
+            Ok(InForce { route, .. }) => Ok(Arc::clone(route)),
+            Err(none) => Err(table.problem(none)),
         }
     }
 
     /// What the server is told of them, for people to look at.
     pub(crate) fn summary(&self) -> RoutesSummary {
         let table = self.table.load();
-        RoutesSummary::new(table.routes.iter().map(|route| route.summary()).collect())
+        RoutesSummary::new(table.routes.iter().map(|one| one.route.summary()).collect())
+    }
+}
+
+impl Table {
+    fn problem(&self, none: NoRoute) -> Problem {
+        let name = match none {
+            NoRoute::OddPath(place) => self.routes.get(place).map(|one| one.route.name()),
+            NoRoute::Unknown => None,
+        };
+        let detail = match name {
+            Some(name) => format!(
+                "route `{name}` does not take an odd path (dot or empty segments, encoded slashes, backslashes, `;`)"
+            ),
+            None => "no route of this client takes the request".to_owned(),
+        };
+        Problem::new(Hop::Client, Reason::RouteUnknown, detail)
     }
 }
 
@@ -135,5 +150,45 @@ fn first_line(head: &Parts) -> FirstLine<'_> {
             &head.method
         },
         path: head.uri.path().as_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+    use crate::upstream::UpstreamShared;
+
+    #[tokio::test]
+    async fn upstreams_are_tended_while_they_are_in_the_table_and_no_longer() {
+        let list = |path: &str, upstream: &str| {
+            let text =
+                format!("[[route]]\nname = \"a\"\npath = \"{path}\"\nupstream = \"{upstream}\"\n");
+            RouteList::from_toml("r.toml", &text).unwrap()
+        };
+        let shared = Arc::new(UpstreamShared::new(&[]));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        for (one, other) in [
+            ("http://one", "http://two"),
+            ("http://{x}.one", "h2c://{x}.one"),
+        ] {
+            let leads = LeadParts {
+                shared: Arc::clone(&shared),
+                idle_pool: 1,
+            };
+            let first = list("/a/{x}", one);
+            let routes = Routes::new(&first, leads, Arc::clone(&metrics)).unwrap();
+            let tending = routes.table.load().routes[0].tending.clone();
+            let tending = Arc::downgrade(&tending.unwrap());
+            let (head, ()) = Request::get("/a/b").body(()).unwrap().into_parts();
+            let held = routes.route(&head).unwrap();
+            // What leads to the same is taken over.
+            routes.replace(&list("/{x}", one)).unwrap();
+            assert!(tending.upgrade().is_some(), "{one}");
+            routes.replace(&list("/a/{x}", other)).unwrap();
+            assert!(tending.upgrade().is_none(), "{one}");
+            assert_eq!(held.name(), "a");
+        }
     }
 }

@@ -138,6 +138,7 @@ fn equal() -> Vec<(&'static str, &'static str, Outcome)> {
         ),
         app_proxy("GET", "/app-proxy/a%20b/%C3%BC;v=1"),
         app_proxy("GET", "/app-proxy//twice//"),
+        app_proxy("GET", "/app-proxy/api/repos/owner%2Frepo"),
         ("GET", "/workflows/", reached(Who::Workflows, "/")),
         (
             "GET",
@@ -195,7 +196,7 @@ fn better() -> Vec<(&'static str, &'static str, Outcome, Outcome)> {
             "GET",
             "/app-proxy/../webhooks/argo/push",
             reached(Who::Push, "/app-proxy/../webhooks/argo/push"),
-            Answered(404),
+            reached(Who::AppProxy, "/app-proxy/../webhooks/argo/push"),
         ),
         (
             "GET",

@@ -39,18 +39,11 @@ fn verdict(trial: &Trial<'_>) -> Result<(), Failure> {
         Outcome::SegmentRefused(refused) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 segment_refused): {refused}"
         ))),
-        Outcome::Unknown => {
-            let odd = match trial.is_odd {
-                true => {
-                    "; the path has dot segments, encoded slashes or backslashes, which only routes with \
-                         allow_odd_paths take"
-                }
-                false => "",
-            };
-            Err(Failure::running(format_args!(
-                "no route takes it (404 route_unknown){odd}"
-            )))
-        }
+        Outcome::OddPath(name) => Err(Failure::running(format_args!(
+            "route `{name}` refuses it (404 route_unknown): the path is odd (dot or empty segments, encoded \
+             slashes, backslashes, `;`), and allow_odd_paths is not set"
+        ))),
+        Outcome::Unknown => Err(Failure::running("no route takes it (404 route_unknown)")),
     }
 }
 
@@ -78,7 +71,7 @@ fn print(trial: &Trial<'_>) {
         Outcome::Answered(status) => println!("answers    {status}, by itself"),
         Outcome::Denied(words) => println!("denies     403, \"{words}\""),
         Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
-        Outcome::Unknown => {}
+        Outcome::OddPath(_) | Outcome::Unknown => {}
     }
     let others = trial
         .verdicts
@@ -108,6 +101,10 @@ fn as_json(trial: &Trial<'_>) -> Value {
         Outcome::Denied(words) => json!({ "kind": "route_denied", "status": 403, "detail": words }),
         Outcome::SegmentRefused(refused) => {
             json!({ "kind": "segment_refused", "status": 404, "detail": refused })
+        }
+        Outcome::OddPath(name) => {
+            let detail = format!("route `{name}` does not take an odd path");
+            json!({ "kind": "route_unknown", "status": 404, "detail": detail })
         }
         Outcome::Unknown => json!({ "kind": "route_unknown", "status": 404 }),
     };

@@ -50,8 +50,10 @@ pub enum Outcome {
     Answered(u16),
     /// The route denies it, with these words.
     Denied(String),
-    /// A segment of its path is refused.
+    /// Its path is refused, for what a segment is or what is left of it.
     SegmentRefused(String),
+    /// The path is odd, and the route with this name does not take it.
+    OddPath(String),
     /// No route takes it.
     Unknown,
 }
@@ -137,6 +139,12 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
         .iter()
         .find(|(_, verdict)| *verdict == Verdict::Wins);
     let winner = winner.map(|(route, _)| *route);
+    let refuses = |(_, verdict): &&(_, Verdict)| *verdict == Verdict::OddPath;
+    let outcome = match (winner, verdicts.iter().find(refuses)) {
+        (Some(route), _) => outcome(route, question),
+        (None, Some((route, _))) => Outcome::OddPath(route.name.to_string()),
+        (None, None) => Outcome::Unknown,
+    };
     let names = winner
         .into_iter()
         .flat_map(|route| route.conditions.path.names());
@@ -146,7 +154,7 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
     });
     Trial {
         captures: captures.collect(),
-        outcome: winner.map_or(Outcome::Unknown, |route| outcome(route, question)),
+        outcome,
         is_odd: is_odd(path),
         winner,
         verdicts,
@@ -170,20 +178,37 @@ fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
         RouteAction::Deny(words) => Outcome::Denied(words.to_string()),
         RouteAction::Upstreams(upstreams) => {
             let members = upstreams.members.iter();
-            let sent = members.map(|member| sent(route, question, &member.url, member.weight));
-            Outcome::Sent(sent.collect())
+            sent_to(
+                route,
+                question,
+                members.map(|member| (&member.url, member.weight)),
+            )
         }
         RouteAction::Template(template, _) => match template.fill(path) {
-            Ok(url) => Outcome::Sent(vec![sent(route, question, &url, 1)]),
+            Ok(url) => sent_to(route, question, [(&url, 1)]),
             Err(refused) => Outcome::SegmentRefused(refused.to_string()),
         },
     }
 }
 
-fn sent(route: &RouteConfig, question: &Question, upstream: &UpstreamUrl, weight: u32) -> Sent {
+fn sent_to<'a>(
+    route: &RouteConfig,
+    question: &Question,
+    upstreams: impl IntoIterator<Item = (&'a UpstreamUrl, u32)>,
+) -> Outcome {
     let mut head = question.head();
-    // It fails for no path that was a path before.
-    let _ = route.rewrite.apply(&mut head);
+    if let Err(refused) = route.rewrite.apply(&mut head) {
+        return Outcome::SegmentRefused(refused.to_string());
+    }
+    let upstreams = upstreams.into_iter();
+    Outcome::Sent(
+        upstreams
+            .map(|(url, weight)| sent(route, &head, url, weight))
+            .collect(),
+    )
+}
+
+fn sent(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl, weight: u32) -> Sent {
     let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     let host = head
         .headers

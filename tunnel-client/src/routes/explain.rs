@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use super::matcher::{Conditions, FirstLine, Matcher};
+use super::matcher::{Conditions, FirstLine, Matcher, NoRoute};
 
 /// What one route says to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,8 @@ pub enum Verdict {
     OtherHost,
     /// Another path.
     OtherPath,
-    /// The path matches, and is one that upstreams might read as another one.
+    /// It is the most specific that matches, and refuses the path, which upstreams might read as
+    /// another one.
     OddPath,
     /// Another method.
     OtherMethod,
@@ -39,26 +40,27 @@ pub enum Rule {
 /// What each route says, in the order of the list.
 pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
     let (matcher, _) = Matcher::new(routes.iter().copied());
-    let winner = matcher.find(line);
-    let winning = winner.and_then(|winner| routes.get(winner));
+    let (decides, verdict) = match matcher.find(line) {
+        Ok(place) => (Some(place), Verdict::Wins),
+        Err(NoRoute::OddPath(place)) => (Some(place), Verdict::OddPath),
+        Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
+    };
+    let deciding = decides.and_then(|place| routes.get(place));
     let verdict = |(place, route): (usize, &&Conditions)| {
-        if winner == Some(place) {
-            return Verdict::Wins;
+        if decides == Some(place) {
+            return verdict;
         }
-        if !route.holds_host(line) {
+        if !route.matches_host(line) {
             return Verdict::OtherHost;
         }
         if !route.path.matches(line.path) {
             return Verdict::OtherPath;
         }
-        if !route.holds_path(line) {
-            return Verdict::OddPath;
-        }
-        if !route.holds_method(line) {
+        if !route.matches_method(line) {
             return Verdict::OtherMethod;
         }
-        // Some route holds, so one has won.
-        let rule = winning.map_or(Rule::Methods, |winning| rule(winning, route));
+        // Some route matches, so one decides.
+        let rule = deciding.map_or(Rule::Methods, |deciding| rule(deciding, route));
         Verdict::LessSpecific(rule)
     };
     routes.iter().enumerate().map(verdict).collect()
@@ -91,8 +93,8 @@ impl fmt::Display for Verdict {
             Self::OtherHost => "is for another host",
             Self::OtherPath => "is for another path",
             Self::OddPath => {
-                "matches, but the path has dot segments, encoded slashes or backslashes, and \
-                 allow_odd_paths is not set"
+                "matches, but refuses the path, which is odd (dot or empty segments, encoded slashes, \
+                 backslashes, `;`): allow_odd_paths is not set"
             }
             Self::OtherMethod => "is for another method",
         })
@@ -150,7 +152,8 @@ mod tests {
         let host = Verdict::LessSpecific(Rule::Host);
         assert_eq!(verdicts("other.example.com", "/a/b")[..4], [host; 4]);
         let odd = verdicts("a.test", "/a/..");
-        assert_eq!(odd[..4], [Verdict::OddPath; 4]);
+        let methods = Verdict::LessSpecific(Rule::Methods);
+        assert_eq!(odd[..4], [path, path, Verdict::OddPath, methods]);
         assert!(!odd.contains(&Verdict::Wins));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! This is the one place that knows how upstreams are made of what the configuration says. They live
 //! for as long as a route or an exchange holds them; a reload that does not change what is said of
-//! them takes them over, connections and all.
+//! them takes them over, connections and all. They are tended only while they are in the table: an
+//! exchange that goes on for days does not have an upstream checked that no route leads to any more.
 
 use std::sync::Arc;
 
@@ -41,23 +42,22 @@ impl LeadParts {
     }
 }
 
+/// Has upstreams tended for as long as this is held.
+pub(super) type Tending = Arc<Owned<()>>;
+
 /// The upstreams of one route.
 pub(super) struct Upstreams {
     made_of: UpstreamsConfig,
     set: Arc<UpstreamSet>,
-    _tending: Owned<()>,
 }
 
 /// The upstreams of a route whose path names them, each made when it is first asked for.
 pub(super) struct OnDemand {
     made_of: (UpstreamScheme, Options),
     cache: Arc<UpstreamCache>,
-    _tending: Owned<()>,
 }
 
 impl Upstreams {
-    /// Must be called within a runtime.
-    ///
     /// # Errors
     /// When they cannot be as the configuration says.
     pub(super) fn new(config: &UpstreamsConfig, parts: &LeadParts) -> Result<Self, UpstreamError> {
@@ -73,13 +73,16 @@ impl Upstreams {
             ejection,
             &parts.shared,
         )?;
-        let set = Arc::new(set);
-        let tended = Arc::clone(&set);
         Ok(Self {
             made_of: config.clone(),
-            set,
-            _tending: Owned::spawn("upstream", async move { tended.tend().await }),
+            set: Arc::new(set),
         })
+    }
+
+    /// Begins to tend them. Must be called within a runtime.
+    pub(super) fn tend(&self) -> Tending {
+        let set = Arc::clone(&self.set);
+        Arc::new(Owned::spawn("upstream", async move { set.tend().await }))
     }
 
     /// Whether it is what this would make.
@@ -99,7 +102,7 @@ impl Upstreams {
 }
 
 impl OnDemand {
-    /// None so far. Must be called within a runtime.
+    /// None so far.
     ///
     /// # Errors
     /// When they cannot be as the configuration says.
@@ -109,13 +112,16 @@ impl OnDemand {
         parts: &LeadParts,
     ) -> Result<Self, UpstreamError> {
         let cache = UpstreamCache::new(scheme, &options(config, parts), &parts.shared)?;
-        let cache = Arc::new(cache);
-        let tended = Arc::clone(&cache);
         Ok(Self {
             made_of: (scheme, config.clone()),
-            cache,
-            _tending: Owned::spawn("upstream", async move { tended.tend().await }),
+            cache: Arc::new(cache),
         })
+    }
+
+    /// Begins to tend them. Must be called within a runtime.
+    pub(super) fn tend(&self) -> Tending {
+        let cache = Arc::clone(&self.cache);
+        Arc::new(Owned::spawn("upstream", async move { cache.tend().await }))
     }
 
     /// Whether it is what this would make.

@@ -9,8 +9,10 @@
 //! in the list. The first match of this search is the most specific one, since it tries in the order
 //! of [`Conditions::compare`]. A search takes no memory, and time that depends on the routes, never on
 //! what a request brings.
+//!
+//! Whether an odd path may go on is asked of that one route alone: if the next were asked after it, an
+//! odd spelling of a path would be a way around the route that was made for it.
 
-use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -31,7 +33,8 @@ pub struct Conditions {
     pub methods: Vec<Method>,
     /// Its path.
     pub path: Pattern,
-    /// Whether its path may be one that upstreams might read as another one.
+    /// Whether its path may be one that upstreams might read as another one; if not, such a request is
+    /// refused, and goes to no other route.
     pub allow_odd_paths: bool,
 }
 
@@ -44,6 +47,16 @@ pub struct FirstLine<'a> {
     pub method: &'a Method,
     /// The path as it came, without the query.
     pub path: &'a [u8],
+}
+
+/// Why no route takes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoRoute {
+    /// None matches it.
+    Unknown,
+    /// The path is odd, and the most specific of those that match, which is the one at this place of
+    /// the list, does not allow that.
+    OddPath(usize),
 }
 
 /// Two routes of which neither is more specific, by their places in the list.
@@ -94,37 +107,29 @@ struct Choice {
     allows_odd: bool,
 }
 
-/// A first line that is looked up.
-struct Search<'a> {
-    method: &'a Method,
-    path: &'a [u8],
-    /// Found out only when a route wants to know.
-    is_odd: OnceCell<bool>,
-}
-
 impl Conditions {
-    /// Whether this takes a request.
-    pub fn hold(&self, line: &FirstLine<'_>) -> bool {
-        self.holds_host(line) && self.holds_method(line) && self.holds_path(line)
+    /// Whether host, method and path match.
+    pub fn matches(&self, line: &FirstLine<'_>) -> bool {
+        self.matches_host(line) && self.matches_method(line) && self.path.matches(line.path)
     }
 
     /// Whether the host matches.
-    pub fn holds_host(&self, line: &FirstLine<'_>) -> bool {
+    pub fn matches_host(&self, line: &FirstLine<'_>) -> bool {
         let host = bare_host(line.host.unwrap_or_default());
         (self.host.as_ref()).is_none_or(|own| own.matches(host))
     }
 
     /// Whether the method matches.
-    pub fn holds_method(&self, line: &FirstLine<'_>) -> bool {
+    pub fn matches_method(&self, line: &FirstLine<'_>) -> bool {
         self.methods.is_empty() || self.methods.contains(line.method)
     }
 
-    /// Whether the path matches, and is not odd if it must not be.
-    pub fn holds_path(&self, line: &FirstLine<'_>) -> bool {
-        self.path.matches(line.path) && (self.allow_odd_paths || !is_odd(line.path))
+    /// Whether the path is odd, and may not be.
+    pub fn refuses_path(&self, line: &FirstLine<'_>) -> bool {
+        !self.allow_odd_paths && is_odd(line.path)
     }
 
-    /// Which of two that take one request says more about it: the greater. First by host, then by
+    /// Which of two that match one request says more about it: the greater. First by host, then by
     /// path, then by method.
     pub fn compare(&self, other: &Self) -> Ordering {
         let host = |conditions: &Self| conditions.host.as_ref().map(HostPattern::rank);
@@ -158,21 +163,24 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// The place of the most specific route that takes a request.
-    pub fn find(&self, line: &FirstLine<'_>) -> Option<usize> {
-        let search = Search {
-            method: line.method,
-            path: line.path,
-            is_odd: OnceCell::new(),
-        };
+    /// The place of the most specific route that matches a request.
+    ///
+    /// # Errors
+    /// When none does, or that one does not take odd paths, and this is one.
+    pub fn find(&self, line: &FirstLine<'_>) -> Result<usize, NoRoute> {
         // Most tables name no host at all.
         let names_hosts = !(self.exact.is_empty() && self.below.is_empty());
         let by_host = (names_hosts.then_some(line.host).flatten())
-            .and_then(|host| self.find_by_host(host, &search));
-        by_host.or_else(|| self.any.find(&search))
+            .and_then(|host| self.find_by_host(host, line));
+        let found = by_host.or_else(|| self.any.find(line));
+        let Choice { route, allows_odd } = found.ok_or(NoRoute::Unknown)?;
+        if !allows_odd && is_odd(line.path) {
+            return Err(NoRoute::OddPath(route));
+        }
+        Ok(route)
     }
 
-    fn find_by_host(&self, host: &[u8], search: &Search<'_>) -> Option<usize> {
+    fn find_by_host(&self, host: &[u8], line: &FirstLine<'_>) -> Option<Choice> {
         let mut space = [0; HOST_OCTETS];
         let host = bare_host(host);
         // A longer one is nobody's.
@@ -180,7 +188,7 @@ impl Matcher {
         lower.copy_from_slice(host);
         lower.make_ascii_lowercase();
         let lower = &*lower;
-        if let Some(found) = self.exact.get(lower).and_then(|tree| tree.find(search)) {
+        if let Some(found) = self.exact.get(lower).and_then(|tree| tree.find(line)) {
             return Some(found);
         }
         if self.below.is_empty() {
@@ -191,7 +199,7 @@ impl Matcher {
         let mut names = dots
             .filter(|(_, byte)| **byte == b'.')
             .filter_map(|(at, _)| lower.get(at + 1..));
-        names.find_map(|name| self.below.get(name)?.find(search))
+        names.find_map(|name| self.below.get(name)?.find(line))
     }
 
     fn tree(&mut self, host: Option<&HostPattern>) -> &mut Tree {
@@ -245,20 +253,20 @@ impl Tree {
         child
     }
 
-    fn find(&self, search: &Search<'_>) -> Option<usize> {
-        match search.path.strip_prefix(b"/") {
-            Some(path) => self.find_from(0, Some(path), search),
+    fn find(&self, line: &FirstLine<'_>) -> Option<Choice> {
+        match line.path.strip_prefix(b"/") {
+            Some(path) => self.find_from(0, Some(path), line.method),
             // `*`, which has no segments.
-            None => self.nodes.first()?.rest.pick(search),
+            None => self.nodes.first()?.rest.pick(line.method),
         }
     }
 
     /// `path` is what is left of it; `None` when it has ended. Goes no deeper than a pattern has
     /// segments, and looks at a node at most once.
-    fn find_from(&self, node: usize, path: Option<&[u8]>, search: &Search<'_>) -> Option<usize> {
+    fn find_from(&self, node: usize, path: Option<&[u8]>, method: &Method) -> Option<Choice> {
         let node = self.nodes.get(node)?;
         let Some(path) = path else {
-            return node.end.pick(search).or_else(|| node.rest.pick(search));
+            return node.end.pick(method).or_else(|| node.rest.pick(method));
         };
         let is_leaf = node.literals.is_empty() && node.named.is_none();
         let below = (!is_leaf).then(|| {
@@ -270,9 +278,9 @@ impl Tree {
             let literal = literal.map(|place| node.literals[place].1);
             let named = node.named.filter(|_| !segment.is_empty());
             let mut children = literal.into_iter().chain(named);
-            children.find_map(|child| self.find_from(child, after, search))
+            children.find_map(|child| self.find_from(child, after, method))
         });
-        below.flatten().or_else(|| node.rest.pick(search))
+        below.flatten().or_else(|| node.rest.pick(method))
     }
 }
 
@@ -306,19 +314,9 @@ impl Choices {
         overlap
     }
 
-    fn pick(&self, search: &Search<'_>) -> Option<usize> {
-        let by_method = self.by_method.iter().find(|(own, _)| own == search.method);
-        let by_method = by_method.map(|(_, choice)| *choice);
-        let mut choices = by_method.into_iter().chain(self.by_any);
-        choices
-            .find(|choice| choice.allows_odd || !search.is_odd())
-            .map(|choice| choice.route)
-    }
-}
-
-impl Search<'_> {
-    fn is_odd(&self) -> bool {
-        *self.is_odd.get_or_init(|| is_odd(self.path))
+    fn pick(&self, method: &Method) -> Option<Choice> {
+        let by_method = self.by_method.iter().find(|(own, _)| own == method);
+        by_method.map(|(_, choice)| *choice).or(self.by_any)
     }
 }
 

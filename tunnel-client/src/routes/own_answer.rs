@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
-    CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, VARY,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, VARY,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -62,7 +62,8 @@ pub struct CorsPolicy {
 pub(crate) struct AskingPage<'a> {
     policy: &'a CorsPolicy,
     origin: HeaderValue,
-    is_options: bool,
+    /// Whether it only asks if it may ask. A plain `OPTIONS` is a request like another.
+    is_preflight: bool,
 }
 
 impl FixedAnswer {
@@ -86,7 +87,8 @@ impl CorsPolicy {
         is_allowed.then(|| AskingPage {
             policy: self,
             origin: origin.clone(),
-            is_options: head.method == Method::OPTIONS,
+            is_preflight: head.method == Method::OPTIONS
+                && head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD),
         })
     }
 }
@@ -94,7 +96,7 @@ impl CorsPolicy {
 impl AskingPage<'_> {
     /// Tells the page of a problem.
     pub(crate) fn tell(&self, problem: &Problem, method: &Method) -> Response<AnswerBody> {
-        if self.is_options {
+        if self.is_preflight {
             return self.grant();
         }
         // The connection is another's, who may end it.
@@ -108,7 +110,7 @@ impl AskingPage<'_> {
 
     /// Lets the page read an answer that is no problem; a preflight of it is granted.
     pub(crate) fn permit(&self, mut answer: Response<AnswerBody>) -> Response<AnswerBody> {
-        if self.is_options {
+        if self.is_preflight {
             return self.grant();
         }
         self.allow(answer.headers_mut());
@@ -141,8 +143,13 @@ impl AskingPage<'_> {
             let yes = HeaderValue::from_static("true");
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
         }
-        headers.append(VARY, HeaderValue::from_static("origin"));
+        vary_by_origin(headers);
     }
+}
+
+/// Says that the answer to another page would be another one, so that no cache gives it this one.
+pub(super) fn vary_by_origin(headers: &mut HeaderMap) {
+    headers.append(VARY, HeaderValue::from_static("origin"));
 }
 
 fn own(status: StatusCode, body: Bytes, method: &Method) -> Response<AnswerBody> {
@@ -208,7 +215,11 @@ mod tests {
     }
 
     fn asked(method: Method, origin: &str) -> Parts {
-        let request = Request::builder().method(method).header("origin", origin);
+        let is_options = method == Method::OPTIONS;
+        let mut request = Request::builder().method(method).header("origin", origin);
+        if is_options {
+            request = request.header("access-control-request-method", "POST");
+        }
         request.body(()).unwrap().into_parts().0
     }
 
@@ -259,6 +270,23 @@ mod tests {
         assert_eq!(text(&answer, "access-control-max-age"), "3600");
         assert_eq!(text(&answer, "content-length"), "");
         assert!(content(answer).is_empty());
+    }
+
+    #[test]
+    fn options_that_ask_for_no_method_are_no_preflight() {
+        let policy = policy();
+        let mut head = asked(Method::OPTIONS, "https://g.test");
+        head.headers.remove("access-control-request-method");
+        let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
+        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        let fixed = own(StatusCode::OK, Bytes::from_static(b"ok"), &head.method);
+        let answer = policy.page(&head).unwrap().permit(fixed);
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(
+            text(&answer, "access-control-allow-origin"),
+            "https://g.test"
+        );
     }
 
     #[test]

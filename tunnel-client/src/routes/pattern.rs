@@ -149,16 +149,22 @@ pub fn segment_at(path: &[u8], place: usize) -> &[u8] {
 }
 
 /// Whether an upstream might read a path as another one than it looks: it has dot segments (also
-/// encoded, or with parameters as in `..;a`), encoded slashes, or backslashes.
+/// encoded), encoded slashes, backslashes, empty segments before the last, or parameters of segments
+/// (`;a`), which some leave out before they compare.
 pub fn is_odd(path: &[u8]) -> bool {
-    // Most paths have none of these bytes; this is a loop without branches.
-    let suspect = |found, byte: &u8| found | matches!(byte, b'.' | b'%' | b'\\');
+    // Most paths have none of these bytes; these are loops without branches.
+    let is_double_slash = |found, (byte, next): (&u8, &u8)| found | (*byte == b'/' && next == byte);
+    let after = path.get(1..).unwrap_or_default();
+    if path.iter().zip(after).fold(false, is_double_slash) {
+        return true;
+    }
+    let suspect = |found, byte: &u8| found | matches!(byte, b'.' | b'%' | b'\\' | b';');
     if !path.iter().fold(false, suspect) {
         return false;
     }
     let is_encoded_slash =
         |bytes: &[u8]| bytes.eq_ignore_ascii_case(b"%2f") || bytes.eq_ignore_ascii_case(b"%5c");
-    path.contains(&b'\\')
+    path.iter().any(|byte| matches!(byte, b'\\' | b';'))
         || path.windows(3).any(is_encoded_slash)
         || path.split(|byte| *byte == b'/').any(is_dot_segment)
 }
@@ -173,7 +179,7 @@ fn is_dot_segment(segment: &[u8]) -> bool {
         };
         dots += 1;
     }
-    matches!(dots, 1 | 2) && matches!(rest, [] | [b';', ..] | [b'%', b'3', b'b' | b'B', ..])
+    matches!(dots, 1 | 2) && matches!(rest, [] | [b'%', b'3', b'b' | b'B', ..])
 }
 
 impl FromStr for Pattern {
@@ -386,6 +392,13 @@ mod tests {
             "/..;x/a",
             "/%2e;",
             "/.%3b",
+            "//",
+            "//a",
+            "/a//",
+            "/a//b",
+            "/a;x/b",
+            "/a;",
+            "/;",
         ] {
             assert!(is_odd(odd.as_bytes()), "{odd}");
         }
@@ -399,8 +412,9 @@ mod tests {
             "/%252e%252e/",
             "*",
             "",
-            "/a;..",
+            "/a/",
             "/%3f",
+            "/a%3bb",
             "/x%2",
             "/..a",
         ] {

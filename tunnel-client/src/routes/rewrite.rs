@@ -68,6 +68,18 @@ pub struct Changes {
     pub add: Vec<(HeaderName, HeaderValue)>,
 }
 
+/// What is left of a path when its prefix is replaced is none that may be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RefusedTarget {
+    /// It begins with two slashes, behind which some look for a host.
+    #[error("the path would begin with `//` once its prefix is replaced")]
+    DoubleSlash,
+    /// It is no path, which no path can become.
+    #[error("the path is none once its prefix is replaced")]
+    NoPath,
+}
+
 /// Whether a route may change this field.
 pub fn is_changeable(name: &HeaderName) -> bool {
     const FIXED: [HeaderName; 11] = [
@@ -106,16 +118,16 @@ impl Rewrite {
     /// Changes a request's head.
     ///
     /// # Errors
-    /// When the path is none after it; no path is such that it could be.
-    pub(crate) fn apply(&self, head: &mut Parts) -> Result<(), Problem> {
+    /// When the path may not be what is left of it; then nothing has changed.
+    pub(crate) fn apply(&self, head: &mut Parts) -> Result<(), RefusedTarget> {
         if let Some(prefix) = &self.prefix
             && let Some(target) = head.uri.path_and_query()
             && let Some(target) = prefix.replace(target.as_str())
         {
-            let target = PathAndQuery::try_from(target).map_err(|error| {
-                let detail = format!("the path without its prefix: {error}");
-                Problem::new(Hop::Client, Reason::RequestMalformed, detail)
-            })?;
+            if target.starts_with("//") {
+                return Err(RefusedTarget::DoubleSlash);
+            }
+            let target = PathAndQuery::try_from(target).map_err(|_| RefusedTarget::NoPath)?;
             head.uri = Uri::from(target);
         }
         self.request.apply(&mut head.headers);
@@ -315,6 +327,28 @@ mod tests {
             ("x-set", "1"),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn no_path_is_made_one_that_begins_with_two_slashes() {
+        let apply = |prefix: Prefix, target: &str| {
+            let (mut head, ()) = Request::get(target).body(()).unwrap().into_parts();
+            let rewrite = Rewrite {
+                prefix: Some(prefix),
+                ..Rewrite::default()
+            };
+            let applied = rewrite.apply(&mut head);
+            (applied, head.uri.to_string())
+        };
+        let strip = || Prefix::new("/w", "");
+        let refused = |target: &str| (Err(RefusedTarget::DoubleSlash), target.to_owned());
+        assert_eq!(apply(strip(), "/w//a/../b"), refused("/w//a/../b"));
+        assert_eq!(apply(strip(), "/w//"), refused("/w//"));
+        assert_eq!(apply(Prefix::new("/w", "/"), "/w//a"), refused("/w//a"));
+        assert_eq!(apply(Prefix::new("/", "/"), "//a"), refused("//a"));
+        assert_eq!(apply(strip(), "/w/a//b"), (Ok(()), "/a//b".to_owned()));
+        let replaced = apply(Prefix::new("/w", "/x"), "/w//a");
+        assert_eq!(replaced, (Ok(()), "/x//a".to_owned()));
     }
 
     #[test]

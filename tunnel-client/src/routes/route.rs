@@ -6,6 +6,7 @@
 //!                  └─▶ problem ─▶ told to the page that asks, or to the tunnel server
 //! ```
 
+use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -13,11 +14,11 @@ use http::{Method, Response};
 use tunnel_proto::control::{RouteState, RouteSummary};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::leads::{LeadParts, OnDemand, Upstreams};
-use super::own_answer::AnswerBody;
+use super::leads::{LeadParts, OnDemand, Tending, Upstreams};
+use super::own_answer::{AnswerBody, vary_by_origin};
 use super::summary;
 use super::template::{RefusedSegment, Template};
-use crate::config::{RouteAction, RouteConfig};
+use crate::config::{RouteAction, RouteConfig, UpstreamOptions, UpstreamsConfig};
 use crate::metrics::RouteMetrics;
 use crate::upstream::{Asked, Upstream, UpstreamError};
 
@@ -45,23 +46,45 @@ enum Whom<'a> {
     Nobody(Response<AnswerBody>),
 }
 
+/// A route in the table.
+pub(super) struct InForce {
+    /// The route, which exchanges hold as well.
+    pub(super) route: Arc<Route>,
+    /// Only the table holds this; `None` when the route leads to nobody.
+    pub(super) tending: Option<Tending>,
+}
+
 /// What a reload can take over of the routes before it.
 pub(super) struct Earlier {
-    upstreams: Vec<Arc<Upstreams>>,
-    on_demand: Vec<Arc<OnDemand>>,
+    upstreams: Vec<Tended<Upstreams>>,
+    on_demand: Vec<Tended<OnDemand>>,
+}
+
+struct Tended<T> {
+    there: Arc<T>,
+    tending: Tending,
 }
 
 impl Earlier {
     /// All that these routes lead to.
-    pub(super) fn of<'a>(routes: impl IntoIterator<Item = &'a Arc<Route>>) -> Self {
+    pub(super) fn of(routes: &[InForce]) -> Self {
         let mut earlier = Self {
             upstreams: Vec::new(),
             on_demand: Vec::new(),
         };
-        for route in routes {
+        for InForce { route, tending } in routes {
+            let Some(tending) = tending.clone() else {
+                continue;
+            };
             match &route.lead {
-                Lead::Upstreams(upstreams) => earlier.upstreams.push(Arc::clone(upstreams)),
-                Lead::Template(_, on_demand) => earlier.on_demand.push(Arc::clone(on_demand)),
+                Lead::Upstreams(upstreams) => {
+                    let there = Arc::clone(upstreams);
+                    earlier.upstreams.push(Tended { there, tending });
+                }
+                Lead::Template(_, on_demand) => {
+                    let there = Arc::clone(on_demand);
+                    earlier.on_demand.push(Tended { there, tending });
+                }
                 Lead::Own => {}
             }
         }
@@ -69,14 +92,43 @@ impl Earlier {
     }
 
     /// What is made of the same; each is given to one route, since routes share no connections.
-    fn take<T>(those: &mut Vec<Arc<T>>, is_same: impl Fn(&T) -> bool) -> Option<Arc<T>> {
-        let place = those.iter().position(|one| is_same(one))?;
+    fn take<T>(those: &mut Vec<Tended<T>>, is_same: impl Fn(&T) -> bool) -> Option<Tended<T>> {
+        let place = those.iter().position(|one| is_same(&one.there))?;
         Some(those.swap_remove(place))
+    }
+
+    fn upstreams(
+        &mut self,
+        action: &RouteAction,
+        config: &UpstreamsConfig,
+        parts: &LeadParts,
+    ) -> Result<Tended<Upstreams>, UpstreamError> {
+        if let Some(there) = Self::take(&mut self.upstreams, |one| one.is_of(action)) {
+            return Ok(there);
+        }
+        let there = Arc::new(Upstreams::new(config, parts)?);
+        let tending = there.tend();
+        Ok(Tended { there, tending })
+    }
+
+    fn on_demand(
+        &mut self,
+        action: &RouteAction,
+        (template, options): (&Template, &UpstreamOptions),
+        parts: &LeadParts,
+    ) -> Result<Tended<OnDemand>, UpstreamError> {
+        if let Some(there) = Self::take(&mut self.on_demand, |one| one.is_of(action)) {
+            return Ok(there);
+        }
+        let there = Arc::new(OnDemand::new(template.base().scheme(), options, parts)?);
+        let tending = there.tend();
+        Ok(Tended { there, tending })
     }
 }
 
-impl Route {
-    /// A route as the configuration says, with what is there already of its upstreams.
+impl InForce {
+    /// A route as the configuration says, with what is there already of its upstreams. Must be called
+    /// within a runtime.
     ///
     /// # Errors
     /// When its upstreams cannot be as it says.
@@ -86,39 +138,37 @@ impl Route {
         parts: &LeadParts,
         metrics: Arc<RouteMetrics>,
     ) -> Result<Self, UpstreamError> {
-        let lead = match &config.action {
+        let (lead, tending) = match &config.action {
             RouteAction::Upstreams(upstreams) => {
-                let same = |one: &Upstreams| one.is_of(&config.action);
-                Lead::Upstreams(match Earlier::take(&mut earlier.upstreams, same) {
-                    Some(there) => there,
-                    None => Arc::new(Upstreams::new(upstreams, parts)?),
-                })
+                let Tended { there, tending } =
+                    earlier.upstreams(&config.action, upstreams, parts)?;
+                (Lead::Upstreams(there), Some(tending))
             }
             RouteAction::Template(template, options) => {
-                let same = |one: &OnDemand| one.is_of(&config.action);
-                let there = match Earlier::take(&mut earlier.on_demand, same) {
-                    Some(there) => there,
-                    None => {
-                        let scheme = template.base().scheme();
-                        Arc::new(OnDemand::new(scheme, options, parts)?)
-                    }
-                };
-                Lead::Template(template.clone(), there)
+                let Tended { there, tending } =
+                    earlier.on_demand(&config.action, (template, options), parts)?;
+                (Lead::Template(template.clone(), there), Some(tending))
             }
-            RouteAction::Respond(_) | RouteAction::Deny(_) => Lead::Own,
+            RouteAction::Respond(_) | RouteAction::Deny(_) => (Lead::Own, None),
         };
         let is_plain = config.values.is_empty()
             && config.cors.is_none()
             && config.rewrite.keeps_request()
             && config.rewrite.response.is_empty();
-        Ok(Self {
+        let route = Route {
             is_plain,
             lead,
             metrics,
             config,
+        };
+        Ok(Self {
+            route: Arc::new(route),
+            tending,
         })
     }
+}
 
+impl Route {
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.config.name
@@ -170,10 +220,15 @@ impl Route {
     ) -> Result<Response<AnswerBody>, Problem> {
         let method = asked.head().method.clone();
         // Before the route changes the field that names it.
-        let page = (self.config.cors.as_ref()).and_then(|policy| policy.page(asked.head()));
+        let cors = self.config.cors.as_ref();
+        let page = cors.and_then(|policy| policy.page(asked.head()));
         let (problem, page) = match (self.ask(asked, &method).await, page) {
             (Ok(response), Some(page)) if matches!(self.lead, Lead::Own) => {
                 return Ok(page.permit(response));
+            }
+            (Ok(mut response), None) if cors.is_some() && matches!(self.lead, Lead::Own) => {
+                vary_by_origin(response.headers_mut());
+                return Ok(response);
             }
             (Err(problem), Some(page)) => (problem, page),
             (answered, _) => return answered,
@@ -190,7 +245,8 @@ impl Route {
     ) -> Result<Response<AnswerBody>, Problem> {
         let whom = self.whom(asked.head(), method)?;
         if !self.config.rewrite.keeps_request() {
-            self.config.rewrite.apply(asked.head_mut())?;
+            let applied = self.config.rewrite.apply(asked.head_mut());
+            applied.map_err(|refused| self.refused(refused))?;
         }
         let mut response = match whom {
             Whom::Upstreams(upstreams) => upstreams.ask(asked).await?.map(AnswerBody::Upstream),
@@ -205,16 +261,20 @@ impl Route {
 
     fn whom(&self, head: &Parts, method: &Method) -> Result<Whom<'_>, Problem> {
         let path = head.uri.path().as_bytes();
-        let refused = |segment: RefusedSegment| {
-            let detail = format!("route `{}`: {segment}", self.config.name);
-            Problem::new(Hop::Client, Reason::SegmentRefused, detail)
-        };
+        let refused = |segment: RefusedSegment| self.refused(segment);
         self.config.check_values(path).map_err(refused)?;
         match (&self.lead, &self.config.action) {
             (Lead::Upstreams(upstreams), _) => Ok(Whom::Upstreams(upstreams)),
             (Lead::Template(template, on_demand), _) => {
                 let url = template.fill(path).map_err(refused)?;
                 Ok(Whom::OnDemand(on_demand.get(url)))
+            }
+            // As an answer to an upgrade it would say that the protocol is changed.
+            (Lead::Own, RouteAction::Respond(answer))
+                if *method == Method::CONNECT && answer.status.is_success() =>
+            {
+                let detail = format!("route `{}` answers by itself", self.config.name);
+                Err(Problem::new(Hop::Client, Reason::UpgradeFailed, detail))
             }
             (Lead::Own, RouteAction::Respond(answer)) => Ok(Whom::Nobody(answer.respond(method))),
             (Lead::Own, RouteAction::Deny(words)) => {
@@ -226,5 +286,11 @@ impl Route {
                 Err(Problem::new(Hop::Client, Reason::InternalError, detail))
             }
         }
+    }
+
+    /// The path may not be what it is.
+    fn refused(&self, why: impl fmt::Display) -> Problem {
+        let detail = format!("route `{}`: {why}", self.config.name);
+        Problem::new(Hop::Client, Reason::SegmentRefused, detail)
     }
 }

@@ -41,7 +41,8 @@ pub(crate) fn conditions(route: &RouteConfig) -> String {
         true => String::new(),
         false => format!("{} ", methods.join(",")),
     };
-    let odd = match conditions.allow_odd_paths {
+    let is_denial = matches!(route.action, RouteAction::Deny(_));
+    let odd = match conditions.allow_odd_paths && !is_denial {
         true => " (odd paths too)",
         false => "",
     };

@@ -86,9 +86,9 @@ async fn each_path_goes_to_its_own_upstream() {
     for (path, name, line, host) in [
         ("/app", "app", "GET /app ", "a-b.tunnels.test"),
         (
-            "/app/x%2Ey//?a=%zz",
+            "/app/x%2Ey/?a=%zz//;",
             "app",
-            "GET /app/x%2Ey//?a=%zz ",
+            "GET /app/x%2Ey/?a=%zz//; ",
             "a-b.tunnels.test",
         ),
         (
@@ -199,6 +199,40 @@ async fn what_no_route_sends_on_is_told_apart() {
 }
 
 #[tokio::test]
+async fn an_odd_path_is_refused_where_a_plain_one_would_go() {
+    let setup = with_routes(
+        r#"
+        [[route]]
+        name = "no"
+        path = "/no/*"
+        deny = "not for the outside"
+        [[route]]
+        name = "hooks"
+        path = "/hooks/{namespace}/*"
+        values = { namespace = ["argo"] }
+        upstream = "http://{namespace}.invalid"
+        [[route]]
+        name = "all"
+        path = "/*"
+        allow_odd_paths = true
+        respond = { body = "anybody" }
+        "#,
+    )
+    .await;
+    for path in ["/no/a%2fb", "/no//a", "/no/a/..", "/no/;a"] {
+        let failure = setup.session.failure(get(path)).await;
+        assert_eq!(failure, Reason::RouteDenied, "{path}");
+    }
+    for path in ["/hooks/team%2fa/x", "/hooks/argo/../x", "/hooks/argo;x/y"] {
+        let problem = setup.session.ask(get(path)).await.unwrap_err();
+        assert_eq!(problem.reason(), Reason::RouteUnknown, "{path}");
+        let words = "route `hooks` does not take an odd path";
+        assert!(problem.detail().starts_with(words), "{problem}");
+    }
+    assert_eq!(setup.session.fetch(get("/a//b")).await.body(), "anybody");
+}
+
+#[tokio::test]
 async fn a_fixed_answer_is_given_without_asking_anybody() {
     let setup = with_routes(
         r#"
@@ -276,9 +310,10 @@ async fn a_page_reads_why_its_upstream_does_not_answer() {
         "{}",
         answer.body()
     );
+    let preflight = [ours[0], ("access-control-request-method", "POST")];
     let answer = setup
         .session
-        .fetch(asked(Method::OPTIONS, "/app/api", &ours))
+        .fetch(asked(Method::OPTIONS, "/app/api", &preflight))
         .await;
     assert_eq!(
         (answer.status().as_u16(), answer.body().as_str()),
@@ -298,7 +333,7 @@ async fn a_page_reads_why_its_upstream_does_not_answer() {
     // What an upstream answers is its own, its CORS too.
     let answer = setup
         .session
-        .fetch(asked(Method::OPTIONS, "/there", &ours))
+        .fetch(asked(Method::OPTIONS, "/there", &preflight))
         .await;
     assert_eq!(
         (
@@ -314,6 +349,15 @@ async fn a_page_reads_why_its_upstream_does_not_answer() {
     assert_eq!(
         field(&answer, "access-control-allow-origin"),
         "https://evil.test"
+    );
+    // Nor may a cache give a page what nobody in particular has asked for.
+    let answer = setup.session.fetch(get("/fixed")).await;
+    assert_eq!(
+        (
+            field(&answer, "vary"),
+            field(&answer, "access-control-allow-origin")
+        ),
+        ("origin", "")
     );
     // A problem is counted as one, whoever is told.
     let series = "problems_total{reason=\"connection_refused\"}";
@@ -365,11 +409,37 @@ async fn an_upgrade_is_a_get() {
         upstream.url()
     ))
     .await;
-    let mut request = asked(Method::CONNECT, "/socket", &[]);
+    let answer = setup.session.ask(upgrade("/socket")).await;
+    assert_eq!(answer.unwrap().status().as_u16(), 426);
+}
+
+fn upgrade(path: &str) -> Request<Empty<Bytes>> {
+    let mut request = asked(Method::CONNECT, path, &[]);
     let protocol = tunnel_proto::exchange::Protocol::WEBSOCKET;
     request.extensions_mut().insert(protocol);
+    request
+}
+
+#[tokio::test]
+async fn a_fixed_answer_never_agrees_to_an_upgrade() {
+    let setup = with_routes(
+        r#"
+        [[route]]
+        name = "ok"
+        path = "/ok"
+        respond = { body = "ok" }
+        [[route]]
+        name = "no"
+        path = "/no"
+        respond = { status = 426, body = "no" }
+        "#,
+    )
+    .await;
+    let failure = setup.session.failure(upgrade("/ok")).await;
+    assert_eq!(failure, Reason::UpgradeFailed);
+    let answer = setup.session.fetch(upgrade("/no")).await;
     assert_eq!(
-        setup.session.ask(request).await.unwrap().status().as_u16(),
-        426
+        (answer.status().as_u16(), answer.body().as_str()),
+        (426, "no")
     );
 }

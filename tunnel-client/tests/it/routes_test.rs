@@ -31,8 +31,10 @@ fn example() -> PathBuf {
 }
 
 /// What the example does with a request, in a few words.
-fn outcome(routes: &RouteList, method: &str, url: &str) -> String {
-    let trial = try_request(routes, &Question::new(method, url).unwrap());
+fn outcome(routes: &RouteList, request: &str) -> String {
+    let (method, path) = request.split_once(' ').unwrap();
+    let url = format!("https://acc-prod.tunnels.example{path}");
+    let trial = try_request(routes, &Question::new(method, &url).unwrap());
     let name = trial.winner.map_or("none", |route| &*route.name);
     match trial.outcome {
         Outcome::Sent(sent) => format!("{name} -> {} as {}", sent[0].url, sent[0].host),
@@ -62,6 +64,18 @@ fn the_example_has_every_row_of_the_runtimes_router() {
             format!("app-proxy -> http://cap-app-proxy:3017/app-proxy {app}"),
         ),
         ("GET /app-proxyx", "Unknown".to_owned()),
+        // As it came, as clients have always sent it.
+        (
+            "GET /app-proxy/api/repos/owner%2Frepo//;a/../b",
+            format!(
+                "app-proxy -> http://cap-app-proxy:3017/app-proxy/api/repos/owner%2Frepo//;a/../b {app}"
+            ),
+        ),
+        (
+            "GET /workflows/artifact-files/argo%2Fx",
+            format!("workflows -> https://argo-server:2746/artifact-files/argo%2Fx {argo}"),
+        ),
+        ("GET /workflows//evil.test/", "workflows refuses".to_owned()),
         (
             "GET /workflows/",
             format!("workflows -> https://argo-server:2746/ {argo}"),
@@ -80,30 +94,35 @@ fn the_example_has_every_row_of_the_runtimes_router() {
             "POST /webhooks/argo/github",
             format!("webhooks -> http://{hooks}/webhooks/argo/github as {hooks}"),
         ),
-        ("POST /webhooks/argo", "Unknown".to_owned()),
-        ("POST /webhooks/argo/", "Unknown".to_owned()),
-        ("POST /webhooks//github/push", "Unknown".to_owned()),
-        (
-            "POST /webhooks/kube-system%3f/github/push",
-            "webhooks refuses".to_owned(),
-        ),
-        (
-            "POST /webhooks/evil.test:80/github",
-            "webhooks refuses".to_owned(),
-        ),
-        ("POST /webhooks/a@b/github", "webhooks refuses".to_owned()),
-        ("POST /webhooks/argo/GitHub", "webhooks refuses".to_owned()),
-        ("POST /webhooks/argo%2fx/github", "Unknown".to_owned()),
-        ("POST /webhooks/../github/x", "Unknown".to_owned()),
-        ("POST /webhooks/argo/github/../x", "Unknown".to_owned()),
         ("GET /readyz", "readyz answers 200".to_owned()),
         ("HEAD /healthz", "healthz answers 200".to_owned()),
         ("GET /", "Unknown".to_owned()),
         ("GET /api/v1/namespaces", "Unknown".to_owned()),
     ] {
-        let (method, path) = request.split_once(' ').unwrap();
-        let url = format!("https://acc-prod.tunnels.example{path}");
-        assert_eq!(outcome(&routes, method, &url), expected, "{request}");
+        assert_eq!(outcome(&routes, request), expected, "{request}");
+    }
+}
+
+#[test]
+fn no_webhook_of_the_example_goes_where_its_path_does_not_lead() {
+    let routes = RouteList::from_toml(example(), &fs::read_to_string(example()).unwrap()).unwrap();
+    let (refused, odd) = ("webhooks refuses", "OddPath(\"webhooks\")");
+    for (request, expected) in [
+        ("POST /webhooks/argo", "Unknown"),
+        ("POST /webhooks/argo/", "Unknown"),
+        ("POST /webhooks//github/push", "Unknown"),
+        ("POST /webhooks/kube-system%3f/github/push", refused),
+        ("POST /webhooks/evil.test:80/github", refused),
+        ("POST /webhooks/a@b/github", refused),
+        ("POST /webhooks/argo/GitHub", refused),
+        ("POST /webhooks/argo%2fx/github", odd),
+        ("POST /webhooks/../github/x", odd),
+        ("POST /webhooks/argo/github/../x", odd),
+        ("POST /webhooks/argo/github//x", odd),
+        ("POST /webhooks/argo/git;hub/x", odd),
+        ("POST //webhooks/argo/github/x", "Unknown"),
+    ] {
+        assert_eq!(outcome(&routes, request), expected, "{request}");
     }
 }
 
@@ -158,6 +177,12 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
         name = "shared"
         path = "/shared"
         upstreams = [{ url = "http://a", weight = 3 }, { url = "http://b" }]
+        [[route]]
+        name = "all"
+        path = "/all/*"
+        allow_odd_paths = true
+        strip_prefix = "/all"
+        upstream = "http://a"
         "#;
     fs::write(&file, text).unwrap();
     let config = format!("--config={}", file.display());
@@ -184,7 +209,23 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
         1,
         "error: no route takes it (404 route_unknown)",
     );
-    check(&["/hooks/.."], 1, "allow_odd_paths");
+    check(
+        &["/hooks/.."],
+        1,
+        "error: route `hooks` refuses it (404 route_unknown): the path is odd (dot or empty segments, ",
+    );
+    check(
+        &["--upstream=http://c:81", "/hooks/.."],
+        1,
+        " matches, but refuses the path, which is odd",
+    );
+    check(&["/no/a%2fb"], 1, "denies it (403 route_denied)");
+    check(
+        &["/all//x"],
+        1,
+        "route `all` refuses it (404 segment_refused)",
+    );
+    check(&["/all/x//y"], 0, "upstream   http://a/x//y");
     check(&["GET", "not a url"], 2, "expected a URL");
     check(&["G T", "/"], 2, "expected a method");
     check(&["a", "b", "c"], 2, "");

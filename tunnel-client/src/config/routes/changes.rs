@@ -63,14 +63,8 @@ impl Checker<'_> {
     fn prefix_text(&mut self, text: &Text, key: &str) -> Option<()> {
         let bytes = text.get_ref().as_bytes();
         let fits = |byte: &u8| byte.is_ascii_graphic() && !b"?#{}*".contains(byte);
-        let is_empty_within = text.get_ref().contains("//");
-        if bytes.first() != Some(&b'/')
-            || !bytes.iter().all(fits)
-            || is_odd(bytes)
-            || is_empty_within
-        {
-            let problem =
-                "expected whole segments of a path such as `/workflows`, without dot segments";
+        if bytes.first() != Some(&b'/') || !bytes.iter().all(fits) || is_odd(bytes) {
+            let problem = "expected whole segments of a path such as `/workflows`, without dot segments and `;`";
             self.fault(text.span(), key, problem);
             return None;
         }
@@ -157,7 +151,7 @@ impl Checker<'_> {
         Some(name)
     }
 
-    pub(super) fn cors(&mut self, raw: &Spanned<RawCors>, route: &RawRoute) -> Option<CorsPolicy> {
+    pub(super) fn cors(&mut self, raw: &Spanned<RawCors>) -> Option<CorsPolicy> {
         let before = self.faults.len();
         let cors = raw.get_ref();
         let origins = self.origins(&cors.origins, cors.credentials);
@@ -172,21 +166,6 @@ impl Checker<'_> {
         let max_age = cors.max_age.as_ref();
         let max_age = max_age
             .and_then(|text| self.duration(Some(text), "route.cors.max_age", Duration::ZERO));
-        let is_asked_first = |methods: &Spanned<Vec<Text>>| {
-            methods
-                .get_ref()
-                .iter()
-                .any(|method| method.get_ref() == "OPTIONS")
-        };
-        if let Some(methods) = route
-            .methods
-            .as_ref()
-            .filter(|methods| !is_asked_first(methods))
-        {
-            let problem =
-                "browsers ask with OPTIONS first: add it, or the route's pages never come here";
-            self.fault(methods.span(), "route.methods", problem);
-        }
         let methods = match cors.methods {
             Some(_) => methods.join(", "),
             None => CORS_METHODS.to_owned(),

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Method;
 use toml::Spanned;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::config_value::{Count, PositiveDuration};
@@ -15,7 +16,7 @@ use tunnel_ops::tls_files::Roots;
 
 use super::raw::{RawRoute, Text};
 use super::{
-    ConfigFault, DEFAULT_ROUTE, Matcher, RouteAction, RouteConfig, RouteList, Source,
+    Conditions, ConfigFault, DEFAULT_ROUTE, Matcher, RouteAction, RouteConfig, RouteList, Source,
     UpstreamOptions, UpstreamUrl,
 };
 use crate::config::{UPSTREAM_CONNECT_TIMEOUT, UPSTREAM_HEAD_TIMEOUT};
@@ -69,9 +70,10 @@ pub(in crate::config) fn check(
         .map(|raw| checker.route(raw))
         .collect();
     let routes: Option<Vec<_>> = checked.into_iter().collect();
-    // Which ones overlap can be told only when all could be read.
+    // How they go together can be told only when all could be read.
     let routes = RouteList(routes?);
     checker.overlaps(&routes, &source.route);
+    checker.preflights(&routes, &source.route);
     Some(routes)
 }
 
@@ -192,7 +194,7 @@ impl Checker<'_> {
         // Each part is looked at, whatever is wrong with another.
         let conditions = self.conditions(raw);
         let cors = match &raw.cors {
-            Some(cors) => self.cors(cors, raw).map(Some),
+            Some(cors) => self.cors(cors).map(Some),
             None => Some(None),
         };
         let path = conditions.as_ref().map(|conditions| &conditions.path);
@@ -211,6 +213,29 @@ impl Checker<'_> {
             rewrite: rewrite?,
             cors: cors?,
         })
+    }
+
+    /// Before a page asks by a route with CORS, its browser asks with OPTIONS; that a route for the same
+    /// paths must take.
+    fn preflights(&mut self, routes: &RouteList, raw: &[RawRoute]) {
+        let takes = |conditions: &Conditions| {
+            conditions.methods.is_empty() || conditions.methods.contains(&Method::OPTIONS)
+        };
+        for (route, raw) in routes.iter().zip(raw) {
+            let (own, Some(methods), Some(_)) = (&route.conditions, &raw.methods, &route.cors)
+            else {
+                continue;
+            };
+            let is_beside = |other: &RouteConfig| {
+                let other = &other.conditions;
+                takes(other) && other.host == own.host && other.path.has_shape_of(&own.path)
+            };
+            if !routes.iter().any(is_beside) {
+                let problem = "browsers ask with OPTIONS first: add it here or to another route with this host and \
+                               path, or the route's pages never come here";
+                self.fault(methods.span(), "route.methods", problem);
+            }
+        }
     }
 
     fn overlaps(&mut self, routes: &RouteList, raw: &[RawRoute]) {

@@ -15,6 +15,12 @@ const VALUES_MAX: usize = 4096;
 /// Most methods of one route.
 const METHODS_MAX: usize = 32;
 
+/// A route that denies has nothing to fear of any path, and whoever spells one in an odd way is denied
+/// all the same.
+fn takes_odd_paths(raw: &RawRoute) -> bool {
+    raw.allow_odd_paths || raw.deny.is_some()
+}
+
 impl Checker<'_> {
     pub(super) fn conditions(&mut self, raw: &RawRoute) -> Option<Conditions> {
         let host = match &raw.host {
@@ -27,7 +33,7 @@ impl Checker<'_> {
             host: host?,
             methods: methods?,
             path: path?,
-            allow_odd_paths: raw.allow_odd_paths,
+            allow_odd_paths: takes_odd_paths(raw),
         })
     }
 
@@ -37,8 +43,8 @@ impl Checker<'_> {
             Segment::Literal(text) => is_odd(text.as_bytes()),
             Segment::Named(_) => false,
         };
-        if !raw.allow_odd_paths && path.segments().iter().any(is_odd) {
-            let problem = "it has dot segments, encoded slashes or backslashes, so that it matches nothing unless \
+        if !takes_odd_paths(raw) && path.segments().iter().any(is_odd) {
+            let problem = "it has dot segments, encoded slashes, backslashes or `;`, so that it takes nothing unless \
                            allow_odd_paths is set";
             self.fault(raw.path.span(), "route.path", problem);
             return None;

@@ -370,6 +370,18 @@ fn pages_are_named_as_browsers_name_them() {
     let methods =
         "path = \"/*\"\nupstream = \"http://a\"\nmethods = [\"GET\"]\ncors = { origins = [\"*\"] }";
     refused(methods, "route.methods", "browsers ask with OPTIONS first");
+    // Whichever of the routes for these paths takes it.
+    let split = |second: &str| {
+        let route = |name: &str, path: &str, methods: &str| {
+            format!(
+                "[[route]]\nname = \"{name}\"\npath = \"{path}\"\nupstream = \"http://a\"\n\
+                 methods = {methods}\ncors = {{ origins = [\"*\"] }}\n"
+            )
+        };
+        read(&(route("a", "/a/{x}", "[\"GET\", \"OPTIONS\"]") + &route("b", second, "[\"POST\"]")))
+    };
+    assert!(split("/a/{y}").is_ok());
+    assert!(split("/b/{y}").is_err());
     refused(
         &with("origins = [\"*\"], methods = [\"get\"]"),
         "route.cors.methods",
@@ -465,7 +477,7 @@ fn numbers_and_lists_are_bounded() {
         "counts as GET",
     );
     refused(
-        "path = \"/a/..\"\ndeny = \"no\"",
+        "path = \"/a/..\"\nrespond = {}",
         "route.path",
         "unless allow_odd_paths is set",
     );
@@ -478,6 +490,17 @@ fn numbers_and_lists_are_bounded() {
         error.ends_with("route: there may be at most 4096 routes"),
         "{error}"
     );
+}
+
+#[test]
+fn a_route_that_denies_takes_odd_paths_whatever_it_says() {
+    let conditions = |text: &str| {
+        let routes = read(&format!("[[route]]\nname = \"a\"\n{text}")).unwrap();
+        routes.0[0].conditions.clone()
+    };
+    assert!(conditions("path = \"/a/*\"\ndeny = \"no\"").allow_odd_paths);
+    assert!(conditions("path = \"/a;b\"\nallow_odd_paths = false\ndeny = \"no\"").allow_odd_paths);
+    assert!(!conditions("path = \"/a/*\"\nrespond = {}").allow_odd_paths);
 }
 
 #[test]

@@ -26,7 +26,7 @@ impl Written {
         }
     }
 
-    /// How much this says about a request, or nothing when it does not take it: the rule of
+    /// How much this says about a request, or nothing when it does not match: the rule of
     /// docs/configuration.md, word for word.
     fn score(&self, host: &str, method: &Method, path: &str) -> Option<Vec<usize>> {
         let host_score = match self.host {
@@ -45,7 +45,7 @@ impl Written {
         // Behind all that a path can say.
         scores.resize(64, 0);
         scores.push(usize::from(!self.methods.is_empty()));
-        (self.allow_odd_paths || !looks_odd(path)).then_some(scores)
+        Some(scores)
     }
 
     fn path_score(&self, path: &str) -> Option<Vec<usize>> {
@@ -69,24 +69,37 @@ impl Written {
 }
 
 fn looks_odd(path: &str) -> bool {
-    let path = path.to_lowercase().replace("%2e", ".").replace("%3b", ";");
-    path.contains('\\')
+    let path = path.to_lowercase().replace("%2e", ".");
+    path.contains(['\\', ';'])
+        || path.contains("//")
         || path.contains("%2f")
         || path.contains("%5c")
         || path.split('/').any(|segment| {
-            let name = segment.split(';').next().unwrap();
+            let name = segment.split("%3b").next().unwrap();
             name == "." || name == ".."
         })
 }
 
-fn reference(routes: &[Written], host: &str, method: &Method, path: &str) -> Option<usize> {
+fn reference(
+    routes: &[Written],
+    host: &str,
+    method: &Method,
+    path: &str,
+) -> Result<usize, NoRoute> {
     let scored = routes.iter().enumerate();
     let scored =
         scored.filter_map(|(place, route)| Some((route.score(host, method, path)?, place)));
     // The first of those that say most; only those that overlap say the same.
-    scored
+    let best = scored
         .max_by(|(a, first), (b, second)| a.cmp(b).then(second.cmp(first)))
-        .map(|(_, place)| place)
+        .map(|(_, place)| place);
+    match best {
+        None => Err(NoRoute::Unknown),
+        Some(place) if looks_odd(path) && !routes[place].allow_odd_paths => {
+            Err(NoRoute::OddPath(place))
+        }
+        Some(place) => Ok(place),
+    }
 }
 
 fn written() -> impl Strategy<Value = Written> {
@@ -133,6 +146,7 @@ fn hostile_path() -> impl Strategy<Value = String> {
         "a%5Cb",
         "a\\b",
         "..;x",
+        "a;x",
         "%2e%3b",
         "%252e",
         "app-proxy",
@@ -161,7 +175,7 @@ fn conditions(host: Option<&str>, methods: &[Method], path: &str) -> Conditions 
     }
 }
 
-fn found(routes: &[Conditions], host: &str, method: Method, path: &str) -> Option<usize> {
+fn found(routes: &[Conditions], host: &str, method: Method, path: &str) -> Result<usize, NoRoute> {
     let (matcher, _) = Matcher::new(routes);
     matcher.find(&FirstLine {
         host: Some(host.as_bytes()),
@@ -230,8 +244,11 @@ fn the_most_specific_wins_whatever_the_order() {
 fn a_host_that_is_too_long_is_nobodys() {
     let routes = [conditions(Some("*.test"), &[], "/*")];
     let host = format!("{}.test", "a".repeat(300));
-    assert_eq!(found(&routes, &host, Method::GET, "/"), None);
-    assert_eq!(found(&routes, "a.test", Method::GET, "/"), Some(0));
+    assert_eq!(
+        found(&routes, &host, Method::GET, "/"),
+        Err(NoRoute::Unknown)
+    );
+    assert_eq!(found(&routes, "a.test", Method::GET, "/"), Ok(0));
 }
 
 #[test]
@@ -256,13 +273,36 @@ fn routes_of_which_neither_is_more_specific_are_told() {
 }
 
 #[test]
-fn an_upstream_route_that_allows_odd_paths_takes_them_from_one_that_does_not() {
-    let mut all = conditions(None, &[], "/*");
-    all.allow_odd_paths = true;
-    let routes = [conditions(None, &[], "/a/*"), all];
-    assert_eq!(found(&routes, "", Method::GET, "/a/b"), Some(0));
-    assert_eq!(found(&routes, "", Method::GET, "/a/../b"), Some(1));
-    assert_eq!(found(&routes[..1], "", Method::GET, "/a/%2E"), None);
+fn an_odd_spelling_of_a_path_is_no_way_around_its_route() {
+    let allowing = |conditions: Conditions| Conditions {
+        allow_odd_paths: true,
+        ..conditions
+    };
+    let routes = [
+        conditions(None, &[], "/a/*"),
+        conditions(None, &[Method::POST], "/a/{x}/*"),
+        conditions(Some("a.test"), &[], "/b/*"),
+        allowing(conditions(None, &[], "/b/c/*")),
+        allowing(conditions(None, &[], "/*")),
+    ];
+    for (host, method, path, expected) in [
+        ("", Method::GET, "/a/b", Ok(0)),
+        ("", Method::GET, "/a/../b", Err(NoRoute::OddPath(0))),
+        ("", Method::GET, "/a/b%2fc", Err(NoRoute::OddPath(0))),
+        ("", Method::GET, "/a//b", Err(NoRoute::OddPath(0))),
+        ("", Method::GET, "/a/;b", Err(NoRoute::OddPath(0))),
+        ("", Method::POST, "/a/b%2fc", Err(NoRoute::OddPath(1))),
+        ("", Method::POST, "/a//b", Err(NoRoute::OddPath(0))),
+        ("a.test", Method::GET, "/b/c/%2e", Err(NoRoute::OddPath(2))),
+        ("", Method::GET, "/b/c/%2e", Ok(3)),
+        ("", Method::GET, "/b/%2e", Ok(4)),
+        // It is another path as it stands, which only the widest takes.
+        ("", Method::GET, "//a/b", Ok(4)),
+    ] {
+        assert_eq!(found(&routes, host, method, path), expected, "{path}");
+    }
+    let alone = found(&routes[..1], "", Method::GET, "//a/b");
+    assert_eq!(alone, Err(NoRoute::Unknown));
 }
 
 proptest! {
@@ -288,10 +328,11 @@ proptest! {
             let line = FirstLine { host: Some(host.as_bytes()), method: &method, path: path.as_bytes() };
             let expected = reference(&written, host, &method, path);
             prop_assert_eq!(matcher.find(&line), expected, "{} {}", host, path);
-            let holding: Vec<_> = routes.iter().filter(|route| route.hold(&line)).collect();
-            prop_assert_eq!(holding.is_empty(), expected.is_none());
-            if let Some(winner) = expected {
-                prop_assert!(holding.iter().all(|other| routes[winner].compare(other).is_ge()));
+            let matching: Vec<_> = routes.iter().filter(|route| route.matches(&line)).collect();
+            prop_assert_eq!(matching.is_empty(), expected == Err(NoRoute::Unknown));
+            if let Ok(decides) | Err(NoRoute::OddPath(decides)) = expected {
+                prop_assert_eq!(routes[decides].refuses_path(&line), expected.is_err());
+                prop_assert!(matching.iter().all(|other| routes[decides].compare(other).is_ge()));
             }
         }
     }
