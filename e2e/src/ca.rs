@@ -35,10 +35,13 @@ pub struct Certificate {
 impl Ca {
     /// Makes an authority that writes its files, `ca.pem` first, into `directory`.
     pub fn new(directory: &Path) -> Self {
+        Self::named(directory, "e2e throw-away authority")
+    }
+
+    /// The same with another name.
+    pub fn named(directory: &Path, name: &str) -> Self {
         let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "e2e throw-away authority");
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -65,6 +68,13 @@ impl Ca {
         let mut params = params(names);
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(2021, 1, 1);
+        self.sign(name, params)
+    }
+
+    /// A certificate that is good now, and was not before the year 2025.
+    pub fn issue_young(&self, name: &str, names: &[&str]) -> Certificate {
+        let mut params = params(names);
+        params.not_before = date_time_ymd(2025, 1, 1);
         self.sign(name, params)
     }
 

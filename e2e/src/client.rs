@@ -7,7 +7,9 @@ use std::{
 };
 
 use crate::{
-    program::{Program, built},
+    checked::Checked,
+    deadline::SOON,
+    program::{Ended, Program, as_nobody, built, run},
     server::{Admin, wait_listening},
 };
 
@@ -16,34 +18,90 @@ use crate::{
 pub struct ClientOptions {
     /// Where the tunnel server, or a relay to it, is.
     pub server: SocketAddr,
+    /// The name by which it is dialled, instead of its address; the port is that of the address.
+    pub server_name: Option<String>,
     /// The file with the runtime's token.
     pub token: PathBuf,
     /// The authority that the server's certificate is checked against.
     pub ca: PathBuf,
-    /// The upstream's URL.
+    /// The upstream's URL; empty where the client has routes of its own.
     pub upstream: String,
     /// Flags beside those that are always given.
     pub flags: Vec<String>,
+    /// Environment variables that it is given.
+    pub environment: Vec<(String, String)>,
 }
 
 impl ClientOptions {
     /// The program's arguments, but for the admin listener.
     pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["run".to_owned()];
+        arguments.extend(["--log-format", "json"].map(str::to_owned));
+        arguments.extend(self.settings());
+        arguments
+    }
+
+    /// The flags that say where to dial and what to dial with, which several subcommands share.
+    fn settings(&self) -> Vec<String> {
         let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let server = match &self.server_name {
+            Some(name) => format!("wss://{name}:{}", self.server.port()),
+            None => format!("wss://{}", self.server),
+        };
         let given = [
-            ("--log-format", "json".to_owned()),
-            ("--server", format!("wss://{}", self.server)),
+            ("--server", server),
             ("--upstream", self.upstream.clone()),
             ("--token-file", path(&self.token)),
             ("--ca-file", path(&self.ca)),
         ];
-        let mut arguments = vec!["run".to_owned()];
-        for (flag, value) in given {
-            arguments.extend([flag.to_owned(), value]);
-        }
-        arguments.extend(self.flags.iter().cloned());
-        arguments
+        let given = given.into_iter().filter(|(_, value)| !value.is_empty());
+        let given = given.flat_map(|(flag, value)| [flag.to_owned(), value]);
+        given.chain(self.flags.iter().cloned()).collect()
     }
+
+    /// The command that runs the program with these arguments and this environment, by way of
+    /// `before`, if that is not empty.
+    fn command(&self, before: &[String], arguments: &[String]) -> Command {
+        let program = built("tunnel-client");
+        let mut command = match before {
+            [] => Command::new(program),
+            [first, more @ ..] => {
+                let mut command = Command::new(first);
+                command.args(more).arg(program);
+                command
+            }
+        };
+        command.args(arguments).envs(self.environment.clone());
+        command
+    }
+
+    /// Has `tunnel-client check` look at the way that a client with these options would go.
+    pub async fn check(&self) -> Checked {
+        self.check_by(&[]).await
+    }
+
+    /// The same, as a person reads it.
+    pub async fn check_for_people(&self) -> Ended {
+        let mut arguments = vec!["check".to_owned()];
+        arguments.extend(self.settings());
+        let command = self.command(&[], &arguments);
+        run("tunnel-client check", command, 6 * SOON).await
+    }
+
+    /// The same as JSON, by way of another program that starts it, with its arguments.
+    pub async fn check_by(&self, before: &[String]) -> Checked {
+        let mut arguments = vec!["check".to_owned(), "--json".to_owned()];
+        arguments.extend(self.settings());
+        let command = self.command(before, &arguments);
+        Checked::new(run("tunnel-client check", command, 6 * SOON).await)
+    }
+}
+
+/// Runs `tunnel-client` with these arguments to its end.
+pub async fn tunnel_client(arguments: &[&str]) -> Ended {
+    let mut command = Command::new(built("tunnel-client"));
+    command.args(arguments);
+    run("tunnel-client", command, 3 * SOON).await
 }
 
 /// A running tunnel client, connected or not.
@@ -59,9 +117,35 @@ impl Client {
     /// # Panics
     /// When it ends before it listens.
     pub async fn start(options: &ClientOptions) -> Self {
-        let mut command = Command::new(built("tunnel-client"));
+        let mut arguments = options.arguments();
+        arguments.extend(["--admin-listen", "127.0.0.1:0"].map(str::to_owned));
+        Self::listening(options.command(&[], &arguments)).await
+    }
+
+    /// The same as another user and in another directory, as a careful cluster would start it.
+    ///
+    /// # Panics
+    /// When it ends before it listens.
+    pub async fn start_as_nobody(options: &ClientOptions, directory: &Path) -> Self {
+        let mut command = as_nobody(built("tunnel-client"));
         command.args(options.arguments());
         command.args(["--admin-listen", "127.0.0.1:0"]);
+        command.envs(options.environment.clone());
+        command.current_dir(directory);
+        Self::listening(command).await
+    }
+
+    /// Starts one with these arguments and environment variables, and nothing else.
+    ///
+    /// # Panics
+    /// When it ends before it listens.
+    pub async fn start_with(arguments: &[&str], environment: &[(String, String)]) -> Self {
+        let mut command = Command::new(built("tunnel-client"));
+        command.args(arguments).envs(environment.iter().cloned());
+        Self::listening(command).await
+    }
+
+    async fn listening(mut command: Command) -> Self {
         let program = Program::start("tunnel-client", &mut command);
         let admin = Admin(wait_listening(&program, "admin").await);
         Self { program, admin }

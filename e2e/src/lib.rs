@@ -1,9 +1,10 @@
 //! The language in which whole-system tests are written.
 //!
 //! A test says what is there ([`system::System`]: server, client, upstream; [`relay::Relay`]
-//! between them), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
+//! between them, or a [`network::Network`], or a proxy of [`peers`]), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
 //! [`grpc`], or all of them at once: [`load`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
-//! [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client). Where the requests go in is an [`entry::Entry`], so that the same test runs
+//! [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client), by which names
+//! ([`names::NameServer`]) and addresses ([`addresses::Addresses`]). Where the requests go in is an [`entry::Entry`], so that the same test runs
 //! against an upstream directly and through the tunnel, and the difference is the tunnel's.
 //!
 //! ```text
@@ -21,14 +22,18 @@
     reason = "this is the test language: a failed expectation ends the test, with its reason"
 )]
 
+pub mod addresses;
 pub mod ca;
+pub mod checked;
 pub mod client;
+pub mod cluster;
 pub mod deadline;
 pub mod entry;
 pub mod grpc;
 pub mod inside;
 pub mod load;
 pub mod message;
+pub mod names;
 pub mod network;
 pub mod payload;
 pub mod peers;
@@ -38,6 +43,7 @@ pub mod raw;
 pub mod record;
 pub mod relay;
 pub mod scripted;
+pub mod served;
 pub mod server;
 pub mod stranger;
 pub mod system;

@@ -74,12 +74,17 @@ impl Network {
 
     /// Starts a tunnel client in the client's namespace.
     pub fn start_client(&self, options: &ClientOptions) -> Program {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.client()]);
-        command.arg(built("tunnel-client"));
+        let [before, more @ ..] = self.inside();
+        let mut command = Command::new(before);
+        command.args(more).arg(built("tunnel-client"));
         command.args(options.arguments());
         command.args(["--admin-listen", "off"]);
         Program::start("tunnel-client", &mut command)
+    }
+
+    /// What, put before a program and its arguments, starts it in the client's namespace.
+    pub fn inside(&self) -> [String; 4] {
+        ["ip", "netns", "exec", &self.client()].map(str::to_owned)
     }
 
     fn build(&self) -> Result<(), String> {

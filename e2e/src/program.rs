@@ -6,6 +6,7 @@
 
 use std::{
     env,
+    ffi::OsStr,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -21,12 +22,15 @@ pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 
 use crate::{
-    deadline::{SOON, eventually},
+    deadline::{SOON, eventually, within},
     record::Record,
 };
 
 /// Names a directory that holds the programs to test, instead of building them.
 const PROGRAMS: &str = "E2E_PROGRAMS";
+
+/// The user, and the group, that own nothing.
+pub const NOBODY: u32 = 65_534;
 
 /// A child process.
 #[derive(Debug)]
@@ -43,6 +47,17 @@ pub enum Line {
     Out(String),
     /// To standard error.
     Err(String),
+}
+
+/// A program that ran to its end.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub out: String,
+    /// What it wrote to standard error.
+    pub err: String,
 }
 
 /// A process's resident memory.
@@ -69,13 +84,7 @@ impl Program {
     /// # Panics
     /// When it cannot be started.
     pub fn start(name: &str, command: &mut Command) -> Self {
-        for (variable, _) in env::vars_os() {
-            // Neither the machine's proxies nor a developer's settings may change a test.
-            let text = variable.to_string_lossy().to_ascii_lowercase();
-            if text.ends_with("_proxy") || text.starts_with("tunnel_") {
-                command.env_remove(&variable);
-            }
-        }
+        forget_settings(command);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -192,6 +201,57 @@ impl Drop for Program {
             eprintln!("--- {name} wrote {}", self.log.tail());
         }
     }
+}
+
+/// Neither the machine's proxies nor a developer's settings may change a test; what the test itself
+/// says stands.
+fn forget_settings(command: &mut Command) {
+    let said: Vec<_> = command
+        .get_envs()
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    for (variable, _) in env::vars_os() {
+        let text = variable.to_string_lossy().to_ascii_lowercase();
+        let matters = text.ends_with("_proxy") || text.starts_with("tunnel_");
+        if matters && !said.contains(&variable) {
+            command.env_remove(&variable);
+        }
+    }
+}
+
+/// Runs a program to its end.
+///
+/// # Panics
+/// When it cannot be started, or has not ended after `limit`.
+pub async fn run(name: &str, mut command: Command, limit: Duration) -> Ended {
+    forget_settings(&mut command);
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = within(limit, &format!("{name} to end"), command.output()).await;
+    let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ended {
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
+}
+
+/// Whether this test may do everything on this machine.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command that runs as nobody where this test is root, and else as who this test is.
+pub fn as_nobody(program: impl AsRef<OsStr>) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={NOBODY}"));
+    command.arg(format!("--regid={NOBODY}"));
+    command.args(["--clear-groups", "--"]).arg(program);
+    command
 }
 
 fn listen(

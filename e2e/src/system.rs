@@ -37,10 +37,15 @@ pub struct Options {
     tunnel_names: Vec<String>,
     /// What stands in the runtimes file after the last runtime.
     runtimes_tail: String,
+    /// The file that every client is given.
+    client_file: Option<String>,
 }
 
 /// The bearer token for the server's admin listener, in systems that have one.
 pub const ADMIN_TOKEN: &str = "the-operator-of-a-test-and-nobody-else-1234567890";
+
+/// The name of the file that clients are given, in systems that give one.
+pub const CLIENT_FILE: &str = "client.toml";
 
 /// A running system.
 #[derive(Debug)]
@@ -75,6 +80,7 @@ impl Options {
             server_files: Vec::new(),
             tunnel_names: Vec::new(),
             runtimes_tail: String::new(),
+            client_file: None,
         }
         .and("demo", "app", upstream)
     }
@@ -122,6 +128,16 @@ impl Options {
         self
     }
 
+    /// Every client is given this file as its `--config`; it lies in [`System::directory`] as
+    /// `client.toml`.
+    #[must_use]
+    pub fn client_file(self, toml: &str) -> Self {
+        Self {
+            client_file: Some(toml.to_owned()),
+            ..self
+        }
+    }
+
     /// Gives the server a file of this name and content by this flag; it lies in
     /// [`System::directory`].
     #[must_use]
@@ -158,7 +174,7 @@ impl Options {
         self
     }
 
-    /// Writes what the server is to find when it starts.
+    /// Writes what server and clients are to find when they start.
     fn write_files(&mut self, directory: &Path, files: &ServerFiles) {
         for (flag, name, content) in &self.server_files {
             let path = directory.join(name);
@@ -170,6 +186,12 @@ impl Options {
             let runtimes = std::fs::read_to_string(&files.runtimes).unwrap();
             let runtimes = format!("{runtimes}\n{}", self.runtimes_tail);
             std::fs::write(&files.runtimes, runtimes).unwrap();
+        }
+        if let Some(toml) = &self.client_file {
+            let path = directory.join(CLIENT_FILE);
+            std::fs::write(&path, toml).unwrap();
+            let path = path.to_str().unwrap().to_owned();
+            self.client_flags.extend(["--config".to_owned(), path]);
         }
     }
 }
@@ -205,10 +227,12 @@ impl System {
             label: format!("{account}-{runtime}"),
             options: ClientOptions {
                 server: reach,
+                server_name: None,
                 token,
                 ca: ca.file(),
                 upstream: upstream.clone(),
                 flags: options.client_flags.clone(),
+                environment: Vec::new(),
             },
             client: None,
         });

@@ -77,6 +77,8 @@ struct Shared {
     /// Whatever outlives the call that started it: streams and upgraded connections.
     tasks: Mutex<JoinSet<()>>,
     grpc: GrpcService,
+    /// What stands before the paths that are answered.
+    prefix: Mutex<String>,
 }
 
 /// What happened at an upstream.
@@ -139,23 +141,40 @@ impl Upstream {
 
     /// The same at another address of this machine.
     pub async fn start_at(address: IpAddr) -> Self {
+        Self::start_on((address, 0).into()).await
+    }
+
+    /// The same at another address and with a port of the test's choice.
+    ///
+    /// # Panics
+    /// When that is not to be had.
+    pub async fn start_on(address: SocketAddr) -> Self {
         Self::listen(address, None).await
     }
 
     /// Starts an upstream that speaks TLS with this certificate, h2 or HTTP/1.1 by ALPN.
     pub async fn start_tls(certificate: &Certificate) -> Self {
-        let config = certificate.server_config(&["h2", "http/1.1"]);
-        let localhost = IpAddr::from([127, 0, 0, 1]);
-        Self::listen(localhost, Some(TlsAcceptor::from(Arc::new(config)))).await
+        Self::start_tls_on(([127, 0, 0, 1], 0).into(), certificate).await
     }
 
-    async fn listen(address: IpAddr, tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind((address, 0)).await.unwrap();
+    /// The same at another address and with a port of the test's choice.
+    ///
+    /// # Panics
+    /// When that is not to be had.
+    pub async fn start_tls_on(address: SocketAddr, certificate: &Certificate) -> Self {
+        let config = certificate.server_config(&["h2", "http/1.1"]);
+        Self::listen(address, Some(TlsAcceptor::from(Arc::new(config)))).await
+    }
+
+    async fn listen(address: SocketAddr, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.unwrap_or_else(|error| panic!("{address}: {error}"));
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             record: Arc::default(),
             tasks: Mutex::default(),
             grpc: GrpcService::default(),
+            prefix: Mutex::default(),
         });
         let mut accepting = JoinSet::new();
         let is_tls = tls.is_some();
@@ -167,6 +186,12 @@ impl Upstream {
             shared,
             _accepting: accepting,
         }
+    }
+
+    /// Answers at the same paths with this before them too, as a service does that knows where it
+    /// is mounted.
+    pub fn mount(&self, prefix: &str) {
+        prefix.clone_into(&mut self.shared.prefix.lock());
     }
 
     /// The address it listens on.
@@ -226,6 +251,19 @@ impl Upstream {
             _ => None,
         };
         self.record().wait_for(&what, SOON, content).await
+    }
+
+    /// Every request that came up to now.
+    pub fn requests(&self) -> Vec<Seen> {
+        let request = |event: Event| match event {
+            Event::Request(seen) => Some(seen),
+            _ => None,
+        };
+        self.record()
+            .all()
+            .into_iter()
+            .filter_map(request)
+            .collect()
     }
 
     /// How many connections came up to now.

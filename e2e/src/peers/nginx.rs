@@ -1,21 +1,37 @@
 //! nginx, as an upstream or as a gateway, with a configuration of the test's own.
 //!
-//! One process without a master, so that its end is nginx's end. It cannot take a free port by
-//! itself: one is sought and tried again when somebody else was faster.
+//! One process without a master, so that its end is nginx's end.
+
+mod router;
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use tempfile::TempDir;
 
-use crate::{deadline::SOON, entry::Entry, program::Program};
+use super::port::on_free_port;
+use crate::{ca::Certificate, deadline::SOON, entry::Entry, program::Program};
 
-/// How often another port is tried.
-const ATTEMPTS: usize = 20;
+pub use router::{RouterUpstreams, ZONE};
+
+/// What gets out of a test's way, whoever is behind or before.
+const USUAL: &str = "client_max_body_size 0; large_client_header_buffers 16 64k;\n\
+    absolute_redirect off; map $http_upgrade $onward { default upgrade; '' ''; }";
+
+/// What a load balancer does with requests for an upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upgrades {
+    /// It strips what asks for one, as nginx does unless it is told otherwise.
+    Strips,
+    /// It passes them.
+    Passes,
+    /// It passes them, and cuts what has been idle for so many seconds.
+    PassesWhileNotIdleFor(u32),
+}
 
 /// A running nginx.
 #[derive(Debug)]
@@ -58,16 +74,70 @@ impl Nginx {
         .await
     }
 
+    /// A place where guests of a network are sent to log in: whatever it is asked, over TLS with this
+    /// certificate or in plain text, it leads there.
+    pub async fn portal(certificate: Option<&Certificate>) -> Self {
+        let login = "return 302 http://login.portal.test/;";
+        Self::configured(|address| match certificate {
+            None => format!("{USUAL}\nserver {{ listen {address}; {login} }}"),
+            Some(Certificate { certificate, key }) => format!(
+                "{USUAL}\nserver {{ listen {address} ssl; {login}\n\
+                 ssl_certificate {}; ssl_certificate_key {}; }}",
+                certificate.display(),
+                key.display()
+            ),
+        })
+        .await
+    }
+
+    /// A load balancer that ends TLS with this certificate before the TLS server at `target`.
+    pub async fn balancer(
+        target: SocketAddr,
+        certificate: &Certificate,
+        upgrades: Upgrades,
+    ) -> Self {
+        let (chain, key) = (&certificate.certificate, &certificate.key);
+        let (passes, seconds) = match upgrades {
+            Upgrades::Strips => (false, 3600),
+            Upgrades::Passes => (true, 3600),
+            Upgrades::PassesWhileNotIdleFor(seconds) => (true, seconds),
+        };
+        let upgrade = if passes {
+            "proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $onward;"
+        } else {
+            ""
+        };
+        Self::configured(|address| {
+            format!(
+                "{USUAL}\nserver {{ listen {address} ssl;\n\
+                 ssl_certificate {}; ssl_certificate_key {};\n\
+                 location / {{ proxy_pass https://{target}; proxy_http_version 1.1;\n\
+                 proxy_set_header Host $http_host; proxy_read_timeout {seconds}s;\n{upgrade} }} }}",
+                chain.display(),
+                key.display()
+            )
+        })
+        .await
+    }
+
     /// A server with these `location` blocks; relative paths in them are the directory's.
     ///
     /// # Panics
     /// When nginx is not there or does not like the configuration.
     pub async fn start(locations: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        fs::create_dir(directory.path().join("files")).unwrap();
-        for _ in 0..ATTEMPTS {
-            let address = free_address();
-            let file = write_configuration(directory.path(), address, locations);
+        Self::configured(|address| format!("{USUAL}\nserver {{ listen {address}; {locations}\n}}"))
+            .await
+    }
+
+    /// An nginx whose `http` block this is, for the address it is to listen on.
+    ///
+    /// # Panics
+    /// As [`Nginx::start`].
+    async fn configured(http: impl Fn(SocketAddr) -> String) -> Self {
+        on_free_port("nginx", async |address| {
+            let directory = tempfile::tempdir().unwrap();
+            fs::create_dir(directory.path().join("files")).unwrap();
+            let file = write_configuration(directory.path(), &http(address));
             let mut command = Command::new(program_file());
             // An early log beside the compiled-in one, which only root may write.
             command
@@ -82,15 +152,13 @@ impl Nginx {
                 // Notices of the event loop come after all listeners are bound.
                 (taken || text.contains("using the \"")).then_some(!taken)
             });
-            if verdict.await {
-                return Self {
-                    program,
-                    address,
-                    directory,
-                };
-            }
-        }
-        panic!("nginx found no free port in {ATTEMPTS} attempts");
+            verdict.await.then_some(Self {
+                program,
+                address,
+                directory,
+            })
+        })
+        .await
     }
 
     /// Where it listens.
@@ -129,24 +197,15 @@ fn program_file() -> &'static Path {
     }
 }
 
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-}
-
-fn write_configuration(directory: &Path, address: SocketAddr, locations: &str) -> PathBuf {
+fn write_configuration(directory: &Path, http: &str) -> PathBuf {
     let text = format!(
         "daemon off; master_process off; pid nginx.pid; error_log stderr notice;\n\
          events {{ worker_connections 512; }}\n\
          http {{\n\
-         access_log off; default_type application/octet-stream; client_max_body_size 0;\n\
-         large_client_header_buffers 16 64k; absolute_redirect off;\n\
+         access_log off; default_type application/octet-stream;\n\
          client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;\n\
          uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n\
-         map $http_upgrade $onward {{ default upgrade; '' ''; }}\n\
-         server {{ listen {address}; {locations}\n}}\n\
+         {http}\n\
          }}\n"
     );
     let file = directory.join("nginx.conf");

@@ -5,7 +5,7 @@
 
 use std::{
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
@@ -174,13 +174,17 @@ pub(super) fn script(name: &str) -> PathBuf {
 
 /// The interpreter of the environment that `e2e/install-peers` makes.
 pub(super) fn python() -> PathBuf {
-    let environment = std::env::var_os("E2E_PEERS");
-    let environment = environment.map_or_else(|| root().join("target/e2e-peers"), PathBuf::from);
-    let python = environment.join("bin/python");
+    environment().join("bin/python")
+}
+
+/// The directory of that environment.
+pub(super) fn environment() -> PathBuf {
+    let directory = std::env::var_os("E2E_PEERS");
+    let directory = directory.map_or_else(|| root().join("target/e2e-peers"), PathBuf::from);
     assert!(
-        Path::exists(&python),
-        "there is no {}: run e2e/install-peers",
-        python.display()
+        directory.join("bin/python").exists(),
+        "there is no Python in {}: run e2e/install-peers",
+        directory.display()
     );
-    python
+    directory
 }

@@ -23,7 +23,9 @@ const WEBHOOK_KEY: &[u8] = b"a secret of the webhook's two ends";
 /// Answers one request.
 pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
-    let path = request.uri().path().to_owned();
+    let path = request.uri().path();
+    let path = path.strip_prefix(&*shared.prefix.lock()).unwrap_or(path);
+    let path = path.to_owned();
     match path.as_str() {
         "/upload" => upload(request, shared).await,
         "/webhook" => webhook(request, shared).await,

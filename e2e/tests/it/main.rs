@@ -10,7 +10,9 @@
 )]
 
 mod black_hole;
+mod check;
 mod demo;
+mod egress;
 mod floors;
 mod grpc;
 mod hostile;
@@ -20,13 +22,17 @@ mod language;
 mod life;
 mod lifecycle;
 mod neighbour;
+mod peers;
 mod revocation;
 mod rollout;
+mod routes;
 mod secrets;
+mod sidecar;
 mod storm;
 mod stranger;
 mod streaming;
 mod system;
 mod takeover;
 mod tidy;
+mod upstreams;
 mod websocket;
