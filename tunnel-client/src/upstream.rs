@@ -86,6 +86,8 @@ pub(crate) struct Upstream {
     dialling: tokio::sync::Mutex<LastFailure>,
     /// How the last dial ended, as a [`Reach`].
     reach: AtomicU8,
+    /// A dial has succeeded at some time.
+    was_reached: AtomicBool,
     /// Told of each new connection by way of a name.
     has_dialled: Notify,
 }
@@ -102,6 +104,13 @@ enum Reach {
 /// When and how a dial for all failed the last time.
 type LastFailure = Option<(Instant, Problem)>;
 
+/// Why there is no connection.
+struct NoLink {
+    problem: Problem,
+    /// It was somebody else who dialled.
+    is_known: bool,
+}
+
 /// A connection for one exchange.
 struct Link {
     /// It was used before, and the upstream may be about to close it.
@@ -112,6 +121,15 @@ struct Link {
 enum LinkKind {
     Http1(Box<Connection>),
     Http2(Lease),
+}
+
+impl From<Problem> for NoLink {
+    fn from(problem: Problem) -> Self {
+        Self {
+            problem,
+            is_known: false,
+        }
+    }
 }
 
 impl Upstream {
@@ -148,6 +166,7 @@ impl Upstream {
             shared: Arc::clone(shared),
             dialling: tokio::sync::Mutex::default(),
             reach: AtomicU8::new(Reach::Unknown as u8),
+            was_reached: AtomicBool::new(false),
             has_dialled: Notify::new(),
         }
     }
@@ -160,16 +179,17 @@ impl Upstream {
         self.dialler.dial(Offer::Any).await.map(drop)
     }
 
-    /// Asks once how it is, by this path and within this time.
+    /// Asks once how it is, by this path, under this name if not its own, and within this time.
     ///
     /// # Errors
     /// With what a person should know, when it does not say that it is well.
     pub(crate) async fn try_health(
         &self,
-        path: http::uri::PathAndQuery,
+        path: &http::uri::PathAndQuery,
+        host: Option<&http::HeaderValue>,
         timeout: Duration,
     ) -> Result<(), String> {
-        health::check(self, &path, timeout).await
+        health::check(self, path, host, timeout).await
     }
 
     /// Where it is.
@@ -233,10 +253,15 @@ impl Upstream {
         }
     }
 
+    /// Whether a connection to it was ever made.
+    fn was_reached(&self) -> bool {
+        self.was_reached.load(Ordering::Relaxed)
+    }
+
     /// A connection when none is there: a new one, perhaps made by and for others as well.
-    async fn dialled_link(&self) -> Result<Link, Problem> {
+    async fn dialled_link(&self) -> Result<Link, NoLink> {
         if self.speaks_http1() {
-            return self.new_link().await;
+            return Ok(self.new_link().await?);
         }
         // The first of many that find none dials for all of them, and fails for all of them: else
         // each would wait for those before it, and then for itself.
@@ -248,19 +273,22 @@ impl Upstream {
         if self.speaks_http1() {
             // As the first has found out, each needs its own.
             drop(last_failure);
-            return self.new_link().await;
+            return Ok(self.new_link().await?);
         }
         if let Some((at, problem)) = &*last_failure
             && *at >= asked
         {
-            return Err(problem.clone());
+            return Err(NoLink {
+                problem: problem.clone(),
+                is_known: true,
+            });
         }
         let dialled = self.new_link().await;
         *last_failure = dialled
             .as_ref()
             .err()
             .map(|problem| (Instant::now(), problem.clone()));
-        dialled
+        Ok(dialled?)
     }
 
     fn speaks_http1(&self) -> bool {
@@ -290,6 +318,7 @@ impl Upstream {
         };
         self.reach.store(reach as u8, Ordering::Relaxed);
         let Dialled { socket, named } = dialled?;
+        self.was_reached.store(true, Ordering::Relaxed);
         let peer = named.map(|(peer, addresses)| {
             self.keep_to(&addresses);
             self.has_dialled.notify_one();
@@ -298,6 +327,7 @@ impl Upstream {
         Ok((socket, peer))
     }
 
+    /// A connection that nobody has used.
     async fn new_link(&self) -> Result<Link, Problem> {
         let (socket, peer) = self.dial(Offer::Any).await?;
         let is_http2 = self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2();

@@ -61,7 +61,7 @@ async fn look(
         return Ok(String::new());
     };
     match upstream
-        .try_health(health.path.clone(), health.timeout)
+        .try_health(&health.path, health.host.as_ref(), health.timeout)
         .await
     {
         Ok(()) => Ok(format!(", well by {}", health.path)),

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use http::uri::PathAndQuery;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::tls_files::{Identity, Roots};
@@ -138,6 +139,8 @@ pub struct TlsOptions {
 pub struct HealthOptions {
     /// The path that is asked for, and a query if it has one; well is a status from 200 to 399.
     pub path: PathAndQuery,
+    /// The host that is named, where the route's `host_header` is a name; else the upstream's own.
+    pub host: Option<HeaderValue>,
     /// Time from one question to the next.
     pub interval: Duration,
     /// Time for the answer.

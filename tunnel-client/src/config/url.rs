@@ -4,7 +4,7 @@
 //! such a URL would mean something its writer wants and nobody does, so it is refused. Or, for an
 //! upstream on the same machine, the path of a Unix socket. Errors never repeat the URL.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::Ipv6Addr;
 use std::os::unix;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,8 @@ pub(super) struct Authority {
     /// Without brackets, lower case.
     pub(super) host: String,
     pub(super) port: u16,
-    /// As a `Host` field has it: with brackets, and with the port where it is not the scheme's own.
+    /// As a `Host` field has it: with brackets, with the port where it is not the scheme's own, and
+    /// without the last dot, which is only for whoever looks the name up.
     pub(super) text: String,
 }
 
@@ -137,14 +138,10 @@ impl UpstreamUrl {
         let Place::Network(Authority { port, .. }) = self.place else {
             return self.clone();
         };
-        let text = if port == self.scheme.default_port() {
-            host.clone()
-        } else {
-            format!("{host}:{port}")
-        };
+        let authority = Authority::new(host, port, self.scheme.default_port());
         Self {
             scheme: self.scheme,
-            place: Place::Network(Authority { host, port, text }),
+            place: Place::Network(authority),
         }
     }
 }
@@ -241,23 +238,34 @@ impl Authority {
         };
         let host =
             parse_host(host).ok_or("the host must be a name or an IP address, IPv6 in brackets")?;
-        let bracketed = if host.contains(':') {
-            format!("[{host}]")
-        } else {
-            host.clone()
+        Ok(Self::new(host, port, default_port))
+    }
+
+    fn new(host: String, port: u16, default_port: u16) -> Self {
+        let mut text = match host.strip_suffix('.') {
+            Some(name) => name.to_owned(),
+            None if host.contains(':') => format!("[{host}]"),
+            None => host.clone(),
         };
-        let text = if port == default_port {
-            bracketed
-        } else {
-            format!("{bracketed}:{port}")
-        };
-        Ok(Self { host, port, text })
+        if port != default_port {
+            // Writing to memory does not fail.
+            let _ = write!(text, ":{port}");
+        }
+        Self { host, port, text }
+    }
+
+    /// The text as it was written: with the last dot, if there was one.
+    fn shown(&self) -> String {
+        match self.host.strip_suffix('.') {
+            Some(name) => self.text.replacen(name, &self.host, 1),
+            None => self.text.clone(),
+        }
     }
 }
 
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "wss://{}", self.authority.text)
+        write!(f, "wss://{}", self.authority.shown())
     }
 }
 
@@ -265,7 +273,7 @@ impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.place, self.scheme) {
             (Place::Network(authority), scheme) => {
-                write!(f, "{}://{}", scheme.as_str(), authority.text)
+                write!(f, "{}://{}", scheme.as_str(), authority.shown())
             }
             (Place::Socket(path), UpstreamScheme::H2c) => {
                 write!(f, "h2c+unix:{}", path.display())
@@ -393,8 +401,13 @@ mod tests {
             UpstreamScheme::Http,
             "app.svc.cluster.local.",
             1,
-            "app.svc.cluster.local.:1",
+            "app.svc.cluster.local:1",
         );
+        let url: UpstreamUrl = "http://app.svc.:1".parse().unwrap();
+        assert_eq!(url.to_string(), "http://app.svc.:1");
+        let other = url.with_host("other.svc.".to_owned());
+        assert_eq!(other.authority(), "other.svc:1");
+        assert_eq!(other.to_string(), "http://other.svc.:1");
     }
 
     #[test]

@@ -159,6 +159,7 @@ fn options(options: &Options, parts: &LeadParts) -> UpstreamOptions {
 fn health(options: &HealthOptions) -> HealthSettings {
     HealthSettings {
         path: options.path.clone(),
+        host: options.host.clone(),
         interval: options.interval,
         timeout: options.timeout,
         unhealthy_after: options.unhealthy_after,

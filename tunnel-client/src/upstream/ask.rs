@@ -28,7 +28,7 @@ use super::outgoing::{self, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
 use super::tls::Offer;
 use super::upgrade::{self, Switched};
-use super::{Link, LinkKind, Upstream, answer, failure};
+use super::{Link, LinkKind, NoLink, Upstream, answer, failure};
 use crate::config::UpstreamScheme;
 use crate::exchange::{IncomingBody, Informational};
 use tunnel_ops::alarm::Alarm;
@@ -51,12 +51,18 @@ pub(super) struct Failed {
     pub(super) may_ask_another: bool,
     /// The upstream was not even reached, or has surely not acted on it.
     pub(super) is_untouched: bool,
+    /// Somebody else has dialled in vain, and told of it already.
+    pub(super) is_known: bool,
+    /// A connection that others used as well is lost.
+    is_lost: bool,
 }
 
 /// Why a request has no response.
 struct Unanswered {
     problem: Problem,
     seen: Seen,
+    /// See [`Failed::is_lost`].
+    is_lost: bool,
 }
 
 /// What the upstream has seen of a request that it did not answer.
@@ -140,7 +146,15 @@ impl Asked {
             problem: unanswered.problem,
             may_ask_another,
             is_untouched,
+            is_known: false,
+            is_lost: unanswered.is_lost,
         }
+    }
+
+    /// There was no connection to ask over: nothing has become of it.
+    fn unlinked(&mut self, no_link: NoLink, content: OutgoingBody) -> Failed {
+        self.content = Some(content);
+        no_link.into()
     }
 
     /// What the upstream has seen of this when its connection gave no answer.
@@ -192,7 +206,7 @@ impl Upstream {
     }
 
     /// A connection to ask over.
-    async fn link(&self, asked: &mut Asked) -> Result<Link, Problem> {
+    async fn link(&self, asked: &mut Asked) -> Result<Link, NoLink> {
         match self.used_link() {
             Some(link) => Ok(link),
             None => Asked::wait(&mut asked.waited, Box::pin(self.dialled_link())).await,
@@ -211,7 +225,7 @@ impl Upstream {
             connection,
         } = match self.link(asked).await {
             Ok(link) => link,
-            Err(problem) => return Err(asked.failed(Unanswered::before(problem, content), is_bare)),
+            Err(no_link) => return Err(asked.unlinked(no_link, content)),
         };
         let failed = match self.ask_once(asked, content, connection).await {
             Ok(response) => return Ok(response),
@@ -220,16 +234,31 @@ impl Upstream {
         if !is_used || !failed.may_ask_another {
             return Err(failed);
         }
+        Box::pin(self.ask_again(asked, is_bare, failed.is_lost)).await
+    }
+
+    /// Asks over a connection that nobody has used; or, when many have lost theirs at once, over one
+    /// that is made for all of them.
+    async fn ask_again(
+        &self,
+        asked: &mut Asked,
+        is_bare: bool,
+        is_lost: bool,
+    ) -> Result<Response<UpstreamBody>, Failed> {
         let content = asked.take_content();
-        let again = async {
-            match Asked::wait(&mut asked.waited, self.new_link()).await {
-                Ok(link) => self.ask_once(asked, content, link.connection).await,
-                Err(problem) => Err(Unanswered::before(problem, content)),
+        let linking = async {
+            if is_lost {
+                return self.dialled_link().await;
             }
+            Ok(self.new_link().await?)
         };
-        Box::pin(again)
-            .await
-            .map_err(|unanswered| asked.failed(unanswered, is_bare))
+        match Asked::wait(&mut asked.waited, linking).await {
+            Ok(link) => {
+                let answered = self.ask_once(asked, content, link.connection).await;
+                answered.map_err(|unanswered| asked.failed(unanswered, is_bare))
+            }
+            Err(no_link) => Err(asked.unlinked(no_link, content)),
+        }
     }
 
     async fn ask_once(
@@ -277,6 +306,7 @@ impl Upstream {
     ) -> Result<Response<()>, Unanswered> {
         let mut alarm = std::mem::take(&mut connection.alarm);
         let watch = self.watch(asked);
+        let expects = outgoing::expects_continue(&asked.head);
         let Asked {
             informational,
             progress,
@@ -289,12 +319,13 @@ impl Upstream {
         };
         let head = |cx: &mut Context<'_>| connection.poll_head(cx, pass);
         let answered = self
-            .head_in_time(progress, waited, &mut alarm, watch, head)
+            .head_in_time(progress, waited, &mut alarm, watch, expects, head)
             .await?;
         connection.alarm = alarm;
         answered.map_err(|error| Unanswered {
             problem: failure::no_answer(&error),
             seen: asked.seen(&error, connection),
+            is_lost: false,
         })
     }
 
@@ -309,12 +340,18 @@ impl Upstream {
         let watch = self.watch(asked);
         let (progress, waited) = (&asked.progress, &mut asked.waited);
         let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
-        let answered = self.head_in_time(progress, waited, &mut alarm, watch, head);
+        let answered = self.head_in_time(progress, waited, &mut alarm, watch, false, head);
         let answered = answered.await?;
         answered.map_err(|error| match self.max_body {
             // What hyper tells is that the stream was reset, not that it was us, nor why.
             Some(limit) if asked.progress.is_too_large() => outgoing::too_large(limit).into(),
-            _ => Unanswered::new(error),
+            _ => {
+                let unanswered = Unanswered::new(error);
+                if unanswered.is_lost {
+                    self.http2.let_go(lease);
+                }
+                unanswered
+            }
         })
     }
 
@@ -330,13 +367,15 @@ impl Upstream {
     }
 
     /// Waits for a head, but no longer than allowed once all of the request is sent: how long that
-    /// takes is up to the platform client.
+    /// takes is up to the platform client, as long as it goes on. `watch` sees to that. `expects` for one
+    /// that waits for a 100 from the upstream.
     async fn head_in_time<T>(
         &self,
         progress: &Progress,
         waited: &mut Duration,
         alarm: &mut Alarm,
         mut watch: Option<Box<Idle>>,
+        expects: bool,
         mut poll_head: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Problem> {
         let started = Instant::now();
@@ -352,9 +391,16 @@ impl Upstream {
                 return Poll::Ready(Ok(head));
             }
             if let Some(watch) = &mut watch
+                && !progress.has_ended()
                 && let Poll::Ready(problem) = watch.poll(cx)
             {
-                return Poll::Ready(Err(problem));
+                let is_let_wait = expects && !progress.was_heard() && progress.bytes() == 0;
+                return Poll::Ready(Err(if progress.is_starved() && !is_let_wait {
+                    let detail = format!("the request stopped coming: {}", problem.detail());
+                    self::problem(Reason::RequestIncomplete, detail)
+                } else {
+                    problem
+                }));
             }
             while alarm.poll(cx, due).is_ready() {
                 if counts {
@@ -382,7 +428,7 @@ impl Upstream {
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
             UpstreamScheme::H2c => {
-                let link = self.link(asked).await.map_err(Failed::untouched)?;
+                let link = self.link(asked).await?;
                 let LinkKind::Http2(mut lease) = link.connection else {
                     return Err(upgrade::failed("no connection of HTTP/2").into());
                 };
@@ -397,7 +443,7 @@ impl Upstream {
             return Ok(self.upgrade_http2(asked, protocol, lease).await?);
         }
         let dialled = Asked::wait(&mut asked.waited, self.dial(Offer::Http1)).await;
-        let (socket, peer) = dialled.map_err(Failed::untouched)?;
+        let (socket, peer) = dialled.map_err(NoLink::from)?;
         let connection = Box::new(Connection::new(socket, peer));
         Ok(self.upgrade_http1(asked, protocol, connection).await?)
     }
@@ -477,28 +523,32 @@ impl Unanswered {
     /// Over HTTP/2, where a refusal says more than silence.
     fn new(mut error: TrySendError<Request<OutgoingBody>>) -> Self {
         let problem = failure::no_response(error.error());
-        let seen = match error.take_message() {
+        let message = error.take_message();
+        // A connection that takes no more is gone.
+        let is_lost = message.is_some() || failure::is_lost(error.error());
+        let seen = match message {
             Some(request) => Seen::Nothing(Box::new(request.into_body())),
             None if failure::is_untouched(error.error()) => Seen::Refused,
+            None if is_lost => Seen::Perhaps,
             None => Seen::Something,
         };
-        Self { problem, seen }
-    }
-
-    /// There was no connection to ask over.
-    fn before(problem: Problem, content: OutgoingBody) -> Self {
-        let seen = Seen::Nothing(Box::new(content));
-        Self { problem, seen }
+        Self {
+            problem,
+            seen,
+            is_lost,
+        }
     }
 }
 
-impl Failed {
+impl From<NoLink> for Failed {
     /// Before anything was sent, and with the content where it was.
-    fn untouched(problem: Problem) -> Self {
+    fn from(NoLink { problem, is_known }: NoLink) -> Self {
         Self {
             problem,
             may_ask_another: true,
             is_untouched: true,
+            is_known,
+            is_lost: false,
         }
     }
 }
@@ -509,6 +559,8 @@ impl From<Problem> for Failed {
             problem,
             may_ask_another: false,
             is_untouched: false,
+            is_known: false,
+            is_lost: false,
         }
     }
 }
@@ -518,6 +570,7 @@ impl From<Problem> for Unanswered {
         Self {
             problem,
             seen: Seen::Something,
+            is_lost: false,
         }
     }
 }

@@ -44,6 +44,8 @@ struct Place {
     ejections: AtomicU32,
     /// Until when it is out, in milliseconds from the start; 0 for not at all.
     out_until: AtomicU64,
+    /// When it was put out the last time, counted in the same way.
+    out_since: AtomicU64,
 }
 
 impl Balance {
@@ -59,6 +61,7 @@ impl Balance {
             failures: AtomicU32::new(0),
             ejections: AtomicU32::new(0),
             out_until: AtomicU64::new(0),
+            out_since: AtomicU64::new(0),
         };
         let places: Vec<_> = weights.into_iter().map(place).collect();
         Self {
@@ -69,9 +72,9 @@ impl Balance {
         }
     }
 
-    /// The next place by its weight, but not this one; `None` when there is no other.
-    pub(super) fn next(&self, except: Option<usize>, now: Instant) -> Option<usize> {
-        let other = |index: &usize| Some(*index) != except;
+    /// The next place by its weight, but none of these; `None` when there is no other.
+    pub(super) fn next(&self, except: &[usize], now: Instant) -> Option<usize> {
+        let other = |index: &usize| !except.contains(index);
         let is_in = |index: &usize| other(index) && !self.is_out(*index, now);
         self.turn(is_in).or_else(|| self.turn(other))
     }
@@ -111,7 +114,7 @@ impl Balance {
     /// Whether it is left alone for a time.
     pub(super) fn is_ejected(&self, index: usize, now: Instant) -> bool {
         let until = self.places[index].out_until.load(Ordering::Relaxed);
-        until > 0 && u128::from(until) > (now - self.start).as_millis()
+        until > 0 && until > self.millis(now)
     }
 
     /// What its checks say. When they hold again, what was before is forgotten.
@@ -119,12 +122,23 @@ impl Balance {
         let place = &self.places[index];
         place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
         if !is_unhealthy {
-            self.on_success(index);
+            self.forget(index);
         }
     }
 
-    /// It answered.
-    pub(super) fn on_success(&self, index: usize) {
+    /// It answered whom it was picked for at this time. An answer that was on its way when the place
+    /// was put out says nothing of how it is since.
+    pub(super) fn on_success(&self, index: usize, picked: Instant) {
+        let place = &self.places[index];
+        let was_out = place.out_until.load(Ordering::Relaxed) > 0;
+        if was_out && self.millis(picked) < place.out_since.load(Ordering::Relaxed) {
+            return;
+        }
+        self.forget(index);
+    }
+
+    /// Nothing is held against it any more.
+    fn forget(&self, index: usize) {
         let place = &self.places[index];
         // Nothing is written while all is well: others read it.
         for count in [&place.failures, &place.ejections] {
@@ -151,10 +165,16 @@ impl Balance {
         let times = place.ejections.load(Ordering::Relaxed).saturating_add(1);
         place.ejections.store(times, Ordering::Relaxed);
         let out = settings.duration.saturating_mul(times.min(GROWTH_MAX));
-        let until = (now - self.start).saturating_add(out).as_millis();
-        let until = u64::try_from(until).unwrap_or(u64::MAX).max(1);
+        let until = self.millis(now.checked_add(out).unwrap_or(now)).max(1);
+        place.out_since.store(self.millis(now), Ordering::Relaxed);
         place.out_until.store(until, Ordering::Relaxed);
         Some(out)
+    }
+
+    /// A time as it is kept.
+    fn millis(&self, time: Instant) -> u64 {
+        let since = time.saturating_duration_since(self.start).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX)
     }
 }
 
@@ -178,7 +198,7 @@ mod tests {
 
     fn turns(balance: &Balance, now: Instant, count: usize) -> Vec<usize> {
         (0..count)
-            .map(|_| balance.next(None, now).unwrap())
+            .map(|_| balance.next(&[], now).unwrap())
             .collect()
     }
 
@@ -197,7 +217,7 @@ mod tests {
         balance.set_unhealthy(0, true);
         assert_eq!(turns(&balance, now, 3), [2, 2, 2]);
         assert!(
-            balance.next(Some(2), now).is_some(),
+            balance.next(&[2], now).is_some(),
             "the others are better than none"
         );
         balance.set_unhealthy(2, true);
@@ -211,8 +231,8 @@ mod tests {
     #[test]
     fn one_alone_has_no_other() {
         let (balance, now) = balance(&[1]);
-        assert_eq!(balance.next(None, now), Some(0));
-        assert_eq!(balance.next(Some(0), now), None);
+        assert_eq!(balance.next(&[], now), Some(0));
+        assert_eq!(balance.next(&[0], now), None);
     }
 
     #[test]
@@ -235,9 +255,25 @@ mod tests {
             let out = balance.on_failure(0, now).unwrap_or_default();
             assert!(out <= EJECTION.duration * GROWTH_MAX);
         }
-        balance.on_success(0);
+        balance.on_success(0, now);
         assert!(!balance.is_ejected(0, now));
         assert_eq!(balance.on_failure(0, now), None);
+    }
+
+    #[test]
+    fn an_answer_from_before_does_not_bring_one_back() {
+        let (balance, start) = balance(&[1, 1]);
+        let now = start + SECOND;
+        let out = (0..3).find_map(|_| balance.on_failure(0, now)).unwrap();
+        balance.on_success(0, start);
+        assert!(balance.is_ejected(0, now));
+        // Nor does it count after: the next time is longer.
+        let later = now + out;
+        balance.on_success(0, start);
+        let again = (0..3).find_map(|_| balance.on_failure(0, later)).unwrap();
+        assert_eq!(again, 2 * out);
+        balance.on_success(0, later);
+        assert!(!balance.is_ejected(0, later));
     }
 
     #[test]
@@ -246,7 +282,7 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(balance.on_failure(0, now), None);
             assert_eq!(balance.on_failure(0, now), None);
-            balance.on_success(0);
+            balance.on_success(0, now);
         }
     }
 

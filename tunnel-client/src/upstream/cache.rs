@@ -18,8 +18,8 @@ use super::tls::TlsOffers;
 use super::{Upstream, tls_for};
 use crate::config::{UpstreamScheme, UpstreamUrl};
 
-/// Most upstreams that are kept for one template. The one unused for the longest goes when there are
-/// more.
+/// Most upstreams that are kept for one template. When there are more, one that was never reached goes,
+/// and only if there is none the one unused for the longest: requests can name many that do not exist.
 const UPSTREAMS: usize = 256;
 /// How often unused ones are looked for, and after how many such looks without a use one goes.
 const SWEEP: Duration = Duration::from_secs(30);
@@ -79,8 +79,10 @@ impl UpstreamCache {
             return Arc::clone(&entry.upstream);
         }
         if kept.upstreams.len() >= UPSTREAMS {
-            let oldest = kept.upstreams.iter().min_by_key(|(_, entry)| entry.used);
-            if let Some(url) = oldest.map(|(url, _)| url.clone()) {
+            let worth = |entry: &Entry| (entry.upstream.was_reached(), entry.used);
+            let least = kept.upstreams.iter();
+            let least = least.min_by_key(|(_, entry)| worth(entry));
+            if let Some(url) = least.map(|(url, _)| url.clone()) {
                 kept.upstreams.remove(&url);
             }
         }
@@ -125,6 +127,7 @@ impl UpstreamCache {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     use super::*;
@@ -167,6 +170,18 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &cache.get(url(0))));
         assert!(!Arc::ptr_eq(&second, &cache.get(url(1))));
         assert_eq!(second.url(), &url(1));
+    }
+
+    #[tokio::test]
+    async fn one_that_was_reached_outlasts_all_that_were_not() {
+        let cache = cache();
+        let reached = cache.get(url(0));
+        reached.was_reached.store(true, Ordering::Relaxed);
+        for number in 1..3 * UPSTREAMS {
+            cache.get(url(number));
+        }
+        assert_eq!(cache.len(), UPSTREAMS);
+        assert!(Arc::ptr_eq(&reached, &cache.get(url(0))));
     }
 
     #[tokio::test(start_paused = true)]

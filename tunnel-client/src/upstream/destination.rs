@@ -26,6 +26,8 @@ pub(crate) struct Destination {
     url: UpstreamUrl,
     /// The host, if it is an address.
     address: Option<IpAddr>,
+    /// The name as it is looked up, where that is not the host as it stands.
+    whole_name: Option<Box<str>>,
     meaning: Meaning,
 }
 
@@ -68,6 +70,7 @@ impl Destination {
         Self {
             url,
             address,
+            whole_name: None,
             meaning,
         }
     }
@@ -76,6 +79,7 @@ impl Destination {
     pub(super) fn of_template(url: UpstreamUrl) -> Self {
         Self {
             address: url.host().parse().ok(),
+            whole_name: whole_name(url.host()),
             url,
             meaning: Meaning::Other,
         }
@@ -105,10 +109,11 @@ impl Destination {
         self.address
     }
 
-    /// The name that has to be looked up, if there is one.
+    /// The name that has to be looked up, if there is one; with a last dot if it is to be taken as it
+    /// is.
     pub(super) fn name(&self) -> Option<&str> {
         let is_named = self.address.is_none() && self.socket_path().is_none();
-        is_named.then(|| self.host())
+        is_named.then(|| self.whole_name.as_deref().unwrap_or_else(|| self.host()))
     }
 
     /// The path of the Unix socket, if it is one.
@@ -187,6 +192,14 @@ impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.url.fmt(f)
     }
+}
+
+/// The name for which nothing else may stand in, if this is a whole one: with two dots or more. Which
+/// name it is depends on a request, and if there is no such name, then a wildcard in one of the
+/// system's search domains must not answer in its place.
+fn whole_name(host: &str) -> Option<Box<str>> {
+    let is_whole = !host.ends_with('.') && host.matches('.').count() >= 2;
+    is_whole.then(|| format!("{host}.").into())
 }
 
 /// Whether this is the one name that means the machine itself.
@@ -301,5 +314,22 @@ mod tests {
         assert_eq!(name("http://app.svc."), Some("app.svc.".to_owned()));
         assert_eq!(name("http://[::1]"), None);
         assert_eq!(name("unix:/run/app.sock"), None);
+    }
+
+    #[test]
+    fn a_whole_name_that_a_template_became_is_looked_up_as_it_is() {
+        for (host, looked_up) in [
+            ("app.ns.svc.cluster.local", "app.ns.svc.cluster.local."),
+            ("app.ns.svc", "app.ns.svc."),
+            ("app.ns.svc.", "app.ns.svc."),
+            ("app.ns", "app.ns"),
+            ("app", "app"),
+        ] {
+            let url = format!("http://{host}:1").parse().unwrap();
+            let destination = Destination::of_template(url);
+            assert_eq!(destination.name(), Some(looked_up));
+            let authority = format!("{}:1", host.trim_end_matches('.'));
+            assert_eq!(destination.authority(), authority);
+        }
     }
 }

@@ -46,6 +46,9 @@ impl From<hyper::Error> for UpstreamBodyError {
 
 impl From<ContentError> for UpstreamBodyError {
     fn from(error: ContentError) -> Self {
+        if let ContentError::Request(error) = &error {
+            return Self(no_content(error));
+        }
         let what = "the upstream's response broke off";
         Self(upstream(Reason::ResponseIncomplete, what, &error))
     }
@@ -95,6 +98,14 @@ pub(super) fn is_untouched(error: &hyper::Error) -> bool {
         let has_left = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
         error.is_remote() && (has_left || error.reason() == Some(h2::Reason::REFUSED_STREAM))
     })
+}
+
+/// Whether the connection is lost for all who use it, be it broken or left by the upstream, rather
+/// than one request.
+pub(super) fn is_lost(error: &hyper::Error) -> bool {
+    let is_left = |error: &h2::Error| error.is_go_away() && error.is_remote();
+    // hyper takes the error of the connection below out of that of HTTP/2.
+    source::<io::Error>(error).is_some() || source::<h2::Error>(error).is_some_and(is_left)
 }
 
 /// The upstream broke the protocol, rather than the connection.

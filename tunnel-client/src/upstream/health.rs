@@ -7,9 +7,9 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use http::header::USER_AGENT;
+use http::header::{HOST, USER_AGENT};
 use http::uri::PathAndQuery;
-use http::{Request, Uri};
+use http::{HeaderValue, Request, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::time::{sleep, timeout};
 use tunnel_proto::exchange::AsProblem;
@@ -24,6 +24,8 @@ const BODY_BYTES: usize = 64 * 1024;
 pub(crate) struct HealthSettings {
     /// What is asked for: a path, and a query if it has one.
     pub(crate) path: PathAndQuery,
+    /// The host that is named, if it is not the upstream's own.
+    pub(crate) host: Option<HeaderValue>,
     /// Time between two checks.
     pub(crate) interval: Duration,
     /// For a whole check.
@@ -83,7 +85,13 @@ pub(super) async fn keep_checking(
     // All clients of a rollout start at once, and so do all routes of one.
     sleep(share(settings.interval / 10)).await;
     loop {
-        on_checked(check(upstream, &settings.path, settings.timeout).await);
+        let checked = check(
+            upstream,
+            &settings.path,
+            settings.host.as_ref(),
+            settings.timeout,
+        );
+        on_checked(checked.await);
         sleep(settings.interval.mul_f64(0.9) + share(settings.interval / 5)).await;
     }
 }
@@ -92,11 +100,16 @@ pub(super) async fn keep_checking(
 pub(super) async fn check(
     upstream: &Upstream,
     path: &PathAndQuery,
+    host: Option<&HeaderValue>,
     limit: Duration,
 ) -> Result<(), String> {
     let mut request = Request::new(());
     *request.uri_mut() = Uri::from(path.clone());
-    let by = http::HeaderValue::from_static("tunnel-client/health");
+    // The first of the fields, where it is looked for.
+    if let Some(host) = host {
+        request.headers_mut().insert(HOST, host.clone());
+    }
+    let by = HeaderValue::from_static("tunnel-client/health");
     request.headers_mut().insert(USER_AGENT, by);
     let mut asked = Asked::bare(request.into_parts().0);
     let checking = async {
@@ -141,6 +154,7 @@ mod tests {
     fn it_takes_some_results_in_a_row_to_change_a_mind() {
         let settings = HealthSettings {
             path: "/healthz".parse().unwrap(),
+            host: None,
             interval: Duration::from_secs(5),
             timeout: Duration::from_secs(2),
             unhealthy_after: 3,

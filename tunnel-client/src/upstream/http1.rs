@@ -214,7 +214,10 @@ impl Connection {
         let sending = Owned::spawn("upstream request", async move {
             let sent = std::future::poll_fn(|cx| sending.poll(&mut writer, cx)).await;
             // The content that failed is the platform client's, the connection is the upstream's.
-            matches!(sent, Err(SendError::Content(_)))
+            match sent {
+                Err(SendError::Content(error)) => Some(error),
+                Err(SendError::Write(_)) | Ok(()) => None,
+            }
         });
         Split {
             reader,
@@ -230,8 +233,8 @@ pub(super) struct Split {
     reader: ReadHalf<Socket>,
     input: Input,
     content: Content,
-    /// Tells whether the request's content failed.
-    sending: Option<Owned<bool>>,
+    /// Tells how the request's content failed, if it did.
+    sending: Option<Owned<Option<BodyError>>>,
 }
 
 impl Split {
@@ -244,8 +247,10 @@ impl Split {
             && let Poll::Ready(failed) = std::pin::pin!(sending).poll(cx)
         {
             self.sending = None;
-            if failed.unwrap_or(true) {
-                return Poll::Ready(Some(Err(ContentError::Request)));
+            let failed = failed.map_err(|_| ContentError::Incomplete);
+            match failed.map(|error| error.map(ContentError::Request)) {
+                Ok(None) => {}
+                Ok(Some(error)) | Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
         poll_frame(&mut self.content, &mut self.input, &mut self.reader, cx)

@@ -66,7 +66,7 @@ pub(super) struct Lease {
     pub(super) sender: SendRequest<OutgoingBody>,
     settings: watch::Receiver<Settings>,
     /// An exchange that is under way keeps its connection's tasks alive, and is counted by that.
-    _tasks: Arc<Mutex<JoinSet<()>>>,
+    tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Http2 {
@@ -87,6 +87,12 @@ impl Http2 {
         let lease = connection.leased();
         self.connections.lock().push(connection);
         Ok(lease)
+    }
+
+    /// Shares a connection no more that was lost.
+    pub(super) fn let_go(&self, lost: &Lease) {
+        let is_other = |connection: &Shared| !Arc::ptr_eq(&connection.tasks, &lost.tasks);
+        self.connections.lock().retain(is_other);
     }
 
     /// Whether there is none.
@@ -152,7 +158,7 @@ impl Shared {
         Lease {
             sender: self.sender.clone(),
             settings: self.settings.clone(),
-            _tasks: Arc::clone(&self.tasks),
+            tasks: Arc::clone(&self.tasks),
         }
     }
 }

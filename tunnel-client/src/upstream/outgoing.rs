@@ -98,7 +98,9 @@ impl Body for OutgoingBody {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        let frame = ready!(Pin::new(&mut **body).poll_frame(cx));
+        let frame = Pin::new(&mut **body).poll_frame(cx);
+        this.progress.on_content(frame.is_ready());
+        let frame = ready!(frame);
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {

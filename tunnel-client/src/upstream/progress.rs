@@ -12,6 +12,8 @@ pub(crate) struct Progress {
     all_bytes: Option<IntCounter>,
     bytes: AtomicU64,
     has_ended: AtomicBool,
+    /// The platform client's content was asked for, and there was none.
+    is_starved: AtomicBool,
     /// Informational responses.
     heard: AtomicU32,
     is_flooded: AtomicBool,
@@ -40,6 +42,7 @@ impl Progress {
             all_bytes: None,
             bytes: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
+            is_starved: AtomicBool::new(false),
             heard: AtomicU32::new(0),
             is_flooded: AtomicBool::new(false),
             is_too_large: AtomicBool::new(false),
@@ -54,6 +57,15 @@ impl Progress {
     /// Whether all of the request was handed to the upstream's connection, or no more of it will be.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether the upstream would take more of the content than the platform client has sent.
+    pub(super) fn is_starved(&self) -> bool {
+        self.is_starved.load(Ordering::Relaxed) && !self.has_ended()
+    }
+
+    pub(super) fn on_content(&self, is_there: bool) {
+        self.is_starved.store(!is_there, Ordering::Relaxed);
     }
 
     /// Whether an informational response came.

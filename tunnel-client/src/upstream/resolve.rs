@@ -65,6 +65,8 @@ struct Found {
     addresses: Vec<IpAddr>,
     /// How long that holds.
     ttl: Duration,
+    /// Addresses of the other kind may be there as well: nobody could tell.
+    is_half: bool,
 }
 
 /// Why a name has no address.
@@ -134,6 +136,7 @@ impl Resolver {
         Ok(known.unwrap_or_else(|| Found {
             addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             ttl: known::LONGEST,
+            is_half: false,
         }))
     }
 
@@ -203,6 +206,7 @@ mod tests {
         let found = Found {
             addresses: vec![Ipv4Addr::LOCALHOST.into()],
             ttl: Duration::from_secs(1),
+            is_half: false,
         };
         let good = resolver.entry("good");
         let _ = good.known.lock().on_asked(Ok(found), Instant::now());

@@ -1,7 +1,7 @@
 //! The upstreams of one route: one or several of the same.
 //!
 //! ```text
-//!   exchange ─▶ ask ─▶ balance ─▶ upstream ── refused ─▶ another, once
+//!   exchange ─▶ ask ─▶ balance ─▶ upstream ── refused ─▶ another
 //!                         ▲ failures, answers
 //!   tend ─▶ health ───────┘
 //! ```
@@ -125,8 +125,9 @@ impl UpstreamSet {
         })
     }
 
-    /// Sends a request to the one whose turn it is, and waits for the head of its response. When that
-    /// one has surely not acted on it, or it does no harm to ask twice, one other is asked.
+    /// Sends a request to the one whose turn it is, and waits for the head of its response. As long as
+    /// nobody has acted on it for sure, the others are asked, each once; one other when it does no harm
+    /// to ask twice.
     pub(crate) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
         match &self.members.upstreams[..] {
             [one] => one.ask(asked).await,
@@ -180,44 +181,66 @@ impl UpstreamSet {
 impl Members {
     async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
         // There is always one.
-        let first = self.balance.next(None, Instant::now()).unwrap_or_default();
-        let failed = match self.ask_one(first, asked).await {
-            Ok(response) => return Ok(response),
-            Err(failed) => failed,
-        };
-        let second = self.balance.next(Some(first), Instant::now());
-        let (Some(second), true) = (second, failed.may_ask_another) else {
-            return Err(failed.problem);
-        };
-        tracing::debug!(problem = %failed.problem, "another upstream is asked");
-        let again = match Box::pin(self.ask_one(second, asked)).await {
-            Ok(response) => return Ok(response),
-            Err(again) => again,
-        };
         let now = Instant::now();
-        let is_out = |index| [first, second].contains(&index) || self.balance.is_out(index, now);
-        if failed.is_untouched && again.is_untouched && (0..self.upstreams.len()).all(is_out) {
-            let detail = format!(
-                "none of the route's {} upstreams can be reached: {}",
-                self.upstreams.len(),
-                again.problem.detail()
-            );
-            return Err(Problem::new(Hop::Client, Reason::UpstreamsDown, detail));
+        let first = self.balance.next(&[], now).unwrap_or_default();
+        match self.ask_one(first, asked, now).await {
+            Ok(response) => Ok(response),
+            Err(failed) if !failed.may_ask_another => Err(failed.problem),
+            Err(failed) => Box::pin(self.ask_others(first, failed, asked)).await,
         }
-        Err(again.problem)
     }
 
-    /// Asks one, and takes note of how it did.
+    /// Asks the others, after one has failed.
+    async fn ask_others(
+        &self,
+        first: usize,
+        mut failed: Failed,
+        asked: &mut Asked,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        let mut tried = vec![first];
+        loop {
+            let now = Instant::now();
+            // One that is out is better than none, but not worth the time of a dial after others.
+            let next = self.balance.next(&tried, now);
+            let next = next.filter(|next| tried.len() == 1 || !self.balance.is_out(*next, now));
+            let Some(next) = next else {
+                return Err(self.none_reached(&failed.problem));
+            };
+            tracing::debug!(problem = %failed.problem, "another upstream is asked");
+            let was_untouched = failed.is_untouched;
+            failed = match self.ask_one(next, asked, now).await {
+                Ok(response) => return Ok(response),
+                Err(failed) => failed,
+            };
+            if !(was_untouched && failed.is_untouched && failed.may_ask_another) {
+                return Err(failed.problem);
+            }
+            tried.push(next);
+        }
+    }
+
+    /// Nobody is left to be asked, of whom none was reached; how the last one failed.
+    fn none_reached(&self, last: &Problem) -> Problem {
+        let detail = format!(
+            "none of the route's {} upstreams can be reached: {}",
+            self.upstreams.len(),
+            last.detail()
+        );
+        Problem::new(Hop::Client, Reason::UpstreamsDown, detail)
+    }
+
+    /// Asks one whose turn came at this time, and takes note of how it did.
     async fn ask_one(
         &self,
         index: usize,
         asked: &mut Asked,
+        picked: Instant,
     ) -> Result<Response<UpstreamBody>, Failed> {
         let upstream = &self.upstreams[index];
         let answered = upstream.try_ask(asked).await;
         match &answered {
-            Ok(_) => self.balance.on_success(index),
-            Err(failed) if is_failure(&failed.problem) => {
+            Ok(_) => self.balance.on_success(index, picked),
+            Err(failed) if is_failure(&failed.problem) && !failed.is_known => {
                 if let Some(out) = self.balance.on_failure(index, Instant::now()) {
                     tracing::warn!(
                         upstream = %upstream.url(),

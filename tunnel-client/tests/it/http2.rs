@@ -543,3 +543,51 @@ async fn a_dial_that_fails_fails_for_all_who_wait_for_it() {
     }
     assert!(started.elapsed() < limit * 5, "{:?}", started.elapsed());
 }
+
+/// A request without content is asked again when its connection broke, though nobody knows what became
+/// of it, if asking twice does no harm; and one new connection does for all who lost theirs.
+#[tokio::test]
+async fn a_connection_that_breaks_costs_no_harmless_request() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let _serving = Owned::spawn("upstream", async move {
+        let mut tasks = JoinSet::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let is_first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+            let open = Arc::new(Barrier::new(6));
+            let all_open = Arc::clone(&open);
+            let handler = move |request: Request<Incoming>| {
+                let open = Arc::clone(&open);
+                async move {
+                    if is_first && request.uri().path() != "/first" {
+                        open.wait().await;
+                        std::future::pending::<()>().await;
+                    }
+                    text("good")
+                }
+            };
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = serve(stream, true, 200, handler) => {}
+                    _ = all_open.wait() => {}
+                }
+            });
+        }
+    });
+    let setup = Setup::new(&url).await;
+    assert_eq!(setup.session.fetch(get("/first")).await.body(), "good");
+    let session = &setup.session;
+    let gets = async {
+        let fetch = || session.fetch(get("/"));
+        let all = tokio::join!(fetch(), fetch(), fetch(), fetch());
+        [all.0, all.1, all.2, all.3].map(|response| response.into_body())
+    };
+    let (gets, posted) = tokio::join!(gets, session.ask(post("x")));
+    assert_eq!(gets, ["good"; 4]);
+    let problem = posted.unwrap_err();
+    assert_eq!(problem.reason(), Reason::ConnectionTerminated, "{problem}");
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
+}

@@ -88,7 +88,7 @@ async fn a_path_leads_to_the_service_that_it_names() {
             body.starts_with("GET /webhooks/argo/github/push?x=%2f HTTP/1.1\r\n"),
             "{body}"
         );
-        let host = format!("host: github-eventsource-svc.argo.test.:{port}\r\n");
+        let host = format!("host: github-eventsource-svc.argo.test:{port}\r\n");
         assert!(body.contains(&host), "{body}");
     }
     assert_eq!(upstream.connections(), 1);

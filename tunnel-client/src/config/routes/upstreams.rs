@@ -179,7 +179,7 @@ impl Checker<'_> {
         let has_https = (members.iter().flatten()).any(|member| is_https(&member.url));
         let options = self.options(raw, has_https);
         let health = match &raw.health {
-            Some(health) => self.health(health.get_ref()).map(Some),
+            Some(health) => self.health(health.get_ref(), raw).map(Some),
             None => Some(None),
         };
         let ejection = match &raw.ejection {
@@ -321,7 +321,7 @@ impl Checker<'_> {
             .ok()
     }
 
-    fn health(&mut self, raw: &RawHealth) -> Option<HealthOptions> {
+    fn health(&mut self, raw: &RawHealth, route: &RawRoute) -> Option<HealthOptions> {
         let path = raw.path.get_ref();
         let path = PathAndQuery::try_from(path.as_str()).ok();
         let path = path.filter(|path| path.as_str().starts_with('/'));
@@ -344,6 +344,7 @@ impl Checker<'_> {
         }
         Some(HealthOptions {
             path: path?,
+            host: named_host(route),
             interval: interval?,
             timeout: timeout?,
             unhealthy_after: unhealthy?,
@@ -360,6 +361,14 @@ impl Checker<'_> {
             duration: duration?,
         })
     }
+}
+
+/// The name that the route's requests give to the upstream, if it is always the same; whether it is
+/// one is looked at elsewhere.
+fn named_host(route: &RawRoute) -> Option<HeaderValue> {
+    let name = route.host_header.as_ref()?.get_ref().as_str();
+    let is_name = !matches!(name, "keep" | "upstream");
+    is_name.then(|| HeaderValue::from_str(name).ok()).flatten()
 }
 
 fn is_https(url: &UpstreamUrl) -> bool {

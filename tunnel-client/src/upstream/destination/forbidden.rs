@@ -13,6 +13,7 @@ pub(super) enum Kind {
     LinkLocal,
     Metadata,
     Multicast,
+    Translator,
 }
 
 /// Where clouds tell a machine its secrets, beyond the link-local 169.254.0.0/16: Alibaba, Azure's
@@ -23,12 +24,15 @@ const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(192, 0, 0, 192),
 ];
 
-/// The same over IPv6: two of Amazon, Google, Scaleway.
-const METADATA_V6: [Ipv6Addr; 4] = [
+/// The same over IPv6: two of Amazon, Google, Scaleway, Oracle, Alibaba, Akamai.
+const METADATA_V6: [Ipv6Addr; 7] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
+    Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
 ];
 
 /// What a forbidden address is; `None` for any other.
@@ -67,6 +71,10 @@ fn of_v6(address: Ipv6Addr) -> Option<Kind> {
         Some(Kind::LinkLocal)
     } else if address.is_multicast() {
         Some(Kind::Multicast)
+    } else if matches!(address.segments(), [0x64, 0xff9b, 1, ..]) {
+        // A network's own NAT64 (RFC 8215): where in it the IPv4 address lies only that network knows
+        // (RFC 6052 section 2.2), so that nobody can tell what it is.
+        Some(Kind::Translator)
     } else {
         None
     }
@@ -80,11 +88,8 @@ fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
         [0, 0, 0, 0, 0, 0xffff, high, low]
         | [0, 0, 0, 0, 0xffff, 0, high, low]
         | [0, 0, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
-        // NAT64: the well-known prefix (RFC 6052), and a network's own (RFC 8215), which may have the
-        // address at its end as well.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 1, _, _, _, high, low] => {
-            Some(v4(high, low))
-        }
+        // NAT64 with the well-known prefix (RFC 6052).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => Some(v4(high, low)),
         // Teredo (RFC 4380), which has the address upside down.
@@ -101,6 +106,7 @@ impl fmt::Display for Kind {
             Self::LinkLocal => "link-local",
             Self::Metadata => "a cloud's metadata service",
             Self::Multicast => "multicast",
+            Self::Translator => "a translator's, for an IPv4 address that cannot be told",
         })
     }
 }
@@ -145,6 +151,18 @@ mod tests {
                 "fd00:ec2::23",
                 "fd20:ce::254",
                 "fd00:42::42",
+                "fd00:c1::a9fe:a9fe",
+                "fd00:100::100:200",
+                "fd00:a9fe:a9fe::1",
+            ],
+        );
+        check(
+            Some(Kind::Translator),
+            &[
+                "64:ff9b:1::",
+                "64:ff9b:1:a9fe:a9:fe00::",
+                "64:ff9b:1::169.254.169.254",
+                "64:ff9b:1:ffff:ffff:ffff:ffff:ffff",
             ],
         );
         check(
@@ -183,14 +201,18 @@ mod tests {
                 "::ffff:0:169.254.169.254",
                 "::169.254.169.254",
                 "64:ff9b::169.254.169.254",
-                "64:ff9b:1::169.254.169.254",
                 "2002:a9fe:a9fe::1",
                 "2001:0:1:2:3:4:5601:5601",
             ],
         );
         check(
             None,
-            &["::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::1"],
+            &[
+                "::ffff:10.0.0.1",
+                "64:ff9b::10.0.0.1",
+                "64:ff9b:2::1",
+                "2002:a00:1::1",
+            ],
         );
     }
 

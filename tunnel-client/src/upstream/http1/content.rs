@@ -7,6 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::Frame;
 use httparse::Status;
+use tunnel_proto::exchange::BodyError;
 use tunnel_proto::limits;
 
 use super::input::Input;
@@ -47,8 +48,8 @@ pub(in crate::upstream) enum ContentError {
     ChunkEnd,
     #[error("invalid trailers: {0}")]
     Trailers(String),
-    #[error("the rest of the request did not come")]
-    Request,
+    #[error("{0}")]
+    Request(BodyError),
     #[error(transparent)]
     Read(#[from] std::io::Error),
 }

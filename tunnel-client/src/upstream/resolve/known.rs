@@ -67,10 +67,12 @@ impl Known {
     ) -> Result<Answer, LookUpError> {
         self.stale = None;
         let (until, said) = match asked {
-            Ok(found) => {
-                let until = now + found.ttl.clamp(SHORTEST, LONGEST);
+            Ok(mut found) => {
+                let longest = if found.is_half { RETRY.0 } else { LONGEST };
+                let until = now + found.ttl.clamp(SHORTEST, longest);
+                let good_until = self.complete(&mut found, now).unwrap_or(until + STALE);
                 let addresses = self.kept(found.addresses);
-                self.good = Some((until + STALE, Arc::clone(&addresses)));
+                self.good = Some((good_until, Arc::clone(&addresses)));
                 (until, Ok(addresses))
             }
             Err(LookUpError::NotFound) => {
@@ -88,6 +90,17 @@ impl Known {
         };
         self.said = Some((until, said.clone()));
         said.map(|addresses| Answer { addresses, until })
+    }
+
+    /// Adds the last good addresses of the kind that half an answer is missing. Until when they are
+    /// good, if there are any.
+    fn complete(&self, found: &mut Found, now: Instant) -> Option<Instant> {
+        let (until, good) = self.good.as_ref().filter(|(until, _)| now < *until)?;
+        let is_v4 = found.addresses.first().filter(|_| found.is_half)?.is_ipv4();
+        let before = found.addresses.len();
+        let missing = good.iter().filter(|address| address.is_ipv4() != is_v4);
+        found.addresses.extend(missing);
+        (found.addresses.len() > before).then_some(*until)
     }
 
     /// The addresses that were there before, if they are the same in whatever order.
@@ -109,6 +122,15 @@ mod tests {
         Ok(Found {
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             ttl: Duration::from_secs(ttl),
+            is_half: false,
+        })
+    }
+
+    fn half(addresses: &[&str]) -> Result<Found, LookUpError> {
+        let whole = found(addresses, 300)?;
+        Ok(Found {
+            is_half: true,
+            ..whole
         })
     }
 
@@ -163,6 +185,29 @@ mod tests {
         assert_eq!(error, Err(LookUpError::TimedOut));
         assert_eq!(known.at(end), Some(Err(LookUpError::TimedOut)));
         assert_eq!(known.at(end + RETRY.1), None);
+    }
+
+    #[test]
+    fn half_an_answer_holds_shortly_and_takes_nothing_away_for_a_while() {
+        let (mut known, start) = (Known::default(), Instant::now());
+        let first = known.on_asked(half(&["fd00::1"]), start).unwrap();
+        assert_eq!(first.until, start + RETRY.0);
+        assert_eq!(addresses(&known, start).unwrap(), ["fd00::1"]);
+        let mut now = first.until;
+        let whole = known.on_asked(found(&["10.0.0.1", "fd00::1"], 300), now);
+        now = whole.unwrap().until;
+        let end = now + STALE;
+        while now < end {
+            let answer = known.on_asked(half(&["fd00::2"]), now).unwrap();
+            assert_eq!(addresses(&known, now).unwrap(), ["10.0.0.1", "fd00::2"]);
+            now = answer.until;
+        }
+        let _ = known.on_asked(half(&["fd00::2"]), now);
+        assert_eq!(addresses(&known, now).unwrap(), ["fd00::2"]);
+        // That there is none of the other kind ends it at once.
+        let _ = known.on_asked(found(&["10.0.0.1", "fd00::2"], 1), now + RETRY.0);
+        let _ = known.on_asked(found(&["fd00::2"], 1), now + 2 * RETRY.0);
+        assert_eq!(addresses(&known, now + 2 * RETRY.0).unwrap(), ["fd00::2"]);
     }
 
     #[test]

@@ -186,6 +186,7 @@ impl Setup {
         (!addresses.is_empty()).then_some(Found {
             addresses,
             ttl: LOOK,
+            is_half: false,
         })
     }
 }
@@ -241,8 +242,11 @@ async fn ask_one(resolver: &TokioResolver, name: Name) -> Result<Found, LookUpEr
             v4.ttl = v4.ttl.min(v6.ttl);
             Ok(v4)
         }
-        // One kind is enough to go on with.
-        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        // One kind is enough to go on with; that there is none of the other only an answer says.
+        (Ok(found), Err(error)) | (Err(error), Ok(found)) => Ok(Found {
+            is_half: error != LookUpError::NotFound,
+            ..found
+        }),
         // Only two that agree say that there is none.
         (Err(LookUpError::NotFound), Err(error)) | (Err(error), Err(_)) => Err(error),
     }
@@ -266,6 +270,7 @@ fn found(looked_up: Result<Lookup, NetError>) -> Result<Found, LookUpError> {
     Ok(Found {
         addresses,
         ttl: Duration::from_secs(seconds.unwrap_or_default().into()),
+        is_half: false,
     })
 }
 
@@ -371,6 +376,23 @@ mod tests {
         server.say("gone.ns.svc.cluster.local", Said::Failure);
         let failed = asked(&setup, "gone").await.unwrap_err();
         assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_half_missing_says_so() {
+        let server = NameServer::start().await;
+        let setup = cluster(&server);
+        let addresses = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        let name = "app.ns.svc.cluster.local";
+        server.say(name, Said::OnlyIpv6(addresses, 300));
+        let found = setup.ask("app").await.unwrap();
+        assert!(found.is_half);
+        assert_eq!(found.addresses, ["fd00::1".parse::<IpAddr>().unwrap()]);
+        server.say_addresses(name, &["fd00::1"], 300);
+        assert!(
+            !setup.ask("app").await.unwrap().is_half,
+            "there is no other"
+        );
     }
 
     #[test]

@@ -5,8 +5,10 @@ use std::convert::Infallible;
 use http_body::Frame;
 use http_body_util::{Full, StreamBody};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tunnel_proto::exchange::BodyError;
+use tunnel_proto::problem::Fault;
 
 use super::scripted::{Connection, Scripted};
 use super::*;
@@ -114,25 +116,48 @@ fn with_idle_limit(upstream: &Scripted) -> Route {
 }
 
 #[tokio::test]
-async fn an_upstream_that_hangs_is_given_up_before_and_within_its_answer() {
+async fn an_upstream_that_hangs_is_given_up_within_its_answer() {
     let upstream = Scripted::start(|mut connection: Connection| async move {
-        let head = connection.head().await.unwrap();
-        if head.starts_with("GET /within") {
-            connection
-                .send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
-                .await;
-        }
+        connection.head().await.unwrap();
+        connection
+            .send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+            .await;
         connection.rest().await;
     })
     .await;
     let route = with_idle_limit(&upstream);
-    assert_eq!(route.failure(get("/before")).await, Reason::IdleTimeout);
     let response = route.ask(get("/within")).await.unwrap();
     let collected = timeout(SOON, response.into_body().collect()).await.unwrap();
     match collected.unwrap_err() {
         BodyError::Aborted(problem) => assert_eq!(problem.reason(), Reason::IdleTimeout),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn an_answer_may_take_its_time_to_begin_when_the_request_has_ended() {
+    let upstream = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await.unwrap();
+        sleep(Duration::from_millis(500)).await;
+        connection.send(answer("late")).await;
+    })
+    .await;
+    let route = with_idle_limit(&upstream);
+    assert_eq!(route.fetch(get("/")).await, "late");
+}
+
+#[tokio::test]
+async fn an_upstream_that_takes_no_more_of_a_request_is_given_up() {
+    let upstream = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let route = with_idle_limit(&upstream);
+    // More than all that lies between.
+    let large = Full::new(Bytes::from(vec![b'x'; 32 * 1024 * 1024]));
+    let request = Request::post("https://a-b.tunnels.test/").body(large);
+    assert_eq!(route.failure(request.unwrap()).await, Reason::IdleTimeout);
 }
 
 #[tokio::test]
@@ -145,7 +170,44 @@ async fn a_request_that_stops_coming_is_given_up() {
     let route = with_idle_limit(&upstream);
     let (sender, request) = pieces();
     sender.send(piece(1)).await.unwrap();
+    let problem = route.ask(request).await.unwrap_err();
+    assert_eq!(problem.reason(), Reason::RequestIncomplete);
+    assert_eq!(problem.reason().fault(), Fault::PlatformClient);
+}
+
+#[tokio::test]
+async fn a_request_that_waits_to_be_let_on_is_not_to_blame() {
+    let upstream = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await.unwrap();
+        connection.rest().await;
+    })
+    .await;
+    let route = with_idle_limit(&upstream);
+    let (_sender, mut request) = pieces();
+    let expect = "100-continue".parse().unwrap();
+    request.headers_mut().insert("expect", expect);
     assert_eq!(route.failure(request).await, Reason::IdleTimeout);
+}
+
+#[tokio::test]
+async fn a_request_that_turns_out_too_large_after_an_answer_has_begun_ends_it_by_that_name() {
+    let upstream = Scripted::start(|mut connection: Connection| async move {
+        connection.head().await.unwrap();
+        let head = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf";
+        connection.send(head).await;
+        connection.rest().await;
+    })
+    .await;
+    let route = with_max_body(&upstream);
+    let (sender, request) = pieces();
+    sender.send(piece(6)).await.unwrap();
+    let response = route.ask(request).await.unwrap();
+    sender.send(piece(6)).await.unwrap();
+    let collected = timeout(SOON, response.into_body().collect()).await.unwrap();
+    match collected.unwrap_err() {
+        BodyError::Aborted(problem) => assert_eq!(problem.reason(), Reason::BodyTooLarge),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Several upstreams of one route: shares, failures, checks, and none at all.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-use http_body_util::Full;
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
@@ -45,6 +47,7 @@ fn ejection() -> EjectionSettings {
 fn checks() -> HealthSettings {
     HealthSettings {
         path: "/healthz?full".parse().unwrap(),
+        host: None,
         interval: Duration::from_millis(50),
         timeout: SOON,
         unhealthy_after: 2,
@@ -127,6 +130,102 @@ async fn when_all_are_down_that_is_said_and_each_is_tried_again() {
     assert_eq!(route.fetch(get("/")).await, "back");
     assert_eq!(conditions(&set)[1], "up");
     drop(back);
+}
+
+#[tokio::test]
+async fn as_many_are_asked_as_it_takes_while_nothing_was_sent() {
+    let good = good("good").await;
+    let mut members = Vec::new();
+    for _ in 0..3 {
+        members.push((closed().await, 1));
+    }
+    members.push((good.address(), 1));
+    let (route, _set) = set(&members, &options(), None, None);
+    for _ in 0..8 {
+        assert_eq!(route.fetch(post()).await, "good");
+    }
+    drop(good);
+    let problem = route.ask(post()).await.unwrap_err();
+    assert_eq!(problem.reason(), Reason::UpstreamsDown, "{problem}");
+    assert!(problem.detail().contains("4 upstreams"), "{problem}");
+}
+
+#[tokio::test]
+async fn one_dial_that_fails_for_many_counts_once() {
+    let members = [(closed().await, 1), (closed().await, 1)];
+    let members = members.map(|(address, weight)| {
+        let url = format!("h2c://{address}").parse().unwrap();
+        (url, weight)
+    });
+    let once = EjectionSettings {
+        after: 5,
+        ..ejection()
+    };
+    let set = UpstreamSet::new(members.into(), &options(), None, Some(once), &shared());
+    let (route, set) = Route::to_set(set.unwrap());
+    let route = Arc::new(route);
+    let mut all = JoinSet::new();
+    for _ in 0..50 {
+        let route = Arc::clone(&route);
+        all.spawn(async move { route.failure(get("/")).await });
+    }
+    for reason in all.join_all().await {
+        assert_eq!(reason, Reason::UpstreamsDown);
+    }
+    assert_eq!(conditions(&set), ["unreachable", "unreachable"]);
+}
+
+#[tokio::test]
+async fn a_platform_client_that_stops_sending_says_nothing_of_its_upstream() {
+    let waits = || {
+        Scripted::start(|mut connection: Connection| async move {
+            connection.head().await;
+            connection.rest().await;
+        })
+    };
+    let (one, two) = (waits().await, waits().await);
+    let options = UpstreamOptions {
+        idle_timeout: Some(Duration::from_millis(50)),
+        ..options()
+    };
+    let members = [(one.address(), 1), (two.address(), 1)];
+    let (route, set) = set(&members, &options, None, Some(ejection()));
+    for _ in 0..6 {
+        let pending = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        let request = Request::post("https://a-b.tunnels.test/").body(pending);
+        let reason = route.failure(request.unwrap()).await;
+        assert_eq!(reason, Reason::RequestIncomplete);
+    }
+    assert_eq!(conditions(&set), ["up", "up"]);
+}
+
+#[tokio::test]
+async fn checks_name_the_host_that_they_are_told() {
+    let (seen, mut hosts) = tokio::sync::mpsc::channel(1);
+    let checked = Scripted::start(move |mut connection: Connection| {
+        let seen = seen.clone();
+        async move {
+            while let Some(head) = connection.head().await {
+                let _ = seen.try_send(head);
+                connection.send(answer("fine")).await;
+            }
+        }
+    })
+    .await;
+    for (host, expected) in [
+        (Some("app.example"), "app.example".to_owned()),
+        (None, checked.address().to_string()),
+    ] {
+        let checks = HealthSettings {
+            host: host.map(http::HeaderValue::from_static),
+            ..checks()
+        };
+        let members = [(checked.address(), 1)];
+        let (_route, _set) = set(&members, &options(), Some(checks), None);
+        let said = format!("\r\nhost: {expected}\r\n");
+        let named = async { while !hosts.recv().await.unwrap().contains(&said) {} };
+        timeout(SOON, named).await.unwrap();
+    }
 }
 
 #[tokio::test]
