@@ -51,6 +51,9 @@ use crate::token_file::TokenFileError;
 /// gentle in a storm.
 const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
+/// Shortest time between pings: a session that is silent for two of them is dead.
+const PING_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
 /// Shortest time after which sessions are replaced by their age: each time costs a dial.
 const SESSION_AGE_MIN: Duration = Duration::from_secs(60);
 /// Time to connect to an upstream, where nothing else is set.
@@ -286,6 +289,7 @@ impl Config {
         let routes = routes::check(&source, true, &mut faults);
         check_redial(&source, &mut faults);
         check_session_age(&source, &mut faults);
+        check_ping_interval(&source, &mut faults);
         check_allow_from(&source, &mut faults);
         check_dns_servers(&source, &mut faults);
         match (server, server_trust, credential, routes) {
@@ -438,6 +442,17 @@ fn check_session_age(source: &Source, faults: &mut Vec<ConfigFault>) {
         let problem = format!("{age:?} is too short, each time costs a dial: at least 1m");
         faults.push(ConfigFault::Value {
             flag: "max-session-age",
+            problem,
+        });
+    }
+}
+
+fn check_ping_interval(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let interval = source.ping_interval.map(Duration::from);
+    if let Some(interval) = interval.filter(|interval| *interval < PING_INTERVAL_MIN) {
+        let problem = format!("{interval:?} is shorter than many ways take: at least 100ms");
+        faults.push(ConfigFault::Value {
+            flag: "ping-interval",
             problem,
         });
     }

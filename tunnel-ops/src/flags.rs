@@ -18,7 +18,14 @@ pub const EXIT_BAD_CONFIGURATION: u8 = 2;
 /// after the help, [`EXIT_BAD_CONFIGURATION`] otherwise.
 pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    P::try_parse_from(&arguments).map_err(|mut error| {
+    let parsed = P::try_parse_from(&arguments);
+    if parsed.is_ok() {
+        for name in unknown_variables(&P::command(), std::env::vars_os().map(|(name, _)| name)) {
+            // Not an error: an orchestrator may set variables of that beginning for reasons of its own.
+            eprintln!("warning: the environment variable {name} is not one of this program's");
+        }
+    }
+    parsed.map_err(|mut error| {
         let note = environment_note(&P::command(), &error, &arguments, |name| {
             std::env::var_os(name)
         });
@@ -85,6 +92,34 @@ fn environment_note(
     })
 }
 
+/// Variables that begin like the program's own and are none of them: a slip of the pen would else be
+/// ignored in silence. Those that Kubernetes makes of a Service's name are left out.
+fn unknown_variables(
+    command: &clap::Command,
+    names: impl Iterator<Item = OsString>,
+) -> Vec<String> {
+    let mut known = Vec::new();
+    collect_variables(command, &mut known);
+    let prefix = format!("{}_", command.get_name().to_uppercase().replace('-', "_"));
+    let is_service = |rest: &str| rest.starts_with("SERVICE_") || rest.starts_with("PORT");
+    names
+        .filter(|name| !known.contains(name))
+        .filter_map(|name| name.into_string().ok())
+        .filter(|name| {
+            name.strip_prefix(&prefix)
+                .is_some_and(|rest| !is_service(rest))
+        })
+        .collect()
+}
+
+fn collect_variables(command: &clap::Command, known: &mut Vec<OsString>) {
+    let variables = command.get_arguments().filter_map(clap::Arg::get_env);
+    known.extend(variables.map(OsStr::to_owned));
+    for subcommand in command.get_subcommands() {
+        collect_variables(subcommand, known);
+    }
+}
+
 fn arguments_of(command: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
     // Two levels: the program and its subcommands; a third (`token create`) takes no part in
     // configuration.
@@ -113,6 +148,20 @@ mod tests {
             #[arg(long, env = "TUNNEL_OPS_TEST_SHARDS")]
             shards: Option<u8>,
         },
+    }
+
+    #[test]
+    fn variables_that_are_nearly_the_program_s_are_told() {
+        let command = Cli::command().name("tunnel-ops");
+        let names = [
+            "TUNNEL_OPS_TEST_SHARDS",
+            "TUNNEL_OPS_TEST_SHARD",
+            "TUNNEL_OPS_SERVICE_HOST",
+            "TUNNEL_OPS_PORT_80_TCP",
+            "PATH",
+        ];
+        let unknown = unknown_variables(&command, names.into_iter().map(OsString::from));
+        assert_eq!(unknown, ["TUNNEL_OPS_TEST_SHARD"]);
     }
 
     fn note(arguments: &[&str], set: bool) -> Option<String> {

@@ -39,6 +39,9 @@ const TUNNEL_LISTEN: SocketAddr = local(8443);
 const PUBLIC_LISTEN: SocketAddr = local(8080);
 const ADMIN_LISTEN: SocketAddr = local(9090);
 
+/// Shortest time between pings: a session that is silent for two of them is dead.
+const PING_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
 /// 5 s less than Kubernetes gives.
 const GRACE_PERIOD: Duration = Duration::from_secs(25);
 
@@ -245,6 +248,7 @@ impl Config {
         check_listeners(&source, &mut faults);
         check_proxies(&source, &mut faults);
         check_grace(&source, &mut faults);
+        check_ping_interval(&source, &mut faults);
         match (domain, tunnel_tls, runtimes) {
             (Some(domain), Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => {
                 let mut config = Self::new(tunnel_tls, runtimes, domain);
@@ -451,6 +455,14 @@ fn check_grace(source: &Source, faults: &mut Vec<ConfigFault>) {
             "{delay:?} leaves nothing of --grace-period, {grace:?}, which counts from the signal on"
         );
         faults.push(value("drain-delay", problem));
+    }
+}
+
+fn check_ping_interval(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let interval = source.ping_interval.map(Duration::from);
+    if let Some(interval) = interval.filter(|interval| *interval < PING_INTERVAL_MIN) {
+        let problem = format!("{interval:?} is shorter than many ways take: at least 100ms");
+        faults.push(value("ping-interval", problem));
     }
 }
 

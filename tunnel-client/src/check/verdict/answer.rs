@@ -245,6 +245,11 @@ fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict 
         "superseded" | "runtime_held" | "runtime_contested" | "runtime_label_taken" => {
             conflict(refusal)
         }
+        // Its word for a request of a platform client, to the name of no runtime.
+        "runtime_unknown" => own(
+            "public_listener",
+            "this is the server's listener for platform clients: give the address of its --tunnel-listen",
+        ),
         _ => own("refused", "do what the server says"),
     }
 }

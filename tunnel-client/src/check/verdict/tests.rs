@@ -472,6 +472,7 @@ fn the_server_s_own_words() {
         ("certificate_untrusted", "certificate_refused"),
         ("runtime_held", "runtime_conflict"),
         ("runtime_contested", "runtime_conflict"),
+        ("runtime_unknown", "public_listener"),
         ("something_new", "refused"),
     ] {
         let seen = facts(|facts| {
