@@ -26,6 +26,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::ConfigFileError;
+use tunnel_ops::config_place::Place;
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
@@ -35,7 +36,11 @@ pub use self::listen::{ListenConfig, ServeConfig};
 pub use self::login::LoginError;
 pub(crate) use self::login::read as read_login;
 pub use self::no_proxy::NoProxy;
-pub use self::proxy::{LoginSource, ProxyChoice, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl};
+pub(crate) use self::proxy::ProxyWay;
+pub use self::proxy::{
+    LoginSource, PassedOver, PassedOverBy, ProxyChoice, ProxyLogin, ProxyScheme, ProxySettings,
+    ProxyUrl,
+};
 pub use self::reach::{ConnectTo, HostField, TlsName};
 use self::routes::Defaults;
 pub use self::routes::{
@@ -87,6 +92,8 @@ pub struct Config {
     pub connect_to: Option<ConnectTo>,
     /// The proxy on the way to the server; upstreams have none. Default none.
     pub proxy: Option<ProxySettings>,
+    /// One that is named somewhere and not used for this server, for whoever wonders. Default none.
+    pub proxy_passed_over: Option<PassedOver>,
     /// The file that holds the token, to be read at each dial and when it changes; none only beside a
     /// certificate.
     pub token_file: Option<PathBuf>,
@@ -171,10 +178,10 @@ pub enum ConfigFault {
         purpose: &'static str,
     },
     /// A value that is not possible beside another.
-    #[error("--{flag}: {problem}")]
+    #[error("{place}: {problem}")]
     Value {
-        /// The flag.
-        flag: &'static str,
+        /// Where the setting was given.
+        place: Place,
         /// What is wrong, and what to do.
         problem: String,
     },
@@ -234,6 +241,7 @@ impl Config {
             host_header: None,
             connect_to: None,
             proxy: None,
+            proxy_passed_over: None,
             token_file: None,
             client_certificate: None,
             upstream: None,
@@ -267,11 +275,33 @@ impl Config {
         Self::check_within(source, |name| std::env::var_os(name))
     }
 
+    /// The same, and of what is good but for the credential a configuration without one: the way to the server can
+    /// be looked at all the same.
+    pub(crate) fn check_all(source: Source) -> (Option<Self>, Result<(), ConfigError>) {
+        let (config, faults) = Self::checked(source, |name| std::env::var_os(name));
+        let result = match faults.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigError(faults)),
+        };
+        (config, result)
+    }
+
     /// The same with these variables of the environment.
     fn check_within(
         source: Source,
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, ConfigError> {
+        match Self::checked(source, variable) {
+            (Some(config), faults) if faults.is_empty() => Ok(config),
+            (_, faults) => Err(ConfigError(faults)),
+        }
+    }
+
+    /// A configuration where nothing but the credential is wrong, and all that is wrong.
+    fn checked(
+        source: Source,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> (Option<Self>, Vec<ConfigFault>) {
         let mut faults = Vec::new();
         let server = required(
             &mut faults,
@@ -279,11 +309,14 @@ impl Config {
             "server",
             "the server to dial",
         );
+        let before = faults.len();
         let credential = credential::check(&source, &mut faults);
+        let of_credential = faults.len() - before;
         let server_trust = server_trust(&source, &mut faults);
         let proxy = server
             .as_ref()
-            .and_then(|server| proxy::check(&source, server, variable, &mut faults));
+            .map(|server| proxy::check(&source, server, variable, &mut faults))
+            .unwrap_or_default();
         check_upstream(&source, &mut faults);
         let upstream_roots = upstream_roots(&source, &mut faults);
         let routes = routes::check(&source, true, &mut faults);
@@ -292,19 +325,38 @@ impl Config {
         check_ping_interval(&source, &mut faults);
         check_allow_from(&source, &mut faults);
         check_dns_servers(&source, &mut faults);
-        match (server, server_trust, credential, routes) {
-            (Some(server), Some(trust), Some(credential), Some(routes)) if faults.is_empty() => {
+        let is_good = faults.len() == of_credential;
+        let config = match (server, server_trust, routes) {
+            (Some(server), Some(trust), Some(routes)) if is_good => {
                 let mut config = Self::without_upstream(server, trust);
-                config.proxy = proxy;
-                (config.token_file, config.client_certificate) = credential;
+                config.proxy = proxy.settings;
+                config.proxy_passed_over = proxy.passed_over;
+                (config.token_file, config.client_certificate) = credential.unwrap_or_default();
                 config.upstream = source.upstream.clone();
                 config.upstream_roots = upstream_roots;
                 config.routes = routes;
                 config.apply(source);
-                Ok(config)
+                Some(config)
             }
-            _ => Err(ConfigError(faults)),
-        }
+            _ => None,
+        };
+        (config, faults)
+    }
+
+    /// Whether the server that is named is reached by a proxy, whatever else is wrong.
+    pub(crate) fn proxy_way(source: &Source) -> ProxyWay {
+        let variable = |name: &str| std::env::var_os(name);
+        let way = |server| proxy::check(source, server, variable, &mut Vec::new());
+        source.server.as_ref().map(way).unwrap_or_default()
+    }
+
+    /// All routes that are good, whatever else is wrong; none if one of them is not. An upstream whose CA file is
+    /// not good has no roots.
+    pub(crate) fn routes_at_any_rate(source: &Source) -> Option<RouteList> {
+        let mut faults = Vec::new();
+        let roots = upstream_roots(source, &mut faults);
+        let routes = routes::check(source, true, &mut faults)?;
+        Some(Defaults::of(source).add_to(&routes, roots))
     }
 
     /// Checks the routes alone, for whoever does not dial; the files that they name are not read.
@@ -396,7 +448,8 @@ pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>)
 
 fn server_trust(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
     let (files, folders) = (source.ca_file.as_ref(), source.ca_dir.as_ref());
-    trust::check("system-roots", source.system_roots, files, folders, faults)
+    let system = (source.system_roots, source.place("system-roots"));
+    trust::check(system, files, folders, faults)
 }
 
 fn check_upstream(source: &Source, faults: &mut Vec<ConfigFault>) {
@@ -414,12 +467,11 @@ fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Root
     }
     // It is also for the upstreams of routes.
     if ca_file.is_some() && source.route.is_empty() {
-        let problem =
-            format!("{upstream} is spoken to without TLS: use https:// or leave this out");
-        faults.push(ConfigFault::Value {
-            flag: "upstream-ca-file",
-            problem,
-        });
+        let named = source.place("upstream").mention();
+        let problem = format!(
+            "{upstream} ({named}) is spoken to without TLS: use https:// or leave this out"
+        );
+        faults.push(source.fault("upstream-ca-file", problem));
     }
     None
 }
@@ -427,23 +479,35 @@ fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Root
 fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
     let base = source.redial_base.map_or(REDIAL.0, Duration::from);
     let cap = source.redial_cap.map_or(REDIAL.1, Duration::from);
-    if cap < base {
-        let problem = format!("{cap:?} is less than the first wait, --redial-base, {base:?}");
-        faults.push(ConfigFault::Value {
-            flag: "redial-cap",
-            problem,
-        });
+    if cap >= base {
+        return;
     }
+    let (first, longest) = (source.place("redial-base"), source.place("redial-cap"));
+    // At what was given: nobody can mend a default.
+    let (place, problem) = match longest.is_given() {
+        true => (
+            longest,
+            format!(
+                "{cap:?} is less than the first wait, {base:?} ({})",
+                first.mention_or_default()
+            ),
+        ),
+        false => (
+            first,
+            format!(
+                "{base:?} is more than the longest wait, {cap:?} ({})",
+                longest.mention_or_default()
+            ),
+        ),
+    };
+    faults.push(ConfigFault::Value { place, problem });
 }
 
 fn check_session_age(source: &Source, faults: &mut Vec<ConfigFault>) {
     let age = source.max_session_age.map(Duration::from);
     if let Some(age) = age.filter(|age| *age < SESSION_AGE_MIN) {
         let problem = format!("{age:?} is too short, each time costs a dial: at least 1m");
-        faults.push(ConfigFault::Value {
-            flag: "max-session-age",
-            problem,
-        });
+        faults.push(source.fault("max-session-age", problem));
     }
 }
 
@@ -451,10 +515,7 @@ fn check_ping_interval(source: &Source, faults: &mut Vec<ConfigFault>) {
     let interval = source.ping_interval.map(Duration::from);
     if let Some(interval) = interval.filter(|interval| *interval < PING_INTERVAL_MIN) {
         let problem = format!("{interval:?} is shorter than many ways take: at least 100ms");
-        faults.push(ConfigFault::Value {
-            flag: "ping-interval",
-            problem,
-        });
+        faults.push(source.fault("ping-interval", problem));
     }
 }
 
@@ -468,10 +529,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
         1..=NETWORKS_MAX => return,
         more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),
     };
-    faults.push(ConfigFault::Value {
-        flag: "allow-from",
-        problem,
-    });
+    faults.push(source.fault("allow-from", problem));
 }
 
 fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
@@ -480,10 +538,7 @@ fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
         Some(0) => "no name server is named: leave it out to ask the system's".to_owned(),
         Some(more) => format!("{more} name servers are named, at most {DNS_SERVERS_MAX} can be"),
     };
-    faults.push(ConfigFault::Value {
-        flag: "dns-server",
-        problem,
-    });
+    faults.push(source.fault("dns-server", problem));
 }
 
 fn required<T>(

@@ -107,10 +107,16 @@ impl Credentials {
 
     /// Reads the files whenever one of them has changed.
     pub(crate) async fn follow(&self, mut files: FileWatch) {
+        // Whoever dials reads them too, perhaps before this hears of a change.
+        let mut told = self.read().ok();
         loop {
             files.changed().await;
             match self.read() {
-                Ok(_) => tracing::info!("the files of the credential have been read again"),
+                Ok(read) => {
+                    let changed = read.news(told.as_deref());
+                    tracing::info!(changed, "the files of the credential have been read again");
+                    told = Some(read);
+                }
                 // Often only for a moment: two files are seldom replaced at once.
                 Err(error) => tracing::warn!(
                     %error,
@@ -145,6 +151,19 @@ impl Credential {
     /// Whether both show the same.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.has_identity_of(other) && self.has_token_of(other)
+    }
+
+    /// What is new about it, for people.
+    fn news(&self, before: Option<&Self>) -> &'static str {
+        let Some(before) = before else {
+            return "all";
+        };
+        match (self.has_token_of(before), self.has_identity_of(before)) {
+            (true, true) => "nothing",
+            (false, true) => "token",
+            (true, false) => "certificate",
+            (false, false) => "token, certificate",
+        }
     }
 
     fn has_token(&self, other: Option<&SecretString>) -> bool {

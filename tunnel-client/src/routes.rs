@@ -42,6 +42,7 @@ pub(crate) use self::own_answer::AnswerBody;
 pub(crate) use self::route::Route;
 use self::route::{Earlier, InForce};
 use crate::config::RouteList;
+use crate::config::routes::RoutesDifference;
 use crate::metrics::Metrics;
 use crate::upstream::UpstreamError;
 
@@ -81,13 +82,15 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Puts these routes in the place of those that are there. What leads to the same is taken over.
-    /// Must be called within a runtime.
+    /// Puts these routes in the place of those that are there, and says what is new about them. What leads to
+    /// the same is taken over. Must be called within a runtime.
     ///
     /// # Errors
     /// When upstreams cannot be as it says; then nothing has changed.
-    pub(crate) fn replace(&self, list: &RouteList) -> Result<(), UpstreamError> {
+    pub(crate) fn replace(&self, list: &RouteList) -> Result<RoutesDifference, UpstreamError> {
         let before = self.table.load_full();
+        let configs = before.routes.iter().map(|one| one.route.config());
+        let difference = RoutesDifference::between(configs, list);
         let mut earlier = Earlier::of(&before.routes);
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
@@ -98,7 +101,7 @@ impl Routes {
         // Those that overlap are refused when the configuration is checked.
         let (matcher, _) = Matcher::new(list.iter().map(|config| &config.conditions));
         self.table.store(Arc::new(Table { matcher, routes }));
-        Ok(())
+        Ok(difference)
     }
 
     /// The route that takes a request.

@@ -1,8 +1,11 @@
 //! Configuration files in TOML, and errors that say where in them the fault is.
 //!
 //! In comes a path and a serde type that refuses unknown fields; out comes the value, or an error
-//! with file, line, column, key and what was expected. It never looks at what a value means: a
-//! caller that finds a fault later asks [`TomlFile::error_at`] for an error with the same shape.
+//! with file, line, column, key, what was expected and what to write instead. It never looks at what a
+//! value means: a caller that finds a fault later asks [`TomlFile::error_at`] for an error with the same
+//! shape.
+
+pub(crate) mod explain;
 
 use std::fmt;
 use std::fs;
@@ -10,6 +13,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
+use toml::de::DeTable;
+
+use self::explain::Told;
 
 /// A TOML file as read: its text is kept, so that faults found after parsing can still name their
 /// line.
@@ -90,22 +96,33 @@ impl TomlFile {
         }
     }
 
+    /// Where a key of the top table stands, if it does and the text is TOML.
+    pub fn position_of(&self, key: &str) -> Option<Position> {
+        let table = DeTable::parse(&self.text).ok()?;
+        let mut keys = table.get_ref().iter().map(|(key, _)| key);
+        let found = keys.find(|found| found.get_ref().as_ref() == key)?;
+        Some(position(&self.text, found.span().start))
+    }
+
     fn explain(&self, mut error: toml::de::Error) -> ConfigFileError {
         let message = one_line(error.message());
-        let position = error.span().map(|span| position(&self.text, span.start));
-        let (key, problem) = match unknown_field(&message) {
-            Some((key, known)) => (None, unknown_key(key, &known)),
-            None => {
-                // The keys on the way to the fault are only in the text form, and only without the
-                // input.
-                error.set_input(None);
-                (key_path(&error.to_string()), message)
-            }
+        let span = error.span();
+        // The keys on the way to the fault are only in the text form, and only without the input.
+        error.set_input(None);
+        let keys = key_path(&error.to_string()).unwrap_or_default();
+        let told = Told {
+            text: &self.text,
+            message: &message,
+            span: span.clone().unwrap_or_default(),
+            key: &keys,
         };
+        let problem = told.sentence();
+        // An unknown key is named by the sentence itself.
+        let names_itself = explain::unknown_field(&message).is_some();
         ConfigFileError {
             path: self.path.clone(),
-            position,
-            key,
+            position: span.map(|span| position(&self.text, span.start)),
+            key: (!keys.is_empty() && !names_itself).then_some(keys),
             problem,
         }
     }
@@ -152,34 +169,6 @@ impl fmt::Display for ConfigFileError {
 
 impl std::error::Error for ConfigFileError {}
 
-/// The known name that `given` was most likely meant to be.
-fn closest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
-    // A third of the letters may be wrong: enough for a slip, too little to suggest nonsense.
-    let limit = (given.chars().count() / 3).max(1);
-    let given = given.to_lowercase().replace('-', "_");
-    known
-        .iter()
-        .map(|name| (distance(&given, name), *name))
-        .filter(|(distance, _)| *distance <= limit)
-        .min()
-        .map(|(_, name)| name)
-}
-
-fn unknown_key(key: &str, known: &[&str]) -> String {
-    match closest(key, known) {
-        Some(name) => format!("unknown key `{key}`, did you mean `{name}`?"),
-        None => format!("unknown key `{key}`, expected one of {}", known.join(", ")),
-    }
-}
-
-/// Takes serde's text for an unknown field apart: the field, and the known ones.
-fn unknown_field(message: &str) -> Option<(&str, Vec<&str>)> {
-    let rest = message.strip_prefix("unknown field `")?;
-    let (key, rest) = rest.split_once('`')?;
-    let known = rest.split('`').skip(1).step_by(2).collect();
-    Some((key, known))
-}
-
 /// The dotted key in the last line of the parser's text: "in `a.b`".
 fn key_path(text: &str) -> Option<String> {
     let last = text.trim_end().lines().last()?;
@@ -203,31 +192,12 @@ fn position(text: &str, offset: usize) -> Position {
     Position { line, column }
 }
 
-/// Levenshtein's distance: letters to add, drop or change.
-fn distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, l) in left.chars().enumerate() {
-        let mut diagonal = i;
-        let mut previous = i + 1;
-        for (slot, r) in row.iter_mut().skip(1).zip(&right) {
-            let change = diagonal + usize::from(l != *r);
-            diagonal = *slot;
-            *slot = change.min(previous + 1).min(diagonal + 1);
-            previous = *slot;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use serde::Deserialize;
 
+    use super::explain::distance;
     use super::*;
     use crate::config_value::DurationText;
 
@@ -238,6 +208,20 @@ mod tests {
         ping_interval: Option<DurationText>,
         #[expect(dead_code, reason = "only parsed")]
         limits: Option<Limits>,
+        #[expect(dead_code, reason = "only parsed")]
+        #[serde(default)]
+        thing: Vec<Thing>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Thing {
+        #[expect(dead_code, reason = "only parsed")]
+        name: String,
+        #[expect(dead_code, reason = "only parsed")]
+        list: Option<Vec<String>>,
+        #[expect(dead_code, reason = "only parsed")]
+        is_on: Option<bool>,
     }
 
     #[derive(Debug, Deserialize)]
@@ -267,7 +251,7 @@ mod tests {
         );
         check(
             "colour = 1",
-            "s.toml:1:1: unknown key `colour`, expected one of ping_interval, limits",
+            "s.toml:1:1: unknown key `colour`, expected one of ping_interval, limits, thing",
         );
         check(
             "[limits]\n exchange = 1",
@@ -283,8 +267,130 @@ mod tests {
         );
         check(
             "[limits]\nexchanges = \"many\"",
-            "s.toml:2:13: limits.exchanges: invalid type: string \"many\", expected u32",
+            "s.toml:2:13: limits.exchanges: expected a whole number such as `3`, not text",
         );
+        check(
+            "[limits]\nexchanges = \"7\"",
+            "s.toml:2:13: limits.exchanges: expected a whole number without quotes: write `exchanges = 7`",
+        );
+        check(
+            "ping_interval = true",
+            "s.toml:1:17: ping_interval: expected a duration such as `5s`, `250ms` or `10m`: expected number at 0",
+        );
+        check(
+            "ping_interval = [\"5s\"]",
+            "s.toml:1:17: ping_interval: expected one value, not a list",
+        );
+    }
+
+    #[test]
+    fn what_has_the_wrong_form_is_told_how_to_be_written() {
+        for (text, expected) in [
+            (
+                "[thing]\nname = \"a\"\n",
+                "s.toml:1:1: thing: there can be several of them: write `[[thing]]`, in two pairs of brackets",
+            ),
+            (
+                "[[limits]] # none\nexchanges = 1\n",
+                "s.toml:1:1: limits: there is only one of it: write `[limits]`, in one pair of brackets",
+            ),
+            (
+                "limits = 5\n",
+                "s.toml:1:10: limits: expected a table, not a number: write `limits = { … }`",
+            ),
+            (
+                "[[thing]]\nname = 5\n",
+                "s.toml:2:8: thing.name: expected text in quotes, not a number: write `name = \"5\"`",
+            ),
+            (
+                "[[thing]]\nname = \"a\"\nlist = \"GET\"\n",
+                "s.toml:3:8: thing.list: expected a list, not text: write `list = [\"GET\"]`",
+            ),
+            (
+                "[[thing]]\nname = \"a\"\nlist = [\"GET\", 5]\n",
+                "s.toml:3:16: thing.list: expected text in quotes, not a number: write `\"5\"`",
+            ),
+            (
+                "[[thing]]\nname = \"a\"\nis_on = \"yes\"\n",
+                "s.toml:3:9: thing.is_on: expected `true` or `false` without quotes, not text",
+            ),
+            (
+                "[[thing]]\n# no name\nlist = []\n",
+                "s.toml:1:1: thing: `name` is missing: each `[[thing]]` needs it",
+            ),
+            (
+                "thing = [{ list = [] }]\n",
+                "s.toml:1:10: thing: `name` is missing in `thing`",
+            ),
+        ] {
+            check(text, expected);
+        }
+    }
+
+    #[test]
+    fn what_stands_twice_is_named_with_both_places() {
+        for (text, expected) in [
+            (
+                "# one\nping_interval = \"1s\"\n\nping_interval = \"2s\"\n",
+                "s.toml:4:1: `ping_interval` stands twice, first in line 2: leave one of them out",
+            ),
+            (
+                "[[thing]]\nname = \"a\"\n[[thing]]\nname = \"b\"\nname = \"c\"\n",
+                "s.toml:5:1: `name` stands twice, first in line 4: leave one of them out",
+            ),
+            (
+                "[thing]\nname = \"a\"\n[thing]\nname = \"b\"\n",
+                "s.toml:3:2: `[thing]` stands twice, first in line 1: put all of it behind one of them, or write \
+                 `[[thing]]` for each if there can be several",
+            ),
+            (
+                "[thing]\nname = \"a\"\n[[thing]]\nname = \"b\"\n",
+                "s.toml:3:3: `thing` is written in two ways, in line 1 as `[thing]`: write `[[thing]]` in both places \
+                 if there can be several",
+            ),
+        ] {
+            check(text, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_toml_is_told_in_words() {
+        for (text, expected) in [
+            (
+                "ping_interval = 5s\n",
+                "text must stand in quotes: write `key = \"text\"`",
+            ),
+            ("ping_interval\n", "there is no value: write `key = value`"),
+            (
+                "ping_interval = \n",
+                "there is no value: write `key = value`",
+            ),
+            (
+                "ping_interval = \"5s\n",
+                "text in quotes ends with a quote on the same line",
+            ),
+            ("thing = [1, 2\n", "a list is not closed: it ends with `]`"),
+            (
+                "[thing\n",
+                "the name of a table is not closed: it ends with `]`",
+            ),
+        ] {
+            let error = TomlFile::from_text("s.toml", text)
+                .parse::<Sample>()
+                .unwrap_err();
+            assert!(error.to_string().contains(expected), "{text}: {error}");
+            assert_eq!(error.position().map(|place| place.line), Some(1), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_the_top_is_found_and_no_other() {
+        let text = "# ping_interval = 1\n\n  ping_interval = \"1s\"\n[limits]\nexchanges = 1\n";
+        let file = TomlFile::from_text("s.toml", text);
+        let place = file.position_of("ping_interval");
+        assert_eq!(place, Some(Position { line: 3, column: 3 }));
+        assert_eq!(file.position_of("exchanges"), None);
+        assert_eq!(file.position_of("limits").map(|place| place.line), Some(4));
     }
 
     #[test]

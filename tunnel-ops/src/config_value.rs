@@ -13,6 +13,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
+use crate::config_file::explain::ONE_VALUE;
+
 /// Longest duration taken: a longer one is a slip, and adding it to an instant could overflow.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -226,8 +228,8 @@ pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
 }
 
 /// Deserializes by `FromStr`. A number is taken as its own text, so that both `200` and `"200"` are
-/// understood where a number is expected, and so that `5` where a duration is expected gets the
-/// text of that type's own error.
+/// understood where a number is expected, and so that `5` or `true` where a duration is expected gets
+/// the text of that type's own error.
 pub fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -239,11 +241,15 @@ where
         type Value = T;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a string")
+            f.write_str(ONE_VALUE)
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
             text.parse().map_err(E::custom)
+        }
+
+        fn visit_bool<E: de::Error>(self, truth: bool) -> Result<T, E> {
+            self.visit_str(&truth.to_string())
         }
 
         fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {

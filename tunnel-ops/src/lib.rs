@@ -9,6 +9,7 @@
 pub mod admin;
 pub mod alarm;
 pub mod config_file;
+pub mod config_place;
 pub mod config_value;
 pub mod descriptors;
 pub mod detect;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
+use tunnel_ops::config_place::Place;
 use tunnel_ops::config_value::{Network, listeners_overlap};
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
@@ -151,10 +152,10 @@ pub enum ConfigFault {
         purpose: &'static str,
     },
     /// A value that is not possible, alone or beside another.
-    #[error("--{flag}: {problem}")]
+    #[error("{place}: {problem}")]
     Value {
-        /// The flag.
-        flag: &'static str,
+        /// Where the setting was given.
+        place: Place,
         /// What is wrong, and what to do.
         problem: String,
     },
@@ -375,17 +376,13 @@ fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
         (Some(cert), Some(key)) => identity(cert, key, faults),
         (None, None) => None,
         (Some(_), None) => {
-            faults.push(value(
-                "public-tls-cert",
-                "its key is missing: give --public-tls-key as well",
-            ));
+            let problem = "its key is missing: give --public-tls-key as well";
+            faults.push(source.fault("public-tls-cert", problem));
             None
         }
         (None, Some(_)) => {
-            faults.push(value(
-                "public-tls-key",
-                "its certificate is missing: give --public-tls-cert as well",
-            ));
+            let problem = "its certificate is missing: give --public-tls-cert as well";
+            faults.push(source.fault("public-tls-key", problem));
             None
         }
     }
@@ -430,19 +427,33 @@ fn check_listeners(source: &Source, faults: &mut Vec<ConfigFault>) {
     for (index, (flag, address)) in listeners.iter().enumerate() {
         for (other_flag, other) in listeners.iter().skip(index + 1) {
             if listeners_overlap(*address, *other) {
-                let problem =
-                    format!("{other} meets {address} of --{flag}: give each listener its own port");
-                faults.push(value(other_flag, problem));
+                faults.push(overlap(source, (flag, *address), (other_flag, *other)));
             }
         }
     }
+}
+
+/// Told at what was given: nobody can mend a default.
+fn overlap(
+    source: &Source,
+    (flag, address): (&str, SocketAddr),
+    (other_flag, other): (&str, SocketAddr),
+) -> ConfigFault {
+    let (place, other_place) = (source.place(flag), source.place(other_flag));
+    let (place, own, beside, theirs) = match other_place.is_given() {
+        true => (other_place, other, place, address),
+        false => (place, address, other_place, other),
+    };
+    let beside = beside.mention_or_default();
+    let problem = format!("{own} meets {theirs} of {beside}: give each listener its own port");
+    ConfigFault::Value { place, problem }
 }
 
 fn check_proxies(source: &Source, faults: &mut Vec<ConfigFault>) {
     let nobody = source.trusted_proxies.as_ref().is_none_or(Vec::is_empty);
     if source.proxy_protocol == Some(true) && nobody {
         let problem = "nobody may send a PROXY header: name the proxies in --trusted-proxies";
-        faults.push(value("proxy-protocol", problem));
+        faults.push(source.fault("proxy-protocol", problem));
     }
 }
 
@@ -451,10 +462,11 @@ fn check_grace(source: &Source, faults: &mut Vec<ConfigFault>) {
     let delay = source.drain_delay.map_or(Duration::ZERO, Into::into);
     let grace = source.grace_period.map_or(GRACE_PERIOD, Into::into);
     if delay >= grace && !delay.is_zero() {
+        let named = source.place("grace-period").mention_or_default();
         let problem = format!(
-            "{delay:?} leaves nothing of --grace-period, {grace:?}, which counts from the signal on"
+            "{delay:?} leaves nothing of the grace period, {grace:?} ({named}), which counts from the signal on"
         );
-        faults.push(value("drain-delay", problem));
+        faults.push(source.fault("drain-delay", problem));
     }
 }
 
@@ -462,7 +474,7 @@ fn check_ping_interval(source: &Source, faults: &mut Vec<ConfigFault>) {
     let interval = source.ping_interval.map(Duration::from);
     if let Some(interval) = interval.filter(|interval| *interval < PING_INTERVAL_MIN) {
         let problem = format!("{interval:?} is shorter than many ways take: at least 100ms");
-        faults.push(value("ping-interval", problem));
+        faults.push(source.fault("ping-interval", problem));
     }
 }
 
@@ -483,13 +495,6 @@ fn or_fault<T, E: Into<ConfigFault>>(
     result: Result<T, E>,
 ) -> Option<T> {
     result.map_err(|error| faults.push(error.into())).ok()
-}
-
-fn value(flag: &'static str, problem: impl Into<String>) -> ConfigFault {
-    ConfigFault::Value {
-        flag,
-        problem: problem.into(),
-    }
 }
 
 fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {

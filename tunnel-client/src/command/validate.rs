@@ -16,8 +16,11 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let config = Config::check(source).map_err(Failure::configuration)?;
-    let proxy = config.proxy.as_ref();
-    let proxy = proxy.map_or_else(String::new, |proxy| format!(", by the proxy {}", proxy.url));
+    let proxy = match (&config.proxy, &config.proxy_passed_over) {
+        (Some(proxy), _) => format!(", by the proxy {}", proxy.url),
+        (None, Some(passed_over)) => format!(" ({passed_over})"),
+        (None, None) => String::new(),
+    };
     let server = &config.server;
     match &config.upstream {
         Some(upstream) if config.routes.is_empty() => {

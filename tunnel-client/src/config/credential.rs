@@ -54,7 +54,6 @@ fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Option<
             "its certificate is missing: give --client-cert as well",
         ),
     };
-    let problem = problem.to_owned();
-    faults.push(ConfigFault::Value { flag, problem });
+    faults.push(source.fault(flag, problem));
     None
 }

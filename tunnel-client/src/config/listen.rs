@@ -188,7 +188,6 @@ fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Certifi
             "its certificate is missing: give --listen-cert as well",
         ),
     };
-    let problem = problem.to_owned();
-    faults.push(ConfigFault::Value { flag, problem });
+    faults.push(source.fault(flag, problem));
     None
 }

@@ -6,6 +6,7 @@
 //! port if only that is meant. A name is never looked up here: networks hold only what is written as
 //! an address.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
@@ -77,6 +78,23 @@ fn is_within(host: &str, domain: &str) -> bool {
     };
     let (before, end) = host.split_at(begin);
     end.eq_ignore_ascii_case(domain) && (before.is_empty() || before.ends_with(b"."))
+}
+
+impl fmt::Display for NoProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.hosts {
+            Hosts::All => f.write_str("*"),
+            Hosts::Network(network) if network.prefix_len() == network.max_prefix_len() => {
+                network.addr().fmt(f)
+            }
+            Hosts::Network(network) => network.fmt(f),
+            Hosts::Domain(domain) => f.write_str(domain),
+        }?;
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl FromStr for NoProxy {

@@ -97,6 +97,63 @@ pub struct ProxySettings {
     pub trust: Option<Trust>,
 }
 
+/// Whether a server is reached by a proxy.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ProxyWay {
+    /// By one that is spoken to so, also where something else about it is not good.
+    pub(crate) scheme: Option<ProxyScheme>,
+    /// By this one.
+    pub(crate) settings: Option<ProxySettings>,
+    /// Not by one that is named all the same.
+    pub(crate) passed_over: Option<PassedOver>,
+}
+
+/// A proxy that is named somewhere, and not used for this server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PassedOver {
+    /// What names it: a variable of all programs, or a setting of the client's own.
+    pub named_by: String,
+    /// The server's host.
+    pub host: String,
+    /// By which rule.
+    pub by: PassedOverBy,
+}
+
+/// The rule by which a server is reached without a proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PassedOverBy {
+    /// It is this machine itself.
+    ThisMachine,
+    /// This entry, of a list that is named so.
+    Entry(String, String),
+}
+
+impl ProxyWay {
+    fn without(named_by: String, host: &str, by: PassedOverBy) -> Self {
+        let host = host.to_owned();
+        let passed_over = Some(PassedOver { named_by, host, by });
+        Self {
+            passed_over,
+            ..Self::default()
+        }
+    }
+}
+
+impl fmt::Display for PassedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { named_by, host, by } = self;
+        write!(f, "the proxy of {named_by} is not used: ")?;
+        match by {
+            PassedOverBy::ThisMachine => {
+                write!(f, "{host} is this machine itself, --proxy would be used")
+            }
+            PassedOverBy::Entry(entry, list) => write!(f, "`{entry}` in {list} exempts {host}"),
+        }
+    }
+}
+
 impl ProxyScheme {
     const ALL: [(&str, Self, u16); 4] = [
         ("http", Self::Http, 80),
@@ -202,38 +259,74 @@ pub(super) fn check(
     server: &ServerUrl,
     variable: impl Fn(&str) -> Option<OsString>,
     faults: &mut Vec<ConfigFault>,
-) -> Option<ProxySettings> {
+) -> ProxyWay {
     let (host, port) = dialled(server, source.connect_to.as_ref());
     let named = match &source.proxy {
         Some(ProxyChoice::None) => {
             check_unused(source, faults);
-            return None;
+            return ProxyWay::default();
         }
         Some(_) => None,
-        // What a whole machine is told about proxies does not concern the machine itself.
-        None if no_proxy::is_loopback(host) => return None,
-        None => Some(first_set(&VARIABLES, &variable)?),
+        None => match first_set(&VARIABLES, &variable) {
+            Some(named) => Some(named),
+            None => return ProxyWay::default(),
+        },
     };
-    let exempt = match &source.no_proxy {
-        Some(list) => list.clone(),
-        None => first_set(&NO_VARIABLES, &variable)
-            .and_then(|(name, list)| Some((name, text_of(name, list, faults)?)))
-            .map(|(name, list)| NoProxy::list(&list, name))
-            .unwrap_or_default(),
+    let variable_name = named.as_ref().map(|(name, _)| *name);
+    let named_by = || match variable_name {
+        Some(name) => name.to_owned(),
+        None => source.place("proxy").mention(),
     };
+    // What a whole machine is told about proxies does not concern the machine itself.
+    if named.is_some() && no_proxy::is_loopback(host) {
+        return ProxyWay::without(named_by(), host, PassedOverBy::ThisMachine);
+    }
+    let (exempt, list) = exempt(source, &variable, faults);
     // Before the proxy is understood: who is exempt needs none.
     let places = [(host, port), (server.host(), server.port())];
-    if (exempt.iter()).any(|entry| places.iter().any(|(host, port)| entry.holds(host, *port))) {
-        return None;
+    for (host, port) in places {
+        if let Some(entry) = exempt.iter().find(|entry| entry.holds(host, port)) {
+            let by = PassedOverBy::Entry(entry.to_string(), list);
+            return ProxyWay::without(named_by(), host, by);
+        }
     }
-    let variable = named.as_ref().map(|(name, _)| *name);
     let choice = match named {
         Some((name, value)) => from_variable(name, value, faults),
         None => source.proxy.clone(),
     };
     let Some(ProxyChoice::Proxy(url, login)) = choice else {
-        return None;
+        return ProxyWay::default();
     };
+    ProxyWay {
+        scheme: Some(url.scheme()),
+        settings: settings(source, url, login, variable_name, faults),
+        passed_over: None,
+    }
+}
+
+/// Who is reached without, and what lists them.
+fn exempt(
+    source: &Source,
+    variable: impl Fn(&str) -> Option<OsString>,
+    faults: &mut Vec<ConfigFault>,
+) -> (Vec<NoProxy>, String) {
+    if let Some(list) = &source.no_proxy {
+        return (list.clone(), source.place("no-proxy").mention());
+    }
+    let Some((name, list)) = first_set(&NO_VARIABLES, variable) else {
+        return (Vec::new(), String::new());
+    };
+    let list = text_of(name, list, faults).map(|list| NoProxy::list(&list, name));
+    (list.unwrap_or_default(), name.to_owned())
+}
+
+fn settings(
+    source: &Source,
+    url: ProxyUrl,
+    login: Option<ProxyLogin>,
+    variable: Option<&'static str>,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<ProxySettings> {
     let trust = proxy_trust(&url, source, faults);
     let login = match (&source.proxy_auth_file, login) {
         (Some(path), _) => {
@@ -294,22 +387,18 @@ fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
         ("proxy-ca-dir", source.proxy_ca_dir.is_some()),
     ];
     for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
-        let problem = "there is no proxy: leave this out, or name one with --proxy".to_owned();
-        faults.push(ConfigFault::Value { flag, problem });
+        let none = source.place("proxy").mention();
+        let problem = format!("there is no proxy ({none}): leave this out, or name one");
+        faults.push(source.fault(flag, problem));
     }
 }
 
 fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
     let (files, folders) = (&source.proxy_ca_file, &source.proxy_ca_dir);
     if url.scheme() == ProxyScheme::Https {
-        let system = source.proxy_system_roots;
-        return trust::check(
-            "proxy-system-roots",
-            system,
-            files.as_ref(),
-            folders.as_ref(),
-            faults,
-        );
+        let system = source.place("proxy-system-roots");
+        let system = (source.proxy_system_roots, system);
+        return trust::check(system, files.as_ref(), folders.as_ref(), faults);
     }
     let unused = [
         ("proxy-ca-file", files.is_some()),
@@ -318,8 +407,10 @@ fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -
     // Beside the environment they may well be set for good, and used where a proxy speaks TLS.
     let is_given = source.proxy.is_some();
     for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
-        let problem = format!("{url} is spoken to without TLS: use https:// or leave this out");
-        faults.push(ConfigFault::Value { flag, problem });
+        let named = source.place("proxy").mention();
+        let problem =
+            format!("{url} ({named}) is spoken to without TLS: use https:// or leave this out");
+        faults.push(source.fault(flag, problem));
     }
     None
 }
@@ -343,11 +434,21 @@ mod tests {
         let variable = |name: &str| variables.get(name).map(OsString::from);
         let mut faults = Vec::new();
         let server = format!("wss://{server}").parse().unwrap();
-        let settings = check(source, &server, variable, &mut faults);
+        let way = check(source, &server, variable, &mut faults);
+        assert!(way.settings.is_none() || way.passed_over.is_none());
         match faults.first() {
             Some(fault) => Err(fault.to_string()),
-            None => Ok(settings),
+            None => Ok(way.settings),
         }
+    }
+
+    /// What is said of a proxy that is not used.
+    fn passed_over(source: &Source, server: &str, variables: &[(&str, &str)]) -> Option<String> {
+        let variables: HashMap<_, _> = variables.iter().copied().collect();
+        let variable = |name: &str| variables.get(name).map(OsString::from);
+        let server = format!("wss://{server}").parse().unwrap();
+        let way = check(source, &server, variable, &mut Vec::new());
+        way.passed_over.map(|passed_over| passed_over.to_string())
     }
 
     /// The proxy's URL, by these variables alone.
@@ -453,6 +554,54 @@ mod tests {
     }
 
     #[test]
+    fn a_proxy_that_is_not_used_is_told_with_the_rule() {
+        let own = Source::default();
+        let told = |server: &str, variables: &[_]| passed_over(&own, server, variables);
+        let (named, no) = (
+            ("https_proxy", "http://p"),
+            ("NO_PROXY", "a.test, .example.com"),
+        );
+        assert_eq!(
+            told("localhost", &[named]).as_deref(),
+            Some(
+                "the proxy of https_proxy is not used: localhost is this machine itself, --proxy would be used"
+            )
+        );
+        assert_eq!(
+            told(SERVER, &[named, no]).as_deref(),
+            Some(
+                "the proxy of https_proxy is not used: `example.com` in NO_PROXY exempts tunnel.example.com"
+            )
+        );
+        let by =
+            |entry: &'static str| told("10.0.0.7:8443", &[named, ("no_proxy", entry)]).unwrap();
+        for entry in ["10.0.0.0/8", "10.0.0.7", "10.0.0.7:8443", "*"] {
+            assert!(
+                by(entry).contains(&format!("`{entry}` in no_proxy")),
+                "{entry}"
+            );
+        }
+        assert_eq!(told(SERVER, &[named]), None, "it is used");
+        assert_eq!(told(SERVER, &[no]), None, "there is none");
+        let given = Source {
+            proxy: Some("http://own".parse().unwrap()),
+            no_proxy: Some(vec![SERVER.parse().unwrap()]),
+            ..Source::default()
+        };
+        assert_eq!(
+            passed_over(&given, SERVER, &[]).as_deref(),
+            Some(
+                "the proxy of --proxy is not used: `tunnel.example.com` in --no-proxy exempts tunnel.example.com"
+            )
+        );
+        let none = Source {
+            proxy: Some(ProxyChoice::None),
+            ..Source::default()
+        };
+        assert_eq!(passed_over(&none, SERVER, &[named]), None, "nobody wonders");
+    }
+
+    #[test]
     fn the_server_s_own_host_is_exempt_as_well_as_the_one_that_is_dialled() {
         let dialled = Source {
             connect_to: Some("10.0.0.7:8443".parse().unwrap()),
@@ -497,7 +646,7 @@ mod tests {
         };
         let error = chosen(&source, SERVER, &[]).unwrap_err();
         assert!(
-            error.starts_with("--proxy-ca-file: socks5://proxy is spoken to without TLS"),
+            error.starts_with("--proxy-ca-file: socks5://proxy (--proxy) is spoken to without TLS"),
             "{error}"
         );
         source.proxy = None;

@@ -1,8 +1,9 @@
 //! Takes over the routes anew when the files that they stand in have changed.
 //!
 //! In: what was given at the start, and word that a file changed, a minute passed, or SIGHUP came. Out:
-//! a new table of routes, or the last good one and a log line for each fault. Only routes are taken
-//! over; a change of anything else counts when the client is started anew, and is told.
+//! a new table of routes, and word of what in it is new; or the last good one and a log line for each
+//! fault. Only routes are taken over; a change of anything else counts when the client is started anew,
+//! and is told by its key.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +11,7 @@ use std::sync::Arc;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
-use super::proxy::ProxyChoice;
-use super::routes::{Defaults, RouteList};
+use super::routes::{Defaults, RouteList, RoutesDifference};
 use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
 use crate::metrics::Metrics;
 use crate::routes::Routes;
@@ -21,8 +21,8 @@ use crate::upstream::UpstreamError;
 pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
-    /// What the settings beside the routes were when they were last told.
-    others: Others,
+    /// What the settings were when they were last told.
+    told: Source,
 }
 
 /// Why the last good routes stay.
@@ -44,7 +44,7 @@ impl Reloader {
         Ok(Self {
             watch: FileWatch::new(given.route_files())?,
             given,
-            others: source.map(others).unwrap_or_default(),
+            told: source.unwrap_or_default(),
         })
     }
 
@@ -70,7 +70,15 @@ impl Reloader {
         let result = self.take_over(routes);
         metrics.on_reload(result.is_ok());
         match result {
-            Ok(count) => tracing::info!(routes = count, "the routes are good and in force"),
+            Ok((difference, count)) if difference.is_none() => {
+                tracing::info!(
+                    routes = count,
+                    "the routes are good and say what they said before"
+                );
+            }
+            Ok((difference, count)) => {
+                tracing::info!(routes = count, %difference, "the routes are good and in force");
+            }
             Err(error) => {
                 for fault in error.to_string().lines() {
                     tracing::error!(fault, "the routes are not good, the last good ones stay");
@@ -79,19 +87,33 @@ impl Reloader {
         }
     }
 
-    fn take_over(&mut self, routes: &Routes) -> Result<usize, ReloadError> {
+    fn take_over(&mut self, routes: &Routes) -> Result<(RoutesDifference, usize), ReloadError> {
         let source = self.given.clone().merge().map_err(ConfigError::from)?;
         let list = check(&source)?;
-        routes.replace(&list)?;
-        let others = others(source);
-        if others != self.others {
+        let difference = routes.replace(&list)?;
+        let settings = not_taken_over(&self.told, &source);
+        if !settings.is_empty() {
             tracing::warn!(
-                "a setting other than the routes has changed: it counts when the client is started anew"
+                settings = settings.join(", "),
+                "settings other than the routes have changed: they count when the client is started anew"
             );
-            self.others = others;
+            self.told = source;
         }
-        Ok(list.len())
+        Ok((difference, list.len()))
     }
+}
+
+/// The keys of the settings that have changed, and that are no part of the table of routes.
+fn not_taken_over(before: &Source, after: &Source) -> Vec<&'static str> {
+    const OF_ROUTES: [&str; 4] = [
+        "upstream",
+        "upstream_ca_file",
+        "upstream_connect_timeout",
+        "upstream_head_timeout",
+    ];
+    let mut keys = before.differences(after);
+    keys.retain(|key| !OF_ROUTES.contains(key));
+    keys
 }
 
 /// All routes, with the files that they name.
@@ -103,19 +125,6 @@ pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
         Some(list) if faults.is_empty() => Ok(Defaults::of(source).add_to(&list, roots)),
         _ => Err(ConfigError(faults)),
     }
-}
-
-/// The settings that are not taken over, for comparing them: as text, and what no text shows.
-type Others = (String, Option<ProxyChoice>);
-
-fn others(mut source: Source) -> Others {
-    source.route = Vec::new();
-    source.file = None;
-    source.upstream = None;
-    source.upstream_ca_file = None;
-    source.upstream_connect_timeout = None;
-    source.upstream_head_timeout = None;
-    (format!("{source:?}"), source.proxy)
 }
 
 impl Given {
@@ -142,10 +151,18 @@ mod tests {
 
     #[test]
     fn a_change_of_what_is_not_taken_over_is_seen_even_where_no_text_shows_it() {
-        let with = |text: &str| others(toml::from_str(text).unwrap());
-        let first = with("proxy = 'http://me:one@proxy'");
-        assert!(first == with("proxy = 'http://me:one@proxy'\nupstream = 'http://a:1'"));
-        assert!(first != with("proxy = 'http://me:two@proxy'"));
-        assert!(first != with("proxy = 'http://me:one@proxy'\nsessions = 3"));
+        let changed = |before: &str, after: &str| {
+            let [before, after] = [before, after].map(|text| toml::from_str(text).unwrap());
+            not_taken_over(&before, &after)
+        };
+        let first = "proxy = 'http://me:one@proxy'";
+        let routed = "proxy = 'http://me:one@proxy'\nupstream = 'http://a:1'";
+        assert_eq!(changed(first, routed), [""; 0]);
+        assert_eq!(changed(first, "proxy = 'http://me:two@proxy'"), ["proxy"]);
+        let more = "sessions = 3\ntoken_file = 'other'\nca_file = ['a', 'b']";
+        assert_eq!(
+            changed(first, more),
+            ["token_file", "ca_file", "proxy", "sessions"]
+        );
     }
 }

@@ -7,6 +7,7 @@
 mod changes;
 mod check;
 mod conditions;
+mod difference;
 mod raw;
 mod upstreams;
 
@@ -21,6 +22,7 @@ use tunnel_ops::tls_files::{Identity, Roots};
 
 pub(crate) use self::check::Defaults;
 pub(super) use self::check::check;
+pub(crate) use self::difference::RoutesDifference;
 pub use self::raw::RawRoute;
 use super::{ConfigError, ConfigFault, Source, UpstreamUrl};
 use crate::routes::matcher::{Conditions, Matcher};

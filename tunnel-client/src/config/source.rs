@@ -11,19 +11,39 @@ use clap::Args;
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_ops::config_place::{Place, Places};
 use tunnel_ops::config_value::{
     self, BoundedSize, Count, DurationText, ListenAddress, Network, OptionalListenAddress,
     PositiveDuration, ValueError,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
-use super::OnRefusal;
 use super::dns_server::DnsServer;
 use super::no_proxy::NoProxy;
 use super::proxy::ProxyChoice;
 use super::reach::{ConnectTo, HostField, ProxyParser, TlsName, one_or_more};
 use super::routes::RawRoute;
 use super::url::{ServerUrl, UpstreamUrl};
+use super::{ConfigFault, OnRefusal};
+
+/// What the environment variables of the settings begin with.
+const VARIABLES: &str = "TUNNEL_CLIENT_";
+
+/// Hands the names of all settings to another macro.
+macro_rules! every_setting {
+    ($with:ident) => {
+        $with! {
+            server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file ca_dir
+            system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
+            proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from
+            admin_listen admin_host dial_timeout redial_base redial_cap redial_stable on_refusal
+            refusal_wait upstream_connect_timeout upstream_head_timeout upstream_idle_pool
+            ping_interval grace_period listen listen_cert listen_key trusted_proxies max_connections
+            max_exchanges max_head_size request_head_timeout keep_alive_timeout body_idle_timeout
+            drain_delay access_log log_format log_level
+        }
+    };
+}
 
 /// The file to read, and everything that can also stand in it.
 #[derive(Debug, Clone, Default, Args)]
@@ -43,6 +63,12 @@ pub struct Given {
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
+    // First, so that it sees all the others.
+    /// Which settings flags and the environment gave, for telling where a fault is.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub places: Places,
+
     /// The server to dial, such as wss://tunnel.example.com (required)
     #[arg(long, value_name = "URL", env = "TUNNEL_CLIENT_SERVER")]
     pub server: Option<ServerUrl>,
@@ -363,25 +389,49 @@ impl Source {
         }
     }
 
+    /// Where a setting was given, by its flag without dashes before it.
+    pub(crate) fn place(&self, flag: &str) -> Place {
+        self.places.place(VARIABLES, flag, self.file.as_ref())
+    }
+
+    /// Something is wrong with a setting, or with it beside others.
+    pub(super) fn fault(&self, flag: &str, problem: impl Into<String>) -> ConfigFault {
+        ConfigFault::Value {
+            place: self.place(flag),
+            problem: problem.into(),
+        }
+    }
+
     fn or(self, other: Self) -> Self {
         macro_rules! first_given {
             ($($setting:ident)*) => {
                 Self {
                     $($setting: self.$setting.or(other.$setting),)*
+                    places: self.places,
                     route: other.route,
                     file: other.file,
                 }
             };
         }
-        first_given! {
-            server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file ca_dir
-            system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
-            proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from admin_listen admin_host dial_timeout redial_base redial_cap redial_stable
-            on_refusal refusal_wait upstream_connect_timeout upstream_head_timeout
-            upstream_idle_pool ping_interval grace_period listen listen_cert listen_key
-            trusted_proxies max_connections max_exchanges max_head_size request_head_timeout
-            keep_alive_timeout body_idle_timeout drain_delay access_log log_format log_level
+        every_setting!(first_given)
+    }
+
+    /// The keys of the settings that two do not have alike, routes left out.
+    pub(super) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let mut keys = Vec::new();
+        macro_rules! compare {
+            ($($setting:ident)*) => {
+                $(if format!("{:?}", self.$setting) != format!("{:?}", other.$setting) {
+                    keys.push(stringify!($setting));
+                })*
+            };
         }
+        every_setting!(compare);
+        // No text shows its login.
+        if self.proxy != other.proxy && !keys.contains(&"proxy") {
+            keys.push("proxy");
+        }
+        keys
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use tunnel_ops::config_file::TomlFile;
-use tunnel_ops::config_value::DurationText;
+use tunnel_ops::config_value::{DurationText, PositiveDuration};
 
 use super::*;
 
@@ -275,8 +275,8 @@ fn what_does_not_fit_together_is_refused() {
     assert_eq!(
         folder.faults(&["--redial-base=1m", &ca_file]),
         [
-            "--upstream-ca-file: http://127.0.0.1:3000 is spoken to without TLS: use https:// or leave this out",
-            "--redial-cap: 30s is less than the first wait, --redial-base, 60s",
+            "--upstream-ca-file: http://127.0.0.1:3000 (--upstream) is spoken to without TLS: use https:// or leave this out",
+            "--redial-base: 60s is more than the longest wait, 30s (the default of --redial-cap)",
         ]
     );
     let young = folder.faults(&["--max-session-age=59s"]);
@@ -286,6 +286,103 @@ fn what_does_not_fit_together_is_refused() {
     );
     let nobody = folder.faults(&["--proxy=none", "--proxy-auth-file=login"]);
     assert!(nobody[0].starts_with("--proxy-auth-file: there is no proxy"));
+}
+
+#[test]
+fn a_fault_is_where_the_setting_was_given() {
+    let folder = Folder::new();
+    let text =
+        "# for a test\nmax_session_age = \"1s\"\nredial_base = \"1m\"\nredial_cap = \"30s\"\n";
+    let path = folder.write("client.toml", text).display().to_string();
+    let config = format!("--config={path}");
+    let age = "1s is too short, each time costs a dial: at least 1m";
+    assert_eq!(
+        folder.faults(&[&config]),
+        [
+            format!(
+                "{path}:4:1: redial_cap: 30s is less than the first wait, 60s (`redial_base` in line 3 of {path})"
+            ),
+            format!("{path}:2:1: max_session_age: {age}"),
+        ]
+    );
+    assert_eq!(
+        folder.faults(&[&config, "--redial-cap=1s", "--max-session-age=1s"]),
+        [
+            format!(
+                "--redial-cap: 1s is less than the first wait, 60s (`redial_base` in line 3 of {path})"
+            ),
+            format!("--max-session-age: {age}"),
+        ]
+    );
+    // The environment of these tests sets nothing of ours, so that clap is shown another variable.
+    let command = Flags::command().mut_arg("max_session_age", |flag| {
+        flag.env("CARGO_PKG_VERSION_MAJOR")
+            .value_parser(|_: &str| "1s".parse::<PositiveDuration>())
+    });
+    let flags = [
+        "",
+        "--server=wss://a.test",
+        "--token-file=token",
+        "--upstream=http://a",
+    ];
+    let matches = command.get_matches_from(flags);
+    let source = Flags::from_arg_matches(&matches).unwrap().given.source;
+    let error = Config::check(source).unwrap_err().to_string();
+    let by_variable = format!("the environment variable TUNNEL_CLIENT_MAX_SESSION_AGE: {age}");
+    assert!(error.contains(&by_variable), "{error}");
+}
+
+#[test]
+fn what_has_the_wrong_form_in_a_file_is_told_how_to_be_written() {
+    let route = "[[route]]\nname = \"a\"\npath = \"/a\"\nupstream = \"http://a\"\n";
+    for (text, expected) in [
+        (
+            "[route]\nname = \"a\"\n".to_owned(),
+            "1:1: route: there can be several of them: write `[[route]]`, in two pairs of brackets",
+        ),
+        (
+            format!("{route}idle_timeout = 5\n"),
+            "5:16: route.idle_timeout: a duration needs a unit, such as `5s`, `250ms` or `10m`",
+        ),
+        (
+            format!("{route}max_body = 5\n"),
+            "5:12: route.max_body: a size needs a unit, such as `64KiB` or `1MiB`",
+        ),
+        (
+            format!("{route}methods = \"GET\"\n"),
+            "5:11: route.methods: expected a list, not text: write `methods = [\"GET\"]`",
+        ),
+        (
+            format!("{route}name = \"b\"\n"),
+            "5:1: `name` stands twice, first in line 2: leave one of them out",
+        ),
+        (
+            "[[route]]\npath = \"/a\"\n".to_owned(),
+            "1:1: route: `name` is missing: each `[[route]]` needs it",
+        ),
+        (
+            "sessions = true\n".to_owned(),
+            "1:12: sessions: expected a whole number from 1 to 8",
+        ),
+        (
+            "access_log = \"yes\"\n".to_owned(),
+            "1:14: access_log: expected `true` or `false` without quotes, not text",
+        ),
+        (
+            "ca_file = 7\n".to_owned(),
+            "1:11: ca_file: expected a path, or a list of paths, not a number",
+        ),
+        (
+            "server = \"wss://a.test\"\nserver = \"wss://b.test\"\n".to_owned(),
+            "2:1: `server` stands twice, first in line 1: leave one of them out",
+        ),
+    ] {
+        let file = TomlFile::from_text("c.toml", text.as_str());
+        let source = Source::from_file(file).map_err(ConfigError::from);
+        let error = source.and_then(Config::check).unwrap_err().to_string();
+        let expected = format!("c.toml:{expected}");
+        assert!(error.lines().any(|line| line == expected), "{text}{error}");
+    }
 }
 
 #[test]
@@ -339,7 +436,9 @@ fn a_bound_on_addresses_is_never_empty_and_never_too_long() {
     let file = folder.write("client.toml", "allow_from = []\n");
     let none = folder.faults(&[&format!("--config={}", file.display())]);
     assert!(
-        none[0].starts_with("--allow-from: no network is named"),
+        none[0].ends_with(
+            "client.toml:1:1: allow_from: no network is named: leave it out to set no bound"
+        ),
         "{none:?}"
     );
 }

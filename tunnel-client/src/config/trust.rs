@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tunnel_ops::config_place::Place;
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 use super::{ConfigFault, or_fault};
@@ -69,10 +70,9 @@ impl From<Roots> for Trust {
     }
 }
 
-/// What is trusted by these settings.
+/// What is trusted by these settings; that about the system's certificates comes with its place.
 pub(super) fn check(
-    system_flag: &'static str,
-    system: Option<bool>,
+    (system, system_place): (Option<bool>, Place),
     files: Option<&Vec<PathBuf>>,
     folders: Option<&Vec<PathBuf>>,
     faults: &mut Vec<ConfigFault>,
@@ -84,7 +84,7 @@ pub(super) fn check(
             "nobody is trusted without the system's certificates: name a CA file or folder beside it"
                 .to_owned();
         faults.push(ConfigFault::Value {
-            flag: system_flag,
+            place: system_place,
             problem,
         });
         return None;

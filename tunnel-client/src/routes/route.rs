@@ -169,6 +169,11 @@ impl InForce {
 }
 
 impl Route {
+    /// As it stands in the configuration.
+    pub(super) fn config(&self) -> &RouteConfig {
+        &self.config
+    }
+
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.config.name

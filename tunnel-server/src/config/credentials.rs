@@ -12,7 +12,7 @@ use http::Uri;
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::config_value::{self, ValueError};
 
-use super::{ConfigFault, Source, value};
+use super::{ConfigFault, Source};
 
 /// How far clocks may be apart where nothing else is said.
 const LEEWAY: Duration = Duration::from_secs(30);
@@ -146,7 +146,7 @@ fn jwt(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<JwtSettings> {
         ] {
             if is_given {
                 let problem = "without keys no JSON Web Token can be checked: give --jwks as well";
-                faults.push(value(flag, problem));
+                faults.push(source.fault(flag, problem));
             }
         }
         return None;
@@ -154,8 +154,10 @@ fn jwt(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<JwtSettings> {
     let mut required = |given: &Option<String>, flag: &'static str| {
         let given = given.clone().filter(|text| !text.is_empty());
         if given.is_none() {
-            let problem = "required with --jwks: a token for somebody else must not let anybody in";
-            faults.push(value(flag, problem));
+            let named = source.place("jwks").mention();
+            let problem =
+                format!("required with {named}: a token for somebody else must not let anybody in");
+            faults.push(source.fault(flag, problem));
         }
         given
     };
@@ -182,7 +184,7 @@ fn platform(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PlatformSe
             ("auth-outage", source.auth_outage.is_some()),
         ] {
             if is_given {
-                faults.push(value(flag, "nobody is asked: give --auth-url as well"));
+                faults.push(source.fault(flag, "nobody is asked: give --auth-url as well"));
             }
         }
         return None;
@@ -206,7 +208,7 @@ fn certificates(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Certif
     let crl = source.client_crl.clone();
     if source.client_ca.is_none() && crl.is_some() {
         let problem = "there are no client certificates to revoke: give --client-ca as well";
-        faults.push(value("client-crl", problem));
+        faults.push(source.fault("client-crl", problem));
     }
     Some(CertificateSettings {
         ca: source.client_ca.clone()?,
@@ -218,7 +220,7 @@ fn ca_file(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PathBuf> {
     let is_used = source.auth_url.is_some() || matches!(source.jwks, Some(JwksSource::Url(_)));
     if source.auth_ca_file.is_some() && !is_used {
         let problem = "no URL is asked: give --auth-url, or a URL in --jwks, as well";
-        faults.push(value("auth-ca-file", problem));
+        faults.push(source.fault("auth-ca-file", problem));
     }
     source.auth_ca_file.clone()
 }

@@ -8,16 +8,21 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
-use tunnel_ops::config_file::{self, ConfigFileError};
+use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_ops::config_place::{Place, Places};
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationText, ListenAddress, Network, PositiveDuration, SizeText,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
+use super::ConfigFault;
 use super::credentials::{HttpUrl, JwksSource};
 use super::origin::Origin;
 use crate::directory::OnConflict;
 use crate::runtimes::HostName;
+
+/// What the environment variables of the settings begin with.
+const VARIABLES: &str = "TUNNEL_SERVER_";
 
 /// The file to read, and everything that can also stand in it.
 #[derive(Debug, Clone, Default, Args)]
@@ -36,6 +41,12 @@ pub struct Given {
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
+    // First, so that it sees all the others.
+    /// Which settings flags and the environment gave, for telling where a fault is.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub places: Places,
+
     /// Where tunnel clients connect, over TLS [default: 127.0.0.1:8443]
     #[arg(long, value_name = "ADDRESS", env = "TUNNEL_SERVER_TUNNEL_LISTEN")]
     pub tunnel_listen: Option<ListenAddress>,
@@ -316,6 +327,11 @@ pub struct Source {
     /// [default: info]
     #[arg(long, value_name = "LEVEL", env = "TUNNEL_SERVER_LOG_LEVEL")]
     pub log_level: Option<LogFilter>,
+
+    /// The file, for telling where in it a fault is.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub file: Option<TomlFile>,
 }
 
 impl Given {
@@ -324,9 +340,11 @@ impl Given {
         let Some(path) = self.config else {
             return Ok(self.source);
         };
-        let mut file: Source = config_file::load(&path)?;
-        file.resolve_paths(path.parent().unwrap_or_else(|| Path::new("")));
-        Ok(self.source.or(file))
+        let file = TomlFile::read(&path)?;
+        let mut source: Source = file.parse()?;
+        source.resolve_paths(path.parent().unwrap_or_else(|| Path::new("")));
+        source.file = Some(file);
+        Ok(self.source.or(source))
     }
 }
 
@@ -355,9 +373,28 @@ impl Source {
         }
     }
 
+    /// Where a setting was given, by its flag without dashes before it.
+    pub(super) fn place(&self, flag: &str) -> Place {
+        self.places.place(VARIABLES, flag, self.file.as_ref())
+    }
+
+    /// Something is wrong with a setting, or with it beside others.
+    pub(super) fn fault(&self, flag: &str, problem: impl Into<String>) -> ConfigFault {
+        ConfigFault::Value {
+            place: self.place(flag),
+            problem: problem.into(),
+        }
+    }
+
     fn or(self, other: Self) -> Self {
         macro_rules! first_given {
-            ($($setting:ident)*) => { Self { $($setting: self.$setting.or(other.$setting),)* } };
+            ($($setting:ident)*) => {
+                Self {
+                    $($setting: self.$setting.or(other.$setting),)*
+                    places: self.places,
+                    file: other.file,
+                }
+            };
         }
         first_given! {
             tunnel_listen tls_cert tls_key public_listen public_tls_cert public_tls_key

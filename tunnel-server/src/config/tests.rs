@@ -243,8 +243,8 @@ fn listeners_need_ports_of_their_own() {
     assert_eq!(
         folder.faults(&["--public-listen=0.0.0.0:8443", "--admin-listen=[::]:8443"]),
         [
-            "--public-listen: 0.0.0.0:8443 meets 127.0.0.1:8443 of --tunnel-listen: give each listener its own port",
-            "--admin-listen: [::]:8443 meets 127.0.0.1:8443 of --tunnel-listen: give each listener its own port",
+            "--public-listen: 0.0.0.0:8443 meets 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
+            "--admin-listen: [::]:8443 meets 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
             "--admin-listen: [::]:8443 meets 0.0.0.0:8443 of --public-listen: give each listener its own port",
         ]
     );
@@ -252,6 +252,33 @@ fn listeners_need_ports_of_their_own() {
         folder
             .check(&["--public-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"])
             .is_ok()
+    );
+}
+
+#[test]
+fn a_fault_between_two_settings_names_the_places_of_both() {
+    let folder = Folder::new();
+    let text =
+        "grace_period = \"5s\"\n\ntunnel_listen = \"127.0.0.1:9090\"\ndrain_delay = \"1m\"\n";
+    let path = folder.write("server.toml", text).display().to_string();
+    let config = format!("--config={path}");
+    assert_eq!(
+        folder.faults(&[&config, "--public-listen=127.0.0.1:8444"]),
+        [
+            format!(
+                "{path}:3:1: tunnel_listen: 127.0.0.1:9090 meets 127.0.0.1:9090 of the default of --admin-listen: give each listener its own port"
+            ),
+            format!(
+                "{path}:4:1: drain_delay: 60s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which counts from the signal on"
+            ),
+        ]
+    );
+    let by_flag = folder.faults(&[&config, "--drain-delay=2m", "--tunnel-listen=127.0.0.1:1"]);
+    assert_eq!(
+        by_flag,
+        [format!(
+            "--drain-delay: 120s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which counts from the signal on"
+        )]
     );
 }
 

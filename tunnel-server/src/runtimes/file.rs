@@ -321,6 +321,38 @@ mod tests {
     }
 
     #[test]
+    fn what_has_the_wrong_form_is_told_how_to_be_written() {
+        for (text, fault) in [
+            (
+                "[runtime]\naccount = \"acme\"\nname = \"prod\"\n".to_owned(),
+                "r.toml:1:1: runtime: there can be several of them: write `[[runtime]]`, in two pairs of brackets",
+            ),
+            (
+                runtime("acme", "prod", "hosts = \"a.test\""),
+                "r.toml:4:9: runtime.hosts: expected a list, not text: write `hosts = [\"a.test\"]`",
+            ),
+            (
+                runtime("acme", "prod", "limits = 5"),
+                "r.toml:4:10: runtime.limits: expected a table, not a number: write `limits = { … }`",
+            ),
+            (
+                runtime("acme", "prod", "[runtime.limits]\nupload_rate = 5"),
+                "r.toml:5:15: runtime.limits.upload_rate: a size needs a unit, such as `64KiB` or `1MiB`",
+            ),
+            (
+                runtime("acme", "prod", "name = \"other\""),
+                "r.toml:4:1: `name` stands twice, first in line 3: leave one of them out",
+            ),
+            (
+                "[[runtime]]\naccount = \"acme\"\n".to_owned(),
+                "r.toml:1:1: runtime: `name` is missing: each `[[runtime]]` needs it",
+            ),
+        ] {
+            check(&text, &[fault]);
+        }
+    }
+
+    #[test]
     fn a_whole_file_is_read() {
         let text = format!(
             r#"

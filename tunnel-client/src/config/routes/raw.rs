@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use toml::Spanned;
+use tunnel_ops::config_value::{self, ValueError};
 
 /// A text with its place.
 pub(super) type Text = Spanned<String>;
@@ -30,9 +32,13 @@ pub struct RawRoute {
     pub(super) host_header: Option<Text>,
     pub(super) request_headers: Option<Spanned<RawChanges>>,
     pub(super) response_headers: Option<Spanned<RawChanges>>,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) connect_timeout: Option<Text>,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) head_timeout: Option<Text>,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) idle_timeout: Option<Text>,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) max_body: Option<Text>,
     pub(super) cors: Option<Spanned<RawCors>>,
     pub(super) tls: Option<Spanned<RawTls>>,
@@ -87,6 +93,7 @@ pub(super) struct RawCors {
     pub(super) headers: Vec<Text>,
     #[serde(default)]
     pub(super) credentials: bool,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) max_age: Option<Text>,
 }
 
@@ -106,7 +113,9 @@ pub(super) struct RawTls {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawHealth {
     pub(super) path: Text,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) interval: Option<Text>,
+    #[serde(default, deserialize_with = "value_text")]
     pub(super) timeout: Option<Text>,
     pub(super) unhealthy_after: Option<Spanned<i64>>,
     pub(super) healthy_after: Option<Spanned<i64>>,
@@ -117,8 +126,32 @@ pub(super) struct RawHealth {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawEjection {
     pub(super) after: Option<Spanned<i64>>,
-    #[serde(rename = "for")]
+    #[serde(rename = "for", default, deserialize_with = "value_text")]
     pub(super) duration: Option<Text>,
+}
+
+/// Reads a duration or a size as a text, and a number as its own text: what is wrong with `5` in such a place
+/// its own type says best.
+fn value_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Text>, D::Error> {
+    struct Value(String);
+
+    impl FromStr for Value {
+        type Err = ValueError;
+
+        fn from_str(text: &str) -> Result<Self, ValueError> {
+            Ok(Self(text.to_owned()))
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Value {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            config_value::from_text(deserializer)
+        }
+    }
+
+    let given = Spanned::<Value>::deserialize(deserializer)?;
+    let span = given.span();
+    Ok(Some(Spanned::new(span, given.into_inner().0)))
 }
 
 impl RawRoute {
