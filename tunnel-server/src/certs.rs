@@ -1,18 +1,21 @@
-//! Certificates of one's own making: a CA that signs a server's and a client's certificate and is
-//! then forgotten.
+//! Certificates of one's own making: a CA that signs a server's and a client's certificate.
 //!
-//! In come the names the server is reached by; out comes PEM text in memory. For trying out, for
-//! tests and for closed networks: its key never leaves this function, so nothing else can be signed
-//! with it later.
+//! In come the names the server is reached by, and what is there already; out comes PEM text in memory.
+//! For trying out, for tests and for closed networks: whoever has the CA's key can be any server to those
+//! who trust it.
+
+mod complete;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
+
+pub use self::complete::{Present, complete, unnamed};
 
 /// Most days a certificate may be good: ten years.
 pub const MAX_DAYS: u32 = 3650;
@@ -22,12 +25,17 @@ const CLOCK_SLACK: Duration = Duration::from_secs(60 * 60);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A CA's certificate, and the server's and client's certificates with their keys, all PEM.
+/// What the CA calls itself.
+const CA_NAME: &str = "tunnel development CA";
+
+/// The CA's, the server's and the client's certificates with their keys, all PEM.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Certificates {
     /// Whom both ends trust.
     pub ca_pem: String,
+    /// The CA's key, PKCS#8; none where others were signed with it and it was not kept.
+    pub ca_key: Option<String>,
     /// The server's certificate.
     pub server_pem: String,
     /// The server's key, PKCS#8.
@@ -51,6 +59,33 @@ pub enum CertsError {
     /// Too short or too long.
     #[error("{0} days are not possible: give 1 to {MAX_DAYS}")]
     BadDays(u32),
+    /// Something more has to be signed, and nobody can.
+    #[error(
+        "ca.pem is there and its key, ca.key, is not, so that no certificate can be added: put the key back, or have all \
+         made anew with --force"
+    )]
+    NoCaKey,
+    /// A certificate is there, and nothing of the CA that has signed it.
+    #[error(
+        "{0} is there and ca.pem, with which it was signed, is not: put that back, or have all made anew with --force"
+    )]
+    NoCa(&'static str),
+    /// A certificate is there without its key, and no other fits.
+    #[error(
+        "{0} is there and its key, {1}, is not, and no other key fits it: put that back, or remove {0}, and both are made"
+    )]
+    NoKey(&'static str, &'static str),
+    /// A key that is there cannot be used.
+    #[error(
+        "{0} holds no usable private key: give an unencrypted PKCS#8 key in PEM, or remove the file, and one is made"
+    )]
+    BadKey(&'static str),
+    /// The CA is somebody else's, or its key is.
+    #[error(
+        "ca.pem and ca.key were not made together by this command, so that no certificate can be added: sign it with the \
+         CA's own tools, or name another folder"
+    )]
+    OtherCa,
     /// The library failed.
     #[error("certificates cannot be made: {0}")]
     Failed(#[from] rcgen::Error),
@@ -60,35 +95,7 @@ pub enum CertsError {
 /// wildcards such as `*.tunnels.localhost`, or IP addresses; the server's certificate is good for
 /// all of them.
 pub fn generate(names: &[String], days: u32) -> Result<Certificates, CertsError> {
-    let Some(first) = names.first() else {
-        return Err(CertsError::NoName);
-    };
-    if let Some(bad) = names.iter().find(|name| !is_name(name)) {
-        return Err(CertsError::BadName(bad.clone()));
-    }
-    if !(1..=MAX_DAYS).contains(&days) {
-        return Err(CertsError::BadDays(days));
-    }
-    let ca = authority(days)?;
-    let mut server = leaf(names, first, days, ExtendedKeyUsagePurpose::ServerAuth)?;
-    // Nodes of one server show this certificate to each other as well.
-    server
-        .extended_key_usages
-        .push(ExtendedKeyUsagePurpose::ClientAuth);
-    let client = leaf(
-        &[],
-        "tunnel-client",
-        days,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    )?;
-    let (server_key, client_key) = (KeyPair::generate()?, KeyPair::generate()?);
-    Ok(Certificates {
-        server_pem: server.signed_by(&server_key, &ca)?.pem(),
-        server_key: server_key.serialize_pem(),
-        client_pem: client.signed_by(&client_key, &ca)?.pem(),
-        client_key: client_key.serialize_pem(),
-        ca_pem: ca.pem(),
-    })
+    complete(&Present::default(), names, days)
 }
 
 impl fmt::Debug for Certificates {
@@ -97,11 +104,35 @@ impl fmt::Debug for Certificates {
     }
 }
 
-fn authority(days: u32) -> Result<CertifiedIssuer<'static, KeyPair>, CertsError> {
-    let mut params = params(&[], "tunnel development CA", days)?;
+/// What a CA of ours says of itself.
+fn authority(days: u32) -> Result<CertificateParams, CertsError> {
+    let mut params = params(&[], CA_NAME, days)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    Ok(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?)
+    Ok(params)
+}
+
+/// The server's certificate, for this key.
+fn server(
+    names: &[String],
+    days: u32,
+    key: &KeyPair,
+    ca: &Issuer<'_, KeyPair>,
+) -> Result<String, CertsError> {
+    let first = names.first().ok_or(CertsError::NoName)?;
+    let mut server = leaf(names, first, days, ExtendedKeyUsagePurpose::ServerAuth)?;
+    // Nodes of one server show this certificate to each other as well.
+    server
+        .extended_key_usages
+        .push(ExtendedKeyUsagePurpose::ClientAuth);
+    Ok(server.signed_by(key, ca)?.pem())
+}
+
+/// The client's, for this one.
+fn client(days: u32, key: &KeyPair, ca: &Issuer<'_, KeyPair>) -> Result<String, CertsError> {
+    let usage = ExtendedKeyUsagePurpose::ClientAuth;
+    let client = leaf(&[], "tunnel-client", days, usage)?;
+    Ok(client.signed_by(key, ca)?.pem())
 }
 
 fn leaf(
@@ -219,6 +250,101 @@ mod tests {
                 Err(CertsError::BadDays(_))
             ));
         }
+    }
+
+    /// All of what was made.
+    fn present(made: &Certificates) -> Present {
+        let made = made.clone();
+        Present {
+            ca_pem: Some(made.ca_pem),
+            ca_key: made.ca_key,
+            server_pem: Some(made.server_pem),
+            server_key: Some(made.server_key),
+            client_pem: Some(made.client_pem),
+            client_key: Some(made.client_key),
+        }
+    }
+
+    #[test]
+    fn what_lacks_is_made_to_fit_what_is_there() {
+        let names = names(&["localhost"]);
+        let made = generate(&names, 1).unwrap();
+        let without = |change: fn(&mut Present)| {
+            let mut present = present(&made);
+            change(&mut present);
+            complete(&present, &names, 1)
+        };
+        type Change = fn(&mut Present);
+        let changes: [Change; 6] = [
+            |_| {},
+            |present| present.ca_pem = None,
+            |present| present.server_pem = None,
+            |present| (present.server_pem, present.server_key) = (None, None),
+            |present| present.client_pem = None,
+            |present| (present.client_pem, present.client_key) = (None, None),
+        ];
+        for change in changes {
+            let after = without(change).unwrap();
+            let mut kept = present(&made);
+            change(&mut kept);
+            assert!(kept.ca_pem.is_none_or(|text| text == after.ca_pem));
+            assert!(kept.server_key.is_none_or(|text| text == after.server_key));
+            assert!(kept.client_key.is_none_or(|text| text == after.client_key));
+            assert_eq!(made.ca_key, after.ca_key);
+            assert!(is_good_for(&after, "localhost", 0));
+            Identity::from_pem(&after.server_pem, &after.server_key).unwrap();
+            Identity::from_pem(&after.client_pem, &after.client_key).unwrap();
+        }
+        // Nothing is to be signed, so that nothing is missing.
+        let whole = without(|present| present.ca_key = None).unwrap();
+        assert_eq!(
+            (whole.server_pem, whole.ca_key),
+            (made.server_pem.clone(), None)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_made_to_fit_is_refused() {
+        let names = names(&["localhost"]);
+        let made = generate(&names, 1).unwrap();
+        let other = generate(&names, 1).unwrap();
+        let refused = |change: &dyn Fn(&mut Present)| {
+            let mut present = present(&made);
+            change(&mut present);
+            complete(&present, &names, 1).unwrap_err()
+        };
+        let no_key = refused(&|present| (present.ca_key, present.client_pem) = (None, None));
+        assert!(matches!(no_key, CertsError::NoCaKey), "{no_key}");
+        let no_ca = refused(&|present| (present.ca_pem, present.ca_key) = (None, None));
+        assert!(matches!(no_ca, CertsError::NoCa("server.pem")), "{no_ca}");
+        let alone = refused(&|present| present.client_key = None);
+        assert!(
+            matches!(alone, CertsError::NoKey("client.pem", "client.key")),
+            "{alone}"
+        );
+        let unfit = refused(&|present| {
+            (present.ca_key, present.client_pem) = (other.ca_key.clone(), None);
+        });
+        assert!(matches!(unfit, CertsError::OtherCa), "{unfit}");
+        let secret = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
+        let bad = refused(&|present| {
+            (present.server_pem, present.server_key) = (None, Some(secret.to_owned()));
+        });
+        assert!(matches!(bad, CertsError::BadKey("server.key")), "{bad}");
+        assert!(!bad.to_string().contains("c2Vj"), "{bad}");
+    }
+
+    #[test]
+    fn names_that_a_certificate_lacks_are_found() {
+        let known = names(&["localhost", "*.tunnels.localhost", "127.0.0.1", "::1"]);
+        let made = generate(&known, 1).unwrap();
+        assert_eq!(unnamed(&made.server_pem, &known), [""; 0]);
+        let asked = names(&["LOCALHOST", "tunnel.example", "127.0.0.2", "::1"]);
+        assert_eq!(
+            unnamed(&made.server_pem, &asked),
+            ["tunnel.example", "127.0.0.2"]
+        );
+        assert_eq!(unnamed("nothing", &asked), [""; 0]);
     }
 
     #[test]

@@ -84,7 +84,8 @@ pub enum TokenCommand {
 /// Flags of `certs`.
 #[derive(Debug, Args)]
 pub struct CertsArgs {
-    /// Folder to write ca.pem, server.pem, server.key, client.pem and client.key to
+    /// Folder to write ca.pem, server.pem and client.pem to, each with its key; files that are there are kept, and
+    /// what lacks is made to fit them
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
@@ -97,7 +98,7 @@ pub struct CertsArgs {
     #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::certs::MAX_DAYS)))]
     pub days: u32,
 
-    /// Replace files that are there
+    /// Replace files that are there, all of them
     #[arg(long)]
     pub force: bool,
 }

@@ -1,11 +1,12 @@
-//! `tunnel-server certs`: writes what [`crate::certs`] makes.
+//! `tunnel-server certs`: writes what [`crate::certs`] makes, beside what is there.
 
 use std::fs;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use super::Failure;
 use super::atomic_file::{self, Existing};
-use crate::certs::generate;
+use crate::certs::{Certificates, Present, complete, unnamed};
 use crate::cli::CertsArgs;
 
 /// Everybody may read a certificate.
@@ -15,49 +16,122 @@ const CERTIFICATE_MODE: u32 = 0o644;
 const KEY_MODE: u32 = 0o600;
 
 pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
-    let made = generate(&args.names, args.days).map_err(Failure::configuration)?;
-    let files = [
-        ("ca.pem", &made.ca_pem, CERTIFICATE_MODE),
-        ("server.pem", &made.server_pem, CERTIFICATE_MODE),
-        ("server.key", &made.server_key, KEY_MODE),
-        ("client.pem", &made.client_pem, CERTIFICATE_MODE),
-        ("client.key", &made.client_key, KEY_MODE),
-    ];
     let out = &args.out;
-    // Looked for before the first is written: files of two runs would not fit together.
-    let present = files
-        .iter()
-        .map(|(name, ..)| out.join(name))
-        .find(|path| path.symlink_metadata().is_ok());
-    if let (Some(path), false) = (present, args.force) {
-        return Err(Failure::Configuration(format!(
-            "{} is there already: use --force to replace it",
-            path.display()
-        )));
-    }
+    let present = match args.force {
+        true => Present::default(),
+        false => read_present(out)?,
+    };
+    let made = complete(&present, &args.names, args.days).map_err(Failure::configuration)?;
     fs::create_dir_all(out).map_err(|error| {
         Failure::running(format_args!(
             "cannot make the folder {}: {error}",
             out.display()
         ))
     })?;
-    let existing = if args.force {
-        Existing::Replace
-    } else {
-        Existing::Keep
+    let existing = match args.force {
+        true => Existing::Replace,
+        false => Existing::Keep,
     };
-    for (name, text, mode) in files {
-        let path = out.join(name);
-        atomic_file::write(&path, text, mode, existing).map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => {
-                Failure::running(format_args!("{} appeared meanwhile", path.display()))
-            }
-            _ => Failure::running(format_args!("cannot write {}: {error}", path.display())),
-        })?;
+    let files = files(&present, &made);
+    for (name, is_kept, text, mode) in files {
+        if let (Some(text), false) = (text, is_kept) {
+            write(&out.join(name), text, mode, existing)?;
+        }
     }
     // Told only when all are there: whoever listens may stop listening, which must not leave half of them.
-    for (name, ..) in files {
-        eprintln!("wrote {}", out.join(name).display());
+    for (name, is_kept, text, _) in files {
+        let path = out.join(name);
+        match (text, is_kept) {
+            (Some(_), false) => eprintln!("wrote {}", path.display()),
+            (Some(_), true) => eprintln!("kept {}", path.display()),
+            (None, _) => {}
+        }
     }
+    tell_unnamed(out, &present, &args.names);
     Ok(())
+}
+
+/// Each file: its name, whether it was there, what it holds now, and who may read it.
+type ToWrite<'a> = (&'static str, bool, Option<&'a str>, u32);
+
+fn files<'a>(present: &Present, made: &'a Certificates) -> [ToWrite<'a>; 6] {
+    let is = Option::is_some;
+    let (certificate, key) = (CERTIFICATE_MODE, KEY_MODE);
+    let texts = [
+        &made.server_pem,
+        &made.server_key,
+        &made.client_pem,
+        &made.client_key,
+    ];
+    let [server_pem, server_key, client_pem, client_key] = texts.map(|text| Some(text.as_str()));
+    [
+        (
+            "ca.pem",
+            is(&present.ca_pem),
+            Some(&made.ca_pem),
+            certificate,
+        ),
+        ("ca.key", is(&present.ca_key), made.ca_key.as_deref(), key),
+        (
+            "server.pem",
+            is(&present.server_pem),
+            server_pem,
+            certificate,
+        ),
+        ("server.key", is(&present.server_key), server_key, key),
+        (
+            "client.pem",
+            is(&present.client_pem),
+            client_pem,
+            certificate,
+        ),
+        ("client.key", is(&present.client_key), client_key, key),
+    ]
+}
+
+fn read_present(out: &Path) -> Result<Present, Failure> {
+    let read = |name: &str| {
+        let path = out.join(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            // A link that leads nowhere is there all the same.
+            Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => Ok(None),
+            Err(error) => Err(Failure::configuration(format_args!(
+                "{} is there and cannot be read: {error}",
+                path.display()
+            ))),
+        }
+    };
+    Ok(Present {
+        ca_pem: read("ca.pem")?,
+        ca_key: read("ca.key")?,
+        server_pem: read("server.pem")?,
+        server_key: read("server.key")?,
+        client_pem: read("client.pem")?,
+        client_key: read("client.key")?,
+    })
+}
+
+fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> Result<(), Failure> {
+    atomic_file::write(path, text, mode, existing).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => {
+            Failure::running(format_args!("{} appeared meanwhile", path.display()))
+        }
+        _ => Failure::running(format_args!("cannot write {}: {error}", path.display())),
+    })
+}
+
+/// Whoever names a host expects the server's certificate to be for it.
+fn tell_unnamed(out: &Path, present: &Present, names: &[String]) {
+    let Some(pem) = &present.server_pem else {
+        return;
+    };
+    let unnamed = unnamed(pem, names);
+    if !unnamed.is_empty() {
+        eprintln!(
+            "warning: {}, which was kept, is not for {}: remove it, and it is made anew for the same key",
+            out.join("server.pem").display(),
+            unnamed.join(", ")
+        );
+    }
 }

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::program::Folder;
 
-const FILES: [(&str, u32); 5] = [
+const FILES: [(&str, u32); 6] = [
+    ("ca.key", 0o600),
     ("ca.pem", 0o644),
     ("client.key", 0o600),
     ("client.pem", 0o644),
@@ -14,7 +15,7 @@ const FILES: [(&str, u32); 5] = [
 ];
 
 #[test]
-fn five_files_are_written_and_only_owners_read_keys() {
+fn six_files_are_written_and_only_owners_read_keys() {
     let folder = Folder::new();
     let ended = folder.run([
         "certs",
@@ -73,39 +74,120 @@ fn a_server_takes_what_was_made() {
 }
 
 #[test]
-fn nothing_is_replaced_unless_forced() {
+fn what_is_there_is_kept_and_what_lacks_is_made() {
     let folder = Folder::new();
     let make = ["certs", "--out=c", "--name=localhost"];
-    fs::create_dir(folder.path("c")).unwrap();
-    folder.write("c/client.key", "mine");
-    let refused = folder.run(make);
-    assert_eq!(refused.code, Some(2));
-    assert!(
-        refused
-            .stderr
-            .contains("c/client.key is there already: use --force"),
-        "{}",
-        refused.stderr
-    );
+    assert_eq!(folder.run(make).code, Some(0));
+    let read = || FILES.map(|(name, _)| folder.read(&format!("c/{name}")));
+    let before = read();
+    let again = folder.run(make);
+    assert_eq!((again.code, read()), (Some(0), before.clone()));
     assert_eq!(
-        fs::read_dir(folder.path("c")).unwrap().count(),
-        1,
-        "nothing was written"
+        again.stderr.matches("kept c/").count(),
+        6,
+        "{}",
+        again.stderr
+    );
+    assert!(!again.stderr.contains("wrote"), "{}", again.stderr);
+
+    for lacking in ["server.pem", "client.pem"] {
+        fs::remove_file(folder.path(&format!("c/{lacking}"))).unwrap();
+    }
+    fs::remove_file(folder.path("c/client.key")).unwrap();
+    let ended = folder.run(make);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let told: Vec<_> = ended.stderr.lines().collect();
+    assert_eq!(
+        told,
+        [
+            "kept c/ca.pem",
+            "kept c/ca.key",
+            "wrote c/server.pem",
+            "kept c/server.key",
+            "wrote c/client.pem",
+            "wrote c/client.key",
+        ]
+    );
+    folder.write("runtimes.toml", "");
+    let valid = folder.run([
+        "validate",
+        "--tls-cert=c/server.pem",
+        "--tls-key=c/server.key",
+        "--client-ca=c/ca.pem",
+    ]);
+    assert_eq!(valid.code, Some(0), "{}", valid.stderr);
+
+    let other = folder.run(["certs", "--out=c", "--name=localhost", "--name=other.test"]);
+    assert_eq!(other.code, Some(0));
+    assert!(
+        other
+            .stderr
+            .contains("warning: c/server.pem, which was kept, is not for other.test"),
+        "{}",
+        other.stderr
     );
     assert_eq!(
         folder.run(make.into_iter().chain(["--force"])).code,
         Some(0)
     );
-    assert_ne!(folder.read("c/client.key"), "mine");
-    let mode = fs::metadata(folder.path("c/client.key"))
-        .unwrap()
-        .permissions()
-        .mode();
+    let forced = read();
+    assert!(
+        before
+            .iter()
+            .zip(&forced)
+            .all(|(before, after)| before != after)
+    );
+    let mode = fs::metadata(folder.path("c/client.key")).unwrap();
     assert_eq!(
-        mode & 0o777,
+        mode.permissions().mode() & 0o777,
         0o600,
         "a replaced key is as private as a new one"
     );
+}
+
+#[test]
+fn what_cannot_be_made_to_fit_is_refused_and_nothing_is_written() {
+    let folder = Folder::new();
+    let make = ["certs", "--out=c", "--name=localhost"];
+    for (lacking, reason) in [
+        (
+            &["ca.key", "client.pem"][..],
+            "ca.pem is there and its key, ca.key, is not",
+        ),
+        (
+            &["ca.pem", "ca.key"],
+            "server.pem is there and ca.pem, with which it was signed, is not",
+        ),
+        (
+            &["server.key"],
+            "server.pem is there and its key, server.key, is not",
+        ),
+    ] {
+        let forced = folder.run(make.into_iter().chain(["--force"]));
+        assert_eq!(forced.code, Some(0), "{}", forced.stderr);
+        for name in lacking {
+            fs::remove_file(folder.path(&format!("c/{name}"))).unwrap();
+        }
+        let ended = folder.run(make);
+        assert_eq!(ended.code, Some(2), "{lacking:?}");
+        assert!(ended.stderr.contains(reason), "{}", ended.stderr);
+        let left = fs::read_dir(folder.path("c")).unwrap().count();
+        assert_eq!(left, FILES.len() - lacking.len(), "nothing was written");
+    }
+    fs::remove_dir_all(folder.path("c")).unwrap();
+    fs::create_dir(folder.path("c")).unwrap();
+    folder.write("c/client.key", "mine");
+    let ended = folder.run(make);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .stderr
+            .contains("client.key holds no usable private key"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(folder.read("c/client.key"), "mine");
+    assert_eq!(fs::read_dir(folder.path("c")).unwrap().count(), 1);
 }
 
 #[test]
