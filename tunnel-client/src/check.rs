@@ -7,6 +7,8 @@
 //!                                └─▶ verdict: what is wrong, by name
 //! ```
 //!
+//! What can be looked at whatever else has failed is looked at; what was not reached is told as such.
+//!
 //! In: what `run` is given. Out: a [`Report`], and each step at once as it is over. The dial is that of `run`,
 //! watched; the session is one that the server gives neither the runtime nor an exchange, so that a client which
 //! is at work does not notice. Nothing is tried twice.
@@ -15,11 +17,13 @@ mod certificate;
 mod facts;
 mod idle_probe;
 mod local;
+mod plan;
 mod report;
 mod session;
 mod step;
 mod token;
 mod told;
+mod trust;
 mod upstreams;
 mod verdict;
 mod watch;
@@ -30,6 +34,7 @@ use std::time::{Duration, SystemTime};
 
 use rustls::CertificateError;
 use tokio::time::Instant;
+use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::{Greeting, InstanceId};
 
 use self::facts::{ClockFacts, Facts, Leg, Trouble};
@@ -45,9 +50,9 @@ use self::verdict::verdict;
 use self::watch::Watch;
 use self::words::{moment, printable, span};
 use crate::client::networks;
-use crate::config::{Config, Given};
+use crate::config::{Config, Given, Source};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
-use crate::dial::{DialError, Dialler};
+use crate::dial::{DialError, Dialler, Glance};
 
 /// Longest idle time that can be asked for.
 pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
@@ -77,21 +82,56 @@ pub async fn check(
     tell: &mut (dyn FnMut(Word<'_>) + Send),
 ) -> Report {
     let mut told = Told::new(tell);
-    let Some(local::Read { config, proxy_from }) = local::config(given, &mut told) else {
+    let Some(read) = local::config(given, &mut told) else {
+        told.way_ends();
+        told.not_reached(&[StepName::Clock, StepName::Upstream]);
         return told.report;
     };
-    let server = &config.server;
-    let mut facts = Facts::new(server.host(), server.port(), SystemTime::now());
-    facts.proxy_from = proxy_from;
-    if let Some(name) = &config.server_name {
-        facts.name = name.as_str().to_owned();
+    let local::Read {
+        mut config,
+        mut has_credential,
+        source,
+        mut facts,
+    } = read;
+    let is_shown = local::credential(&source, &mut facts, &mut told);
+    if !has_credential && told.report.is_ok() {
+        // What was wrong a moment ago is not any more: such files are replaced at any time.
+        config = again(source.clone(), &facts, &mut told);
+        has_credential = config.is_some();
     }
-    if local::credential(&config, &mut facts, &mut told) {
-        Box::pin(way(&config, facts.clone(), options, &mut told)).await;
+    if let Some(config) = &config {
+        let (source, facts) = (&source, facts.clone());
+        match has_credential && is_shown {
+            true => Box::pin(way(config, source, facts, options, &mut told)).await,
+            false => Box::pin(way_without(config, source, facts, &mut told)).await,
+        }
+    }
+    told.way_ends();
+    if !told.report.is_ok() {
+        told.not_reached(&[StepName::Clock]);
+        if options.idle_probe.is_some() {
+            told.not_reached(&[StepName::Idle]);
+        }
     }
     // Whatever is wrong on the way to the server, these are to be mended as well.
-    upstreams::check(&config, &facts, &mut told).await;
+    upstreams::check(&source, &facts, &mut told).await;
     told.report
+}
+
+/// The configuration, once more.
+fn again(source: Source, facts: &Facts, told: &mut Told<'_>) -> Option<Config> {
+    let error = match Config::check(source) {
+        Ok(config) => return Some(config),
+        Err(error) => error,
+    };
+    let faults = error.faults().iter().map(ToString::to_string).collect();
+    let verdict = verdict(facts, &Trouble::Config(faults));
+    told.step(StepReport::failed(
+        StepName::Config,
+        error.to_string(),
+        verdict,
+    ));
+    None
 }
 
 /// What is needed to dial for a check.
@@ -103,9 +143,10 @@ struct Dialling {
 }
 
 impl Dialling {
-    fn new(config: &Config) -> Result<Self, String> {
+    fn new(config: &Config) -> Result<Self, TlsFilesError> {
         let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| error.to_string())?;
+        // Nobody takes it for an instance that is at work: any will do.
+        let _ = getrandom::fill(&mut random);
         let files = CredentialFiles {
             token: config.token_file.clone(),
             certificate: config.client_certificate.clone(),
@@ -113,7 +154,7 @@ impl Dialling {
         let credentials = Arc::new(Credentials::new(files));
         let dialler = Dialler::from_config(config, credentials);
         Ok(Self {
-            dialler: dialler.map_err(|error| error.to_string())?,
+            dialler: dialler?,
             greeting: Greeting {
                 instance: InstanceId::from_random(random),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -140,14 +181,62 @@ impl Dialling {
     }
 }
 
-/// The way to the server and back.
-async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_>) {
-    let dialling = match Dialling::new(config) {
-        Ok(dialling) => dialling,
-        Err(text) => {
-            let verdict = verdict(&facts, &Trouble::Trust(text.clone()));
-            return told.step(StepReport::failed(StepName::Config, text, verdict));
+fn dialling(
+    config: &Config,
+    source: &Source,
+    facts: &Facts,
+    told: &mut Told<'_>,
+) -> Option<Dialling> {
+    let error = match Dialling::new(config) {
+        Ok(dialling) => return Some(dialling),
+        Err(error) => error,
+    };
+    let verdict = verdict(facts, &Trouble::Trust(trust::trouble(&error, source)));
+    told.step(StepReport::failed(
+        StepName::Config,
+        error.to_string(),
+        verdict,
+    ));
+    None
+}
+
+/// The way to the server as far as it can be gone with nothing to show there.
+async fn way_without(config: &Config, source: &Source, facts: Facts, told: &mut Told<'_>) {
+    let Some(dialling) = dialling(config, source, &facts, told) else {
+        return;
+    };
+    let mut watch = Watch::without_session(facts, told);
+    let glance = dialling.dialler.glance_observed(false, &mut watch);
+    let seen = Box::pin(glance).await;
+    let trouble = seen.as_ref().err().map(|error| watch.trouble(error));
+    let failed = watch.failed.take();
+    let mut facts = watch.facts;
+    match (seen, trouble) {
+        (Err(_), Some(trouble)) => {
+            glance_again(&dialling, &mut facts, &trouble).await;
+            if let Some(failed) = failed {
+                ended(Some(failed), &facts, &trouble, told);
+            }
         }
+        (Ok(page), _) => see_page(page, &mut facts),
+        (Err(_), None) => {}
+    }
+    told.way_ends();
+    if let Some(clock) = facts.clock {
+        told.step(clock_step(clock, &facts));
+    }
+}
+
+/// The way to the server and back.
+async fn way(
+    config: &Config,
+    source: &Source,
+    facts: Facts,
+    options: Options,
+    told: &mut Told<'_>,
+) {
+    let Some(dialling) = dialling(config, source, &facts, told) else {
+        return;
     };
     let mut facts = facts;
     if !facts.is_token_in_time() {
@@ -175,10 +264,11 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
         }
         (Err(_), trouble) => {
             let trouble = trouble.unwrap_or(Trouble::Refused);
-            glance(&dialling, &mut facts, &trouble).await;
+            glance_again(&dialling, &mut facts, &trouble).await;
             ended(failed, &facts, &trouble, told);
         }
     }
+    told.way_ends();
     if let Some(clock) = facts.clock {
         told.step(clock_step(clock, &facts));
     }
@@ -210,7 +300,7 @@ fn credential_trouble(error: &CredentialError) -> Trouble {
 
 /// Looks once more at whoever has answered, where that tells more: without a credential, and without asking
 /// for a session.
-async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
+async fn glance_again(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
     let is_unproven = match trouble {
         // Who cannot prove who he is may still say it. Nothing is told to him.
         Trouble::Certificate(
@@ -232,11 +322,14 @@ async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
 async fn look_once_more(dialling: &Dialling, facts: &mut Facts, is_unproven: bool) {
     // That it brings nothing is no news.
     if let Ok(page) = Box::pin(dialling.dialler.glance(is_unproven)).await {
-        let (status, fields, text) = page;
-        facts.plain = Some(watch::answer(status, &fields, &text));
-        let clock = watch::clock(&fields, SystemTime::now());
-        facts.clock = facts.clock.or(clock);
+        see_page(page, facts);
     }
+}
+
+fn see_page((status, fields, text): Glance, facts: &mut Facts) {
+    facts.plain = Some(watch::answer(status, &fields, &text));
+    let clock = watch::clock(&fields, SystemTime::now());
+    facts.clock = facts.clock.or(clock);
 }
 
 /// Nobody is asked for a session with a token whose time is over, or has not come.
@@ -247,13 +340,13 @@ fn out_of_time(facts: &Facts, told: &mut Told<'_>) {
     };
     let verdict = verdict(facts, &Trouble::TokenTime);
     told.step(StepReport::failed(StepName::Token, words, verdict));
-    skip(StepName::Token, told);
+    told.way_ends();
     if let Some(clock) = facts.clock {
         told.step(clock_step(clock, facts));
     }
 }
 
-/// Tells where the way ended, and what was not reached.
+/// Tells where the way ended.
 fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mut Told<'_>) {
     let mut step = failed
         .unwrap_or_else(|| StepReport::new(StepName::Upgrade, StepResult::Failed, "no session"));
@@ -268,9 +361,7 @@ fn ended(failed: Option<StepReport>, facts: &Facts, trouble: &Trouble, told: &mu
     }
     step.result = StepResult::Failed;
     step.verdict = Some(verdict(facts, trouble));
-    let at = step.step;
     told.step(step);
-    skip(at, told);
 }
 
 /// Whether what was answered is not the tunnel server's own word.
@@ -299,20 +390,6 @@ fn is_about_credential(facts: &Facts) -> bool {
                 | "server_draining"
         )
     })
-}
-
-/// Tells what was not reached.
-fn skip(at: StepName, told: &mut Told<'_>) {
-    let order = [
-        StepName::Tls,
-        StepName::Upgrade,
-        StepName::Authentication,
-        StepName::Echo,
-    ];
-    let reached = order.iter().position(|step| *step == at);
-    for step in &order[reached.map_or(0, |at| at + 1)..] {
-        told.step(StepReport::new(*step, StepResult::Skipped, "not reached"));
-    }
 }
 
 /// The echo through the session, and what the server says of the credential.

@@ -38,6 +38,7 @@ use tunnel_proto::handshake::Greeting;
 #[cfg(target_os = "linux")]
 use tunnel_proto::limits;
 
+pub(crate) use self::glance::Glance;
 use self::link::Link;
 use self::observe::{Logged, Observer, Seen, Walk};
 use self::proxy::Proxy;
@@ -313,6 +314,19 @@ impl DialError {
         match self {
             Self::Refused { shown, .. } if self.is_fatal() => Some(shown),
             _ => None,
+        }
+    }
+
+    /// Whether it is something between here and the server that does not let through, or does not show itself
+    /// as it should: TLS that fails, a proxy that refuses, an answer that is no tunnel server's.
+    pub(crate) fn is_on_the_way(&self) -> bool {
+        match self {
+            Self::Step { error, .. } => matches!(
+                error.step(),
+                Step::ProxyTls | Step::ProxyAsk | Step::Tls | Step::Upgrade
+            ),
+            Self::Refused { refused, .. } => refused.refusal.is_none(),
+            Self::Credential(_) => false,
         }
     }
 

@@ -104,7 +104,7 @@ pub(super) enum Trouble {
     /// What is configured cannot be.
     Config(Vec<String>),
     /// A CA file, or the system's store.
-    Trust(String),
+    Trust(TrustTrouble),
     /// The token file.
     Token(TokenTrouble),
     /// The token says itself that it is not good now.
@@ -145,6 +145,44 @@ pub(super) enum Trouble {
     Conflict(Refusal),
     /// An upstream.
     Upstream(UpstreamTrouble),
+}
+
+/// Why nobody's certificate can be checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TrustTrouble {
+    pub(super) kind: TrustFault,
+    /// The file or folder, and the setting that names it; empty where there is none.
+    pub(super) path: String,
+    pub(super) named_by: String,
+    /// What was said of it.
+    pub(super) text: String,
+}
+
+/// What is wrong with a CA file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TrustFault {
+    /// There is no such file.
+    Missing,
+    /// It may not be read, or cannot be.
+    Unreadable,
+    /// It is a folder, where a file is wanted.
+    Folder,
+    /// It is a file, where a folder is wanted.
+    File,
+    /// It holds nothing.
+    Empty,
+    /// It holds a key.
+    Key,
+    /// It holds a certificate, not as text.
+    Binary,
+    /// It holds something else, or the folder does.
+    NoCertificate,
+    /// It holds what is damaged.
+    Damaged,
+    /// Nobody is trusted.
+    Nobody,
+    /// Anything else.
+    Other,
 }
 
 /// How a proxy refused.

@@ -1,7 +1,7 @@
 //! The steps that need no network: configuration, token file, certificate files.
 //!
-//! In: what was given. Out: the checked configuration, and what is known of the token; or the first thing
-//! that is not good, as its own step.
+//! In: what was given. Out: as much of the configuration as is good, and what is known of the token; each thing
+//! that is not good is its own step, and none keeps those after it from being looked at.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,99 +10,111 @@ use tokio::time::Instant;
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 use super::facts::{Facts, Trouble};
+use super::plan;
 use super::step::{StepName, StepReport, StepResult};
-use super::token::{TokenFacts, TokenTrouble};
+use super::token::TokenFacts;
 use super::told::Told;
+use super::trust;
 use super::verdict::verdict;
 use super::words::{moment, span};
-use crate::config::{Config, ConfigError, ConfigFault, Given, Source};
+use crate::config::{Config, ConfigError, ConfigFault, Given, Source, dialled};
 
 /// A certificate that runs out sooner than this is worth a word.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The client's own variable for a proxy.
-const OWN_VARIABLE: &str = "TUNNEL_CLIENT_PROXY";
-
-/// The configuration, and where its proxy was named.
+/// What the configuration says.
 pub(super) struct Read {
-    pub(super) config: Config,
-    pub(super) proxy_from: String,
+    /// All of it, if all is good, perhaps but for the credential, which then is left out.
+    pub(super) config: Option<Config>,
+    /// Whether the credential was good when it was read.
+    pub(super) has_credential: bool,
+    /// What was given, whatever is wrong with it.
+    pub(super) source: Source,
+    /// Where the server's host and port are known, and who named the proxy.
+    pub(super) facts: Facts,
 }
 
-/// Reads the configuration and the files that it names.
+/// Reads the configuration and the files that it names; nothing if it cannot be read.
 pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     let began = Instant::now();
-    let is_flagged = given.source.proxy.is_some();
     let origin = match &given.config {
         Some(path) => path.display().to_string(),
         None => "flags and environment".to_owned(),
     };
-    let mut own = Vec::new();
-    let read = given.merge().map_err(ConfigError::from).and_then(|source| {
-        told.report.server = source.server.as_ref().map(ToString::to_string);
-        own = identity_files(&source);
-        Config::check(source)
-    });
-    let error = match read {
-        Ok(config) => {
-            let held = StepReport::new(StepName::Config, StepResult::Held, origin);
-            told.step(held.took(began.elapsed()));
-            let is_own_set = std::env::var_os(OWN_VARIABLE).is_some();
-            let proxy_from = proxy_from(&config, is_flagged, is_own_set);
-            return Some(Read { config, proxy_from });
+    let mut facts = Facts::new("", 0, SystemTime::now());
+    let source = match given.merge().map_err(ConfigError::from) {
+        Ok(source) => source,
+        Err(error) => {
+            let faults = error.faults().iter().map(ToString::to_string).collect();
+            let trouble = verdict(&facts, &Trouble::Config(faults));
+            let failed = StepReport::failed(StepName::Config, error.to_string(), trouble);
+            told.step(failed.took(began.elapsed()));
+            return None;
         }
-        Err(error) => error,
     };
-    let (step, trouble) = trouble(&error, &own);
-    if step != StepName::Config {
-        told.step(StepReport::new(
-            StepName::Config,
-            StepResult::Held,
-            origin.as_str(),
-        ));
+    told.report.server = source.server.as_ref().map(ToString::to_string);
+    if let Some(server) = &source.server {
+        let (host, port) = dialled(server, source.connect_to.as_ref());
+        facts = Facts::new(host, port, facts.now);
+        facts.name = match &source.server_name {
+            Some(name) => name.as_str().to_owned(),
+            None => server.host().to_owned(),
+        };
     }
-    let facts = Facts::new("", 0, SystemTime::now());
-    let words = error.faults().first().map_or(origin, ToString::to_string);
-    let failed = StepReport::failed(step, words, verdict(&facts, &trouble));
-    told.step(failed.took(began.elapsed()));
-    None
-}
-
-/// Where the proxy was named, if there is one.
-fn proxy_from(config: &Config, is_flagged: bool, is_own_set: bool) -> String {
-    match config.proxy.as_ref().map(|proxy| proxy.variable) {
-        None => String::new(),
-        Some(Some(variable)) => variable.to_owned(),
-        Some(None) => match (is_flagged, is_own_set) {
-            (true, true) => OWN_VARIABLE.to_owned(),
-            (true, false) => "--proxy".to_owned(),
-            (false, _) => "the configuration file".to_owned(),
-        },
-    }
-}
-
-/// Whose fault it is: what is not one of the files is one of the configuration, and comes first.
-fn trouble(error: &ConfigError, own: &[PathBuf]) -> (StepName, Trouble) {
-    let faults = error.faults();
-    let of_files =
-        |fault: &ConfigFault| matches!(fault, ConfigFault::Token(_) | ConfigFault::Tls(_));
-    if !faults.iter().all(of_files) {
-        let faults = faults.iter().map(ToString::to_string).collect();
-        return (StepName::Config, Trouble::Config(faults));
-    }
-    let mut trust = None;
-    for fault in faults {
-        match fault {
-            ConfigFault::Token(error) => {
-                return (StepName::Token, Trouble::Token(TokenTrouble::from(error)));
-            }
-            ConfigFault::Tls(error) if is_of(error, own) => {
-                return (StepName::Certificate, Trouble::Identity(error.to_string()));
-            }
-            other => trust = trust.or_else(|| Some(other.to_string())),
+    let (config, checked) = Config::check_all(source.clone());
+    let failed = (checked.as_ref().err()).and_then(|error| fault(error, &source));
+    let step = match failed {
+        Some((words, trouble)) => {
+            StepReport::failed(StepName::Config, words, verdict(&facts, &trouble))
         }
+        None => StepReport::new(StepName::Config, StepResult::Held, origin),
+    };
+    told.step(step.took(began.elapsed()));
+    let proxy = Config::proxy_way(&source);
+    told.way = plan::steps(proxy.scheme);
+    if let Some(settings) = &proxy.settings {
+        facts.proxy_from = match settings.variable {
+            Some(variable) => variable.to_owned(),
+            None => source.place("proxy").mention(),
+        };
     }
-    (StepName::Config, Trouble::Trust(trust.unwrap_or_default()))
+    if let Some(passed_over) = &proxy.passed_over {
+        let words = passed_over.to_string();
+        told.step(StepReport::new(StepName::Proxy, StepResult::Skipped, words));
+    }
+    Some(Read {
+        config,
+        has_credential: checked.is_ok(),
+        source,
+        facts,
+    })
+}
+
+/// What is wrong with the configuration itself, or with whom it has the client trust; what is wrong with the
+/// credential is for its own steps.
+fn fault(error: &ConfigError, source: &Source) -> Option<(String, Trouble)> {
+    let own = identity_files(source);
+    let is_of_credential = |fault: &&ConfigFault| match fault {
+        ConfigFault::Token(_) => true,
+        ConfigFault::Tls(error) => is_of(error, &own),
+        _ => false,
+    };
+    let faults = error
+        .faults()
+        .iter()
+        .filter(|fault| !is_of_credential(fault));
+    let faults: Vec<&ConfigFault> = faults.collect();
+    let words = faults.first()?.to_string();
+    let of_trust = faults.iter().map(|fault| match fault {
+        ConfigFault::Tls(error) => Some(error),
+        _ => None,
+    });
+    let of_trust: Option<Vec<&TlsFilesError>> = of_trust.collect();
+    let trouble = match of_trust.as_deref() {
+        Some([first, ..]) => Trouble::Trust(trust::trouble(first, source)),
+        _ => Trouble::Config(faults.iter().map(ToString::to_string).collect()),
+    };
+    Some((words, trouble))
 }
 
 fn identity_files(source: &Source) -> Vec<PathBuf> {
@@ -122,46 +134,52 @@ fn is_of(error: &TlsFilesError, own: &[PathBuf]) -> bool {
     }
 }
 
-/// Looks at the token, and at the client's certificate.
-pub(super) fn credential(config: &Config, facts: &mut Facts, told: &mut Told<'_>) -> bool {
-    if let Some(path) = &config.token_file {
-        let began = Instant::now();
-        match TokenFacts::look(path) {
-            Ok(token) => {
-                let result = match token.is_damaged() {
-                    true => StepResult::Warning,
-                    false => StepResult::Held,
-                };
-                let step = StepReport::new(StepName::Token, result, token.line(facts.now));
-                facts.token = Some(token);
-                // Of one that is not good now there is more to tell when the server's clock is known.
-                if facts.is_token_in_time() {
-                    told.step(step.took(began.elapsed()));
-                }
+/// Looks at the token, and at the client's certificate. Whether both are good, as far as can be told here.
+pub(super) fn credential(source: &Source, facts: &mut Facts, told: &mut Told<'_>) -> bool {
+    let token = (source.token_file.as_deref()).is_none_or(|path| token(path, facts, told));
+    let (Some(cert), Some(key)) = (&source.client_cert, &source.client_key) else {
+        return token;
+    };
+    certificate(cert, key, facts, told) && token
+}
+
+fn token(path: &Path, facts: &mut Facts, told: &mut Told<'_>) -> bool {
+    let began = Instant::now();
+    match TokenFacts::look(path) {
+        Ok(token) => {
+            let result = match token.is_damaged() {
+                true => StepResult::Warning,
+                false => StepResult::Held,
+            };
+            let step = StepReport::new(StepName::Token, result, token.line(facts.now));
+            facts.token = Some(token);
+            // Of one that is not good now there is more to tell when the server's clock is known.
+            if facts.is_token_in_time() {
+                told.step(step.took(began.elapsed()));
             }
-            // It was good a moment ago.
-            Err(trouble) => {
-                let words = path.display().to_string();
-                let verdict = verdict(facts, &Trouble::Token(trouble));
-                told.step(StepReport::failed(StepName::Token, words, verdict));
-                return false;
-            }
+            true
+        }
+        Err(trouble) => {
+            let words = path.display().to_string();
+            let verdict = verdict(facts, &Trouble::Token(trouble));
+            told.step(StepReport::failed(StepName::Token, words, verdict));
+            false
         }
     }
-    let Some(files) = &config.client_certificate else {
-        return true;
-    };
+}
+
+fn certificate(cert: &Path, key: &Path, facts: &Facts, told: &mut Told<'_>) -> bool {
     let began = Instant::now();
-    match Identity::load(&files.cert, &files.key) {
+    match Identity::load(cert, key) {
         Ok(identity) => {
             let (result, words) = life(identity.not_after(), facts.now);
-            let words = format!("{}: {words}", files.cert.display());
+            let words = format!("{}: {words}", cert.display());
             let step = StepReport::new(StepName::Certificate, result, words);
             told.step(step.took(began.elapsed()));
             true
         }
         Err(error) => {
-            let words = files.cert.display().to_string();
+            let words = cert.display().to_string();
             let verdict = verdict(facts, &Trouble::Identity(error.to_string()));
             told.step(StepReport::failed(StepName::Certificate, words, verdict));
             false
@@ -184,35 +202,7 @@ fn life(end: SystemTime, now: SystemTime) -> (StepResult, String) {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_ops::tls_files::Roots;
-
     use super::*;
-    use crate::config::{LoginSource, ProxyChoice, ProxySettings};
-
-    #[test]
-    fn a_proxy_is_told_with_the_place_where_it_was_named() {
-        let Ok(ProxyChoice::Proxy(url, None)) = "http://proxy:3128".parse() else {
-            panic!("a proxy without a login")
-        };
-        let server = "wss://tunnel.example.com".parse().unwrap();
-        let upstream = "http://127.0.0.1:1".parse().unwrap();
-        let mut config = Config::new(server, Roots::none(), "token".into(), upstream);
-        assert_eq!(proxy_from(&config, false, false), "");
-        for (variable, is_flagged, is_own_set, from) in [
-            (None, true, false, "--proxy"),
-            (None, true, true, "TUNNEL_CLIENT_PROXY"),
-            (None, false, false, "the configuration file"),
-            (Some("HTTPS_PROXY"), false, false, "HTTPS_PROXY"),
-        ] {
-            config.proxy = Some(ProxySettings {
-                url: url.clone(),
-                variable,
-                login: LoginSource::None,
-                trust: None,
-            });
-            assert_eq!(proxy_from(&config, is_flagged, is_own_set), from);
-        }
-    }
 
     #[test]
     fn a_certificate_that_runs_out_is_worth_a_word() {

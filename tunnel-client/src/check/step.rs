@@ -57,7 +57,7 @@ pub enum StepResult {
     Warning,
     /// Not.
     Failed,
-    /// It was not reached, or cannot be checked.
+    /// It was not reached, is not on the way, or cannot be checked.
     Skipped,
 }
 
@@ -107,6 +107,11 @@ impl StepReport {
             verdict: Some(verdict),
             ..Self::new(step, StepResult::Failed, words)
         }
+    }
+
+    /// The check did not get there.
+    pub(super) fn not_reached(step: StepName) -> Self {
+        Self::new(step, StepResult::Skipped, "not reached")
     }
 
     pub(super) fn took(self, took: Duration) -> Self {

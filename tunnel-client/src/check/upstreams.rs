@@ -4,6 +4,7 @@
 //! An upstream is reached as an exchange reaches it, by the same code, and once. One that a request fills in
 //! cannot be checked before there is a request.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -14,20 +15,34 @@ use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::verdict::verdict;
 use super::words::printable;
-use crate::config::{Config, RouteAction, UpstreamMember, UpstreamsConfig};
+use crate::config::{Config, RouteAction, Source, UpstreamMember, UpstreamScheme, UpstreamsConfig};
 use crate::routes::LeadParts;
 use crate::upstream::UpstreamShared;
 
-/// Checks all upstreams, one after another, in the order of the routes.
-pub(super) async fn check(config: &Config, facts: &Facts, told: &mut Told<'_>) {
-    let parts = LeadParts {
-        shared: Arc::new(UpstreamShared::new(&config.dns_servers)),
-        idle_pool: config.upstream_idle_pool,
+/// Connections that are kept; none is used twice.
+const IDLE_POOL: usize = 1;
+
+/// Checks all upstreams, one after another, in the order of the routes, whatever else is wrong with what was
+/// given.
+pub(super) async fn check(source: &Source, facts: &Facts, told: &mut Told<'_>) {
+    let Some(routes) = Config::routes_at_any_rate(source) else {
+        return told.not_reached(&[StepName::Upstream]);
     };
-    for route in &config.all_routes() {
+    let dns_servers = source.dns_server.iter().flatten();
+    let dns_servers: Vec<SocketAddr> = dns_servers.copied().map(SocketAddr::from).collect();
+    let parts = LeadParts {
+        shared: Arc::new(UpstreamShared::new(&dns_servers)),
+        idle_pool: IDLE_POOL,
+    };
+    for route in &routes {
         match &route.action {
             RouteAction::Upstreams(upstreams) => {
                 for member in &upstreams.members {
+                    if lacks_roots(member, upstreams) {
+                        let step = StepReport::not_reached(StepName::Upstream);
+                        told.step(step.named(&route.name));
+                        continue;
+                    }
                     let began = Instant::now();
                     let seen = Box::pin(look(member, upstreams, &parts)).await;
                     let step = report(member, seen, facts).named(&route.name);
@@ -43,6 +58,11 @@ pub(super) async fn check(config: &Config, facts: &Facts, told: &mut Told<'_>) {
             RouteAction::Respond(_) | RouteAction::Deny(_) => {}
         }
     }
+}
+
+/// Whether its certificate cannot be checked, since the CA file is not good: that is told already.
+fn lacks_roots(member: &UpstreamMember, upstreams: &UpstreamsConfig) -> bool {
+    member.url.scheme() == UpstreamScheme::Https && upstreams.options.tls.is_none()
 }
 
 /// Connects to one of a route's upstreams, and asks how it is. What is said of one that is well.

@@ -51,7 +51,7 @@ impl Verdict {
 pub(super) fn verdict(facts: &Facts, trouble: &Trouble) -> Verdict {
     match trouble {
         Trouble::Config(faults) => local::config(faults),
-        Trouble::Trust(text) => local::trust(text),
+        Trouble::Trust(trouble) => local::trust(trouble),
         Trouble::Token(trouble) => local::token(trouble),
         Trouble::Identity(text) => local::identity(text),
         Trouble::TimedOut(leg, act, limit) => way::timed_out(facts, *leg, *act, *limit),

@@ -33,6 +33,8 @@ pub(super) struct Watch<'a, 't> {
     chain: Vec<CertificateFacts>,
     /// The proxy's name.
     proxy_host: String,
+    /// Whether a session is asked for at the end of the way.
+    asks: bool,
     /// The step that did not hold, what was seen of it, and its time.
     pub(super) failed: Option<StepReport>,
 }
@@ -45,7 +47,16 @@ impl<'a, 't> Watch<'a, 't> {
             words: String::new(),
             chain: Vec::new(),
             proxy_host: String::new(),
+            asks: true,
             failed: None,
+        }
+    }
+
+    /// The same for a dial that asks for no session: what is answered at its end is no step.
+    pub(super) fn without_session(facts: Facts, told: &'a mut Told<'t>) -> Self {
+        Self {
+            asks: false,
+            ..Self::new(facts, told)
         }
     }
 
@@ -147,6 +158,9 @@ impl Observer for Watch<'_, '_> {
     }
 
     fn ends(&mut self, step: Step, took: Duration, error: Option<&StepError>) {
+        if step == Step::Upgrade && !self.asks {
+            return;
+        }
         let is_refusal = step == Step::Upgrade
             && (self.facts.answer.as_ref())
                 .is_some_and(|answer| answer.status != StatusCode::SWITCHING_PROTOCOLS);

@@ -16,7 +16,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tunnel_ops::tls_files::{self, Roots};
 
-use super::observe::{Logged, Walk};
+use super::observe::{Logged, Observer, Walk};
 use super::step::{Step, StepError};
 use super::{Dialler, tls, upgrade};
 
@@ -30,8 +30,19 @@ impl Dialler {
     /// # Errors
     /// As a dial fails.
     pub(crate) async fn glance(&self, unproven: bool) -> Result<Glance, StepError> {
-        let mut observer = Logged;
-        let mut walk = Walk::new(self.limit, &mut observer);
+        self.glance_observed(unproven, &mut Logged).await
+    }
+
+    /// The same, while somebody watches.
+    ///
+    /// # Errors
+    /// As a dial fails.
+    pub(crate) async fn glance_observed(
+        &self,
+        unproven: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<Glance, StepError> {
+        let mut walk = Walk::new(self.limit, observer);
         let (link, _) = Box::pin(self.reach(&mut walk)).await?;
         let name = &self.server_name;
         let io = match unproven {

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -45,6 +46,8 @@ pub(super) struct Dialling {
     parts: DiallingParts,
     turn: Queue<Turn>,
     redial: Mutex<Redial>,
+    /// Whether it was said what finds out more about a dial that failed on the way.
+    has_hinted: AtomicBool,
 }
 
 /// Belongs to whoever dials.
@@ -69,6 +72,7 @@ impl Dialling {
         Self {
             turn: Queue::default(),
             redial: Mutex::new(Redial::new(parts.redial.clone())),
+            has_hinted: AtomicBool::new(false),
             parts,
         }
     }
@@ -248,6 +252,20 @@ impl Dialling {
         let wait = redial.due(now).after(now);
         drop(redial);
         tracing::warn!(why, ?wait, "no session, dialling again");
+        self.hint(failure);
         Ok(())
+    }
+
+    /// Says once what tells more about a network that does not let through, which no single dial can.
+    fn hint(&self, failure: &Failure) {
+        let Failure::Dial(error) = failure else {
+            return;
+        };
+        if error.is_on_the_way() && !self.has_hinted.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "`tunnel-client check` with the same flags, variables and file walks this way step by step, and says \
+                 what is wrong and what to do about it"
+            );
+        }
     }
 }

@@ -1,95 +1,13 @@
 //! `tunnel-client serve` as it is run in a container: set by variables, and writing nothing.
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
+use crate::program::{PROGRAM, Program};
 use crate::scripted::Scripted;
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel-client");
-
-/// The program while it runs, in a folder of its own.
-struct Program {
-    child: Child,
-    log: BufReader<ChildStderr>,
-    read: String,
-}
-
-impl Program {
-    /// Starts it in a folder, with these variables and no others. The system ends it should it write as much as
-    /// a byte into a file.
-    fn start(command: &str, folder: &Path, variables: &[(&str, &str)]) -> Self {
-        let mut child = Command::new("sh")
-            .args(["-c", "ulimit -f 0 && exec \"$0\" \"$1\"", PROGRAM, command])
-            .current_dir(folder)
-            .env_clear()
-            .envs(variables.iter().copied())
-            .env("HOME", folder)
-            .env("TMPDIR", folder)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap());
-        Self {
-            child,
-            log,
-            read: String::new(),
-        }
-    }
-
-    /// The next line of the log with this in it.
-    fn line(&mut self, with: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.log.read_line(&mut line).unwrap(), 0, "{}", self.read);
-            self.read.push_str(&line);
-            if line.contains(with) {
-                return line;
-            }
-        }
-    }
-
-    /// An address that it says it listens on.
-    fn address(&mut self, listener: &str) -> SocketAddr {
-        let line = self.line(&format!("listener=\"{listener}\""));
-        let address = line.split("address=").nth(1).unwrap();
-        address.split_whitespace().next().unwrap().parse().unwrap()
-    }
-
-    /// The files that it holds open so that it could write them.
-    fn writable(&self) -> Vec<String> {
-        let folder = format!("/proc/{}/fd", self.child.id());
-        let files = fs::read_dir(&folder).unwrap().flatten();
-        let writable = files.filter_map(|file| {
-            let target = fs::read_link(file.path()).ok()?;
-            let number = file.file_name().into_string().ok()?;
-            let info = format!("/proc/{}/fdinfo/{number}", self.child.id());
-            let info = fs::read_to_string(info).ok()?;
-            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
-            let mode = u32::from_str_radix(flags.trim(), 8).unwrap() & 0o3;
-            let is_file = target.starts_with("/") && !target.starts_with("/dev");
-            (is_file && mode != 0).then(|| target.display().to_string())
-        });
-        writable.collect()
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-s", name, &pid]).status();
-        assert!(sent.unwrap().success());
-    }
-
-    /// Asks it to stop, and waits for that. The exit code.
-    fn stop(mut self) -> Option<i32> {
-        self.signal("TERM");
-        self.log.read_to_string(&mut self.read).unwrap();
-        self.child.wait().unwrap().code()
-    }
-}
 
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -190,7 +108,8 @@ async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
             "{unknown}"
         );
         write("second");
-        program.line("the routes are good and in force");
+        let told = program.line("the routes are good and in force");
+        assert!(told.contains("difference=changed ready"), "{told}");
         assert!(get(front, "/readyz").ends_with("\r\n\r\nsecond"));
         assert_eq!(program.stop(), Some(0));
     };

@@ -1,7 +1,7 @@
 //! Verdicts on what stands on this machine: configuration, token file, certificate files.
 
 use super::{Verdict, tls};
-use crate::check::facts::Facts;
+use crate::check::facts::{Facts, TrustFault, TrustTrouble};
 use crate::check::token::{TokenFault, TokenTrouble};
 use crate::check::words::moment;
 
@@ -13,13 +13,62 @@ pub(super) fn config(faults: &[String]) -> Verdict {
     )
 }
 
-pub(super) fn trust(text: &str) -> Verdict {
-    Verdict::new(
-        "trust_unusable",
-        format!("nobody's certificate can be checked: {text}"),
-        "give a PEM file with the CA's certificate by --ca-file, or install the system's CA certificates (often \
-         the package ca-certificates)",
-    )
+pub(super) fn trust(trouble: &TrustTrouble) -> Verdict {
+    let TrustTrouble {
+        kind,
+        path,
+        named_by,
+        text,
+    } = trouble;
+    let by = match named_by.is_empty() {
+        true => String::new(),
+        false => format!(" that {named_by} names"),
+    };
+    let (sentence, advice) = match kind {
+        TrustFault::Missing => (
+            format!("the CA file {path}{by} does not exist"),
+            "look for a slip in the path: one in the configuration file counts from that file's folder, one in a flag \
+             from where the program is started; in a cluster, look whether the volume is mounted there",
+        ),
+        TrustFault::Unreadable => (
+            format!("the CA file{by} cannot be read: {text}"),
+            "let the user that this program runs as read it",
+        ),
+        TrustFault::Folder => (
+            format!("{path}{by} as a CA file is a folder"),
+            "name the file in it, or the folder by --ca-dir (of a proxy: --proxy-ca-dir)",
+        ),
+        TrustFault::File => (
+            format!("{path}{by} as a folder of CA files is a file"),
+            "name it by --ca-file (of a proxy: --proxy-ca-file)",
+        ),
+        TrustFault::Empty => (
+            format!("the CA file {path}{by} is empty"),
+            "put the CA's certificate into it, PEM, or name another file",
+        ),
+        TrustFault::Key => (
+            format!("{path}{by} as a CA file holds a private key, and no certificate"),
+            "name the CA's certificate; nobody but the CA needs its key",
+        ),
+        TrustFault::Binary => (
+            format!("the CA file {path}{by} holds a certificate in DER form, not in PEM"),
+            "make PEM of it: openssl x509 -inform der -in FILE -out ca.pem",
+        ),
+        TrustFault::NoCertificate => (
+            format!("{path}{by} holds no CA certificate"),
+            "is it another file than was meant? give a PEM file, with `-----BEGIN CERTIFICATE-----`",
+        ),
+        TrustFault::Damaged => (
+            format!("the CA file {path}{by} holds a damaged certificate"),
+            "copy the file again, whole",
+        ),
+        TrustFault::Nobody | TrustFault::Other => (
+            format!("nobody's certificate can be checked: {text}"),
+            "give a PEM file with the CA's certificate by --ca-file, or install the system's CA certificates (often \
+             the package ca-certificates)",
+        ),
+    };
+    Verdict::new("trust_unusable", sentence, advice)
 }
 
 pub(super) fn token(trouble: &TokenTrouble) -> Verdict {

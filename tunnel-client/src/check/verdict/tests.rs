@@ -10,8 +10,8 @@ use tunnel_proto::handshake::Refusal;
 use super::*;
 use crate::check::certificate::CertificateFacts;
 use crate::check::facts::{
-    Act, AnswerFacts, ClockFacts, Leg, ProxyRefusal, ProxyTrouble, TlsTrouble, Tried,
-    UpstreamFailure, UpstreamTrouble,
+    Act, AnswerFacts, ClockFacts, Leg, ProxyRefusal, ProxyTrouble, TlsTrouble, Tried, TrustFault,
+    TrustTrouble, UpstreamFailure, UpstreamTrouble,
 };
 use crate::check::token::{TokenFacts, TokenFault, TokenKind, TokenTrouble};
 
@@ -89,7 +89,7 @@ fn what_stands_on_this_machine() {
         &Trouble::Config(vec!["--server is missing".into()]),
         "config_invalid",
     );
-    check(&none, &Trouble::Trust("no roots".into()), "trust_unusable");
+    trust_in_a_file_that_is_none(&none);
     check(
         &none,
         &Trouble::Identity("no key".into()),
@@ -106,6 +106,45 @@ fn what_stands_on_this_machine() {
     ] {
         let path = "token".into();
         check(&none, &Trouble::Token(TokenTrouble { path, kind }), name);
+    }
+}
+
+/// Whoever mistypes a path is not sent to look for a certificate.
+#[track_caller]
+fn trust_in_a_file_that_is_none(none: &Facts) {
+    for (kind, sentence, advice) in [
+        (
+            TrustFault::Missing,
+            "/etc/ca.pem that `ca_file` in line 3 of c.toml names does not exist",
+            "a slip in the path",
+        ),
+        (
+            TrustFault::Unreadable,
+            "cannot be read: its words",
+            "let the user",
+        ),
+        (TrustFault::Folder, "is a folder", "--ca-dir"),
+        (TrustFault::File, "is a file", "--ca-file"),
+        (TrustFault::Empty, "is empty", "into it"),
+        (TrustFault::Key, "private key", "the CA's certificate"),
+        (TrustFault::Binary, "DER", "openssl"),
+        (
+            TrustFault::NoCertificate,
+            "holds no CA certificate",
+            "another file",
+        ),
+        (TrustFault::Damaged, "damaged", "copy the file"),
+        (TrustFault::Nobody, "its words", "ca-certificates"),
+    ] {
+        let trouble = TrustTrouble {
+            kind,
+            path: "/etc/ca.pem".to_owned(),
+            named_by: "`ca_file` in line 3 of c.toml".to_owned(),
+            text: "its words".to_owned(),
+        };
+        let verdict = check(none, &Trouble::Trust(trouble), "trust_unusable");
+        assert!(verdict.sentence.contains(sentence), "{verdict:?}");
+        assert!(verdict.advice.contains(advice), "{verdict:?}");
     }
 }
 
