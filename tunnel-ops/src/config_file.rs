@@ -78,7 +78,7 @@ impl TomlFile {
 
     /// Parses the text into `T`.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigFileError> {
-        toml::from_str(&self.text).map_err(|error| self.explain(error))
+        toml::from_str(&self.text).map_err(|error| self.explain(error, &top_keys::<T>()))
     }
 
     /// An error about the bytes `span` of the text, as `toml::Spanned` gives them.
@@ -104,7 +104,7 @@ impl TomlFile {
         Some(position(&self.text, found.span().start))
     }
 
-    fn explain(&self, mut error: toml::de::Error) -> ConfigFileError {
+    fn explain(&self, mut error: toml::de::Error, top: &[String]) -> ConfigFileError {
         let message = one_line(error.message());
         let span = error.span();
         // The keys on the way to the fault are only in the text form, and only without the input.
@@ -115,6 +115,7 @@ impl TomlFile {
             message: &message,
             span: span.clone().unwrap_or_default(),
             key: &keys,
+            top,
         };
         let problem = told.sentence();
         // An unknown key is named by the sentence itself.
@@ -168,6 +169,15 @@ impl fmt::Display for ConfigFileError {
 }
 
 impl std::error::Error for ConfigFileError {}
+
+/// The keys that `T` knows, as it says itself of one that it cannot know; none where it takes any.
+fn top_keys<T: DeserializeOwned>() -> Vec<String> {
+    let error = toml::from_str::<T>("\"\" = 0").err();
+    let message = error.map(|error| error.message().to_owned());
+    let known = message.as_deref().and_then(explain::unknown_field);
+    let known = known.map(|(_, known)| known).unwrap_or_default();
+    known.into_iter().map(str::to_owned).collect()
+}
 
 /// The dotted key in the last line of the parser's text: "in `a.b`".
 fn key_path(text: &str) -> Option<String> {
@@ -278,6 +288,14 @@ mod tests {
             "s.toml:1:17: ping_interval: expected a duration such as `5s`, `250ms` or `10m`: expected number at 0",
         );
         check(
+            "ping_interval = 99999999999999999999",
+            "s.toml:1:17: ping_interval: a duration needs a unit, such as `5s`, `250ms` or `10m`",
+        );
+        check(
+            "ping_interval = 2026-11-22",
+            "s.toml:1:17: ping_interval: expected one value, not a date or a time",
+        );
+        check(
             "ping_interval = [\"5s\"]",
             "s.toml:1:17: ping_interval: expected one value, not a list",
         );
@@ -328,6 +346,18 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_the_top_below_a_table_is_told_to_belong_to_the_top() {
+        check(
+            "[[thing]]\nname = \"a\"\nping_interval = \"5s\"\n",
+            "s.toml:3:1: `ping_interval` belongs to the top of the file, above the first `[…]`",
+        );
+        check(
+            "[[thing]]\nname = \"a\"\nping_intervall = \"5s\"\n",
+            "s.toml:3:1: unknown key `ping_intervall`, expected one of name, list, is_on",
+        );
+    }
+
+    #[test]
     fn what_stands_twice_is_named_with_both_places() {
         for (text, expected) in [
             (
@@ -358,7 +388,7 @@ mod tests {
         for (text, expected) in [
             (
                 "ping_interval = 5s\n",
-                "text must stand in quotes: write `key = \"text\"`",
+                "text must stand in quotes: write `ping_interval = \"…\"`",
             ),
             ("ping_interval\n", "there is no value: write `key = value`"),
             (

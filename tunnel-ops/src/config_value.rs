@@ -260,6 +260,14 @@ where
             self.visit_str(&number.to_string())
         }
 
+        fn visit_i128<E: de::Error>(self, number: i128) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_u128<E: de::Error>(self, number: u128) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+
         fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
             self.visit_str(&number.to_string())
         }

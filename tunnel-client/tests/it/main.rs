@@ -10,6 +10,7 @@
 mod admin;
 mod broken;
 mod check;
+mod check_goes_on;
 mod config;
 mod credential;
 mod destination;

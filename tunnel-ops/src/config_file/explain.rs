@@ -26,6 +26,8 @@ pub(super) struct Told<'a> {
     pub(super) span: Range<usize>,
     /// The keys on the way there, with dots; empty at the top.
     pub(super) key: &'a str,
+    /// The keys that can stand at the top.
+    pub(super) top: &'a [String],
 }
 
 /// What a key wants to have.
@@ -57,7 +59,12 @@ impl Told<'_> {
     pub(super) fn sentence(&self) -> String {
         let message = self.message;
         if let Some((key, known)) = unknown_field(message) {
-            return unknown_key(key, &known);
+            let is_of_top = !self.key.is_empty() && self.top.iter().any(|top| top == key);
+            return match is_of_top {
+                // All that stands below a table's header is the table's.
+                true => format!("`{key}` belongs to the top of the file, above the first `[…]`"),
+                false => unknown_key(key, &known),
+            };
         }
         if message == "duplicate key" {
             return self.stands_twice();
@@ -66,6 +73,11 @@ impl Told<'_> {
             return self.lacks(name);
         }
         if let Some((found, expected)) = typed(message) {
+            // A moment is handed over as a table.
+            let found = match self.raw().starts_with(|first: char| first.is_ascii_digit()) {
+                true if found == Found::Table => Found::Moment,
+                _ => found,
+            };
             return self.mistyped(found, &wanted(expected));
         }
         if let Some(known) = message.strip_prefix("unknown variant ") {
@@ -74,6 +86,14 @@ impl Told<'_> {
         }
         match self.key.is_empty() {
             true if self.raw().is_empty() && message.starts_with(UNQUOTED) => NO_VALUE.to_owned(),
+            true if message.starts_with(UNQUOTED) => {
+                // Not the text itself, in which there may be a password.
+                let key = self
+                    .line()
+                    .split_once('=')
+                    .map_or("key", |(key, _)| key.trim());
+                format!("text must stand in quotes: write `{key} = \"…\"`")
+            }
             true => syntax(message).unwrap_or_else(|| message.to_owned()),
             false => message.to_owned(),
         }
@@ -194,17 +214,17 @@ impl Told<'_> {
         let (key, header) = (self.last_key(), self.header());
         let name = header.and_then(header_name);
         match (wanted, found, name) {
+            (_, Found::Table | Found::List, Some(name)) if header.is_some_and(is_of_several) => {
+                return format!(
+                    "there is only one of it: write `[{name}]`, in one pair of brackets"
+                );
+            }
             (Wanted::List, Found::Table, Some(name)) => {
                 return format!(
                     "there can be several of them: write `[[{name}]]`, in two pairs of brackets"
                 );
             }
             (Wanted::List, ..) => {}
-            (_, Found::Table | Found::List, Some(name)) if header.is_some_and(is_of_several) => {
-                return format!(
-                    "there is only one of it: write `[{name}]`, in one pair of brackets"
-                );
-            }
             (Wanted::Table, ..) => {}
             (_, Found::Table, Some(_)) => {
                 let header = header.unwrap_or_default();
@@ -304,10 +324,6 @@ fn wanted(expected: &str) -> Wanted<'_> {
 /// What is wrong with a text that is no TOML; `None` where the parser's own words are good.
 fn syntax(message: &str) -> Option<String> {
     let known = [
-        (
-            UNQUOTED,
-            "text must stand in quotes: write `key = \"text\"`",
-        ),
         ("key with no value", NO_VALUE),
         ("missing value for key", NO_VALUE),
         (
