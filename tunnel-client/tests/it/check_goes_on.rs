@@ -60,7 +60,29 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
         );
         assert_eq!(result(&report, StepName::Tls).1, "not reached");
     }
-    // Nobody but the server's own CA is needed to see that the way is good.
+    // Of two that fail the first is the verdict, and both are told.
+    let report = place
+        .check("wss://127.0.0.1:1", &[&upstream, &token, &ca])
+        .await;
+    assert_eq!(verdict(&report), (StepName::Config, "trust_unusable"));
+    assert_eq!(result(&report, StepName::Token).0, StepResult::Failed);
+    let report = place
+        .check("wss://127.0.0.1:1", &["--config=nowhere.toml"])
+        .await;
+    assert_eq!(verdict(&report), (StepName::Config, "config_invalid"));
+    assert_eq!(
+        result(&report, StepName::Upstream),
+        (StepResult::Skipped, "not reached")
+    );
+}
+
+#[tokio::test]
+async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_for() {
+    let place = Place::new();
+    let upstream = Scripted::answering(b"").await;
+    let upstream = format!("--upstream={}", upstream.url());
+    let nowhere = place.path().join("nowhere").display().to_string();
+    let token = format!("--token-file={nowhere}");
     let authority = &place.authority;
     let answer = |head: &str| {
         assert!(!head.to_ascii_lowercase().contains("upgrade"), "{head}");
@@ -80,20 +102,6 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
         assert_eq!(result(&report, step).0, expected, "{report:#?}");
     }
     assert_ne!(result(&report, StepName::Clock).0, StepResult::Skipped);
-    // Of two that fail the first is the verdict, and both are told.
-    let report = place
-        .check("wss://127.0.0.1:1", &[&upstream, &token, &ca])
-        .await;
-    assert_eq!(verdict(&report), (StepName::Config, "trust_unusable"));
-    assert_eq!(result(&report, StepName::Token).0, StepResult::Failed);
-    let report = place
-        .check("wss://127.0.0.1:1", &["--config=nowhere.toml"])
-        .await;
-    assert_eq!(verdict(&report), (StepName::Config, "config_invalid"));
-    assert_eq!(
-        result(&report, StepName::Upstream),
-        (StepResult::Skipped, "not reached")
-    );
 }
 
 #[tokio::test]
