@@ -12,7 +12,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel-client");
 pub(crate) struct Program {
     child: Child,
     log: BufReader<ChildStderr>,
-    read: String,
+    pub(crate) read: String,
 }
 
 impl Program {
