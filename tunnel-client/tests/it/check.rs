@@ -164,6 +164,18 @@ async fn what_stands_on_this_machine_is_looked_at_first() {
         verdict(&report),
         (StepName::Certificate, "certificate_file_unusable")
     );
+    // As a shell makes one for `<(…)`: nobody waits for what is written into it.
+    let pipe = place.path().join("pipe");
+    assert!(
+        Process::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let flag = format!("--token-file={}", pipe.display());
+    let report = place.check(server, &[&flag]).await;
+    assert_eq!(verdict(&report), (StepName::Token, "token_file_irregular"));
     place.write("token", " \n");
     let report = place.check(server, &[]).await;
     assert_eq!(verdict(&report), (StepName::Token, "token_file_empty"));
