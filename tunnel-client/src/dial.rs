@@ -11,7 +11,7 @@
 //! when to dial again is the tunnel's business.
 
 pub(crate) mod connect;
-mod glance;
+pub(crate) mod glance;
 mod link;
 pub(crate) mod observe;
 pub(crate) mod proxy;
@@ -38,7 +38,6 @@ use tunnel_proto::handshake::Greeting;
 #[cfg(target_os = "linux")]
 use tunnel_proto::limits;
 
-pub(crate) use self::glance::Glance;
 use self::link::Link;
 use self::observe::{Logged, Observer, Seen, Walk};
 use self::proxy::Proxy;
