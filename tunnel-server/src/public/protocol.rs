@@ -63,7 +63,7 @@ const MAX_STREAMS: u32 = 256;
 
 /// What a platform client may send ahead on one HTTP/2 stream, in bytes: as much as the session's own
 /// streams take.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// The same for a whole connection: many times that of a stream, so that uploads which nobody reads
 /// do not stop the others.

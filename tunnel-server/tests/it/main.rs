@@ -46,4 +46,5 @@ mod stopping;
 mod token;
 mod upgrade;
 mod validate;
+mod waiting;
 mod wire;
