@@ -31,6 +31,7 @@ mod http2_limits;
 mod http2_malformed;
 mod http2_upgrade;
 mod informational;
+mod lasting;
 mod limits;
 mod panics;
 mod program;
