@@ -117,6 +117,9 @@ pub struct Config {
     pub drain_delay: Duration,
     /// Longest time over which clients are spread when they are told to leave. Default 5 s.
     pub drain_spread: Duration,
+    /// Sessions that are told to leave in one second. Default 500, about the handshakes that another server
+    /// makes in it without strain; no flag sets it.
+    pub leaving_per_second: u32,
     /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than
     /// Kubernetes' 30 s.
     pub grace_period: Duration,
@@ -214,6 +217,7 @@ impl Config {
             ping_interval: Duration::from_secs(15),
             drain_delay: Duration::ZERO,
             drain_spread: Duration::from_secs(5),
+            leaving_per_second: 500,
             grace_period: GRACE_PERIOD,
             max_exchanges: 1_024,
             node_limits: NodeLimits {
