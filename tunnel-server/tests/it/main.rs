@@ -48,4 +48,5 @@ mod token;
 mod upgrade;
 mod validate;
 mod waiting;
+mod wedged;
 mod wire;
