@@ -301,7 +301,7 @@ mod tests {
     use crate::runtimes::RuntimeLabel;
 
     fn session() -> Session {
-        let (io, _) = tokio::io::duplex(64);
+        let (io, _) = duplex(64);
         let settings = SessionSettings::default();
         let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
         // A driver that is dropped ends its session; here it has to look alive.

@@ -37,10 +37,17 @@ fn yes(more: Value) -> Reply {
 
 /// A server that asks this platform.
 async fn asking_rig(platform: &Asked) -> Rig {
-    let url = platform.url.clone();
+    with_outage(platform, Duration::from_secs(3_600)).await
+}
+
+/// The same, where known tokens go on for so long without the platform.
+async fn with_outage(platform: &Asked, outage: Duration) -> Rig {
+    let mut settings = asking(&platform.url);
+    settings.outage = outage;
     Rig::with(|config| {
-        config.credentials.platform = Some(asking(&url));
+        config.credentials.platform = Some(settings);
         config.credentials.timeout = Duration::from_secs(2);
+        config.credentials.expiry_grace = PROMISED;
     })
     .await
 }
@@ -127,6 +134,23 @@ async fn while_the_platform_is_away_a_session_outlives_its_answer() {
     assert_eq!(status(&rig).await, 200);
     assert!(!client.session.is_closed());
     rig.metric_becomes("tunnel_server_platform_away", 1.0).await;
+}
+
+#[tokio::test]
+async fn where_nothing_goes_on_without_the_platform_the_end_is_told_and_comes() {
+    let platform = Asked::start(None, yes(json!({}))).await;
+    let rig = with_outage(&platform, Duration::ZERO).await;
+    let (mut client, _feeds) = client(&rig).await;
+    platform.reply(Reply::Answer(500, String::new()));
+    // Only now there is something to tell.
+    questions(&platform, 2).await;
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms } if *in_ms > 0))
+        .await;
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms: 0 }))
+        .await;
+    ended_as(&client.ended().await, CloseReason::Expired);
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ async fn a_session_that_takes_nothing_is_evicted_and_the_others_of_its_tunnel_se
     // Reads all, and answers pings.
     let wedged = Owned::spawn("wedged", async move { wire.end().await });
     let post = format!("POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 1\r\n\r\nx");
-    // A first one, which is to be given up, has the session suspected; what comes later goes elsewhere.
+    // What is stuck there counts as something to do, so that what comes later goes elsewhere.
     let mut safe = stuck(&rig, &get("/")).await;
     for _ in 0..20 {
         assert_eq!(rig.raw().await.ask(get("/")).await.text(), "second");
