@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::Request;
+use http::request::Parts;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -34,7 +35,7 @@ use tunnel_ops::http1::{Guard, GuardConfig, GuardHandle, Refusal};
 use tunnel_ops::prefixed::Prefixed;
 use tunnel_ops::task::Tasks;
 use tunnel_proto::front::{self, Origin, http1_message};
-use tunnel_proto::problem::Hop;
+use tunnel_proto::problem::{Hop, Problem};
 
 use super::Front;
 use super::request;
@@ -83,6 +84,12 @@ impl Connection {
 
     pub(super) fn is_http2(&self) -> bool {
         self.guard.is_none()
+    }
+
+    /// Takes note of a request that is refused before there is an exchange.
+    pub(super) fn on_refused(&self, head: Option<&Parts>, problem: &Problem) {
+        let exchanges = &self.front.exchanges;
+        exchanges.on_refused(head, self.origin.address, problem);
     }
 
     /// Whether no request has come since there were `requests`, and none is open.
@@ -271,7 +278,7 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     mut io: IO,
 ) {
     let problem = front::refusal(Hop::Client, refusal.status(), refusal.reason());
-    connection.front.metrics.on_problem(&problem);
+    connection.on_refused(None, &problem);
     let date = httpdate::fmt_http_date(SystemTime::now());
     let answer = http1_message(&front::problem(&problem, true), &date);
     let _ = timeout(FAREWELL, async {
