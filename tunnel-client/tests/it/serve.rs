@@ -162,7 +162,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
     let mut ingress = served.connect().await;
     let request = GET.replace(
         "\r\n\r\n",
-        "\r\nX-Forwarded-For: 6.6.6.6\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\n",
+        "\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-User: admin\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\n",
     );
     ingress.send(&request).await;
     let answer = ingress.head().await;
@@ -177,6 +177,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
     assert_eq!(field(&head, "x-forwarded-for"), Some("127.0.0.1"));
     assert_eq!(field(&head, "x-forwarded-proto"), Some("http"));
     assert_eq!(field(&head, "x-hop"), None);
+    assert_eq!(field(&head, "x-forwarded-user"), None);
     assert!(
         field(&head, "via").unwrap().starts_with("1.1 tunnel-"),
         "{head}"
