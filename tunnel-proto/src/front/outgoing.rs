@@ -253,10 +253,14 @@ fn add_forwarded(
     if !told.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }
+    let node = origin.node.as_bytes();
+    if authority.is_empty() {
+        head.field_of(&header::FORWARDED, &[b"for=", node, b";proto=", scheme]);
+        return;
+    }
     if !told.host {
         head.field(&X_FORWARDED_HOST, authority);
     }
-    let node = origin.node.as_bytes();
     let element: [&[u8]; 6] = [b"for=", node, b";host=\"", authority, b"\";proto=", scheme];
     head.field_of(&header::FORWARDED, &element);
 }
@@ -289,6 +293,7 @@ mod tests {
     const CHECKER: Checker = Checker {
         hop: Hop::Server,
         host_length: |host| host.split(|byte| *byte == b':').next().map(<[u8]>::len),
+        needs_host: true,
     };
 
     fn id() -> HeaderValue {
