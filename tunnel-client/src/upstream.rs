@@ -45,7 +45,6 @@ use tunnel_proto::problem::Problem;
 
 pub(crate) use self::ask::Asked;
 pub(crate) use self::body::UpstreamBody;
-#[allow(unused_imports, reason = "for templates of routes")]
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
 use self::dial::{Dialled, UpstreamDialler};
