@@ -45,7 +45,7 @@ use super::{
 use crate::node::Node;
 
 /// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Serves a platform client until it is gone.
 pub(super) async fn run(
