@@ -59,6 +59,11 @@ impl Served {
         &self.program
     }
 
+    /// The process, to end it.
+    pub fn program_mut(&mut self) -> &mut Program {
+        &mut self.program
+    }
+
     /// The configuration file.
     pub fn file(&self) -> PathBuf {
         self.directory.path().join("client.toml")

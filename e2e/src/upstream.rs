@@ -29,6 +29,7 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -45,7 +46,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UnixListener},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
@@ -68,7 +69,7 @@ pub struct Upstream {
     address: SocketAddr,
     tls: bool,
     shared: Arc<Shared>,
-    _accepting: JoinSet<()>,
+    accepting: JoinSet<()>,
 }
 
 /// What the connections of an upstream have in common.
@@ -184,8 +185,25 @@ impl Upstream {
             address,
             tls: is_tls,
             shared,
-            _accepting: accepting,
+            accepting,
         }
+    }
+
+    /// Listens at a Unix socket of this path too, with the same record.
+    ///
+    /// # Panics
+    /// When something is there already.
+    pub fn open_socket(&mut self, path: &Path) {
+        let listener = UnixListener::bind(path);
+        let listener = listener.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let shared = self.shared.clone();
+        self.accepting.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((socket, _)) = listener.accept().await {
+                shared.record.push(Event::Connection);
+                connections.spawn(serve(socket, shared.clone()));
+            }
+        });
     }
 
     /// Answers at the same paths with this before them too, as a service does that knows where it

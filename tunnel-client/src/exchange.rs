@@ -13,11 +13,13 @@ mod incoming;
 mod record;
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use tunnel_proto::control::RoutesSummary;
@@ -63,6 +65,15 @@ impl Exchanges {
         informational: Informational,
     ) -> impl Future<Output = Result<Response<RecordedBody>, Problem>> + Send + use<> {
         answer(Arc::clone(&self.shared), request, informational)
+    }
+
+    /// Takes note of a request that was refused before there was an exchange. `head` is what came of it,
+    /// of which nothing is checked, if that could be read at all.
+    pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
+        self.shared.metrics.on_problem(problem);
+        if self.shared.has_access_log {
+            record::log_refused(head, peer, problem);
+        }
     }
 
     /// What the server is told of the routes.

@@ -53,7 +53,7 @@ use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet, UpstreamState};
+pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet};
 pub use self::settings::UpstreamError;
 pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
 use self::socket::Socket;

@@ -36,6 +36,10 @@ pub const FIELDS: usize = 1_000;
 /// Most informational (1xx) responses before a final one. Real upstreams send one or two.
 pub const INFORMATIONAL: usize = 16;
 
+/// Sessions of one instance that a tunnel server takes, leaving ones among them. Twice as many as a
+/// client keeps at most, since each may just be replaced.
+pub const SESSIONS: usize = 16;
+
 /// Exchanges open at once on one session, unless configured otherwise.
 pub const EXCHANGES: usize = 1_024;
 

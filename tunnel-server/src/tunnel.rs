@@ -12,13 +12,10 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tunnel_proto::{
-    control::RoutesSummary, handshake::InstanceId, problem::Reason, session::Session,
+    control::RoutesSummary, handshake::InstanceId, limits, problem::Reason, session::Session,
 };
 
 use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics::RuntimeMetrics};
-
-/// Sessions of one tunnel: twice as many as a client keeps at most, since each may just be replaced.
-pub const MAX_SESSIONS: usize = 16;
 
 /// The sessions of one instance, and which of them takes the next exchange.
 pub struct Tunnel {
@@ -194,7 +191,7 @@ impl Tunnel {
     /// Adds a session; `None` when there are as many as may be.
     pub(crate) fn add(&self, session: Session, peer: Peer) -> Option<Member> {
         let mut members = self.members.lock();
-        if members.sessions.len() >= MAX_SESSIONS {
+        if members.sessions.len() >= limits::SESSIONS {
             return None;
         }
         members.events += 1;
@@ -364,7 +361,7 @@ mod tests {
     #[tokio::test]
     async fn the_sessions_of_one_tunnel_are_bounded() {
         let tunnel = tunnel().await;
-        for number in 1..=MAX_SESSIONS {
+        for number in 1..=limits::SESSIONS {
             assert!(tunnel.add(session(), peer(number as u32)).is_some());
         }
         assert!(tunnel.add(session(), peer(99)).is_none());

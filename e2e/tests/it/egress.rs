@@ -71,24 +71,35 @@ fn within_environment(system: &mut System, variables: &[(&str, &str)]) -> Client
 /// Starts a client that must come up, sends a request through its tunnel, and ends it.
 async fn assert_up(system: &System, options: &ClientOptions) {
     let client = Client::start(options).await;
+    assert_serves(system, &client).await;
+}
+
+/// Waits until a client has a session, and sends a request through its tunnel.
+async fn assert_serves(system: &System, client: &Client) {
     client.admin().wait_ready(true).await;
     let mut platform = PlatformClient::http1(&system.entry()).await;
-    assert_eq!(platform.get("/status/200").await.status, 200, "{options:?}");
+    assert_eq!(platform.get("/status/200").await.status, 200);
 }
 
 /// Starts a client that must not come up, and say so in one line with all these words.
 async fn assert_refused(options: &ClientOptions, words: &[&str]) {
     let client = Client::start(options).await;
+    wait_said(&client, 0, words).await;
+    assert_eq!(client.admin().status("/readyz").await, 503);
+    let log = client.program().log().all();
+    let told = log.iter().any(|line| line.text().contains(PASSWORD));
+    assert!(!told, "the password is in the log");
+}
+
+/// Waits until a client has said all these words in one line, after its first `mark` lines.
+async fn wait_said(client: &Client, mark: usize, words: &[&str]) {
     let what = format!("a line with {words:?}");
     let says = |line: &Line| {
         let said = words.iter().all(|word| line.text().contains(word));
         said.then_some(())
     };
-    client.program().log().wait_for(&what, SOON, says).await;
-    assert_eq!(client.admin().status("/readyz").await, 503);
-    let log = client.program().log().all();
-    let told = log.iter().any(|line| line.text().contains(PASSWORD));
-    assert!(!told, "the password is in the log");
+    let log = client.program().log();
+    log.wait_for_after(mark, &what, SOON, says).await;
 }
 
 /// Waits until squid has carried `count` tunnels to the system's server, and no more.
@@ -347,4 +358,46 @@ async fn a_proxy_that_opens_tls_is_named_and_passed_with_its_authority() {
     options.ca = inspection.ca_file();
     assert_up(&system, &options).await;
     inspection.program().wait_for_line("/connect", SOON).await;
+}
+
+/// The server's certificate is signed by another authority from one day to the next. It is trusted as
+/// soon as its file is in the folder, by the client that runs already.
+#[tokio::test]
+async fn an_authority_that_appears_in_the_folder_is_trusted_by_the_next_dial() {
+    let (_upstream, mut system) = waiting().await;
+    let squid = Squid::start(&SquidOptions::default()).await;
+    let folder = system.directory().join("authorities");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(system.ca().file(), folder.join("first.pem")).unwrap();
+    let flags = [
+        "--proxy",
+        &squid.url(),
+        "--ca-dir",
+        folder.to_str().unwrap(),
+    ];
+    let mut options = with(&mut system, &flags);
+    // The folder alone says whom to trust.
+    options.ca = PathBuf::new();
+    let client = Client::start(&options).await;
+    assert_serves(&system, &client).await;
+
+    system.kill_server();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = Ca::named(elsewhere.path(), "e2e authority of the next day");
+    let next = other.issue("next", &["localhost", "127.0.0.1"]);
+    let shown = system.files().tunnel_certificate.clone();
+    std::fs::copy(next.certificate, shown.certificate).unwrap();
+    std::fs::copy(next.key, shown.key).unwrap();
+    let mark = client.program().log().len();
+    system.start_server().await;
+    wait_said(&client, mark, &["certificate"]).await;
+    assert_eq!(client.admin().status("/readyz").await, 503);
+
+    std::fs::copy(other.file(), folder.join("second.pem")).unwrap();
+    assert_serves(&system, &client).await;
+    // A tunnel is in squid's log when it has ended.
+    let carried = squid.access().len();
+    drop(client);
+    let ended = async || (squid.access().len() > carried).then_some(());
+    eventually(SOON, "squid to have carried what was trusted", ended).await;
 }

@@ -27,6 +27,7 @@ mod revocation;
 mod rollout;
 mod routes;
 mod secrets;
+mod serve;
 mod sidecar;
 mod storm;
 mod stranger;

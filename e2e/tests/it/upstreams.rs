@@ -11,8 +11,10 @@ use e2e::{
     ca::Ca,
     deadline::{SOON, eventually},
     load::{Kind, Load, Plan, Report},
+    message::End,
     names::NameServer,
     platform::PlatformClient,
+    raw::RawClient,
     scripted::ScriptedUpstream,
     system::{CLIENT_FILE, Options, System},
     upstream::{Echo, Upstream},
@@ -316,6 +318,49 @@ async fn weights_are_kept() {
     );
 }
 
+/// Puts another table in the place of a system's, in one step.
+fn replace_table(system: &System, table: &str) {
+    let next = system.directory().join("client.next");
+    std::fs::write(&next, table).unwrap();
+    std::fs::rename(&next, system.directory().join(CLIENT_FILE)).unwrap();
+}
+
+/// Who has cost its failures costs none again because the table has changed around it.
+#[tokio::test]
+async fn one_that_is_ejected_stays_so_when_the_table_changes_under_load() {
+    let bad = ScriptedUpstream::silent().await;
+    let (good, new) = (Upstream::start().await, Upstream::start().await);
+    let table = |members: &[(String, u32)]| {
+        let members = members
+            .iter()
+            .map(|(url, weight)| format!("{{ url = \"{url}\", weight = {weight} }}"));
+        let members: Vec<_> = members.collect();
+        format!(
+            "[[route]]\nname = \"some\"\npath = \"/*\"\nhead_timeout = \"500ms\"\n\
+             upstreams = [{}]\nejection = {{ after = 1, for = \"10m\" }}\n",
+            members.join(", ")
+        )
+    };
+    let system = routing(&table(&[(bad.url(), 1), (good.url(), 1)]), &[]).await;
+    let mut client = PlatformClient::http1(&system.entry()).await;
+    let ejected = async || (client.post("/upload", "x").await.status == 504).then_some(());
+    eventually(SOON, "one failure", ejected).await;
+    let load = Load::start(system.entry(), &Plan::only(&[Kind::Get, Kind::Post], 4));
+    load.wait_progress(20).await;
+    let heads = bad.record().len();
+    for weight in [9, 1] {
+        let members = [(bad.url(), 9), (new.url(), weight), (good.url(), 1)];
+        let before = new.requests().len();
+        replace_table(&system, &table(&members));
+        load.mark("the table has changed");
+        let taken = async || (new.requests().len() > before + 20).then_some(());
+        eventually(SOON, "requests at the new one", taken).await;
+    }
+    load.wait_progress(50).await;
+    load.finish().await.assert_none_failed();
+    assert_eq!(bad.record().len(), heads, "it was asked again");
+}
+
 /// A new table is taken over under load, and one with a fault in it is not.
 #[tokio::test]
 async fn the_table_is_replaced_without_a_failure() {
@@ -323,17 +368,11 @@ async fn the_table_is_replaced_without_a_failure() {
     let table =
         |url: &str| format!("[[route]]\nname = \"all\"\npath = \"/*\"\nupstream = \"{url}\"\n");
     let system = routing(&table(&one.h2c_url()), &[]).await;
-    let file = system.directory().join(CLIENT_FILE);
-    let replace = |text: &str| {
-        let next = system.directory().join("client.next");
-        std::fs::write(&next, text).unwrap();
-        std::fs::rename(&next, &file).unwrap();
-    };
     let load = Load::start(system.entry(), &Plan::every_kind());
     load.wait_progress(10).await;
     let log = system.client().program().log();
     let mark = log.len();
-    replace("[[route]]\nname = \"all\"\npath = \"nowhere\"\n");
+    replace_table(&system, "[[route]]\nname = \"all\"\npath = \"nowhere\"\n");
     load.mark("a table with faults");
     let refused = |line: &e2e::program::Line| {
         let text = line.text();
@@ -345,7 +384,7 @@ async fn the_table_is_replaced_without_a_failure() {
     assert!(line.contains("client.toml"), "{line}");
     load.wait_progress(5).await;
     assert!(other.requests().is_empty());
-    replace(&table(&other.h2c_url()));
+    replace_table(&system, &table(&other.h2c_url()));
     load.mark("a table that leads elsewhere");
     let taken = async || {
         let mut client = PlatformClient::http1(&system.entry()).await;
@@ -440,4 +479,108 @@ async fn one_that_hangs_holds_nobody_else_up() {
         assert_eq!(client.get("/good/status/200").await.status, 200);
     }
     assert!(waiting.try_join_next().is_none());
+}
+
+/// Services that listen at a Unix socket only, in each way that HTTP is spoken there.
+#[tokio::test]
+async fn an_upstream_at_a_unix_socket_is_as_good_as_any() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut upstream = Upstream::start().await;
+    let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
+    let plans = [
+        ("unix", Plan::only(&kinds, 2)),
+        ("h2c+unix", Plan::every_kind()),
+    ];
+    for (scheme, plan) in plans {
+        let path = directory.path().join(format!("{scheme}.sock"));
+        let system = System::start(&format!("{scheme}:{}", path.display())).await;
+        let mut client = PlatformClient::http1(&system.entry()).await;
+        let answer = client.get("/status/200").await;
+        assert_eq!(answer.status, 502, "nobody is there yet");
+        assert!(answer.text().contains("connection_refused"), "{answer:?}");
+        upstream.open_socket(&path);
+        let echo: Echo = client.get("/a//b?x=%2f").await.json();
+        assert_eq!(echo.head.target, "/a//b?x=%2f");
+        assert_eq!(echo.head.authority, system.entry().authority());
+        let load = Load::start(system.entry(), &plan);
+        load.wait_progress(10).await;
+        load.finish().await.assert_none_failed();
+    }
+}
+
+/// A request that turns out to be larger than its route takes when its answer has begun already: that
+/// is its own fault, whatever is spoken with the upstream.
+#[tokio::test]
+async fn too_large_a_request_is_called_so_though_its_answer_has_begun() {
+    let upstream = Upstream::start().await;
+    for url in [upstream.url(), upstream.h2c_url()] {
+        let small = format!("upstream = \"{url}\"\nmax_body = \"1KiB\"");
+        let system = routing(&route("small", &small), &[]).await;
+        let mut client = RawClient::connect(&system.entry()).await;
+        let chunked = "Transfer-Encoding: chunked\r\n";
+        client
+            .request("POST", "/small/duplex", chunked, b"5\r\nfirst\r\n")
+            .await;
+        let head = client.read_head().await.unwrap();
+        assert_eq!(head.status(), 200);
+        let large = [b"7d0\r\n".as_slice(), &[b'x'; 2_000], b"\r\n"].concat();
+        client.write(large).await;
+        let content = client.read_content(head.response_framing("POST")).await;
+        assert_ne!(content.end, End::Clean, "{url}");
+        let programs = [system.client().program(), system.server().program()];
+        for program in programs {
+            let line = program.wait_for_line("body_too_large", SOON).await;
+            assert!(line.contains("\"end\":\"body_too_large\""), "{url}: {line}");
+        }
+        let admin = system.client().admin();
+        let name = "tunnel_client_problems_total";
+        let counted = |count| count == 1.0;
+        admin.wait_metric(name, &["body_too_large"], counted).await;
+        let all = admin.metric(name, &[]).await;
+        assert_eq!(all, Some(1.0), "{url}: nobody else is to blame");
+    }
+}
+
+/// What the server shows of a runtime's routes follows how their upstreams are.
+#[tokio::test]
+async fn the_server_shows_an_upstream_that_becomes_unhealthy_and_comes_back() {
+    let stays = Upstream::start().await;
+    let leaves = Upstream::start().await;
+    let table = format!(
+        "[[route]]\nname = \"two\"\npath = \"/*\"\n\
+         upstreams = [{{ url = \"{}\" }}, {{ url = \"{}\" }}]\n\
+         health = {{ path = \"/healthy\", interval = \"200ms\", timeout = \"2s\", \
+         unhealthy_after = 2, healthy_after = 2 }}\n",
+        stays.url(),
+        leaves.url()
+    );
+    let system = routing(&table, &[]).await;
+    let shown = async |state: &str| {
+        let is_shown = async || {
+            let admin = system.server().admin();
+            let runtime = admin.get("/api/v1/runtimes/demo-app").await;
+            assert_eq!(runtime.status, 200, "{runtime:?}");
+            let runtime: serde_json::Value = runtime.json();
+            let route = &runtime["routes"][0];
+            assert!(route.is_null() || route["name"] == "two", "{runtime}");
+            (route["state"] == state).then_some(())
+        };
+        // It is told at once, and then ever less often.
+        eventually(
+            3 * SOON,
+            &format!("the route to be shown as {state}"),
+            is_shown,
+        )
+        .await;
+    };
+    shown("up").await;
+    let address = leaves.address();
+    drop(leaves);
+    shown("degraded").await;
+    let mut client = PlatformClient::http1(&system.entry()).await;
+    for _ in 0..10 {
+        assert_eq!(client.get("/status/200").await.status, 200);
+    }
+    let _back = Upstream::start_on(address).await;
+    shown("up").await;
 }

@@ -2,7 +2,7 @@
 //!
 //! This is the one place that knows how upstreams are made of what the configuration says. They live
 //! for as long as a route or an exchange holds them; a reload that does not change what is said of
-//! them takes them over, connections and all. They are tended only while they are in the table: an
+//! them takes them over, connections and all, and one that does, what is known of each. They are tended only while they are in the table: an
 //! exchange that goes on for days does not have an upstream checked that no route leads to any more.
 
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::config::{
     UpstreamUrl, UpstreamsConfig,
 };
 use crate::upstream::{
-    Asked, EjectionSettings, HealthSettings, Upstream, UpstreamBody, UpstreamCache, UpstreamError,
-    UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamState, UpstreamTls,
+    Asked, EjectionSettings, HealthSettings, Upstream, UpstreamBody, UpstreamCache,
+    UpstreamCondition, UpstreamError, UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamTls,
 };
 
 /// What upstreams have beside what their routes say.
@@ -58,9 +58,15 @@ pub(super) struct OnDemand {
 }
 
 impl Upstreams {
+    /// What those before them know, the first first, is taken over.
+    ///
     /// # Errors
     /// When they cannot be as the configuration says.
-    pub(super) fn new(config: &UpstreamsConfig, parts: &LeadParts) -> Result<Self, UpstreamError> {
+    pub(super) fn new<'a>(
+        config: &UpstreamsConfig,
+        parts: &LeadParts,
+        earlier: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Result<Self, UpstreamError> {
         let member = |member: &UpstreamMember| (member.url.clone(), member.weight);
         let ejection = config.ejection.as_ref().map(|ejection| EjectionSettings {
             after: ejection.after,
@@ -72,6 +78,7 @@ impl Upstreams {
             config.health.as_ref().map(health),
             ejection,
             &parts.shared,
+            earlier.map(|one| &*one.set),
         )?;
         Ok(Self {
             made_of: config.clone(),
@@ -91,8 +98,8 @@ impl Upstreams {
     }
 
     /// How each of them is.
-    pub(super) fn states(&self) -> Vec<UpstreamState> {
-        self.set.states()
+    pub(super) fn conditions(&self) -> Vec<UpstreamCondition> {
+        self.set.conditions().collect()
     }
 
     /// Sends a request to one of them.

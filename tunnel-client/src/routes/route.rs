@@ -55,7 +55,8 @@ pub(super) struct InForce {
 }
 
 /// What a reload can take over of the routes before it.
-pub(super) struct Earlier {
+pub(super) struct Earlier<'a> {
+    routes: &'a [InForce],
     upstreams: Vec<Tended<Upstreams>>,
     on_demand: Vec<Tended<OnDemand>>,
 }
@@ -65,10 +66,11 @@ struct Tended<T> {
     tending: Tending,
 }
 
-impl Earlier {
+impl<'a> Earlier<'a> {
     /// All that these routes lead to.
-    pub(super) fn of(routes: &[InForce]) -> Self {
+    pub(super) fn of(routes: &'a [InForce]) -> Self {
         let mut earlier = Self {
+            routes,
             upstreams: Vec::new(),
             on_demand: Vec::new(),
         };
@@ -97,8 +99,22 @@ impl Earlier {
         Some(those.swap_remove(place))
     }
 
+    /// The upstreams of all routes, those of the route with this name before others.
+    fn known(&self, name: &str) -> impl Iterator<Item = &'a Upstreams> + Clone {
+        let known = |is_own: bool| {
+            let routes = self.routes.iter().map(|one| &one.route);
+            let routes = routes.filter(move |route| (route.name() == name) == is_own);
+            routes.filter_map(|route| match &route.lead {
+                Lead::Upstreams(upstreams) => Some(&**upstreams),
+                Lead::Template(..) | Lead::Own => None,
+            })
+        };
+        known(true).chain(known(false))
+    }
+
     fn upstreams(
         &mut self,
+        name: &str,
         action: &RouteAction,
         config: &UpstreamsConfig,
         parts: &LeadParts,
@@ -106,7 +122,7 @@ impl Earlier {
         if let Some(there) = Self::take(&mut self.upstreams, |one| one.is_of(action)) {
             return Ok(there);
         }
-        let there = Arc::new(Upstreams::new(config, parts)?);
+        let there = Arc::new(Upstreams::new(config, parts, self.known(name))?);
         let tending = there.tend();
         Ok(Tended { there, tending })
     }
@@ -134,14 +150,14 @@ impl InForce {
     /// When its upstreams cannot be as it says.
     pub(super) fn new(
         config: RouteConfig,
-        earlier: &mut Earlier,
+        earlier: &mut Earlier<'_>,
         parts: &LeadParts,
         metrics: Arc<RouteMetrics>,
     ) -> Result<Self, UpstreamError> {
         let (lead, tending) = match &config.action {
             RouteAction::Upstreams(upstreams) => {
                 let Tended { there, tending } =
-                    earlier.upstreams(&config.action, upstreams, parts)?;
+                    earlier.upstreams(&config.name, &config.action, upstreams, parts)?;
                 (Lead::Upstreams(there), Some(tending))
             }
             RouteAction::Template(template, options) => {
@@ -181,7 +197,7 @@ impl Route {
             matches: summary::conditions(&self.config),
             to: summary::leads_to(&self.config),
             state: match &self.lead {
-                Lead::Upstreams(upstreams) => summary::state(&upstreams.states()),
+                Lead::Upstreams(upstreams) => summary::state(&upstreams.conditions()),
                 Lead::Template(..) => RouteState::Unknown,
                 Lead::Own => RouteState::Own,
             },

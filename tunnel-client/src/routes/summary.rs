@@ -3,25 +3,19 @@
 use tunnel_proto::control::RouteState;
 
 use crate::config::{RouteAction, RouteConfig};
-use crate::upstream::{UpstreamCondition, UpstreamState};
+use crate::upstream::UpstreamCondition::{self, Ejected, Unhealthy, Unknown, Unreachable, Up};
 
-/// How a route is, of which these are the upstreams.
-pub(super) fn state(upstreams: &[UpstreamState]) -> RouteState {
-    let is = |wanted: fn(UpstreamCondition) -> bool| {
-        move |upstream: &UpstreamState| wanted(upstream.condition)
+/// How a route is whose upstreams are like this.
+pub(super) fn state(upstreams: &[UpstreamCondition]) -> RouteState {
+    let is_down = |upstream: &UpstreamCondition| match upstream {
+        Unreachable | Ejected | Unhealthy => true,
+        Up | Unknown => false,
     };
-    let is_down = |condition| {
-        use UpstreamCondition::{Ejected, Unhealthy, Unreachable};
-        matches!(condition, Unreachable | Ejected | Unhealthy)
-    };
-    if upstreams.iter().all(is(is_down)) {
+    if upstreams.iter().all(is_down) {
         RouteState::Down
-    } else if upstreams.iter().any(is(is_down)) {
+    } else if upstreams.iter().any(is_down) {
         RouteState::Degraded
-    } else if upstreams
-        .iter()
-        .any(is(|condition| condition == UpstreamCondition::Up))
-    {
+    } else if upstreams.contains(&Up) {
         RouteState::Up
     } else {
         RouteState::Unknown
@@ -74,18 +68,8 @@ pub(crate) fn leads_to(route: &RouteConfig) -> String {
 mod tests {
     use super::*;
 
-    fn of(conditions: &[UpstreamCondition]) -> RouteState {
-        let upstream = |condition: &UpstreamCondition| UpstreamState {
-            url: "http://app".parse().unwrap(),
-            weight: 1,
-            condition: *condition,
-        };
-        state(&conditions.iter().map(upstream).collect::<Vec<_>>())
-    }
-
     #[test]
     fn a_route_is_as_good_as_its_upstreams() {
-        use UpstreamCondition::{Ejected, Unhealthy, Unknown, Unreachable, Up};
         for (conditions, expected) in [
             (&[Unknown][..], RouteState::Unknown),
             (&[Up], RouteState::Up),
@@ -95,7 +79,7 @@ mod tests {
             (&[Unreachable], RouteState::Down),
             (&[Unreachable, Ejected, Unhealthy], RouteState::Down),
         ] {
-            assert_eq!(of(conditions), expected, "{conditions:?}");
+            assert_eq!(state(conditions), expected, "{conditions:?}");
         }
     }
 }

@@ -15,6 +15,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::Request;
+use http::request::Parts;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,7 +28,7 @@ use tunnel_ops::http1::{GuardHandle, InFlight, Refusal};
 use tunnel_ops::prefixed::Prefixed;
 use tunnel_ops::task::Tasks;
 use tunnel_proto::front::{self, Origin, http1_message};
-use tunnel_proto::problem::Hop;
+use tunnel_proto::problem::{Hop, Problem};
 
 use super::Front;
 use super::request;
@@ -58,6 +59,12 @@ impl Connection {
 
     pub(super) fn is_http2(&self) -> bool {
         self.guard.is_none()
+    }
+
+    /// Takes note of a request that is refused before there is an exchange.
+    pub(super) fn on_refused(&self, head: Option<&Parts>, problem: &Problem) {
+        let exchanges = &self.front.exchanges;
+        exchanges.on_refused(head, self.origin.address, problem);
     }
 }
 
@@ -163,7 +170,7 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     io: IO,
 ) {
     let problem = front::refusal(Hop::Client, refusal.status(), refusal.reason());
-    connection.front.metrics.on_problem(&problem);
+    connection.on_refused(None, &problem);
     let date = httpdate::fmt_http_date(SystemTime::now());
     say_last(io, &http1_message(&front::problem(&problem, true), &date)).await;
 }

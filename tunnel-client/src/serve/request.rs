@@ -76,6 +76,9 @@ pub(super) fn serve(
     // Over HTTP/1 there is no gRPC.
     let is_grpc = is_http2 && is_grpc(&parts.headers);
     let accepted = accept(connection, &parts, incoming);
+    if let Err(NotAccepted::Problem(problem)) = &accepted {
+        connection.on_refused(Some(&parts), problem);
+    }
     drop(parts);
     let connection = Arc::clone(connection);
     async move {
@@ -122,10 +125,7 @@ fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Res
             *answer.status_mut() = StatusCode::NO_CONTENT;
             answer
         }
-        NotAccepted::Problem(problem) => {
-            connection.front.metrics.on_problem(problem);
-            answer::problem(problem, connection.is_http2(), is_grpc)
-        }
+        NotAccepted::Problem(problem) => answer::problem(problem, connection.is_http2(), is_grpc),
     }
 }
 

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tunnel_proto::limits;
 
 use super::Shared;
 use super::starting::Start;
@@ -29,9 +30,6 @@ use crate::session::{Event, Session};
 
 /// Most sessions that leave at once, for each that the tunnel keeps.
 const LEAVING_MAX: usize = 4;
-
-/// Sessions of one instance that a server takes, leaving ones among them: docs/protocol.md.
-const SESSIONS_OF_INSTANCE: usize = 16;
 
 /// How long the server may take to welcome a session that nobody wants any more: it says welcome
 /// right after the 101, if it is there.
@@ -62,7 +60,7 @@ pub(super) enum EndedBy {
 impl Owners {
     /// Beside so many sessions that are kept, and one that is dialled.
     pub(super) fn new(sessions: usize) -> Self {
-        let room = SESSIONS_OF_INSTANCE.saturating_sub(sessions + 1);
+        let room = limits::SESSIONS.saturating_sub(sessions + 1);
         Self {
             max: room.min(LEAVING_MAX * sessions),
             owners: Mutex::default(),
@@ -207,10 +205,7 @@ mod tests {
                 owners.make_room();
                 leaving.push(owners.cut());
                 leaving.retain_mut(|cut| cut.try_recv() == Err(TryRecvError::Empty));
-                assert!(
-                    sessions + leaving.len() < SESSIONS_OF_INSTANCE,
-                    "{sessions}"
-                );
+                assert!(sessions + leaving.len() < limits::SESSIONS, "{sessions}");
             }
             assert!(
                 leaving.len() >= sessions.min(7),

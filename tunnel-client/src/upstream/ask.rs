@@ -24,7 +24,7 @@ use super::body::UpstreamBody;
 use super::http1::{Connection, Framing, NoAnswer};
 use super::http2::Lease;
 use super::idle::Idle;
-use super::outgoing::{self, OutgoingBody, keep_end_to_end};
+use super::outgoing::{self, Http2Content, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
 use super::tls::Offer;
 use super::upgrade::{self, Switched};
@@ -284,10 +284,8 @@ impl Upstream {
                         .push(StatusCode::CONTINUE, HeaderMap::new());
                 }
                 let request = outgoing::http2(&asked.head, &self.destination, content)?;
-                let mut response = self.over_http2(asked, request, &mut lease).await?;
-                answer::check(&mut response)?;
-                let watch = self.watch(asked);
-                Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease).watched(watch)))
+                let response = self.over_http2(asked, request, &mut lease).await?;
+                Ok(self.answer_http2(response, lease, asked)?)
             }
         }
     }
@@ -332,7 +330,7 @@ impl Upstream {
     async fn over_http2(
         &self,
         asked: &mut Asked,
-        request: Request<OutgoingBody>,
+        request: Request<Http2Content>,
         lease: &mut Lease,
     ) -> Result<Response<Incoming>, Unanswered> {
         let mut head = pin!(lease.sender.try_send_request(request));
@@ -342,10 +340,10 @@ impl Upstream {
         let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
         let answered = self.head_in_time(progress, waited, &mut alarm, watch, false, head);
         let answered = answered.await?;
-        answered.map_err(|error| match self.max_body {
+        answered.map_err(|error| match asked.progress.failure() {
             // What hyper tells is that the stream was reset, not that it was us, nor why.
-            Some(limit) if asked.progress.is_too_large() => outgoing::too_large(limit).into(),
-            _ => {
+            Some(failure) => failure.clone().into(),
+            None => {
                 let unanswered = Unanswered::new(error);
                 if unanswered.is_lost {
                     self.http2.let_go(lease);
@@ -364,6 +362,17 @@ impl Upstream {
         answer::check(&mut response)?;
         let watch = self.watch(asked);
         Ok(response.map(|()| UpstreamBody::http1(connection, &self.pool).watched(watch)))
+    }
+
+    fn answer_http2(
+        &self,
+        mut response: Response<Incoming>,
+        lease: Lease,
+        asked: &Asked,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        answer::check(&mut response)?;
+        let (watch, progress) = (self.watch(asked), &asked.progress);
+        Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease, progress).watched(watch)))
     }
 
     /// Waits for a head, but no longer than allowed once all of the request is sent: how long that
@@ -487,8 +496,7 @@ impl Upstream {
         let (status, watch) = (response.status(), self.watch(asked));
         if status != StatusCode::OK {
             check_declined(status)?;
-            answer::check(&mut response)?;
-            return Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease).watched(watch)));
+            return self.answer_http2(response, lease, asked);
         }
         answer::check(&mut response)?;
         let head = upgrade::http2_agreed(response.into_parts().0.headers, &asked.head)?;
@@ -521,13 +529,13 @@ fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) ->
 
 impl Unanswered {
     /// Over HTTP/2, where a refusal says more than silence.
-    fn new(mut error: TrySendError<Request<OutgoingBody>>) -> Self {
+    fn new(mut error: TrySendError<Request<Http2Content>>) -> Self {
         let problem = failure::no_response(error.error());
         let message = error.take_message();
         // A connection that takes no more is gone.
         let is_lost = message.is_some() || failure::is_lost(error.error());
         let seen = match message {
-            Some(request) => Seen::Nothing(Box::new(request.into_body())),
+            Some(request) => Seen::Nothing(Box::new(request.into_body().into_inner())),
             None if failure::is_untouched(error.error()) => Seen::Refused,
             None if is_lost => Seen::Perhaps,
             None => Seen::Something,

@@ -25,6 +25,23 @@ pub(crate) struct EjectionSettings {
     pub(crate) duration: Duration,
 }
 
+impl EjectionSettings {
+    /// For how long an upstream is left alone when it is put out for this time in a row.
+    fn out(&self, times: u32) -> Duration {
+        self.duration.saturating_mul(times.min(GROWTH_MAX))
+    }
+}
+
+/// What is known of an upstream, wherever its place is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known {
+    is_unhealthy: bool,
+    failures: u32,
+    ejections: u32,
+    /// Since when it is out, and until when.
+    out: Option<(Instant, Instant)>,
+}
+
 /// The upstreams' places.
 pub(super) struct Balance {
     places: Vec<Place>,
@@ -69,6 +86,43 @@ impl Balance {
             places,
             ejection,
             start,
+        }
+    }
+
+    /// What is known of the upstream at a place.
+    pub(super) fn known(&self, index: usize) -> Known {
+        let place = &self.places[index];
+        let time = |millis: &AtomicU64| {
+            let since = Duration::from_millis(millis.load(Ordering::Relaxed));
+            self.start.checked_add(since)
+        };
+        let is_out = place.out_until.load(Ordering::Relaxed) > 0;
+        Known {
+            is_unhealthy: place.is_unhealthy.load(Ordering::Relaxed),
+            failures: place.failures.load(Ordering::Relaxed),
+            ejections: place.ejections.load(Ordering::Relaxed),
+            out: time(&place.out_since)
+                .zip(time(&place.out_until))
+                .filter(|_| is_out),
+        }
+    }
+
+    /// Takes over what was known of an upstream elsewhere, as far as something here can take it back:
+    /// checks, if there are any, and time, which is no longer than it would be here.
+    pub(super) fn learn(&self, index: usize, known: &Known, is_checked: bool) {
+        let place = &self.places[index];
+        let is_unhealthy = known.is_unhealthy && is_checked;
+        place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
+        let Some(settings) = self.ejection else {
+            return;
+        };
+        place.failures.store(known.failures, Ordering::Relaxed);
+        place.ejections.store(known.ejections, Ordering::Relaxed);
+        if let Some((since, until)) = known.out {
+            let longest = since.checked_add(settings.out(known.ejections));
+            let until = longest.map_or(until, |longest| longest.min(until));
+            place.out_since.store(self.millis(since), Ordering::Relaxed);
+            place.out_until.store(self.millis(until), Ordering::Relaxed);
         }
     }
 
@@ -164,7 +218,7 @@ impl Balance {
         place.failures.store(0, Ordering::Relaxed);
         let times = place.ejections.load(Ordering::Relaxed).saturating_add(1);
         place.ejections.store(times, Ordering::Relaxed);
-        let out = settings.duration.saturating_mul(times.min(GROWTH_MAX));
+        let out = settings.out(times);
         let until = self.millis(now.checked_add(out).unwrap_or(now)).max(1);
         place.out_since.store(self.millis(now), Ordering::Relaxed);
         place.out_until.store(until, Ordering::Relaxed);
@@ -284,6 +338,65 @@ mod tests {
             assert_eq!(balance.on_failure(0, now), None);
             balance.on_success(0, now);
         }
+    }
+
+    /// What is known of the first place, at another one that is put out by these settings.
+    fn handed_over(from: &Balance, ejection: Option<EjectionSettings>, now: Instant) -> Balance {
+        let to = Balance::new([1, 1], ejection, now);
+        to.learn(1, &from.known(0), true);
+        to
+    }
+
+    #[test]
+    fn who_was_out_elsewhere_is_out_here_for_as_long() {
+        let (from, start) = balance(&[1, 1]);
+        let since = start + SECOND;
+        let out = (0..3).find_map(|_| from.on_failure(0, since)).unwrap();
+        let now = since + 4 * SECOND;
+        let to = handed_over(&from, Some(EJECTION), now);
+        assert!(to.is_ejected(1, now) && !to.is_ejected(0, now));
+        assert!(to.is_ejected(1, since + out - SECOND));
+        assert!(!to.is_ejected(1, since + out));
+        // It was out before, so that the next time is longer.
+        let again = (0..3).find_map(|_| to.on_failure(1, since + out));
+        assert_eq!(again, Some(2 * out));
+        let answered = handed_over(&from, Some(EJECTION), now);
+        answered.on_success(1, now);
+        assert!(!answered.is_ejected(1, now));
+    }
+
+    #[test]
+    fn what_is_known_holds_no_longer_than_it_would_here() {
+        let (from, start) = balance(&[1, 1]);
+        let out = (0..3).find_map(|_| from.on_failure(0, start));
+        assert_eq!(out, Some(10 * SECOND));
+        let short = EjectionSettings {
+            after: 1,
+            duration: 3 * SECOND,
+        };
+        let to = handed_over(&from, Some(short), start + SECOND);
+        assert!(to.is_ejected(1, start + 2 * SECOND));
+        assert!(!to.is_ejected(1, start + 3 * SECOND));
+        // Nobody would ever take it back.
+        let to = handed_over(&from, None, start + SECOND);
+        assert!(!to.is_ejected(1, start + SECOND));
+        from.set_unhealthy(0, true);
+        let to = Balance::new([1], Some(EJECTION), start);
+        to.learn(0, &from.known(0), false);
+        assert!(!to.is_unhealthy(0));
+        to.learn(0, &from.known(0), true);
+        assert!(to.is_unhealthy(0));
+    }
+
+    #[test]
+    fn failures_are_counted_on() {
+        let (from, now) = balance(&[1, 1]);
+        for _ in 0..2 {
+            assert_eq!(from.on_failure(0, now), None);
+        }
+        let to = handed_over(&from, Some(EJECTION), now);
+        assert!(!to.is_ejected(1, now));
+        assert_eq!(to.on_failure(1, now), Some(EJECTION.duration));
     }
 
     proptest! {

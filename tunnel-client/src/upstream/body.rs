@@ -22,6 +22,7 @@ use super::http1::{Connection, Split};
 use super::http2::Lease;
 use super::idle::Idle;
 use super::pool::Pool;
+use super::progress::Progress;
 use super::upgrade::Switched;
 
 /// A response's content.
@@ -35,7 +36,12 @@ enum Kind {
     Ended,
     Http1(Box<Connection>, Arc<Pool>),
     Split(Box<Split>),
-    Http2 { incoming: Incoming, _lease: Lease },
+    Http2 {
+        incoming: Incoming,
+        _lease: Lease,
+        /// That of the request, which may fail meanwhile.
+        progress: Arc<Progress>,
+    },
     Upgraded(Switched),
 }
 
@@ -57,10 +63,11 @@ impl UpstreamBody {
     }
 
     /// The content that comes over a stream of HTTP/2.
-    pub(super) fn http2(incoming: Incoming, lease: Lease) -> Self {
+    pub(super) fn http2(incoming: Incoming, lease: Lease, progress: &Arc<Progress>) -> Self {
         Self::new(Kind::Http2 {
             incoming,
             _lease: lease,
+            progress: Arc::clone(progress),
         })
     }
 
@@ -127,9 +134,17 @@ impl Kind {
                 let frame = ready!(split.poll_frame(cx));
                 (frame.map(with_problem), split.has_ended())
             }
-            Self::Http2 { incoming, .. } => {
+            Self::Http2 {
+                incoming, progress, ..
+            } => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
-                (frame.map(with_problem), incoming.is_end_stream())
+                let failed = |error| match progress.failure() {
+                    // The stream was reset by us.
+                    Some(failure) => failure.clone().into(),
+                    None => UpstreamBodyError::from(error),
+                };
+                let frame = frame.map(|frame| frame.map_err(failed));
+                (frame, incoming.is_end_stream())
             }
             Self::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(with_problem), false),
         })

@@ -61,11 +61,8 @@ impl From<io::Error> for UpstreamBodyError {
     }
 }
 
-/// A request that got no response over HTTP/2.
+/// A request that got no response over HTTP/2, and whose content has not failed.
 pub(super) fn no_response(error: &hyper::Error) -> Problem {
-    if let Some(error) = source::<BodyError>(error) {
-        return no_content(error);
-    }
     if is_invalid(error) {
         return upstream(Reason::ResponseInvalid, BREAKS_HTTP, error);
     }
@@ -84,7 +81,7 @@ pub(super) fn no_answer(error: &NoAnswer) -> Problem {
 }
 
 /// The platform client, or the tunnel, ended the request: the upstream is not to blame.
-fn no_content(error: &BodyError) -> Problem {
+pub(super) fn no_content(error: &BodyError) -> Problem {
     match error {
         BodyError::Aborted(problem) => problem.clone(),
         _ => Problem::new(Hop::Client, Reason::RequestIncomplete, error.to_string()),

@@ -45,10 +45,10 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Well, until checks say otherwise.
-    pub(super) fn new() -> Self {
+    /// As it is known to be, until checks say otherwise.
+    pub(super) fn new(is_unhealthy: bool) -> Self {
         Self {
-            is_unhealthy: false,
+            is_unhealthy,
             against: 0,
         }
     }
@@ -68,10 +68,7 @@ impl Health {
         if self.against < needed {
             return None;
         }
-        *self = Self {
-            is_unhealthy: !self.is_unhealthy,
-            against: 0,
-        };
+        *self = Self::new(!self.is_unhealthy);
         Some(self.is_unhealthy)
     }
 }
@@ -160,7 +157,7 @@ mod tests {
             unhealthy_after: 3,
             healthy_after: 2,
         };
-        let mut health = Health::new();
+        let mut health = Health::new(false);
         let mut on = |is_good| health.on_checked(is_good, &settings);
         for is_good in [true, false, false, true, false, false] {
             assert_eq!(on(is_good), None);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::outgoing::OutgoingBody;
+use super::outgoing::Http2Content;
 use super::socket::Socket;
 
 /// Receive window of a stream, in bytes: what a stream of the tunnel has as well.
@@ -45,7 +45,7 @@ pub(super) struct Http2 {
 struct Shared {
     /// Where a name led to; none when there was no name.
     peer: Option<IpAddr>,
-    sender: SendRequest<OutgoingBody>,
+    sender: SendRequest<Http2Content>,
     settings: watch::Receiver<Settings>,
     /// The connection's tasks, which end with the last who holds them: the connection itself, and
     /// all who use it.
@@ -63,7 +63,7 @@ struct Settings {
 
 /// The right to one exchange on a connection.
 pub(super) struct Lease {
-    pub(super) sender: SendRequest<OutgoingBody>,
+    pub(super) sender: SendRequest<Http2Content>,
     settings: watch::Receiver<Settings>,
     /// An exchange that is under way keeps its connection's tasks alive, and is counted by that.
     tasks: Arc<Mutex<JoinSet<()>>>,
@@ -176,7 +176,7 @@ impl Lease {
     }
 }
 
-type Driver = http2::Connection<TokioIo<Socket>, OutgoingBody, ConnectionTasks>;
+type Driver = http2::Connection<TokioIo<Socket>, Http2Content, ConnectionTasks>;
 
 /// Polls a connection, and tells what its settings are.
 ///

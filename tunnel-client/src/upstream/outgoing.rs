@@ -16,11 +16,14 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::MapErr;
 use tunnel_proto::exchange::BodyError;
 use tunnel_proto::fields;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
+use super::failure;
 use super::http1::{Framing, field};
 use super::progress::Progress;
 use crate::exchange::IncomingBody;
@@ -36,6 +39,10 @@ pub(super) struct OutgoingBody {
     limit: u64,
     progress: Arc<Progress>,
 }
+
+/// The same over HTTP/2, where a content that fails is taken back: that is how it is reset. What failed
+/// is known by its [`Progress`].
+pub(super) type Http2Content = MapErr<OutgoingBody, fn(BodyError) -> h2::Error>;
 
 /// What the fields say that do not go on as they are.
 #[derive(Default)]
@@ -81,7 +88,7 @@ impl OutgoingBody {
 }
 
 /// A request's content is larger than this.
-pub(super) fn too_large(limit: u64) -> Problem {
+fn too_large(limit: u64) -> Problem {
     let detail = format!("the request's content is larger than {limit} bytes");
     Problem::new(Hop::Client, Reason::BodyTooLarge, detail)
 }
@@ -100,17 +107,19 @@ impl Body for OutgoingBody {
         };
         let frame = Pin::new(&mut **body).poll_frame(cx);
         this.progress.on_content(frame.is_ready());
-        let frame = ready!(frame);
-        if let Some(Ok(frame)) = &frame
-            && let Some(data) = frame.data_ref()
+        let mut frame = ready!(frame);
+        if let Some(Ok(next)) = &frame
+            && let Some(data) = next.data_ref()
         {
-            let Some(left) = this.left.checked_sub(data.len() as u64) else {
-                this.progress.on_too_large();
-                let problem = too_large(this.limit);
-                return Poll::Ready(Some(Err(BodyError::Aborted(problem))));
-            };
-            this.left = left;
-            this.progress.on_bytes(data.len());
+            if let Some(left) = this.left.checked_sub(data.len() as u64) {
+                this.left = left;
+                this.progress.on_bytes(data.len());
+            } else {
+                frame = Some(Err(BodyError::Aborted(too_large(this.limit))));
+            }
+        }
+        if let Some(Err(error)) = &frame {
+            this.progress.on_failed(failure::no_content(error));
         }
         Poll::Ready(frame)
     }
@@ -209,7 +218,7 @@ pub(super) fn http2(
     asked: &Parts,
     to: &Destination,
     body: OutgoingBody,
-) -> Result<Request<OutgoingBody>, Problem> {
+) -> Result<Request<Http2Content>, Problem> {
     let mut headers = HeaderMap::with_capacity(asked.headers.len());
     let found = for_each_field(asked, |name, value| {
         if name != HOST {
@@ -225,7 +234,8 @@ pub(super) fn http2(
     let host = asked.headers.get(HOST).map(HeaderValue::as_bytes);
     let authority = host.unwrap_or_else(|| to.authority().as_bytes());
     let authority = Authority::try_from(authority).map_err(|error| malformed(&error))?;
-    let mut request = Request::new(body);
+    let taken_back: fn(BodyError) -> h2::Error = |_| h2::Reason::CANCEL.into();
+    let mut request = Request::new(body.map_err(taken_back));
     *request.method_mut() = asked.method.clone();
     *request.uri_mut() = Uri::builder()
         .scheme(to.uri_scheme())

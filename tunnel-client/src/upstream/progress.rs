@@ -1,9 +1,11 @@
 //! What becomes known of an exchange's request while it is sent, shared by those who send it and
 //! those who wait for the response.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntCounter;
+use tunnel_proto::problem::Problem;
 
 /// How far a request has come. Written by the one who sends it.
 #[derive(Debug)]
@@ -17,7 +19,8 @@ pub(crate) struct Progress {
     /// Informational responses.
     heard: AtomicU32,
     is_flooded: AtomicBool,
-    is_too_large: AtomicBool,
+    /// Why the content was ended before it was whole. Rare, and so boxed.
+    failure: OnceLock<Box<Problem>>,
 }
 
 /// What has moved of a request so far; two that are equal mean that nothing did in between.
@@ -45,7 +48,7 @@ impl Progress {
             is_starved: AtomicBool::new(false),
             heard: AtomicU32::new(0),
             is_flooded: AtomicBool::new(false),
-            is_too_large: AtomicBool::new(false),
+            failure: OnceLock::new(),
         }
     }
 
@@ -86,13 +89,15 @@ impl Progress {
         self.is_flooded.load(Ordering::Relaxed)
     }
 
-    /// Whether the content was ended since it is larger than it may be.
-    pub(super) fn is_too_large(&self) -> bool {
-        self.is_too_large.load(Ordering::Relaxed)
+    /// Why the content was ended before it was whole, if it was: that is never the upstream's fault,
+    /// whatever it does then.
+    pub(super) fn failure(&self) -> Option<&Problem> {
+        self.failure.get().map(|problem| &**problem)
     }
 
-    pub(super) fn on_too_large(&self) {
-        self.is_too_large.store(true, Ordering::Relaxed);
+    /// The first counts.
+    pub(super) fn on_failed(&self, problem: Problem) {
+        let _ = self.failure.set(Box::new(problem));
     }
 
     pub(super) fn on_bytes(&self, bytes: usize) {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tunnel_proto::problem::{Fault, Hop, Problem, Reason};
 
 use super::ask::Failed;
-use super::balance::{Balance, WEIGHT_MAX};
+use super::balance::{Balance, Known, WEIGHT_MAX};
 use super::destination::Destination;
 use super::health::{self, Health, HealthSettings};
 use super::settings::{UpstreamError, UpstreamOptions, UpstreamShared};
@@ -35,19 +35,7 @@ pub(crate) struct UpstreamSet {
 
 struct Members {
     upstreams: Vec<Arc<Upstream>>,
-    weights: Vec<u32>,
     balance: Balance,
-}
-
-/// How one of them is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UpstreamState {
-    /// Where it is.
-    pub(crate) url: UpstreamUrl,
-    /// Its share.
-    pub(crate) weight: u32,
-    /// How it is.
-    pub(crate) condition: UpstreamCondition,
 }
 
 /// What is known of an upstream.
@@ -80,16 +68,20 @@ impl UpstreamCondition {
 }
 
 impl UpstreamSet {
-    /// A route's upstreams, each with its share.
+    /// A route's upstreams, each with its share. What is known of those that are also in one of the
+    /// `earlier` sets, by their URLs, is taken over from the first that has it, so that a reload never
+    /// has anybody asked who is known to be dead. The settings need not be the same: those of this set
+    /// take it back when they find otherwise, and what they never could is not taken over.
     ///
     /// # Errors
     /// See [`UpstreamError`].
-    pub(crate) fn new(
+    pub(crate) fn new<'a>(
         members: Vec<(UpstreamUrl, u32)>,
         options: &UpstreamOptions,
         health: Option<HealthSettings>,
         ejection: Option<EjectionSettings>,
         shared: &Arc<UpstreamShared>,
+        earlier: impl Iterator<Item = &'a Self> + Clone,
     ) -> Result<Self, UpstreamError> {
         if members.is_empty() {
             return Err(UpstreamError::NoUpstream);
@@ -104,7 +96,7 @@ impl UpstreamSet {
         let scheme = members.iter().find(|member| is_https(member));
         let tls = scheme.map(|(url, _)| tls_for(url.scheme(), url, options));
         let tls: Option<TlsOffers> = tls.transpose()?.flatten();
-        let (urls, weights): (Vec<_>, Vec<_>) = members.into_iter().unzip();
+        let (urls, weights): (Vec<_>, Vec<u32>) = members.into_iter().unzip();
         let upstream = |url| {
             let destination = Destination::new(url);
             Arc::new(Upstream::with_tls(
@@ -114,11 +106,15 @@ impl UpstreamSet {
                 shared,
             ))
         };
-        let balance = Balance::new(weights.iter().copied(), ejection, Instant::now());
+        let balance = Balance::new(weights, ejection, Instant::now());
+        for (index, url) in urls.iter().enumerate() {
+            if let Some(known) = earlier.clone().find_map(|set| set.members.known(url)) {
+                balance.learn(index, &known, health.is_some());
+            }
+        }
         Ok(Self {
             members: Arc::new(Members {
                 upstreams: urls.into_iter().map(upstream).collect(),
-                weights,
                 balance,
             }),
             health: health.map(Arc::new),
@@ -156,15 +152,13 @@ impl UpstreamSet {
     }
 
     /// How each of them is.
-    pub(crate) fn states(&self) -> Vec<UpstreamState> {
-        let (members, now) = (&self.members, Instant::now());
-        let all = members.upstreams.iter().zip(&members.weights).enumerate();
-        let state = |(index, (upstream, weight)): (usize, (&Arc<Upstream>, &u32))| UpstreamState {
-            url: upstream.url().clone(),
-            weight: *weight,
-            condition: if members.balance.is_unhealthy(index) {
+    pub(crate) fn conditions(&self) -> impl Iterator<Item = UpstreamCondition> {
+        let now = Instant::now();
+        let all = self.members.upstreams.iter().enumerate();
+        all.map(move |(index, upstream)| {
+            if self.members.balance.is_unhealthy(index) {
                 UpstreamCondition::Unhealthy
-            } else if members.balance.is_ejected(index, now) {
+            } else if self.members.balance.is_ejected(index, now) {
                 UpstreamCondition::Ejected
             } else {
                 match upstream.reach() {
@@ -172,13 +166,18 @@ impl UpstreamSet {
                     Reach::Reached => UpstreamCondition::Up,
                     Reach::Failed => UpstreamCondition::Unreachable,
                 }
-            },
-        };
-        all.map(state).collect()
+            }
+        })
     }
 }
 
 impl Members {
+    /// What is known of the one with this URL, if there is one.
+    fn known(&self, url: &UpstreamUrl) -> Option<Known> {
+        let place = self.upstreams.iter().position(|one| one.url() == url)?;
+        Some(self.balance.known(place))
+    }
+
     async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
         // There is always one.
         let now = Instant::now();
@@ -257,7 +256,7 @@ impl Members {
 
     async fn keep_checking(&self, index: usize, settings: &HealthSettings) {
         let upstream = &self.upstreams[index];
-        let mut health = Health::new();
+        let mut health = Health::new(self.balance.is_unhealthy(index));
         health::keep_checking(upstream, settings, |checked| {
             let changed = health.on_checked(checked.is_ok(), settings);
             let Some(is_unhealthy) = changed else {

@@ -34,7 +34,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http2::Lease;
-use super::outgoing::{self, OutgoingBody, keep_end_to_end};
+use super::outgoing::{self, Http2Content, OutgoingBody, keep_end_to_end};
 use super::progress::Progress;
 
 /// How long the platform client's direction may stay open after the upstream has ended its own.
@@ -99,7 +99,7 @@ pub(super) fn http2(
     protocol: Protocol,
     to: &Destination,
     progress: &Arc<Progress>,
-) -> Result<Request<OutgoingBody>, Problem> {
+) -> Result<Request<Http2Content>, Problem> {
     let mut request = outgoing::http2(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
     *request.method_mut() = Method::CONNECT;
     // RFC 8441 section 5: the stream itself proves what the key would. See `http2_agreed`.

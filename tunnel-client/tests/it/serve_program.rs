@@ -233,6 +233,85 @@ async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
     tokio::task::spawn_blocking(used).await.unwrap();
 }
 
+/// The answer to these bytes, up to the end of the connection.
+fn raw(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn what_is_refused_before_an_exchange_is_in_the_access_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(
+        "serve",
+        folder.path(),
+        &[
+            ("TUNNEL_CLIENT_UPSTREAM", "http://127.0.0.1:1"),
+            ("TUNNEL_CLIENT_LISTEN", "127.0.0.1:0"),
+            ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+            ("TUNNEL_CLIENT_MAX_HEAD_SIZE", "8KiB"),
+        ],
+    );
+    let (admin, front) = (program.address("admin"), program.address("front"));
+    let long = "x".repeat(4_000);
+    let large = "x".repeat(10_000);
+    let close = "connection: close\r\nauthorization: Bearer secret";
+    let cases = [
+        // What the guard refuses: nothing of it is known.
+        (
+            format!("GET / HTTP/1.1\r\nhost: a\r\n folded: secret\r\n{close}\r\n\r\n"),
+            "400",
+            vec!["end=\"request_malformed\"", "peer=127.0.0.1"],
+        ),
+        (
+            format!("GET /?secret HTTP/1.1\r\nhost: a\r\nx-large: {large}\r\n\r\n"),
+            "431",
+            vec!["status=431", "peer=127.0.0.1"],
+        ),
+        (
+            format!("CONNECT app.example:80 HTTP/1.1\r\nhost: app.example:80\r\n{close}\r\n\r\n"),
+            "405",
+            vec!["status=405", "peer=127.0.0.1"],
+        ),
+        // What is refused when it has been read.
+        (
+            format!(
+                "GET /{long}?secret HTTP/1.1\r\nhost: app.example:80\r\nexpect: secret\r\nx-request-id: one\r\n{close}\r\n\r\n"
+            ),
+            "417",
+            vec![
+                "method=\"GET\"",
+                "host=\"app.example\"",
+                "path=\"/xxx",
+                "request_id=\"one\"",
+                "peer=127.0.0.1",
+            ],
+        ),
+    ];
+    for (request, status, words) in cases {
+        let answer = raw(front, &request);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
+        let line = program.line(" access: ");
+        assert!(line.contains("request refused"), "{line}");
+        for word in words {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+        assert!(line.len() < 1_000, "{line}");
+    }
+    // Each counts as a problem too, and one that came to be an exchange has the line of one.
+    assert!(get(admin, "/metrics").contains("problems_total{reason=\"request_malformed\"}"));
+    assert!(get(front, "/").starts_with("HTTP/1.1 502 "));
+    assert!(program.line(" access: ").contains("exchange"));
+    assert!(!program.read.contains("secret"), "{}", program.read);
+    assert_eq!(program.stop(), Some(0));
+}
+
 #[test]
 fn it_does_not_say_that_it_lives_while_it_stands_still() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 
 use http_body::Frame;
 use http_body_util::{Full, StreamBody};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
@@ -208,6 +209,50 @@ async fn a_request_that_turns_out_too_large_after_an_answer_has_begun_ends_it_by
         BodyError::Aborted(problem) => assert_eq!(problem.reason(), Reason::BodyTooLarge),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn over_http2_it_has_the_same_name_and_is_taken_back() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let (tell, mut told) = mpsc::channel(1);
+    let _upstream = Owned::spawn("upstream", async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        let answering = async move {
+            let mut sending = respond.send_response(Response::new(()), false).unwrap();
+            sending.send_data("half".into(), false).unwrap();
+            let mut content = request.into_body();
+            let reset = loop {
+                match content.data().await {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => break error.reason(),
+                    None => break None,
+                }
+            };
+            tell.send(reset).await.unwrap();
+        };
+        tokio::join!(answering, async {
+            while connection.accept().await.is_some() {}
+        });
+    });
+    let options = UpstreamOptions {
+        max_body: Some(10),
+        ..options()
+    };
+    let route = Route::to(upstream(&url, &options));
+    let (sender, request) = pieces();
+    sender.send(piece(6)).await.unwrap();
+    let response = route.ask(request).await.unwrap();
+    sender.send(piece(6)).await.unwrap();
+    let collected = timeout(SOON, response.into_body().collect()).await.unwrap();
+    match collected.unwrap_err() {
+        BodyError::Aborted(problem) => assert_eq!(problem.reason(), Reason::BodyTooLarge),
+        other => panic!("{other:?}"),
+    }
+    let reset = timeout(SOON, told.recv()).await.unwrap().unwrap();
+    assert_eq!(reset, Some(h2::Reason::CANCEL));
 }
 
 #[tokio::test]

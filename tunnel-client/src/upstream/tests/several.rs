@@ -61,17 +61,77 @@ fn set(
     health: Option<HealthSettings>,
     ejection: Option<EjectionSettings>,
 ) -> (Route, Arc<UpstreamSet>) {
+    set_after(&[], addresses, options, health, ejection)
+}
+
+/// The same after others, as a reload makes it.
+fn set_after(
+    earlier: &[&UpstreamSet],
+    addresses: &[(SocketAddr, u32)],
+    options: &UpstreamOptions,
+    health: Option<HealthSettings>,
+    ejection: Option<EjectionSettings>,
+) -> (Route, Arc<UpstreamSet>) {
     let members = addresses.iter().map(|(address, weight)| {
         let url = format!("http://{address}").parse().unwrap();
         (url, *weight)
     });
-    let set = UpstreamSet::new(members.collect(), options, health, ejection, &shared());
+    let (members, earlier) = (members.collect(), earlier.iter().copied());
+    let set = UpstreamSet::new(members, options, health, ejection, &shared(), earlier);
     Route::to_set(set.unwrap())
 }
 
+/// An upstream that reads a head and resets the connection.
+async fn resetting() -> Scripted {
+    Scripted::start(|mut connection: Connection| async move {
+        connection.head().await;
+        // What is left unread makes the end a reset.
+    })
+    .await
+}
+
+/// An upstream whose checks hold while a test says so.
+struct Checked {
+    scripted: Scripted,
+    is_well: Arc<AtomicBool>,
+    /// Requests that were no checks.
+    asked: Arc<AtomicUsize>,
+}
+
+impl Checked {
+    async fn start() -> Self {
+        let (is_well, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (well, count) = (Arc::clone(&is_well), Arc::clone(&asked));
+        let scripted = Scripted::start(move |mut connection: Connection| {
+            let (well, count) = (Arc::clone(&well), Arc::clone(&count));
+            async move {
+                while let Some(head) = connection.head().await {
+                    if !head.starts_with("GET /healthz?") {
+                        count.fetch_add(1, Ordering::SeqCst);
+                        connection.send(answer("checked")).await;
+                    } else if well.load(Ordering::SeqCst) {
+                        connection.send(answer("fine")).await;
+                    } else {
+                        let no = "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n";
+                        connection.send(no).await;
+                    }
+                }
+            }
+        });
+        Self {
+            scripted: scripted.await,
+            is_well,
+            asked,
+        }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
 fn conditions(set: &UpstreamSet) -> Vec<&'static str> {
-    let states = set.states();
-    states.iter().map(|state| state.condition.name()).collect()
+    set.conditions().map(UpstreamCondition::name).collect()
 }
 
 /// Waits until the upstreams are like this.
@@ -161,7 +221,8 @@ async fn one_dial_that_fails_for_many_counts_once() {
         after: 5,
         ..ejection()
     };
-    let set = UpstreamSet::new(members.into(), &options(), None, Some(once), &shared());
+    let (members, none) = (members.into(), std::iter::empty());
+    let set = UpstreamSet::new(members, &options(), None, Some(once), &shared(), none);
     let (route, set) = Route::to_set(set.unwrap());
     let route = Arc::new(route);
     let mut all = JoinSet::new();
@@ -230,12 +291,7 @@ async fn checks_name_the_host_that_they_are_told() {
 
 #[tokio::test]
 async fn a_harmless_request_is_asked_again_when_a_connection_broke_and_no_other() {
-    let resetting = Scripted::start(|mut connection: Connection| async move {
-        connection.head().await;
-        // What is left unread makes the end a reset.
-    })
-    .await;
-    let good = good("good").await;
+    let (resetting, good) = (resetting().await, good("good").await);
     let members = [(resetting.address(), 1), (good.address(), 1)];
     let (route, _set) = set(&members, &options(), None, None);
     for _ in 0..6 {
@@ -282,44 +338,87 @@ async fn one_that_hangs_is_left_alone_after_a_few_that_waited() {
 
 #[tokio::test]
 async fn one_whose_checks_fail_gets_nothing_until_they_hold_again() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let asked = Arc::new(AtomicUsize::new(0));
-    let (well, count) = (Arc::clone(&is_well), Arc::clone(&asked));
-    let checked = Scripted::start(move |mut connection: Connection| {
-        let (well, count) = (Arc::clone(&well), Arc::clone(&count));
-        async move {
-            while let Some(head) = connection.head().await {
-                if !head.starts_with("GET /healthz?full HTTP/1.1\r\n") {
-                    count.fetch_add(1, Ordering::SeqCst);
-                    connection.send(answer("checked")).await;
-                } else if well.load(Ordering::SeqCst) {
-                    connection.send(answer("fine")).await;
-                } else {
-                    connection
-                        .send("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")
-                        .await;
-                }
-            }
-        }
-    })
-    .await;
-    let good = good("good").await;
-    let members = [(checked.address(), 1), (good.address(), 1)];
+    let (checked, good) = (Checked::start().await, good("good").await);
+    let members = [(checked.scripted.address(), 1), (good.address(), 1)];
     let (route, set) = set(&members, &options(), Some(checks()), None);
     become_so(&set, &["unhealthy", "up"]).await;
-    let before = asked.load(Ordering::SeqCst);
+    let before = checked.asked();
     for _ in 0..10 {
         assert_eq!(route.fetch(get("/")).await, "good");
     }
-    assert_eq!(asked.load(Ordering::SeqCst), before);
-    is_well.store(true, Ordering::SeqCst);
+    assert_eq!(checked.asked(), before);
+    checked.is_well.store(true, Ordering::SeqCst);
     become_so(&set, &["up", "up"]).await;
     for _ in 0..2 {
         route.fetch(get("/")).await;
     }
-    assert_eq!(asked.load(Ordering::SeqCst), before + 1);
+    assert_eq!(checked.asked(), before + 1);
     // A check's answer is read, so that its connection can be used again.
-    assert!(checked.connections() <= 3, "{}", checked.connections());
+    let connections = checked.scripted.connections();
+    assert!(connections <= 3, "{connections}");
+}
+
+#[tokio::test]
+async fn who_is_left_alone_is_left_alone_after_a_reload() {
+    let (resetting, one, new) = (resetting().await, good("one").await, good("new").await);
+    let members = [(resetting.address(), 1), (one.address(), 1)];
+    let (route, first) = set(&members, &options(), None, Some(ejection()));
+    while conditions(&first)[0] != "ejected" {
+        let _ = route.ask(post()).await;
+    }
+    let before = resetting.connections();
+    // Other weights, one more, and asked in another way: it is as dead as it was.
+    let members = [
+        (new.address(), 1),
+        (one.address(), 2),
+        (resetting.address(), 5),
+    ];
+    let options = UpstreamOptions {
+        head_timeout: SOON / 2,
+        ..options()
+    };
+    let once = EjectionSettings {
+        after: 1,
+        ..ejection()
+    };
+    let (route, second) = set_after(&[&first], &members, &options, None, Some(once));
+    assert_eq!(conditions(&second), ["unknown", "unknown", "ejected"]);
+    for _ in 0..20 {
+        let answer = route.fetch(post()).await;
+        assert!(["one", "new"].contains(&answer.as_str()), "{answer}");
+    }
+    assert_eq!(resetting.connections(), before);
+    // Without the setting nothing would ever bring it back.
+    let (_route, third) = set_after(&[&second], &members, &options, None, None);
+    assert_eq!(conditions(&third)[2], "unknown");
+}
+
+#[tokio::test]
+async fn who_was_unhealthy_is_so_after_a_reload_until_its_new_checks_hold() {
+    let (checked, good) = (Checked::start().await, good("good").await);
+    let members = [(checked.scripted.address(), 1), (good.address(), 1)];
+    let (_route, first) = set(&members, &options(), Some(checks()), None);
+    become_so(&first, &["unhealthy", "up"]).await;
+    let before = checked.asked();
+    let other = HealthSettings {
+        path: "/healthz?other".parse().unwrap(),
+        unhealthy_after: 5,
+        ..checks()
+    };
+    let elsewhere = [(good.address(), 3)];
+    let (_route, stranger) = set(&elsewhere, &options(), None, None);
+    let earlier = [&*stranger, &*first];
+    let members = [members[1], members[0]];
+    let (route, second) = set_after(&earlier, &members, &options(), Some(other), None);
+    for _ in 0..10 {
+        assert_eq!(route.fetch(get("/")).await, "good");
+    }
+    assert_eq!(checked.asked(), before);
+    // Where nobody checks whether it has come back, it is tried.
+    let (_route, third) = set_after(&[&first], &members, &options(), None, Some(ejection()));
+    assert_eq!(conditions(&third), ["unknown", "unknown"]);
+    checked.is_well.store(true, Ordering::SeqCst);
+    become_so(&second, &["up", "up"]).await;
 }
 
 #[tokio::test]
@@ -381,7 +480,10 @@ async fn one_alone_is_asked_whatever_its_checks_say() {
 #[tokio::test]
 async fn a_set_needs_members_and_shares() {
     let url: UpstreamUrl = "http://127.0.0.1:1".parse().unwrap();
-    let make = |members| UpstreamSet::new(members, &options(), None, None, &shared()).err();
+    let make = |members| {
+        let none = std::iter::empty();
+        UpstreamSet::new(members, &options(), None, None, &shared(), none).err()
+    };
     assert!(matches!(make(Vec::new()), Some(UpstreamError::NoUpstream)));
     for weight in [0, 1001] {
         let made = make(vec![(url.clone(), weight)]);
