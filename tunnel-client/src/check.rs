@@ -32,7 +32,7 @@ use rustls::CertificateError;
 use tokio::time::Instant;
 use tunnel_proto::handshake::{Greeting, InstanceId};
 
-use self::facts::{ClockFacts, Facts, Leg, Trouble};
+use self::facts::{ClockFacts, Facts, Leg, TlsTrouble, Trouble};
 pub use self::idle_probe::IdleReport;
 use self::idle_probe::Timing;
 pub use self::report::{Report, Style};
@@ -47,6 +47,7 @@ use self::words::{moment, printable, span};
 use crate::client::networks;
 use crate::config::{Config, Given};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
+use crate::dial::glance::Look;
 use crate::dial::{DialError, Dialler};
 
 /// Longest idle time that can be asked for.
@@ -125,18 +126,23 @@ impl Dialling {
         })
     }
 
-    /// A further session, once the way is known to be good.
-    async fn session(&self) -> Result<CheckSession, Trouble> {
-        let dialled = Box::pin(self.dialler.dial(&self.greeting)).await;
-        let connected = dialled.map_err(|error| match error {
-            DialError::Refused { refused, .. } if refused.refusal.is_some() => {
-                refused.refusal.map_or(Trouble::Refused, Trouble::Said)
-            }
-            error => Trouble::NoAnswer(error.to_string()),
+    /// A further session on a way that was told of already.
+    async fn session(&self, facts: &Facts) -> Result<CheckSession, Verdict> {
+        let facts = Facts {
+            answer: None,
+            ..facts.clone()
+        };
+        let mut watch = Watch::new(facts, None);
+        let dialled = Box::pin(self.dialler.dial_observed(&self.greeting, &mut watch)).await;
+        let connected = dialled.map_err(|error| {
+            let trouble = watch.ended(&error);
+            verdict(&watch.facts, &trouble)
         })?;
         let mut session = CheckSession::begin(connected.io, connected.unread);
-        session.checked(self.limit).await?;
-        Ok(session)
+        match session.checked(self.limit).await {
+            Ok(_) => Ok(session),
+            Err(trouble) => Err(verdict(&watch.facts, &trouble)),
+        }
     }
 }
 
@@ -152,20 +158,15 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
     let mut facts = facts;
     if !facts.is_token_in_time() {
         // Whose clock is right only the server's answer can tell.
-        look_once_more(&dialling, &mut facts, true).await;
+        look_once_more(&dialling, &mut facts, Look::Unproven).await;
         return out_of_time(&facts, told);
     }
-    let mut watch = Watch::new(facts, told);
+    let mut watch = Watch::new(facts, Some(&mut *told));
     let dialled = dialling
         .dialler
         .dial_observed(&dialling.greeting, &mut watch);
     let dialled = Box::pin(dialled).await;
-    let trouble = match &dialled {
-        Ok(_) => None,
-        Err(DialError::Step { error, .. }) => Some(watch.trouble(error)),
-        Err(DialError::Refused { .. }) => Some(Trouble::Refused),
-        Err(DialError::Credential(error)) => Some(credential_trouble(error)),
-    };
+    let trouble = dialled.as_ref().err().map(|error| watch.ended(error));
     let failed = watch.failed.or_else(|| untold(dialled.as_ref().err()?));
     let mut facts = watch.facts;
     match (dialled, trouble) {
@@ -179,9 +180,7 @@ async fn way(config: &Config, facts: Facts, options: Options, told: &mut Told<'_
             ended(failed, &facts, &trouble, told);
         }
     }
-    if let Some(clock) = facts.clock {
-        told.step(clock_step(clock, &facts));
-    }
+    tell_clock(&facts, told);
     if let Some(longest) = options.idle_probe
         && told.report.is_ok()
     {
@@ -201,17 +200,10 @@ fn untold(error: &DialError) -> Option<StepReport> {
     Some(StepReport::new(step, StepResult::Failed, words))
 }
 
-fn credential_trouble(error: &CredentialError) -> Trouble {
-    match error {
-        CredentialError::Token(error) => Trouble::Token(error.into()),
-        CredentialError::Certificate(error) => Trouble::Identity(error.to_string()),
-    }
-}
-
 /// Looks once more at whoever has answered, where that tells more: without a credential, and without asking
 /// for a session.
 async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
-    let is_unproven = match trouble {
+    let look = match trouble {
         // Who cannot prove who he is may still say it. Nothing is told to him.
         Trouble::Certificate(
             Leg::Server,
@@ -221,21 +213,24 @@ async fn glance(dialling: &Dialling, facts: &mut Facts, trouble: &Trouble) {
             | CertificateError::Expired
             | CertificateError::ExpiredContext { .. }
             | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. },
-        ) => true,
-        Trouble::Refused if is_by_another(facts) => false,
+            | CertificateError::NotValidYetContext { .. }
+            | CertificateError::Other(_),
+        ) => Look::Unproven,
+        Trouble::Tls(Leg::Server, TlsTrouble::NotTls) => Look::Plain,
+        Trouble::Refused if is_by_another(facts) => Look::Proven,
         _ => return,
     };
-    look_once_more(dialling, facts, is_unproven).await;
+    look_once_more(dialling, facts, look).await;
 }
 
-async fn look_once_more(dialling: &Dialling, facts: &mut Facts, is_unproven: bool) {
+async fn look_once_more(dialling: &Dialling, facts: &mut Facts, look: Look) {
     // That it brings nothing is no news.
-    if let Ok(page) = Box::pin(dialling.dialler.glance(is_unproven)).await {
+    if let Ok(page) = Box::pin(dialling.dialler.glance(look)).await {
         let (status, fields, text) = page;
-        facts.plain = Some(watch::answer(status, &fields, &text));
-        let clock = watch::clock(&fields, SystemTime::now());
+        let plain = watch::plain_answer(status, &fields, &text);
+        let clock = watch::clock(&plain, &fields, SystemTime::now());
         facts.clock = facts.clock.or(clock);
+        facts.plain = Some(plain);
     }
 }
 
@@ -248,9 +243,7 @@ fn out_of_time(facts: &Facts, told: &mut Told<'_>) {
     let verdict = verdict(facts, &Trouble::TokenTime);
     told.step(StepReport::failed(StepName::Token, words, verdict));
     skip(StepName::Token, told);
-    if let Some(clock) = facts.clock {
-        told.step(clock_step(clock, facts));
-    }
+    tell_clock(facts, told);
 }
 
 /// Tells where the way ended, and what was not reached.
@@ -281,10 +274,8 @@ fn is_by_another(facts: &Facts) -> bool {
 
 /// Whether the server has looked at the credential before it refused.
 fn is_about_credential(facts: &Facts) -> bool {
-    let refusal = facts
-        .answer
-        .as_ref()
-        .and_then(|answer| answer.refusal.as_ref());
+    let answer = facts.answer.as_ref().filter(|answer| !answer.is_public);
+    let refusal = answer.and_then(|answer| answer.refusal.as_ref());
     refusal.is_some_and(|refusal| {
         !matches!(
             refusal.reason.as_str(),
@@ -367,6 +358,13 @@ fn authentication(checked: &Checked, facts: &Facts) -> StepReport {
     StepReport::new(StepName::Authentication, StepResult::Held, words)
 }
 
+/// The clock beside the server's, which only the server's own answer tells.
+fn tell_clock(facts: &Facts, told: &mut Told<'_>) {
+    if let Some(clock) = facts.clock.filter(|clock| clock.is_servers) {
+        told.step(clock_step(clock, facts));
+    }
+}
+
 fn clock_step(clock: ClockFacts, facts: &Facts) -> StepReport {
     let which = if clock.is_ahead() {
         "ahead of"
@@ -405,11 +403,17 @@ async fn idle(
         "sessions are held idle, the longest for {}: wait",
         span(longest)
     ));
-    let sessions = idle_probe::sessions(times, async || dialling.session().await).await;
-    let step = match sessions {
+    let sessions = idle_probe::sessions(times, async || dialling.session(facts).await).await;
+    let found = match sessions {
         Ok(sessions) => {
             let mut tell = |line: String| told.progress(&line);
             let found = idle_probe::probe(sessions, Timing::default(), &mut tell).await;
+            found.map_err(|reason| verdict(facts, &Trouble::Ended(reason)))
+        }
+        Err(verdict) => Err(verdict),
+    };
+    let step = match found {
+        Ok(found) => {
             let result = match found.is_too_slow(config.ping_interval) {
                 true => StepResult::Warning,
                 false => StepResult::Held,
@@ -418,10 +422,7 @@ async fn idle(
             told.report.idle = Some(found);
             StepReport::new(StepName::Idle, result, words)
         }
-        Err(trouble) => {
-            let verdict = verdict(facts, &trouble);
-            StepReport::failed(StepName::Idle, "no session could be held", verdict)
-        }
+        Err(verdict) => StepReport::failed(StepName::Idle, "no session could be held", verdict),
     };
     told.step(step.took(began.elapsed()));
 }

@@ -11,7 +11,7 @@
 //! when to dial again is the tunnel's business.
 
 pub(crate) mod connect;
-mod glance;
+pub(crate) mod glance;
 mod link;
 pub(crate) mod observe;
 pub(crate) mod proxy;

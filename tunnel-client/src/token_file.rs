@@ -3,7 +3,7 @@
 //! In comes its path, at each dial anew, since tokens are changed while a client runs; out comes
 //! the token. What kind of token it is only the server knows. No error or log shows any of it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -23,6 +23,15 @@ pub enum TokenFileError {
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// It is a pipe, a folder, or something else that cannot be read again at the next dial.
+    #[error(
+        "the token file {} is no regular file: put the token into one, which is read at each dial",
+        .path.display()
+    )]
+    NotAFile {
+        /// What is there.
+        path: PathBuf,
     },
     /// The file holds nothing.
     #[error("the token file {} is empty: put the token into it", .path.display())]
@@ -44,6 +53,12 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
         path: path.to_owned(),
         source,
     };
+    // Before it is opened: a pipe that nobody writes into would be waited for.
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(TokenFileError::NotAFile {
+            path: path.to_owned(),
+        });
+    }
     let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1)
@@ -67,8 +82,6 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use secrecy::ExposeSecret;
 
     use super::*;
@@ -87,6 +100,20 @@ mod tests {
                 read_bytes(text.as_bytes()).unwrap().expose_secret(),
                 "tnlrt_1_a"
             );
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_token_is_read_through_links_and_from_nothing_but_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, token) = (folder.path().join("link"), folder.path().join("token"));
+        fs::write(&token, "tnlrt_1_a").unwrap();
+        std::os::unix::fs::symlink("token", &link).unwrap();
+        assert_eq!(read(&link).unwrap().expose_secret(), "tnlrt_1_a");
+        for other in [folder.path(), Path::new("/dev/null")] {
+            let error = read(other).unwrap_err();
+            assert!(matches!(error, TokenFileError::NotAFile { .. }), "{error}");
         }
     }
 

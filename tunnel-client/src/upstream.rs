@@ -47,6 +47,7 @@ pub(crate) use self::ask::Asked;
 pub(crate) use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
+pub(crate) use self::dial::NotReached;
 use self::dial::{Dialled, UpstreamDialler};
 pub(crate) use self::health::HealthSettings;
 use self::http1::Connection;
@@ -173,9 +174,9 @@ impl Upstream {
     /// Makes a connection and lets it go, for whoever wants to know whether that is possible.
     ///
     /// # Errors
-    /// As an exchange would be told.
-    pub(crate) async fn try_reach(&self) -> Result<(), Problem> {
-        self.dialler.dial(Offer::Any).await.map(drop)
+    /// See [`NotReached`].
+    pub(crate) async fn try_reach(&self) -> Result<(), NotReached> {
+        self.dialler.try_dial().await
     }
 
     /// Asks once how it is, by this path, under this name if not its own, and within this time.

@@ -90,6 +90,22 @@ impl Nginx {
         .await
     }
 
+    /// A gateway that lets nobody through who shows no certificate by the authority in this file.
+    pub async fn wanting_certificates(certificate: &Certificate, authority: &Path) -> Self {
+        let Certificate { certificate, key } = certificate;
+        Self::configured(|address| {
+            format!(
+                "{USUAL}\nserver {{ listen {address} ssl; return 204;\n\
+                 ssl_certificate {}; ssl_certificate_key {};\n\
+                 ssl_client_certificate {}; ssl_verify_client on; }}",
+                certificate.display(),
+                key.display(),
+                authority.display()
+            )
+        })
+        .await
+    }
+
     /// A load balancer that ends TLS with this certificate before the TLS server at `target`.
     pub async fn balancer(
         target: SocketAddr,

@@ -27,6 +27,22 @@ use e2e::{
 /// What the client is told of time: long for a busy machine, short for what never comes.
 const LIMIT: [&str; 2] = ["--dial-timeout", "3s"];
 
+/// The names of a certificate that many share; the server's is the last of them.
+const SHARED: [&str; 12] = [
+    "a.test",
+    "b.test",
+    "c.test",
+    "d.test",
+    "e.test",
+    "f.test",
+    "g.test",
+    "h.test",
+    "i.test",
+    "j.test",
+    "k.test",
+    "127.0.0.1",
+];
+
 async fn waiting() -> (Upstream, System) {
     let upstream = Upstream::start().await;
     let options = Options::to(&upstream.url()).tunnel_name("localhost");
@@ -253,14 +269,57 @@ async fn captive_portals() {
     let checked = instead(&mut system, plain.address()).check().await;
     checked.assert_failed("tls", "captive_portal");
 
-    let certificate = system.ca().issue("portal", &["127.0.0.1"]);
+    let directory = tempfile::tempdir().unwrap();
+    let other = Ca::named(directory.path(), "the portal's authority");
+    let certificate = other.issue("portal", &["127.0.0.1"]);
     let portal = Nginx::portal(Some(&certificate)).await;
-    let checked = instead(&mut system, portal.address()).check().await;
-    checked.assert_failed("upgrade", "captive_portal");
+    let mut options = instead(&mut system, portal.address());
+    let checked = options.check().await;
+    checked.assert_failed("tls", "captive_portal");
     assert!(
         checked.to_string().contains("login.portal.test"),
         "{checked}"
     );
+    // Who is trusted is the host that was named, and that host is no tunnel server.
+    options.ca = other.file();
+    let checked = options.check().await;
+    checked.assert_failed("upgrade", "not_a_tunnel_server");
+    assert!(
+        checked.to_string().contains("login.portal.test"),
+        "{checked}"
+    );
+}
+
+/// The address that platform clients use is the one that people know.
+#[tokio::test]
+async fn the_address_of_the_runtime_instead_of_the_server() {
+    for (has_tls, step) in [(true, "upgrade"), (false, "tls")] {
+        let upstream = Upstream::start().await;
+        // With the usual time to dial: the server waits a while for a runtime to come.
+        let mut options = Options::to(&upstream.url()).not_connected();
+        options.server.public_tls = has_tls;
+        let mut system = System::with(options).await;
+        let public = system.server().public_address();
+        let mut options = with(&mut system, &["--connect-to", &public.to_string()]);
+        options.server = public;
+        options.server_name = Some("demo-app.tunnels.localhost".to_owned());
+        let checked = options.check().await;
+        checked.assert_failed(step, "public_listener");
+        assert!(checked.to_string().contains("--tunnel-listen"), "{checked}");
+    }
+}
+
+/// It says no to every request, which is not for want of an Upgrade.
+#[tokio::test]
+async fn a_gateway_that_wants_a_certificate_of_the_client() {
+    let (_upstream, mut system) = waiting().await;
+    let certificate = system.ca().issue("gateway", &["127.0.0.1"]);
+    let gateway = Nginx::wanting_certificates(&certificate, &system.ca().file()).await;
+    let checked = instead(&mut system, gateway.address()).check().await;
+    checked.assert_failed("upgrade", "refused_on_the_way");
+    for said in ["No required SSL certificate was sent", "--client-cert"] {
+        assert!(checked.to_string().contains(said), "{checked}");
+    }
 }
 
 #[tokio::test]
@@ -319,6 +378,8 @@ async fn certificates_that_are_wrong() {
             "tls_name_mismatch",
         ),
         (other.issue("unknown", &["127.0.0.1"]), "tls_inspection"),
+        // As those are that one gateway shows for all that it opens.
+        (other.issue("shared", &SHARED), "tls_inspection"),
         // An authority that has the name of the trusted one, and another key.
         (renewed.issue("renewed", &["127.0.0.1"]), "tls_ca_replaced"),
     ];

@@ -13,13 +13,16 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
-use super::words::{moment, printable};
+use super::words::{listed, moment, printable};
 
 /// The list of public logs that have the certificate (RFC 6962): only public CAs put it in.
 const SCT_LIST: &str = "1.3.6.1.4.1.11129.2.4.2";
 
-/// Names of one certificate that are shown.
-const NAMES: usize = 8;
+/// Names of one certificate that are known: a shared one of a large site has some hundreds.
+const NAMES: usize = 2_000;
+
+/// Those of them that are shown.
+const SHOWN_NAMES: usize = 8;
 
 /// One certificate of a chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -38,11 +41,14 @@ pub(super) struct CertificateFacts {
     #[serde(serialize_with = "as_moment")]
     pub(super) not_after: SystemTime,
     /// The names and addresses that it is for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_few")]
     pub(super) names: Vec<String>,
     /// Whether it says that it signed itself.
     #[serde(skip)]
     pub(super) is_self_signed: bool,
+    /// Whether it is one that signs others, which no server may show as its own.
+    #[serde(skip)]
+    pub(super) is_authority: bool,
     /// Whether public logs have it, so that a public CA signed it.
     #[serde(skip)]
     pub(super) is_logged: bool,
@@ -61,6 +67,7 @@ impl CertificateFacts {
             not_after: instant(parsed.validity().not_after),
             names,
             is_self_signed: parsed.subject().as_raw() == parsed.issuer().as_raw(),
+            is_authority: parsed.is_ca(),
             is_logged: (parsed.extensions().iter())
                 .any(|extension| extension.oid.to_id_string() == SCT_LIST),
         })
@@ -80,6 +87,15 @@ impl CertificateFacts {
                 .is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(parent)),
             None => name.eq_ignore_ascii_case(host),
         })
+    }
+
+    /// The names that it is for, in a sentence: the first few of them.
+    pub(super) fn names_line(&self) -> String {
+        let shown = listed(&self.names[..self.names.len().min(SHOWN_NAMES)]);
+        match self.names.len().checked_sub(SHOWN_NAMES) {
+            None | Some(0) => shown,
+            Some(more) => format!("{shown} and {more} more"),
+        }
     }
 
     /// On one line.
@@ -136,13 +152,17 @@ fn instant(time: ASN1Time) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
+fn as_few<S: serde::Serializer>(names: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(names.iter().take(SHOWN_NAMES))
+}
+
 fn as_moment<S: serde::Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&moment(*time))
 }
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, KeyPair};
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, SanType};
 
     use super::*;
 
@@ -199,6 +219,30 @@ mod tests {
         ] {
             assert!(!facts.is_for(host), "{host}");
         }
+    }
+
+    #[test]
+    fn it_is_for_each_of_many_names_and_few_are_shown() {
+        let facts = made(|params| {
+            let name = |number| format!("site{number}.example.com").try_into().unwrap();
+            params.subject_alt_names = (1..=12).map(|n| SanType::DnsName(name(n))).collect();
+        });
+        assert!(facts.is_for("site1.example.com") && facts.is_for("site12.example.com"));
+        let line = facts.names_line();
+        assert!(
+            line.ends_with("site8.example.com and 4 more") && line.starts_with("site1."),
+            "{line}"
+        );
+        let json = serde_json::to_value(&facts).unwrap();
+        assert_eq!(json["names"].as_array().unwrap().len(), SHOWN_NAMES);
+        assert!(!made(|_| {}).names_line().contains("more"));
+    }
+
+    #[test]
+    fn one_that_signs_others_is_known() {
+        let authority = made(|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
+        assert!(authority.is_authority && authority.is_self_signed);
+        assert!(!made(|_| {}).is_authority);
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub(super) struct ClockFacts {
     pub(super) here: SystemTime,
     /// What the answer's `Date` said.
     pub(super) there: SystemTime,
+    /// Whether the tunnel server gave it. Pages of anybody else may have been kept for days.
+    pub(super) is_servers: bool,
 }
 
 /// An HTTP answer, as far as it tells who gave it.
@@ -60,8 +62,15 @@ pub(super) struct AnswerFacts {
     pub(super) server: Option<String>,
     /// Whether the content is a page for people.
     pub(super) is_html: bool,
+    /// What its content says, on one line; of one to a request with a credential nothing, since it may repeat
+    /// that.
+    pub(super) words: String,
+    /// Whether it says that the request is too large.
+    pub(super) is_too_large: bool,
     /// What a tunnel server said; nobody else's answer has this.
     pub(super) refusal: Option<Refusal>,
+    /// Whether that is the word of its listener for platform clients.
+    pub(super) is_public: bool,
     /// Which logins are wanted, and where.
     pub(super) challenges: Vec<String>,
 }
@@ -133,8 +142,6 @@ pub(super) enum Trouble {
     NoAnswer(String),
     /// The answer is no session; [`Facts::answer`] has it.
     Refused,
-    /// The tunnel server refuses a further session.
-    Said(Refusal),
     /// Something else than a tunnel was opened.
     NotATunnel,
     /// The session gave no echo for so long.
@@ -183,6 +190,8 @@ pub(super) enum TlsTrouble {
     NotTls,
     /// The two have no version, or no cipher, in common.
     Version(String),
+    /// The peer does not go on, and does not say why.
+    Handshake(String),
     /// The peer knows no server of that name.
     NameUnknown,
     /// The peer speaks no HTTP/1.1.
@@ -196,23 +205,29 @@ pub(super) enum TlsTrouble {
 }
 
 /// Why an upstream cannot be asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct UpstreamTrouble {
     pub(super) url: String,
+    /// Whether that is a Unix socket.
+    pub(super) is_socket: bool,
     pub(super) kind: UpstreamFailure,
     /// What the system, or TLS, or the upstream said.
     pub(super) text: String,
 }
 
 /// Where the way to it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum UpstreamFailure {
+    /// It cannot be asked as it is configured.
+    Unusable,
     Unresolved,
+    /// No name server answers.
+    ResolveTimedOut,
     Refused,
     TimedOut,
     Unreached,
     Denied,
-    Certificate,
+    Certificate(CertificateError),
     Tls,
     Unhealthy,
 }
@@ -244,6 +259,13 @@ impl Facts {
         let earlier = self.now.checked_sub(CLOCK_TOLERANCE);
         let later = self.now.checked_add(CLOCK_TOLERANCE);
         !token.is_expired(earlier.unwrap_or(self.now)) && !token.is_early(later.unwrap_or(self.now))
+    }
+}
+
+impl AnswerFacts {
+    /// Whether it is a page, and points nowhere else.
+    pub(super) fn is_page(&self) -> bool {
+        (200..=299).contains(&self.status)
     }
 }
 

@@ -14,9 +14,9 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
+use tunnel_proto::close::CloseReason;
 use tunnel_proto::session::Session;
 
-use super::facts::Trouble;
 use super::session::CheckSession;
 use super::words::span;
 
@@ -77,6 +77,8 @@ pub(super) enum Held {
     CutAfter(Duration),
     /// It was idle for its time, and does not answer.
     Silent,
+    /// The server has ended it, which tells nothing of the way.
+    Ended(CloseReason),
 }
 
 /// The idle times that are tried, the longest last.
@@ -101,8 +103,11 @@ pub(super) struct Finding {
 
 impl Finding {
     /// Takes in how a session ended that was held idle for `idle`; what is told of that.
-    pub(super) fn add(&mut self, idle: Duration, held: Held) -> String {
-        match held {
+    ///
+    /// # Errors
+    /// When it was the server that ended it.
+    pub(super) fn add(&mut self, idle: Duration, held: Held) -> Result<String, CloseReason> {
+        Ok(match held {
             Held::Alive => {
                 self.proven = self.proven.max(idle);
                 format!("idle for {}: the way is still there", span(idle))
@@ -119,7 +124,8 @@ impl Finding {
                     span(idle)
                 )
             }
-        }
+            Held::Ended(reason) => return Err(reason),
+        })
     }
 
     /// Whether the rest tells no more.
@@ -177,11 +183,14 @@ impl IdleReport {
 }
 
 /// Holds these sessions idle, each for its time, and tells what comes of it.
+///
+/// # Errors
+/// When the server ends one of them.
 pub(super) async fn probe(
     sessions: Vec<(Duration, CheckSession)>,
     timing: Timing,
     tell: &mut (dyn FnMut(String) + Send),
-) -> IdleReport {
+) -> Result<IdleReport, CloseReason> {
     let mut holding = JoinSet::new();
     for (idle, session) in sessions {
         holding.spawn(async move {
@@ -193,29 +202,29 @@ pub(super) async fn probe(
     let mut finding = Finding::default();
     while let Some(ended) = holding.join_next().await {
         if let Ok((idle, held)) = ended {
-            tell(finding.add(idle, held));
+            tell(finding.add(idle, held)?);
         }
         if finding.is_over() {
             break;
         }
     }
-    finding.report()
+    Ok(finding.report())
 }
 
 /// Dials a session for each of these times, as far as the server gives them.
 ///
 /// # Errors
 /// When it gives none.
-pub(super) async fn sessions(
+pub(super) async fn sessions<E>(
     times: Vec<Duration>,
-    mut dial: impl AsyncFnMut() -> Result<CheckSession, Trouble>,
-) -> Result<Vec<(Duration, CheckSession)>, Trouble> {
+    mut dial: impl AsyncFnMut() -> Result<CheckSession, E>,
+) -> Result<Vec<(Duration, CheckSession)>, E> {
     let mut sessions = Vec::new();
     // The longest first: it is the one that counts if there is no room for all.
     for idle in times.into_iter().rev() {
         match dial().await {
             Ok(session) => sessions.push((idle, session)),
-            Err(trouble) if sessions.is_empty() => return Err(trouble),
+            Err(error) if sessions.is_empty() => return Err(error),
             Err(_) => break,
         }
     }
@@ -225,12 +234,12 @@ pub(super) async fn sessions(
 async fn hold(session: &Session, idle: Duration, timing: Timing) -> Held {
     let began = match settle(session, timing).await {
         Ok(began) => began,
-        Err(after) => return Held::CutAfter(after),
+        Err(after) => return gone(session, after),
     };
     let left = idle.saturating_sub(began.elapsed());
     tokio::select! {
         () = sleep(left) => {}
-        () = session.closed() => return Held::CutAfter(began.elapsed()),
+        () = session.closed() => return gone(session, began.elapsed()),
     }
     let (_, heard) = session.bytes();
     session.suspect();
@@ -245,7 +254,27 @@ async fn hold(session: &Session, idle: Duration, timing: Timing) -> Held {
     };
     match timeout(timing.answer, answered).await {
         Ok(true) => Held::Alive,
-        Ok(false) | Err(_) => Held::Silent,
+        Ok(false) => match gone(session, idle) {
+            Held::Ended(reason) => Held::Ended(reason),
+            _ => Held::Silent,
+        },
+        Err(_) => Held::Silent,
+    }
+}
+
+/// What a session's end after so much silence tells: of the way, unless the server says that it was its own doing.
+fn gone(session: &Session, after: Duration) -> Held {
+    match session.close_reason() {
+        Some(
+            reason @ (CloseReason::Drained
+            | CloseReason::Expired
+            | CloseReason::Revoked
+            | CloseReason::Disconnected
+            | CloseReason::Superseded
+            | CloseReason::Conflict
+            | CloseReason::Overloaded),
+        ) => Held::Ended(reason),
+        _ => Held::CutAfter(after),
     }
 }
 

@@ -15,7 +15,7 @@ use super::token::{TokenFacts, TokenTrouble};
 use super::told::Told;
 use super::verdict::verdict;
 use super::words::{moment, span};
-use crate::config::{Config, ConfigError, ConfigFault, Given, Source};
+use crate::config::{Config, ConfigError, ConfigFault, Given, ProxyChoice, Source};
 
 /// A certificate that runs out sooner than this is worth a word.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -32,7 +32,7 @@ pub(super) struct Read {
 /// Reads the configuration and the files that it names.
 pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     let began = Instant::now();
-    let is_flagged = given.source.proxy.is_some();
+    let is_given = given.source.proxy.is_some();
     let origin = match &given.config {
         Some(path) => path.display().to_string(),
         None => "flags and environment".to_owned(),
@@ -47,8 +47,8 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
         Ok(config) => {
             let held = StepReport::new(StepName::Config, StepResult::Held, origin);
             told.step(held.took(began.elapsed()));
-            let is_own_set = std::env::var_os(OWN_VARIABLE).is_some();
-            let proxy_from = proxy_from(&config, is_flagged, is_own_set);
+            let own = std::env::var(OWN_VARIABLE).ok();
+            let proxy_from = proxy_from(&config, is_given, own.as_deref());
             return Some(Read { config, proxy_from });
         }
         Err(error) => error,
@@ -68,16 +68,21 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     None
 }
 
-/// Where the proxy was named, if there is one.
-fn proxy_from(config: &Config, is_flagged: bool, is_own_set: bool) -> String {
-    match config.proxy.as_ref().map(|proxy| proxy.variable) {
-        None => String::new(),
-        Some(Some(variable)) => variable.to_owned(),
-        Some(None) => match (is_flagged, is_own_set) {
-            (true, true) => OWN_VARIABLE.to_owned(),
-            (true, false) => "--proxy".to_owned(),
-            (false, _) => "the configuration file".to_owned(),
-        },
+/// Where the proxy was named, if there is one. Of a flag and the client's own variable, whose value `own` is,
+/// the flag counts.
+fn proxy_from(config: &Config, is_given: bool, own: Option<&str>) -> String {
+    let Some(proxy) = &config.proxy else {
+        return String::new();
+    };
+    if let Some(variable) = proxy.variable {
+        return variable.to_owned();
+    }
+    let own = own.and_then(|own| own.parse().ok());
+    let is_own = matches!(own, Some(ProxyChoice::Proxy(url, _)) if url == proxy.url);
+    match (is_given, is_own) {
+        (true, true) => OWN_VARIABLE.to_owned(),
+        (true, false) => "--proxy".to_owned(),
+        (false, _) => "the configuration file".to_owned(),
     }
 }
 
@@ -187,7 +192,7 @@ mod tests {
     use tunnel_ops::tls_files::Roots;
 
     use super::*;
-    use crate::config::{LoginSource, ProxyChoice, ProxySettings};
+    use crate::config::{LoginSource, ProxySettings};
 
     #[test]
     fn a_proxy_is_told_with_the_place_where_it_was_named() {
@@ -197,12 +202,16 @@ mod tests {
         let server = "wss://tunnel.example.com".parse().unwrap();
         let upstream = "http://127.0.0.1:1".parse().unwrap();
         let mut config = Config::new(server, Roots::none(), "token".into(), upstream);
-        assert_eq!(proxy_from(&config, false, false), "");
-        for (variable, is_flagged, is_own_set, from) in [
-            (None, true, false, "--proxy"),
-            (None, true, true, "TUNNEL_CLIENT_PROXY"),
-            (None, false, false, "the configuration file"),
-            (Some("HTTPS_PROXY"), false, false, "HTTPS_PROXY"),
+        assert_eq!(proxy_from(&config, false, None), "");
+        let (same, other) = (Some("http://proxy:3128"), Some("http://other:3128"));
+        for (variable, is_given, own, from) in [
+            (None, true, None, "--proxy"),
+            (None, true, same, "TUNNEL_CLIENT_PROXY"),
+            // Both are given, and the flag counts.
+            (None, true, other, "--proxy"),
+            (None, true, Some("none"), "--proxy"),
+            (None, false, None, "the configuration file"),
+            (Some("HTTPS_PROXY"), false, None, "HTTPS_PROXY"),
         ] {
             config.proxy = Some(ProxySettings {
                 url: url.clone(),
@@ -210,7 +219,7 @@ mod tests {
                 login: LoginSource::None,
                 trust: None,
             });
-            assert_eq!(proxy_from(&config, is_flagged, is_own_set), from);
+            assert_eq!(proxy_from(&config, is_given, own), from);
         }
     }
 

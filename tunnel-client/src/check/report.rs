@@ -42,7 +42,24 @@ impl Report {
 
     /// Of the first step that failed.
     pub fn verdict(&self) -> Option<&Verdict> {
-        self.steps.iter().find_map(|step| step.verdict.as_ref())
+        self.verdicts().next()
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
+        self.steps.iter().filter_map(|step| step.verdict.as_ref())
+    }
+
+    /// The first verdict of each name but that of the very first, and how many steps have it.
+    fn further(&self) -> Vec<(&Verdict, usize)> {
+        let mut further: Vec<(&Verdict, usize)> = Vec::new();
+        for verdict in self.verdicts() {
+            match further.iter_mut().find(|(one, _)| one.name == verdict.name) {
+                Some((_, steps)) => *steps += 1,
+                None => further.push((verdict, 1)),
+            }
+        }
+        further.drain(..further.len().min(1));
+        further
     }
 
     /// The last lines, for people.
@@ -62,7 +79,16 @@ impl Report {
         };
         let name = style.paint(verdict.name, RED);
         let (sentence, advice) = (&verdict.sentence, &verdict.advice);
-        style.fit(format!("\n{name}: {sentence}\nwhat to do: {advice}\n"))
+        let mut text = format!("\n{name}: {sentence}\nwhat to do: {advice}\n");
+        for (verdict, steps) in self.further() {
+            let name = style.paint(verdict.name, RED);
+            let steps = match steps {
+                1 => String::new(),
+                steps => format!(" ({steps} steps)"),
+            };
+            text += &format!("also {name}{steps}: {}\n", verdict.advice);
+        }
+        style.fit(text)
     }
 }
 
@@ -198,6 +224,27 @@ mod tests {
         assert!(
             coloured.contains("✓") && coloured.contains("\u{1b}[32m"),
             "{coloured}"
+        );
+    }
+
+    #[test]
+    fn whatever_else_has_failed_has_its_advice_once() {
+        let mut report = report();
+        let failed = |name, advice| {
+            let verdict = Verdict::new(name, "no", advice);
+            StepReport::failed(StepName::Upstream, "http://app", verdict)
+        };
+        report.steps.extend([
+            failed("upstream_refused", "start it"),
+            failed("upstream_refused", "start it too"),
+            failed("dns_failure", "look again"),
+            failed("upstream_tls", "plain HTTP?"),
+        ]);
+        assert_eq!(
+            report.conclusion(Style::Plain),
+            "\ndns_failure: no address\nwhat to do: look for a slip\n\
+             also upstream_refused (2 steps): start it\n\
+             also upstream_tls: plain HTTP?\n"
         );
     }
 

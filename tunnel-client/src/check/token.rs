@@ -32,7 +32,7 @@ pub(super) struct TokenFacts {
     /// From when on it is good, and until when.
     pub(super) not_before: Option<SystemTime>,
     pub(super) expires: Option<SystemTime>,
-    /// Whether every user of the machine may read the file.
+    /// Whether every user of the machine may read the file, and its owner may change that.
     pub(super) is_readable_by_all: bool,
 }
 
@@ -69,6 +69,7 @@ pub(super) struct TokenTrouble {
 pub(super) enum TokenFault {
     Missing,
     Unreadable(String),
+    NotAFile,
     Empty,
     NotAToken,
 }
@@ -180,6 +181,7 @@ impl From<&TokenFileError> for TokenTrouble {
                 io::ErrorKind::NotFound => (path, TokenFault::Missing),
                 _ => (path, TokenFault::Unreadable(source.to_string())),
             },
+            TokenFileError::NotAFile { path } => (path, TokenFault::NotAFile),
             TokenFileError::Empty { path } => (path, TokenFault::Empty),
             TokenFileError::NotAToken { path } => (path, TokenFault::NotAToken),
         };
@@ -218,7 +220,11 @@ fn instant(value: &Value) -> Option<SystemTime> {
 #[cfg(unix)]
 fn is_readable_by_all(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
+    // The file of a Kubernetes volume cannot be changed here, and is read by who is in the pod alone.
+    let data = path.parent().map(|folder| folder.join("..data"));
+    let is_of_a_volume = data.is_some_and(|data| data.symlink_metadata().is_ok());
+    let metadata = fs::metadata(path);
+    !is_of_a_volume && metadata.is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
 #[cfg(not(unix))]
@@ -331,6 +337,13 @@ mod tests {
             assert_eq!(facts.line(at(0)).contains("chmod"), is_readable_by_all);
             assert!(!facts.line(at(0)).contains("secret"));
         }
+        std::os::unix::fs::symlink("..2026", folder.path().join("..data")).unwrap();
+        let facts = TokenFacts::look(&path).unwrap();
+        assert!(
+            !facts.line(at(0)).contains("chmod"),
+            "of a volume: {facts:?}"
+        );
+        assert_eq!(fault(folder.path()), TokenFault::NotAFile);
     }
 
     proptest! {

@@ -62,7 +62,6 @@ pub(super) fn verdict(facts: &Facts, trouble: &Trouble) -> Verdict {
         Trouble::Tls(leg, trouble) => tls::failed(facts, *leg, trouble),
         Trouble::NoAnswer(text) => answer::none(facts, text),
         Trouble::Refused => answer::refused(facts),
-        Trouble::Said(refusal) => answer::said(facts, refusal),
         Trouble::NotATunnel => answer::not_a_tunnel(facts),
         Trouble::NoEcho(limit) => answer::no_echo(facts, *limit),
         Trouble::Ended(reason) => answer::ended(facts, *reason),

@@ -7,9 +7,15 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use http::header::{CONTENT_TYPE, DATE, LOCATION, PROXY_AUTHENTICATE, SERVER, WWW_AUTHENTICATE};
+use http::header::{
+    AGE, CONTENT_TYPE, DATE, LOCATION, PROXY_AUTHENTICATE, SERVER, WWW_AUTHENTICATE,
+};
 use http::{HeaderName, StatusCode};
 use rustls::{AlertDescription, Error as TlsError, ProtocolVersion};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tunnel_proto::handshake::Refusal;
+use tunnel_proto::problem::Reason;
 
 use super::certificate::CertificateFacts;
 use super::facts::{
@@ -19,15 +25,17 @@ use super::facts::{
 use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::words::{listed, printable};
+use crate::credential::CredentialError;
 use crate::dial::observe::{Observer, Seen};
-use crate::dial::proxy::{ProxyAnswer, ProxyError};
+use crate::dial::proxy::{ProxyAnswer, ProxyError, page_words};
 use crate::dial::race::Attempt;
-use crate::dial::{Step, StepError};
+use crate::dial::{DialError, Step, StepError};
 
 /// What watches one dial.
 pub(super) struct Watch<'a, 't> {
     pub(super) facts: Facts,
-    told: &'a mut Told<'t>,
+    /// Where steps go; nowhere on a way that was told of before.
+    told: Option<&'a mut Told<'t>>,
     /// Of the step that is under way.
     words: String,
     chain: Vec<CertificateFacts>,
@@ -38,7 +46,8 @@ pub(super) struct Watch<'a, 't> {
 }
 
 impl<'a, 't> Watch<'a, 't> {
-    pub(super) fn new(facts: Facts, told: &'a mut Told<'t>) -> Self {
+    /// Watches, and tells of steps where they are to be told.
+    pub(super) fn new(facts: Facts, told: Option<&'a mut Told<'t>>) -> Self {
         Self {
             facts,
             told,
@@ -49,8 +58,20 @@ impl<'a, 't> Watch<'a, 't> {
         }
     }
 
-    /// What the step's failure is, as a verdict needs it.
-    pub(super) fn trouble(&self, error: &StepError) -> Trouble {
+    /// What ended the dial, as a verdict needs it.
+    pub(super) fn ended(&self, error: &DialError) -> Trouble {
+        match error {
+            DialError::Step { error, .. } => self.trouble(error),
+            DialError::Refused { .. } => Trouble::Refused,
+            DialError::Credential(CredentialError::Token(error)) => Trouble::Token(error.into()),
+            DialError::Credential(CredentialError::Certificate(error)) => {
+                Trouble::Identity(error.to_string())
+            }
+        }
+    }
+
+    /// What the step's failure is.
+    fn trouble(&self, error: &StepError) -> Trouble {
         let (leg, act) = part(error.step());
         let source = match error {
             StepError::TimedOut(_, limit) => return Trouble::TimedOut(leg, act, *limit),
@@ -94,8 +115,9 @@ impl<'a, 't> Watch<'a, 't> {
             Some(refusal) => format!("{}: {}", status.as_u16(), printable(&refusal.detail)),
             None => status.to_string(),
         };
+        self.facts.clock =
+            clock(&answer, fields, SystemTime::now()).filter(|clock| clock.is_servers);
         self.facts.answer = Some(answer);
-        self.facts.clock = clock(fields, SystemTime::now());
     }
 }
 
@@ -155,6 +177,9 @@ impl Observer for Watch<'_, '_> {
                 StepError::TimedOut(..) => "nothing came".to_owned(),
                 StepError::Failed(_, error) => printable(&error.to_string()),
             },
+            None if self.words.is_empty() && step == Step::ProxyAsk => {
+                "it wants to be asked once more, on another connection".to_owned()
+            }
             _ => std::mem::take(&mut self.words),
         };
         let report = StepReport::new(name(step), StepResult::Held, words)
@@ -163,7 +188,11 @@ impl Observer for Watch<'_, '_> {
         match error.is_some() || is_refusal {
             // Told when it is known what it means.
             true => self.failed = Some(report),
-            false => self.told.step(report),
+            false => {
+                if let Some(told) = &mut self.told {
+                    told.step(report);
+                }
+            }
         }
     }
 
@@ -199,6 +228,32 @@ fn part(step: Step) -> (Leg, Act) {
     }
 }
 
+/// Reasons that a refusal of a session has as well.
+const SHARED_REASONS: [&str; 2] = ["method_not_allowed", "version_unsupported"];
+
+/// What a problem has, and a refusal of a session has not.
+#[derive(Deserialize)]
+struct WithHop {
+    #[serde(rename = "hop")]
+    _hop: IgnoredAny,
+}
+
+/// Whether it is said of a request, and not of a session.
+fn is_public(refusal: &Refusal, text: &[u8]) -> bool {
+    let reason = refusal.reason.as_str();
+    let is_problem = Reason::from_name(reason.as_bytes()).is_some();
+    is_problem && !SHARED_REASONS.contains(&reason)
+        || serde_json::from_slice::<WithHop>(text).is_ok()
+}
+
+/// An answer to a request that shows no credential: what it says can be shown too.
+pub(super) fn plain_answer(status: StatusCode, fields: &HeaderMap, text: &[u8]) -> AnswerFacts {
+    AnswerFacts {
+        words: page_words(text),
+        ..answer(status, fields, text)
+    }
+}
+
 /// An answer, as far as it tells who gave it.
 pub(super) fn answer(status: StatusCode, fields: &HeaderMap, text: &[u8]) -> AnswerFacts {
     let field = |name: HeaderName| fields.get(name).map(|value| value.as_bytes());
@@ -208,23 +263,41 @@ pub(super) fn answer(status: StatusCode, fields: &HeaderMap, text: &[u8]) -> Ans
     let begin = text.trim_ascii_start().to_ascii_lowercase();
     let looks_like_html = begin.starts_with(b"<!doctype html") || begin.starts_with(b"<html");
     let kind = words(CONTENT_TYPE).unwrap_or_default().to_ascii_lowercase();
+    let refusal: Option<Refusal> = serde_json::from_slice(text).ok();
+    let said = page_words(text).to_ascii_lowercase();
     AnswerFacts {
         status: status.as_u16(),
         location: words(LOCATION),
         server: words(SERVER).filter(|server| !server.is_empty()),
         is_html: looks_like_html || kind.starts_with("text/html"),
-        refusal: serde_json::from_slice(text).ok(),
+        words: String::new(),
+        is_too_large: said.contains("too large") || said.contains("too long"),
+        is_public: (refusal.as_ref()).is_some_and(|refusal| is_public(refusal, text)),
+        refusal,
         challenges: challenges
             .map(|value| printable(&String::from_utf8_lossy(value.as_bytes())))
             .collect(),
     }
 }
 
-/// The clocks, where the answer has the other one.
-pub(super) fn clock(fields: &HeaderMap, here: SystemTime) -> Option<ClockFacts> {
+/// The clocks, where the answer has the other one, as it was when the answer came.
+pub(super) fn clock(
+    answer: &AnswerFacts,
+    fields: &HeaderMap,
+    here: SystemTime,
+) -> Option<ClockFacts> {
+    let is_servers = answer.status == StatusCode::SWITCHING_PROTOCOLS || answer.refusal.is_some();
+    // What was kept by somebody has the time of when it was made (RFC 9111 section 5.1).
+    if !is_servers && fields.contains_key(AGE) {
+        return None;
+    }
     let date = fields.get(DATE)?.to_str().ok()?;
     let there = httpdate::parse_http_date(date).ok()?;
-    Some(ClockFacts { here, there })
+    Some(ClockFacts {
+        here,
+        there,
+        is_servers,
+    })
 }
 
 fn tls_words(version: Option<ProtocolVersion>, chain: &[CertificateFacts]) -> String {
@@ -298,9 +371,10 @@ fn tls_trouble(error: &io::Error) -> TlsTrouble {
         Some(TlsError::PeerIncompatible(_)) => TlsTrouble::Version(text()),
         Some(TlsError::NoApplicationProtocol) => TlsTrouble::NoHttp1,
         Some(TlsError::AlertReceived(alert)) => match alert {
-            AlertDescription::HandshakeFailure
-            | AlertDescription::ProtocolVersion
-            | AlertDescription::InsufficientSecurity => TlsTrouble::Version(text()),
+            AlertDescription::HandshakeFailure => TlsTrouble::Handshake(text()),
+            AlertDescription::ProtocolVersion | AlertDescription::InsufficientSecurity => {
+                TlsTrouble::Version(text())
+            }
             AlertDescription::UnrecognisedName => TlsTrouble::NameUnknown,
             AlertDescription::NoApplicationProtocol => TlsTrouble::NoHttp1,
             AlertDescription::NoCertificate
@@ -362,17 +436,69 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_for_platform_clients_speaks_of_hops() {
+        let said = |json: &str| {
+            answer(
+                StatusCode::SERVICE_UNAVAILABLE,
+                &HeaderMap::new(),
+                json.as_bytes(),
+            )
+        };
+        for reason in [
+            "runtime_offline",
+            "address_denied",
+            "something_new",
+            "method_not_allowed",
+        ] {
+            let json = format!(r#"{{"reason":"{reason}","hop":"tunnel-server","detail":"x"}}"#);
+            assert!(said(&json).is_public, "{reason}");
+        }
+        assert!(said(r#"{"reason":"runtime_offline","detail":"x"}"#).is_public);
+        for reason in [
+            "method_not_allowed",
+            "version_unsupported",
+            "token_refused",
+            "auth_busy",
+        ] {
+            let json = format!(r#"{{"reason":"{reason}","detail":"x","fatal":true}}"#);
+            assert!(!said(&json).is_public, "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_page_says_what_it_says_where_nothing_secret_was_told() {
+        let page = b"<html><head><title>400</title></head><h1>400 Bad Request</h1>Request Header Or Cookie Too Large";
+        let given = answer(StatusCode::BAD_REQUEST, &HeaderMap::new(), page);
+        assert!(given.is_too_large && given.words.is_empty(), "{given:?}");
+        let plain = plain_answer(StatusCode::BAD_REQUEST, &HeaderMap::new(), page);
+        assert!(
+            plain.words.starts_with("400 Bad Request Request Header"),
+            "{plain:?}"
+        );
+        assert!(!plain_answer(StatusCode::OK, &HeaderMap::new(), b"fine").is_too_large);
+    }
+
+    #[test]
     fn the_server_s_clock_is_in_its_answer() {
         let date = "Sun, 22 Nov 2026 06:00:00 GMT";
         let there = httpdate::parse_http_date(date).unwrap();
         let minute = Duration::from_secs(60);
-        let clock = clock(&fields(&[("date", date)]), there - minute).unwrap();
+        let switched = answer(StatusCode::SWITCHING_PROTOCOLS, &HeaderMap::new(), b"");
+        let dated = fields(&[("date", date)]);
+        let clock = clock(&switched, &dated, there - minute).unwrap();
         assert_eq!(
             (clock.difference(), clock.is_ahead(), clock.is_off()),
             (minute, false, true)
         );
         assert_eq!(clock.there_at(there), there + minute);
-        assert!(super::clock(&fields(&[("date", "soon")]), there).is_none());
+        assert!(clock.is_servers);
+        assert!(super::clock(&switched, &fields(&[("date", "soon")]), there).is_none());
+        // A page has the time of whoever gives it, and one that was kept that of another day.
+        let page = answer(StatusCode::OK, &HeaderMap::new(), b"<html>");
+        assert!(!super::clock(&page, &dated, there).unwrap().is_servers);
+        let kept = fields(&[("date", date), ("age", "86400")]);
+        assert!(super::clock(&page, &kept, there).is_none());
+        assert!(super::clock(&switched, &kept, there).is_some());
     }
 
     #[test]
@@ -382,6 +508,10 @@ mod tests {
         assert!(matches!(
             alert(AlertDescription::ProtocolVersion),
             TlsTrouble::Version(_)
+        ));
+        assert!(matches!(
+            alert(AlertDescription::HandshakeFailure),
+            TlsTrouble::Handshake(_)
         ));
         assert!(matches!(
             alert(AlertDescription::CertificateRequired),

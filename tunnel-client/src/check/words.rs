@@ -2,8 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-/// Longest text of a stranger that is shown.
-const STRANGE: usize = 300;
+use crate::dial::proxy::one_line;
 
 /// A moment to the second, in UTC.
 pub(super) fn moment(time: SystemTime) -> String {
@@ -24,10 +23,7 @@ pub(super) fn span(duration: Duration) -> String {
 
 /// What somebody on the way said, on one line that does nothing to a terminal, and not too long.
 pub(super) fn printable(text: &str) -> String {
-    let clean = text.trim().chars().take(STRANGE);
-    clean
-        .map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect()
+    one_line(text)
 }
 
 /// Elements of a list in a sentence.
@@ -51,6 +47,12 @@ mod tests {
     #[test]
     fn strangers_words_stay_words() {
         assert_eq!(printable(" a\u{1b}[2J\nb "), "a [2J b");
-        assert_eq!(printable(&"x".repeat(1_000)).len(), STRANGE);
+        // Read from the right, the second half of this would say something else.
+        assert_eq!(
+            printable("a\u{202e}b\u{2066}c\u{2028}d\u{200b}e"),
+            "a b c d e"
+        );
+        assert_eq!(printable("Zürich 東京"), "Zürich 東京");
+        assert!(printable(&"x".repeat(1_000)).chars().count() < 400);
     }
 }

@@ -20,27 +20,42 @@ use super::observe::{Logged, Walk};
 use super::step::{Step, StepError};
 use super::{Dialler, tls, upgrade};
 
+/// How whoever answers is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// He has to prove that he is the server.
+    Proven,
+    /// He need not.
+    Unproven,
+    /// Without TLS, which he does not speak.
+    Plain,
+}
+
 /// An answer to nobody in particular: its status, its fields, and the beginning of its content.
 pub(crate) type Glance = (StatusCode, HeaderMap, Bytes);
 
 impl Dialler {
-    /// Asks for no session, without a credential, and returns what is answered. With `unproven`, whoever
-    /// answers need not prove that he is the server.
+    /// Asks for no session, without a credential, and returns what is answered.
     ///
     /// # Errors
     /// As a dial fails.
-    pub(crate) async fn glance(&self, unproven: bool) -> Result<Glance, StepError> {
+    pub(crate) async fn glance(&self, look: Look) -> Result<Glance, StepError> {
         let mut observer = Logged;
         let mut walk = Walk::new(self.limit, &mut observer);
         let (link, _) = Box::pin(self.reach(&mut walk)).await?;
-        let name = &self.server_name;
-        let io = match unproven {
-            false => {
+        let (name, limit) = (&self.server_name, walk.limit());
+        let io = match look {
+            Look::Plain => {
+                let asking = Box::pin(upgrade::look(link, &self.host_field, limit));
+                let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+                return asked.await;
+            }
+            Look::Proven => {
                 self.tls
                     .secure(&mut walk, Step::Tls, link, name, None)
                     .await?
             }
-            true => {
+            Look::Unproven => {
                 let handshake = async {
                     let config = unproven_config().map_err(io::Error::other)?;
                     tls::handshake(link, &config, tls::server_name(name)?).await
@@ -48,7 +63,6 @@ impl Dialler {
                 walk.step(Step::Tls, handshake, |_, _| {}).await?
             }
         };
-        let limit = walk.limit();
         let asking = Box::pin(upgrade::look(io, &self.host_field, limit));
         let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
         asked.await

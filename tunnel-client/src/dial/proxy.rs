@@ -28,6 +28,7 @@ use tunnel_ops::tls_files::TlsFilesError;
 use self::http::{Asked, Asking};
 use self::refused_login::RefusedLogin;
 use self::socks5::Target;
+pub(crate) use self::words::{one_line, page_words};
 use super::link::Link;
 use super::observe::{Seen, Walk};
 use super::step::{Step, StepError};
@@ -333,7 +334,7 @@ impl fmt::Display for Schemes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.schemes.as_slice() {
             [] => Ok(()),
-            schemes => write!(f, " by {}", words::one_line(&schemes.join(", "))),
+            schemes => write!(f, " by {}", one_line(&schemes.join(", "))),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustls::CertificateError;
 use tokio::net::{TcpStream, UnixStream};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -37,6 +38,15 @@ pub(super) struct Dialled {
     /// The address of the destination's name that it leads to, and all of them; none when it has no
     /// name.
     pub(super) named: Option<(IpAddr, Arc<[IpAddr]>)>,
+}
+
+/// Why a connection that was only tried cannot be made.
+#[derive(Debug)]
+pub(crate) struct NotReached {
+    /// As an exchange would be told.
+    pub(crate) problem: Problem,
+    /// What is wrong with the certificate, if that is it.
+    pub(crate) certificate: Option<CertificateError>,
 }
 
 /// Why there is no connection.
@@ -70,6 +80,18 @@ impl UpstreamDialler {
         self.take_steps(offer)
             .await
             .map_err(|error| self.problem(&error))
+    }
+
+    /// Makes a connection and lets it go.
+    pub(super) async fn try_dial(&self) -> Result<(), NotReached> {
+        let dialled = self.take_steps(Offer::Any).await;
+        dialled.map(drop).map_err(|error| NotReached {
+            problem: self.problem(&error),
+            certificate: match error {
+                UpstreamDialError::Step(error) => error.certificate().cloned(),
+                UpstreamDialError::Denied(_) => None,
+            },
+        })
     }
 
     /// The addresses of the destination's name now; none when it has no name.

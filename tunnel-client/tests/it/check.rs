@@ -1,21 +1,24 @@
 //! A check on networks that are broken in one way each: what it says beside what was broken.
 
+mod upstreams;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command as Process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser;
 use rcgen::date_time_ymd;
 use serde_json::Value;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tunnel_client::check::{Options, Report, StepName, StepResult, Word, check};
 use tunnel_client::cli::{Cli, Command};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Refusal;
 
-use crate::network::{Authority, Listening, checked, head, http, refusal};
+use crate::network::{Authority, Listening, checked, head, http, refusal, self_signed, session};
 use crate::scripted::Scripted;
 
 /// Where a check is run: a folder with a token and a CA.
@@ -161,6 +164,18 @@ async fn what_stands_on_this_machine_is_looked_at_first() {
         verdict(&report),
         (StepName::Certificate, "certificate_file_unusable")
     );
+    // As a shell makes one for `<(…)`: nobody waits for what is written into it.
+    let pipe = place.path().join("pipe");
+    assert!(
+        Process::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let flag = format!("--token-file={}", pipe.display());
+    let report = place.check(server, &[&flag]).await;
+    assert_eq!(verdict(&report), (StepName::Token, "token_file_irregular"));
     place.write("token", " \n");
     let report = place.check(server, &[]).await;
     assert_eq!(verdict(&report), (StepName::Token, "token_file_empty"));
@@ -211,6 +226,21 @@ async fn proxies_that_say_no() {
         assert_eq!(verdict(&report), (StepName::Proxy, name), "{report:#?}");
         assert_eq!(result(&report, StepName::ProxyTcp).0, StepResult::Held);
     }
+    // One that wants the login on another connection.
+    let again = refusing(
+        "HTTP/1.1 407 Proxy Authentication Required\r\nconnection: close\r\n\
+         proxy-authenticate: Basic realm=\"corp\"\r\ncontent-length: 0\r\n\r\n",
+    )
+    .await;
+    place.write("login", "user:password\n");
+    let login = format!("--proxy-auth-file={}", place.path().join("login").display());
+    let flag = format!("--proxy=http://{}", again.address);
+    let server = "wss://tunnel.example.com";
+    let report = place.check(server, &[&flag, &login]).await;
+    assert_eq!(verdict(&report), (StepName::Proxy, "proxy_login"));
+    let (held, words) = result(&report, StepName::Proxy);
+    assert_eq!(held, StepResult::Held);
+    assert!(words.contains("once more"), "{words:?}");
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let flag = format!("--proxy=http://{}", closed.local_addr().unwrap());
     drop(closed);
@@ -300,9 +330,7 @@ async fn networks_that_want_a_sign_in() {
     let place = Place::new();
     let identity = place.authority.identity();
     let redirect = |_: &str| http("302 Found", "location: http://portal.test/login\r\n", "");
-    let server = Listening::answering(&identity, redirect).await;
-    let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
+    // Whoever proves that he is the host that was named is that: a web site, as a rule.
     let html = |_: &str| {
         http(
             "200 OK",
@@ -310,7 +338,15 @@ async fn networks_that_want_a_sign_in() {
             "<html>sign in</html>",
         )
     };
-    let server = Listening::answering(&identity, html).await;
+    for server in [
+        Listening::answering(&identity, redirect).await,
+        Listening::answering(&identity, html).await,
+    ] {
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(verdict(&report), (StepName::Upgrade, "not_a_tunnel_server"));
+    }
+    let wanting = |_: &str| http("511 Network Authentication Required", "", "sign in");
+    let server = Listening::answering(&identity, wanting).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
     // It catches TLS as well, with a certificate of its own.
@@ -318,14 +354,83 @@ async fn networks_that_want_a_sign_in() {
     let server = Listening::answering(&own, redirect).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
-    let plain = Scripted::start(|mut connection| async move {
-        connection.send("HTTP/1.1 400 Bad Request\r\n\r\n").await;
-        connection.rest().await;
+    // It speaks no TLS at all.
+    let plain = without_tls(http("302 Found", "location: http://portal.test/\r\n", "")).await;
+    let report = place.check(&plain.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+}
+
+/// Answers a request so, and what is no request with a 400.
+async fn without_tls(answer: String) -> Listening {
+    Listening::plain(move |mut stream| {
+        let answer = answer.clone();
+        async move {
+            let mut first = [0];
+            let _ = stream.read_exact(&mut first).await;
+            match first == *b"G" {
+                true => {
+                    let head = head(&mut stream).await.unwrap().to_lowercase();
+                    assert!(
+                        !head.contains("authorization"),
+                        "nothing is told to him: {head}"
+                    );
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+                false => {
+                    let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+                }
+            }
+            end(stream).await;
+        }
+    })
+    .await
+}
+
+/// Reads on, or what was not read would have the system throw away what was written.
+async fn end(mut stream: TcpStream) {
+    let _ = stream.shutdown().await;
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_not_the_tunnel_listener_s() {
+    let place = Place::new();
+    let problem = r#"{"reason":"runtime_offline","hop":"tunnel-server","detail":"no session"}"#;
+    let problem = http("503 Service Unavailable", "", problem);
+    // The public listener, with TLS and without.
+    let answer = problem.clone();
+    let secure = Listening::answering(&place.authority.identity(), move |_| answer.clone()).await;
+    let report = place.check(&secure.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "public_listener"));
+    let plain = without_tls(problem).await;
+    let report = place.check(&plain.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "public_listener"));
+    // The service itself, and one that speaks no HTTP.
+    let app = http("200 OK", "content-type: text/html\r\n", "<html>app</html>");
+    let app = without_tls(app).await;
+    let report = place.check(&app.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "not_tls"));
+    let ssh = Listening::plain(|mut stream| async move {
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH\r\n").await;
+        end(stream).await;
     })
     .await;
-    let url = plain.url().replace("http://", "wss://");
-    let report = place.check(&url, &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+    let report = place.check(&ssh.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Tls, "not_tls"));
+}
+
+/// What `openssl req -x509` makes.
+#[tokio::test]
+async fn a_certificate_that_signed_itself() {
+    let place = Place::new();
+    for (is_authority, advice) in [(true, "CA:FALSE"), (false, "give that very certificate")] {
+        let identity = self_signed("127.0.0.1", is_authority);
+        let server = Listening::answering(&identity, |_| http("200 OK", "", "")).await;
+        let report = place.check(&server.url(), &[]).await;
+        assert_eq!(verdict(&report), (StepName::Tls, "tls_self_signed"));
+        let told = &report.verdict().unwrap().advice;
+        assert!(told.contains(advice), "{told}");
+    }
 }
 
 #[tokio::test]
@@ -338,12 +443,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "upgrade_stripped"));
     // It answers such requests by itself, and passes on all others.
-    for status in [
-        "400 Bad Request",
-        "404 Not Found",
-        "200 OK",
-        "403 Forbidden",
-    ] {
+    for status in ["400 Bad Request", "404 Not Found", "200 OK"] {
         let server = Listening::answering(&identity, move |head| {
             match head.to_ascii_lowercase().contains("upgrade: websocket") {
                 true => http(status, "content-type: text/html\r\n", "<html>"),
@@ -358,6 +458,29 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
             "{status}"
         );
     }
+    // Or looks at the token, which the request that got through did not show.
+    let server = Listening::answering(&identity, |head| {
+        match head.to_ascii_lowercase().contains("authorization: bearer") {
+            true => http("403 Forbidden", "server: gateway\r\n", "no"),
+            false => refusal("426 Upgrade Required", "", "upgrade_required"),
+        }
+    })
+    .await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "refused_on_the_way"));
+    // Or says no to everything, whatever is asked for.
+    let server = Listening::answering(&identity, |_| {
+        http(
+            "400 Bad Request",
+            "server: nginx\r\n",
+            "<p>No such host here</p>",
+        )
+    })
+    .await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report), (StepName::Upgrade, "refused_on_the_way"));
+    let told = &report.verdict().unwrap().sentence;
+    assert!(told.contains("No such host here"), "{told}");
 }
 
 #[tokio::test]
@@ -373,7 +496,8 @@ async fn what_is_no_tunnel_server() {
             http("200 OK", "", r#"{"status":"ok"}"#),
             "not_a_tunnel_server",
         ),
-        (http("400 Bad Request", "", "no"), "upgrade_stripped"),
+        (http("400 Bad Request", "", "no"), "refused_on_the_way"),
+        (http("426 Upgrade Required", "", "no"), "upgrade_stripped"),
         (
             http("403 Forbidden", "server: waf\r\n", "no"),
             "refused_on_the_way",
@@ -455,6 +579,14 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(result(&report, StepName::Clock).0, expected);
     }
+    // A page that has been kept for a day is no clock.
+    let old = SystemTime::now() - Duration::from_secs(24 * 3600);
+    let date = format!("date: {}\r\n", httpdate::fmt_http_date(old));
+    let server = Listening::answering(&identity, move |_| http("404 Not Found", &date, "")).await;
+    let report = place.check(&server.url(), &[]).await;
+    assert_eq!(verdict(&report).1, "not_a_tunnel_server");
+    let has_clock = (report.steps.iter()).any(|step| step.step == StepName::Clock);
+    assert!(!has_clock, "{report:#?}");
 }
 
 #[tokio::test]
@@ -557,39 +689,6 @@ async fn a_runtime_that_another_keeps() {
 }
 
 #[tokio::test]
-async fn upstreams_are_connected_to_whatever_the_server_says() {
-    let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let flag = format!("--upstream=http://{}", closed.local_addr().unwrap());
-    drop(closed);
-    for server in [server.url(), "wss://127.0.0.1:1".to_owned()] {
-        let report = place.check(&server, &[&flag]).await;
-        let step = report.steps.last().unwrap();
-        assert_eq!(
-            (step.step, step.name.as_deref()),
-            (StepName::Upstream, Some("default"))
-        );
-        assert_eq!(step.verdict.as_ref().unwrap().name, "upstream_refused");
-        assert!(!report.is_ok());
-    }
-    let flag = "--upstream=http://no-such-host.invalid";
-    let report = place.check(&server.url(), &[flag]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::Upstream, "upstream_dns_failure")
-    );
-    let other = Authority::new("Other");
-    let wrong = Listening::tls(&other.identity(), |_stream| Box::pin(async {})).await;
-    let flag = format!("--upstream=https://{}", wrong.address);
-    let report = place.check(&server.url(), &[&flag]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::Upstream, "upstream_certificate")
-    );
-}
-
-#[tokio::test]
 async fn the_idle_limit_of_the_way_is_found() {
     let place = Place::new();
     let server = Listening::server(&place.authority.identity(), Some(checked())).await;
@@ -613,6 +712,31 @@ async fn the_idle_limit_of_the_way_is_found() {
     assert!(report.is_ok(), "{report:#?}");
     let idle = report.idle.unwrap();
     assert_eq!((idle.limit, idle.proven), (None, Duration::from_secs(3)));
+}
+
+/// The way was good a moment ago: what fails now is told for what it is.
+#[tokio::test]
+async fn a_session_that_cannot_be_had_any_more_says_why() {
+    let place = Place::new();
+    let identity = place.authority.identity();
+    let is_first = AtomicBool::new(true);
+    let server = Listening::tls(&identity, move |mut stream| {
+        match is_first.swap(false, Ordering::SeqCst) {
+            true => Box::pin(session(stream, Some(checked()))),
+            false => Box::pin(async move {
+                head(&mut stream).await.unwrap();
+                let answer = http("502 Bad Gateway", "server: nginx\r\n", "<html>");
+                let _ = stream.write_all(answer.as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }),
+        }
+    })
+    .await;
+    let upstream = Scripted::answering(b"").await;
+    let flag = format!("--upstream={}", upstream.url());
+    let options = Options::default().with_idle_probe(Duration::from_secs(3));
+    let report = place.check_with(&server.url(), &[&flag], options).await;
+    assert_eq!(verdict(&report), (StepName::Idle, "server_away"));
 }
 
 #[tokio::test]
@@ -640,55 +764,4 @@ async fn the_program_tells_people_and_scripts() {
     assert_eq!(json["verdict"]["name"], "connect_refused");
     let usage = run(&["--idle-probe", "--idle-probe-max=2h"]).await.unwrap();
     assert_eq!(usage.status.code(), Some(2));
-}
-
-#[tokio::test]
-async fn each_upstream_of_the_routes_is_looked_at() {
-    let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let well = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
-    let ill = Scripted::answering(b"HTTP/1.1 503 Oh\r\ncontent-length: 0\r\n\r\n").await;
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = closed.local_addr().unwrap();
-    drop(closed);
-    let (well, ill) = (well.url(), ill.url());
-    let table = format!(
-        r#"
-        [[route]]
-        name = "app"
-        path = "/app/*"
-        upstreams = [{{ url = "{well}", weight = 3 }}, {{ url = "{ill}" }}]
-        health = {{ path = "/healthz", interval = "5s", timeout = "2s" }}
-
-        [[route]]
-        name = "hooks"
-        path = "/hooks/{{source}}"
-        upstream = "http://{{source}}.hooks.svc"
-
-        [[route]]
-        name = "metrics"
-        path = "/metrics"
-        deny = "not for the outside"
-        "#
-    );
-    place.write("client.toml", &table);
-    let config = format!("--config={}", place.path().join("client.toml").display());
-    let upstream = format!("--upstream=http://{gone}");
-    let report = place.check(&server.url(), &[&config, &upstream]).await;
-    let upstreams: Vec<_> = (report.steps.iter())
-        .filter(|step| step.step == StepName::Upstream)
-        .map(|step| {
-            let verdict = step.verdict.as_ref().map(|verdict| verdict.name);
-            (step.name.as_deref().unwrap(), step.result, verdict)
-        })
-        .collect();
-    assert_eq!(
-        upstreams,
-        [
-            ("app", StepResult::Held, None),
-            ("app", StepResult::Failed, Some("upstream_unhealthy")),
-            ("hooks", StepResult::Skipped, None),
-            ("default", StepResult::Failed, Some("upstream_refused")),
-        ]
-    );
 }

@@ -72,6 +72,18 @@ impl Authority {
     }
 }
 
+/// A certificate that nobody else signed, good now; a CA's own, or a server's.
+pub(crate) fn self_signed(name: &str, is_authority: bool) -> Identity {
+    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    params.is_ca = match is_authority {
+        true => IsCa::Ca(BasicConstraints::Unconstrained),
+        false => IsCa::ExplicitNoCa,
+    };
+    let key = KeyPair::generate().unwrap();
+    let signed = params.self_signed(&key).unwrap();
+    Identity::from_pem(&signed.pem(), &key.serialize_pem()).unwrap()
+}
+
 impl Listening {
     /// Plain TCP.
     pub(crate) async fn plain<F>(does: impl Fn(TcpStream) -> F + Send + 'static) -> Self
@@ -223,7 +235,7 @@ pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String
 }
 
 /// A check at the server: an echo if anything is to be said, and then nothing.
-async fn session(mut stream: Box<dyn Io>, says: Option<Control>) {
+pub(crate) async fn session(mut stream: Box<dyn Io>, says: Option<Control>) {
     let Some(head) = head(&mut stream).await else {
         return;
     };

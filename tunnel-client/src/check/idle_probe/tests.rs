@@ -47,7 +47,7 @@ fn what_is_found_and_advised() {
         let mut finding = Finding::default();
         for (idle, held) in &held {
             assert!(!finding.is_over());
-            finding.add(secs(*idle), *held);
+            finding.add(secs(*idle), *held).unwrap();
         }
         let report = finding.report();
         let limit = limit.map(|(from, to)| (secs(from), secs(to)));
@@ -143,7 +143,7 @@ async fn find(way: Way, longest: u64) -> (IdleReport, Duration, Vec<String>) {
     let began = Instant::now();
     let mut told = Vec::new();
     let report = probe(sessions, Timing::default(), &mut |line| told.push(line)).await;
-    (report, began.elapsed(), told)
+    (report.unwrap(), began.elapsed(), told)
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,4 +174,34 @@ async fn silence_says_between_which_times() {
     assert!(took < secs(90), "{took:?}");
     assert!(told.last().unwrap().contains("nobody said so"), "{told:?}");
     assert_eq!(report.advised, secs(15));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_ends_itself_is_no_limit_of_the_way() {
+    for (reason, is_its_own) in [
+        (CloseReason::Drained, true),
+        (CloseReason::Revoked, true),
+        (CloseReason::Expired, true),
+        (CloseReason::Disconnected, true),
+        // As a proxy on the way closes what has been idle for too long.
+        (CloseReason::Other(1001), false),
+    ] {
+        let (mut sessions, mut servers) = (Vec::new(), Vec::new());
+        for idle in times(secs(60)) {
+            let (check, server) = session(Way::Bears);
+            sessions.push((idle, check));
+            servers.push(server);
+        }
+        let ending = Owned::spawn("ending", async move {
+            sleep(secs(20)).await;
+            servers.iter().for_each(|(server, ..)| server.cut(reason));
+            std::future::pending::<()>().await;
+        });
+        let found = probe(sessions, Timing::default(), &mut |_| {}).await;
+        match is_its_own {
+            true => assert_eq!(found.unwrap_err(), reason),
+            false => assert!(found.unwrap().limit.is_some(), "{reason:?}"),
+        }
+        drop(ending);
+    }
 }

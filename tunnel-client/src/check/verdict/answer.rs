@@ -41,59 +41,80 @@ pub(super) fn refused(facts: &Facts) -> Verdict {
     if let Some(refusal) = &answer.refusal {
         return by_server(facts, answer, refusal);
     }
-    // A server that is asked for no session says so in its own way: it is there, and what was on the request
-    // for one was not.
-    let plain = facts.plain.as_ref();
-    if let Some(Refusal { reason, .. }) = plain.and_then(|plain| plain.refusal.as_ref()) {
-        let seen =
-            format!("requests reach the tunnel server (it said {reason}), one for a WebSocket");
-        return stripped(
-            facts,
-            answer,
-            &format!("{seen} was answered {} on the way", answer.status),
-        );
-    }
-    if is_portal(facts, answer) {
+    // RFC 6585 section 6. Whoever else answers has proven that he is whom --server names.
+    if answer.status == 511 {
         return portal(facts, answer);
     }
-    by_another(facts, answer)
+    match words_of_server(facts) {
+        Some((plain, refusal)) if plain.is_public => public_listener(facts, refusal),
+        // A server that is asked for no session says so in its own way: it is there, and what was on the
+        // request for one was not.
+        Some((_, refusal)) if is_about_upgrade(answer) => {
+            let (reason, status) = (printable(&refusal.reason), answer.status);
+            let seen = format!(
+                "requests reach the tunnel server (it said {reason}), one for a WebSocket was answered {status} on the way"
+            );
+            stripped(facts, answer, &seen)
+        }
+        Some(_) => by_another(
+            facts,
+            answer,
+            ", and a request without token and Upgrade gets through",
+        ),
+        None => by_another(facts, answer, ""),
+    }
 }
 
-/// Neither the tunnel server's word, nor a page for people.
-fn by_another(facts: &Facts, answer: &AnswerFacts) -> Verdict {
+/// The tunnel server's word on a request that asked for no session and showed no credential.
+fn words_of_server(facts: &Facts) -> Option<(&AnswerFacts, &Refusal)> {
+    let plain = facts.plain.as_ref()?;
+    Some((plain, plain.refusal.as_ref()?))
+}
+
+/// Whether it is the Upgrade that is refused, where a request without that, and without a token, gets through.
+fn is_about_upgrade(answer: &AnswerFacts) -> bool {
+    match answer.status {
+        401 | 403 | 407 | 429 | 431 => false,
+        501 => true,
+        500.. => false,
+        _ => !answer.is_too_large,
+    }
+}
+
+/// Neither the tunnel server's word, nor a page for people. `through` tells of a request that got through.
+fn by_another(facts: &Facts, answer: &AnswerFacts, through: &str) -> Verdict {
     let (by, status) = (by(answer), answer.status);
-    let (host, port) = (&facts.host, facts.port);
     match status {
         407 => Verdict::new(
             "proxy_login",
             format!(
-                "a proxy on the way that nobody named demands a login ({})",
+                "a proxy on the way that nobody named demands a login ({}){through}",
                 challenges(answer)
             ),
             "name the proxy by --proxy, and its user and password by --proxy-auth-file",
         ),
+        400 | 431 if status == 431 || answer.is_too_large => Verdict::new(
+            "refused_on_the_way",
+            format!("{by} answered {status}: the head of the request is too large for it{through}"),
+            "the token makes it so large: whoever runs what stands before the server has to allow larger heads (in \
+             nginx `large_client_header_buffers`), or the token has to say less",
+        ),
+        400 | 501 if is_same_to_all(facts, answer) => refuses_all(facts, answer),
         400 | 426 | 501 => {
             let seen = format!("{by} answered {status} to the request for a WebSocket");
             stripped(facts, answer, &seen)
         }
-        401 | 403 => Verdict::new(
-            "refused_on_the_way",
-            format!(
-                "{by} refused the request with {status}, which is not the tunnel server's word{}",
-                match answer.challenges.is_empty() {
-                    true => String::new(),
-                    false => format!(" ({})", challenges(answer)),
-                }
-            ),
-            format!(
-                "something before the server (a web firewall, a gateway with a login) has to let /connect through as \
-                 it is; or {host}:{port} is not the tunnel server"
-            ),
-        ),
+        401 | 403 => unauthorized(facts, answer, through),
         429 => Verdict::new(
             "server_busy",
-            format!("{by} says that there are too many requests (429)"),
+            format!("{by} says that there are too many requests (429){through}"),
             "wait, and try again; if it stays so, ask whoever runs what stands before the server",
+        ),
+        500.. if !through.is_empty() => Verdict::new(
+            "refused_on_the_way",
+            format!("{by} answered {status} to the request for a session{through}"),
+            "whoever runs what stands before the server finds in its log why: it fails at the token or at the \
+             WebSocket, or the server was away just then",
         ),
         502..=504 => Verdict::new(
             "server_away",
@@ -102,17 +123,97 @@ fn by_another(facts: &Facts, answer: &AnswerFacts) -> Verdict {
             ),
             "whoever runs the server has to look whether it runs, and whether the load balancer knows where",
         ),
-        _ => Verdict::new(
-            "not_a_tunnel_server",
-            format!(
-                "{by} answered {status} to the request for a session, which no tunnel server does"
-            ),
-            format!(
-                "look at host and port of --server; if {host} is right, the load balancer before the server has to \
-                 lead /connect to it, with its Upgrade"
-            ),
-        ),
+        _ => elsewhere(facts, answer),
     }
+}
+
+/// Whether a request without token and Upgrade was answered in the same way by the same.
+fn is_same_to_all(facts: &Facts, answer: &AnswerFacts) -> bool {
+    let plain = facts.plain.as_ref();
+    plain.is_some_and(|plain| plain.status == answer.status && plain.server == answer.server)
+}
+
+/// Neither the Upgrade nor the token is to blame.
+fn refuses_all(facts: &Facts, answer: &AnswerFacts) -> Verdict {
+    let (by, status) = (by(answer), answer.status);
+    let words = facts.plain.as_ref().map_or("", |plain| &plain.words);
+    let said = match words.is_empty() {
+        true => String::new(),
+        false => format!(": {words}"),
+    };
+    let advice = match words.contains("ertificate") {
+        true => {
+            "something before the server wants a certificate of this client: give one by --client-cert and \
+             --client-key, or have /connect let through without"
+        }
+        false => "whoever runs what stands before the server has to let /connect through as it is",
+    };
+    Verdict::new(
+        "refused_on_the_way",
+        format!("{by} answers {status} to any request, with a WebSocket or without{said}"),
+        advice,
+    )
+}
+
+fn unauthorized(facts: &Facts, answer: &AnswerFacts, through: &str) -> Verdict {
+    let (by, status) = (by(answer), answer.status);
+    let (host, port) = (&facts.host, facts.port);
+    let wanted = match answer.challenges.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", challenges(answer)),
+    };
+    let or = match through.is_empty() {
+        true => format!("; or {host}:{port} is not the tunnel server"),
+        false => String::new(),
+    };
+    Verdict::new(
+        "refused_on_the_way",
+        format!(
+            "{by} refused the request with {status}, which is not the tunnel server's word{wanted}{through}"
+        ),
+        format!(
+            "something before the server (a web firewall, a gateway that looks at tokens itself) has to let /connect \
+             through as it is, with its Authorization{or}"
+        ),
+    )
+}
+
+/// No refusal, and no session: something else listens there.
+fn elsewhere(facts: &Facts, answer: &AnswerFacts) -> Verdict {
+    let (by, status, host) = (by(answer), answer.status, &facts.name);
+    let what = match &answer.location {
+        Some(location) => format!(" (it points to {location})"),
+        None if answer.is_html => " (a page for a browser)".to_owned(),
+        None => String::new(),
+    };
+    let or = match is_portal(facts, answer) {
+        true => "; a network that opens TLS and wants a sign-in first answers so too",
+        false => "",
+    };
+    Verdict::new(
+        "not_a_tunnel_server",
+        format!(
+            "{by} answered {status}{what} to the request for a session, which no tunnel server does"
+        ),
+        format!(
+            "look at host and port of --server; if {host} is right, the load balancer before the server has to lead \
+             /connect to it, with its Upgrade{or}"
+        ),
+    )
+}
+
+/// Another listener of the tunnel server, which speaks of requests and not of sessions.
+pub(super) fn public_listener(facts: &Facts, refusal: &Refusal) -> Verdict {
+    let (host, port) = (&facts.host, facts.port);
+    Verdict::new(
+        "public_listener",
+        format!(
+            "at {host}:{port} is the tunnel server's listener for platform clients; it says: {} ({})",
+            printable(&refusal.detail),
+            printable(&refusal.reason)
+        ),
+        "give the address of the server's --tunnel-listen by --server: it is not a runtime's own host",
+    )
 }
 
 fn stripped(facts: &Facts, answer: &AnswerFacts, seen: &str) -> Verdict {
@@ -141,13 +242,14 @@ pub(super) fn is_portal(facts: &Facts, answer: &AnswerFacts) -> bool {
         300..=399 => answer
             .location
             .as_deref()
-            .is_some_and(|to| leads_elsewhere(to, &facts.host)),
+            .is_some_and(|to| leads_elsewhere(to, facts)),
         200..=299 => answer.is_html,
         _ => false,
     }
 }
 
-fn leads_elsewhere(location: &str, host: &str) -> bool {
+/// Whether a redirect points to another host than the one that was asked for.
+fn leads_elsewhere(location: &str, facts: &Facts) -> bool {
     let rest = location
         .split_once("://")
         .map_or_else(|| location.strip_prefix("//"), |(_, rest)| Some(rest));
@@ -155,12 +257,26 @@ fn leads_elsewhere(location: &str, host: &str) -> bool {
         return false;
     };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let to = authority.rsplit_once(':').map_or(authority, |(to, _)| to);
-    !to.eq_ignore_ascii_case(host)
+    let authority = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    let to = match authority.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    !is_same_site(to, &facts.name) && !is_same_site(to, &facts.host)
+}
+
+fn is_same_site(one: &str, other: &str) -> bool {
+    let bare = |host: &str| {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        host.strip_prefix("www.").map(str::to_owned).unwrap_or(host)
+    };
+    bare(one) == bare(other)
 }
 
 pub(super) fn portal(facts: &Facts, answer: &AnswerFacts) -> Verdict {
-    let host = &facts.host;
+    let host = &facts.name;
     let what = match &answer.location {
         Some(location) => format!("points to {location}"),
         None => "is a page for a browser".to_owned(),
@@ -177,11 +293,6 @@ pub(super) fn portal(facts: &Facts, answer: &AnswerFacts) -> Verdict {
     )
 }
 
-/// The tunnel server's own words, on a way that is known to be good.
-pub(super) fn said(facts: &Facts, refusal: &Refusal) -> Verdict {
-    by_server(facts, &AnswerFacts::default(), refusal)
-}
-
 /// The tunnel server's own words.
 fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict {
     let detail = printable(&refusal.detail);
@@ -192,6 +303,9 @@ fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict 
             advice,
         )
     };
+    if answer.is_public {
+        return public_listener(facts, refusal);
+    }
     let ask = "ask whoever runs the server for a new token, and put it into the token file";
     match refusal.reason.as_str() {
         "upgrade_required" => {
@@ -242,13 +356,10 @@ fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict 
             "certificate_refused",
             "give another certificate by --client-cert and --client-key",
         ),
-        "superseded" | "runtime_held" | "runtime_contested" | "runtime_label_taken" => {
-            conflict(refusal)
-        }
-        // Its word for a request of a platform client, to the name of no runtime.
-        "runtime_unknown" => own(
-            "public_listener",
-            "this is the server's listener for platform clients: give the address of its --tunnel-listen",
+        "superseded" | "runtime_held" | "runtime_contested" => conflict(refusal),
+        "runtime_label_taken" => own(
+            "runtime_label_taken",
+            "ask whoever runs the server: the runtime needs another name, and its client a token for that",
         ),
         _ => own("refused", "do what the server says"),
     }

@@ -36,6 +36,11 @@ pub(super) fn token(trouble: &TokenTrouble) -> Verdict {
             format!("the token file {path} cannot be read: {text}"),
             "let the user that this program runs as read it",
         ),
+        TokenFault::NotAFile => Verdict::new(
+            "token_file_irregular",
+            format!("the token file {path} is a pipe, a folder or a device"),
+            "put the token into a regular file: it is read anew at each dial, which a pipe such as `<(…)` gives once",
+        ),
         TokenFault::Empty => Verdict::new(
             "token_file_empty",
             format!("the token file {path} is empty"),
@@ -55,7 +60,7 @@ pub(super) fn token_time(facts: &Facts) -> Verdict {
     let Some(token) = &facts.token else {
         return tls::clock_off(facts, "the token is not good now");
     };
-    let there = facts.clock.filter(|clock| clock.is_off());
+    let there = (facts.clock).filter(|clock| clock.is_servers && clock.is_off());
     let is_good_there = there.is_some_and(|clock| {
         let then = clock.there_at(facts.now);
         !token.is_expired(then) && !token.is_early(then)

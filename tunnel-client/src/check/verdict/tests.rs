@@ -1,5 +1,8 @@
 //! Every verdict as a table: what was seen, and what it is called.
 
+mod answers;
+mod upstreams;
+
 use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +14,6 @@ use super::*;
 use crate::check::certificate::CertificateFacts;
 use crate::check::facts::{
     Act, AnswerFacts, ClockFacts, Leg, ProxyRefusal, ProxyTrouble, TlsTrouble, Tried,
-    UpstreamFailure, UpstreamTrouble,
 };
 use crate::check::token::{TokenFacts, TokenFault, TokenKind, TokenTrouble};
 
@@ -38,6 +40,7 @@ fn certificate(issuer: &str, change: impl FnOnce(&mut CertificateFacts)) -> Cert
         not_after: now() + DAY,
         names: vec![HOST.to_owned()],
         is_self_signed: false,
+        is_authority: false,
         is_logged: false,
     };
     change(&mut made);
@@ -66,6 +69,7 @@ fn behind(by: Duration) -> ClockFacts {
     ClockFacts {
         here: now(),
         there: now() + by,
+        is_servers: true,
     }
 }
 
@@ -101,6 +105,7 @@ fn what_stands_on_this_machine() {
             TokenFault::Unreadable("permission denied".into()),
             "token_file_unreadable",
         ),
+        (TokenFault::NotAFile, "token_file_irregular"),
         (TokenFault::Empty, "token_file_empty"),
         (TokenFault::NotAToken, "token_file_malformed"),
     ] {
@@ -129,6 +134,8 @@ fn names_that_have_no_address() {
             "Temporary failure in name resolution",
             "no name server",
         ),
+        // As musl says it.
+        (HOST, "Try again", "no name server"),
     ] {
         let none = facts(|facts| facts.host = host.to_owned());
         for (leg, name) in [
@@ -273,7 +280,20 @@ fn certificates_that_nobody_here_trusts() {
         "{zscaler:?}"
     );
     let alone = certificate(HOST, |own| own.is_self_signed = true);
-    check(&shows(alone), &unknown, "tls_self_signed");
+    let verdict = check(&shows(alone.clone()), &unknown, "tls_self_signed");
+    assert!(verdict.advice.contains("--ca-file"), "{verdict:?}");
+    authorities_shown_as_servers(alone);
+    // The name that is asked for is the last of many.
+    let shared = certificate("Corp Root", |own| {
+        own.names = (1..12).map(|n| format!("site{n}.test")).collect();
+        own.names.push(HOST.to_owned());
+    });
+    check(&shows(shared.clone()), &unknown, "tls_inspection");
+    let public = CertificateFacts {
+        is_logged: true,
+        ..shared
+    };
+    check(&shows(public), &unknown, "tls_chain_incomplete");
     let public = certificate("Public CA", |own| own.is_logged = true);
     check(&shows(public), &unknown, "tls_chain_incomplete");
     let other = certificate("Portal", |own| own.names = vec!["portal.test".into()]);
@@ -289,6 +309,30 @@ fn certificates_that_nobody_here_trusts() {
     check(&facts(|_| {}), &unknown, "tls_inspection");
     let of_proxy = Trouble::Certificate(Leg::Proxy, CertificateError::UnknownIssuer);
     check(&private, &of_proxy, "proxy_tls");
+}
+
+/// TLS does not come to who signed such a one.
+fn authorities_shown_as_servers(alone: CertificateFacts) {
+    let other = rustls::OtherError(std::sync::Arc::new(std::io::Error::other(
+        "CaUsedAsEndEntity",
+    )));
+    let unfit = Trouble::Certificate(Leg::Server, CertificateError::Other(other));
+    let own = CertificateFacts {
+        is_authority: true,
+        ..alone
+    };
+    let shows = |chain: Vec<CertificateFacts>| facts(|facts| facts.chain = chain);
+    let verdict = check(&shows(vec![own.clone()]), &unfit, "tls_self_signed");
+    assert!(verdict.advice.contains("CA:FALSE"), "{verdict:?}");
+    let other_name = CertificateFacts {
+        names: vec!["other.test".to_owned()],
+        ..own.clone()
+    };
+    check(&shows(vec![other_name]), &unfit, "tls_name_mismatch");
+    let verdict = check(&shows(vec![own.clone(), own]), &unfit, "tls_certificate");
+    assert!(verdict.sentence.contains("made as a CA's"), "{verdict:?}");
+    let usual = certificate("Public", |_| {});
+    check(&shows(vec![usual]), &unfit, "tls_certificate");
 }
 
 #[test]
@@ -349,6 +393,7 @@ fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
     let ahead = ClockFacts {
         here: now(),
         there: now() - DAY,
+        is_servers: true,
     };
     let seen = facts(|facts| {
         facts.chain = vec![certificate("Public", |own| {
@@ -365,7 +410,11 @@ fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
 fn tls_that_fails_otherwise() {
     let none = facts(|_| {});
     for (trouble, name) in [
-        (TlsTrouble::NotTls, "captive_portal"),
+        (TlsTrouble::NotTls, "not_tls"),
+        (
+            TlsTrouble::Handshake("HandshakeFailure".into()),
+            "tls_handshake_failure",
+        ),
         (
             TlsTrouble::Version("no common version".into()),
             "tls_version",
@@ -385,108 +434,70 @@ fn tls_that_fails_otherwise() {
 }
 
 #[test]
-fn answers_of_somebody_else() {
-    let elsewhere =
-        |page: &mut AnswerFacts| page.location = Some("http://portal.test/?to=x".into());
-    let here = |page: &mut AnswerFacts| page.location = Some(format!("https://{HOST}:443/login"));
-    let html = |page: &mut AnswerFacts| page.is_html = true;
-    let nothing = |_: &mut AnswerFacts| {};
-    for (answer, name) in [
-        (answered(302, elsewhere), "captive_portal"),
-        (answered(511, nothing), "captive_portal"),
-        (answered(200, html), "captive_portal"),
-        (answered(302, here), "not_a_tunnel_server"),
+fn what_speaks_no_tls_is_a_portal_only_if_it_says_so() {
+    let not_tls = Trouble::Tls(Leg::Server, TlsTrouble::NotTls);
+    let to = |location: &str| {
+        let location = location.to_owned();
+        answered(302, |page| page.location = Some(location))
+    };
+    let html = || answered(200, |page| page.is_html = true);
+    let problem = answered(503, |answer| {
+        answer.refusal = Some(refusal("runtime_offline"));
+        answer.is_public = true;
+    });
+    for (port, plain, name) in [
+        (443, None, "not_tls"),
+        (443, Some(to("http://portal.test/login")), "captive_portal"),
+        (443, Some(html()), "captive_portal"),
+        (443, Some(answered(511, |_| {})), "captive_portal"),
+        (80, Some(to("http://portal.test/login")), "captive_portal"),
+        // A web site, or a service that is being worked on.
+        (3000, Some(html()), "not_tls"),
+        (80, Some(to("https://tunnel.example.com/")), "not_tls"),
         (
-            answered(301, |page| page.location = Some("/login".into())),
-            "not_a_tunnel_server",
+            80,
+            Some(to("https://www.tunnel.example.com:8443/")),
+            "not_tls",
         ),
-        (answered(200, nothing), "not_a_tunnel_server"),
-        (answered(404, html), "not_a_tunnel_server"),
-        (answered(500, nothing), "not_a_tunnel_server"),
-        (answered(400, html), "upgrade_stripped"),
-        (answered(426, nothing), "upgrade_stripped"),
-        (answered(501, nothing), "upgrade_stripped"),
-        (answered(407, nothing), "proxy_login"),
-        (answered(401, nothing), "refused_on_the_way"),
-        (answered(403, html), "refused_on_the_way"),
-        (answered(429, nothing), "server_busy"),
-        (answered(502, html), "server_away"),
-        (answered(504, nothing), "server_away"),
+        (443, Some(answered(400, |_| {})), "not_tls"),
+        (8080, Some(problem), "public_listener"),
     ] {
-        let seen = facts(|facts| facts.answer = Some(answer));
-        check(&seen, &Trouble::Refused, name);
-    }
-    let none = facts(|_| {});
-    check(&none, &Trouble::Refused, "upgrade_cut");
-    check(&none, &Trouble::Said(refusal("check_limit")), "server_busy");
-    check(&none, &Trouble::NotATunnel, "not_a_tunnel_server");
-    check(
-        &none,
-        &Trouble::NoAnswer("connection closed".into()),
-        "upgrade_cut",
-    );
-    let alert = "received fatal alert: CertificateRequired";
-    check(
-        &none,
-        &Trouble::NoAnswer(alert.into()),
-        "certificate_refused",
-    );
-}
-
-#[test]
-fn a_server_that_plain_requests_reach_lacks_only_the_upgrade() {
-    for status in [200, 400, 403, 404, 502] {
         let seen = facts(|facts| {
-            facts.answer = Some(answered(status, |answer| answer.is_html = true));
-            facts.plain = Some(answered(426, |plain| {
-                plain.refusal = Some(refusal("upgrade_required"));
-            }));
+            facts.port = port;
+            facts.plain = plain;
         });
-        let verdict = check(&seen, &Trouble::Refused, "upgrade_stripped");
-        assert!(
-            verdict.sentence.contains(&status.to_string()),
-            "{verdict:?}"
-        );
+        check(&seen, &not_tls, name);
     }
 }
 
 #[test]
-fn the_server_s_own_words() {
-    for (reason, name) in [
-        ("upgrade_required", "upgrade_stripped"),
-        ("path_unknown", "request_changed"),
-        ("greeting_malformed", "request_changed"),
-        ("version_unsupported", "version_unsupported"),
-        ("handshake_queue", "server_busy"),
-        ("server_draining", "server_busy"),
-        ("auth_unavailable", "server_busy"),
-        ("check_limit", "server_busy"),
-        ("credential_missing", "credential_missing"),
-        ("token_refused", "token_unknown"),
-        ("token_key_unknown", "token_unknown"),
-        ("token_audience", "token_unfit"),
-        ("token_signature", "token_unfit"),
-        ("token_expired", "token_expired"),
-        ("token_not_yet_valid", "token_not_yet_valid"),
-        ("credential_revoked", "credential_revoked"),
-        ("certificate_untrusted", "certificate_refused"),
-        ("runtime_held", "runtime_conflict"),
-        ("runtime_contested", "runtime_conflict"),
-        ("runtime_unknown", "public_listener"),
-        ("something_new", "refused"),
+fn a_redirect_is_compared_with_the_name_and_not_with_what_is_dialled() {
+    let unknown = Trouble::Certificate(Leg::Server, CertificateError::UnknownIssuer);
+    for (name, location, is_elsewhere) in [
+        (HOST, "https://tunnel.example.com:8443/x", false),
+        (HOST, "https://user@Tunnel.Example.com./x", false),
+        (HOST, "/login", false),
+        (HOST, "//portal.test/", true),
+        (HOST, "https://portal.test", true),
+        ("::1", "https://[::1]:8443/x", false),
+        ("::1", "https://[::2]/x", true),
     ] {
         let seen = facts(|facts| {
-            facts.answer = Some(answered(401, |answer| {
-                answer.refusal = Some(refusal(reason))
+            // By --connect-to.
+            facts.host = "192.0.2.7".to_owned();
+            facts.name = name.to_owned();
+            facts.chain = vec![certificate("Corp Root", |own| {
+                own.names = vec![name.to_owned()]
+            })];
+            facts.plain = Some(answered(302, |page| {
+                page.location = Some(location.to_owned())
             }));
         });
-        let verdict = check(&seen, &Trouble::Refused, name);
-        if reason != "upgrade_required" {
-            assert!(
-                verdict.sentence.contains("the server's words"),
-                "{verdict:?}"
-            );
-        }
+        let expected = match is_elsewhere {
+            true => "captive_portal",
+            false => "tls_inspection",
+        };
+        check(&seen, &unknown, expected);
     }
 }
 
@@ -534,6 +545,7 @@ fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
     let ahead = ClockFacts {
         here: now(),
         there: now() - DAY,
+        is_servers: true,
     };
     let (old, new) = (Some(now() - DAY / 2), Some(now() + DAY / 2));
     for (token, clock, name) in [
@@ -542,6 +554,15 @@ fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
         (token(None, old), Some(ahead), "clock_off"),
         (token(new, None), None, "token_not_yet_valid"),
         (token(new, None), Some(behind(DAY)), "clock_off"),
+        // What a page says of the time is no reason to doubt this clock.
+        (
+            token(None, old),
+            Some(ClockFacts {
+                is_servers: false,
+                ..ahead
+            }),
+            "token_expired",
+        ),
     ] {
         let seen = facts(|facts| {
             facts.token = token;
@@ -576,27 +597,4 @@ fn sessions_that_do_not_begin() {
         &Trouble::Conflict(refusal("runtime_held")),
         "runtime_conflict",
     );
-}
-
-#[test]
-fn upstreams_that_are_not_there() {
-    let none = facts(|_| {});
-    for (kind, name) in [
-        (UpstreamFailure::Unresolved, "upstream_dns_failure"),
-        (UpstreamFailure::Refused, "upstream_refused"),
-        (UpstreamFailure::TimedOut, "upstream_timeout"),
-        (UpstreamFailure::Unreached, "upstream_unreachable"),
-        (UpstreamFailure::Denied, "upstream_denied"),
-        (UpstreamFailure::Certificate, "upstream_certificate"),
-        (UpstreamFailure::Tls, "upstream_tls"),
-        (UpstreamFailure::Unhealthy, "upstream_unhealthy"),
-    ] {
-        let (url, text) = ("http://app:3000".into(), "no".into());
-        let verdict = check(
-            &none,
-            &Trouble::Upstream(UpstreamTrouble { url, kind, text }),
-            name,
-        );
-        assert!(verdict.sentence.contains("http://app:3000"), "{verdict:?}");
-    }
 }

@@ -7,7 +7,7 @@ use rustls::CertificateError;
 use super::{Verdict, answer};
 use crate::check::certificate::CertificateFacts;
 use crate::check::facts::{Facts, Leg, TlsTrouble};
-use crate::check::words::{listed, moment, printable, span};
+use crate::check::words::{moment, printable, span};
 
 /// What issuers of products are called that open TLS to look into it.
 const INSPECTORS: [&str; 24] = [
@@ -44,6 +44,10 @@ pub(super) fn certificate(facts: &Facts, leg: Leg, error: &CertificateError) -> 
     let own = facts.chain.first();
     match error {
         CertificateError::UnknownIssuer => unknown_issuer(facts, own),
+        // What is wrong with it is told before who signed it.
+        CertificateError::Other(_) if own.is_some_and(|own| is_alone(facts, own)) => {
+            unknown_issuer(facts, own)
+        }
         CertificateError::BadSignature => replaced(facts),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             wrong_name(facts, own)
@@ -64,7 +68,13 @@ pub(super) fn certificate(facts: &Facts, leg: Leg, error: &CertificateError) -> 
         ),
         other => Verdict::new(
             "tls_certificate",
-            format!("the certificate of {} is not good: {other}", facts.name),
+            match own {
+                Some(own) if own.is_authority => format!(
+                    "the certificate of {} was made as a CA's, which a server may not show as its own",
+                    facts.name
+                ),
+                _ => format!("the certificate of {} is not good: {other}", facts.name),
+            },
             "whoever runs the server, or what stands before it, has to mend its certificate",
         ),
     }
@@ -103,16 +113,8 @@ fn unknown_issuer(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
     if !own.is_for(name) {
         return wrong_name(facts, Some(own));
     }
-    if own.is_self_signed && facts.chain.len() == 1 {
-        return Verdict::new(
-            "tls_self_signed",
-            format!(
-                "the certificate of {name} is signed by nobody but itself ({})",
-                own.subject
-            ),
-            "if it is the server's own, give that very certificate by --ca-file; if not, something between answers in \
-             the server's place",
-        );
+    if is_alone(facts, own) {
+        return self_signed(name, own);
     }
     let last = facts.chain.last().unwrap_or(own);
     if own.is_logged {
@@ -144,6 +146,34 @@ fn unknown_issuer(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
         last.issuer_name, facts.host
     );
     Verdict::new("tls_inspection", sentence, advice)
+}
+
+/// Whether it is all that was shown, and signed itself.
+fn is_alone(facts: &Facts, own: &CertificateFacts) -> bool {
+    own.is_self_signed && facts.chain.len() == 1
+}
+
+fn self_signed(name: &str, own: &CertificateFacts) -> Verdict {
+    let subject = &own.subject;
+    if own.is_authority {
+        // What `openssl req -x509` makes, unless it is told otherwise: no --ca-file helps with that.
+        return Verdict::new(
+            "tls_self_signed",
+            format!(
+                "the certificate of {name} is signed by nobody but itself ({subject}), and was made as a CA's, which \
+                 a server may not show as its own"
+            ),
+            "if it is the server's own, make it anew with `-addext basicConstraints=critical,CA:FALSE` and \
+             `-addext subjectAltName=DNS:…`, and give that by --ca-file; if not, something between answers in the \
+             server's place",
+        );
+    }
+    Verdict::new(
+        "tls_self_signed",
+        format!("the certificate of {name} is signed by nobody but itself ({subject})"),
+        "if it is the server's own, give that very certificate by --ca-file; if not, something between answers in \
+         the server's place",
+    )
 }
 
 /// Who signed it has the name of somebody who is trusted here, and another key.
@@ -179,7 +209,7 @@ fn wrong_name(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
         || "another".to_owned(),
         |own| match own.names.is_empty() {
             true => own.subject.clone(),
-            false => listed(&own.names),
+            false => own.names_line(),
         },
     );
     let issuer = own.map_or_else(String::new, |own| format!(", signed by {}", own.issuer));
@@ -238,7 +268,11 @@ fn is_within(own: &CertificateFacts, time: SystemTime) -> bool {
 pub(super) fn clock_off(facts: &Facts, what: &str) -> Verdict {
     let off = match facts.clock {
         Some(clock) if clock.is_off() => format!(
-            "; the server's says {}, which is {} {}",
+            "; {} says {}, which is {} {}",
+            match clock.is_servers {
+                true => "the server's",
+                false => "that of whoever answers there",
+            },
             moment(clock.there),
             span(clock.difference()),
             if clock.is_ahead() {
@@ -267,18 +301,24 @@ pub(super) fn failed(facts: &Facts, leg: Leg, trouble: &TlsTrouble) -> Verdict {
     }
     let (host, port) = (&facts.host, facts.port);
     match trouble {
-        TlsTrouble::NotTls => Verdict::new(
-            "captive_portal",
-            format!("what answers at {host}:{port} speaks no TLS"),
-            "if this network wants a sign-in first, open any http:// page in a browser and sign in; else look at the \
-             port of --server: a proxy, or a listener without TLS, stands there",
-        ),
+        TlsTrouble::NotTls => not_tls(facts),
         TlsTrouble::Version(text) => Verdict::new(
             "tls_version",
             format!(
                 "{host}:{port} and this program have no version of TLS, or no cipher, in common: {text}"
             ),
             "TLS 1.2 or 1.3 is needed: whoever runs the server, or what opens TLS on the way, has to allow one of them",
+        ),
+        TlsTrouble::Handshake(text) => Verdict::new(
+            "tls_handshake_failure",
+            format!(
+                "{host}:{port} ends TLS and does not say why ({text}): it has no certificate for the name {}, or \
+                 wants one of this client, or the two have no version or cipher in common",
+                facts.name
+            ),
+            "look for a slip in --server or --server-name; where clients need a certificate, give it by --client-cert \
+             and --client-key; else TLS 1.2 or 1.3 has to be allowed by whoever runs the server, or what opens TLS on \
+             the way",
         ),
         TlsTrouble::NameUnknown => Verdict::new(
             "tls_name_unknown",
@@ -308,6 +348,29 @@ pub(super) fn failed(facts: &Facts, leg: Leg, trouble: &TlsTrouble) -> Verdict {
     }
 }
 
+/// Something without TLS: a network that wants a sign-in answers so in everybody's place, and any other service
+/// for itself.
+fn not_tls(facts: &Facts) -> Verdict {
+    let (host, port) = (&facts.host, facts.port);
+    let spoken = match &facts.plain {
+        // A page is due at the port of many a web site, and at 443 only where somebody else answers.
+        Some(page) if answer::is_portal(facts, page) && (port == 443 || !page.is_page()) => {
+            return answer::portal(facts, page);
+        }
+        Some(page) => match &page.refusal {
+            Some(refusal) if page.is_public => return answer::public_listener(facts, refusal),
+            _ => ", but HTTP without TLS",
+        },
+        None => "",
+    };
+    Verdict::new(
+        "not_tls",
+        format!("what answers at {host}:{port} speaks no TLS{spoken}"),
+        "look at host and port of --server: another service, or a listener without TLS, stands there; if this \
+         network wants a sign-in first, open any http:// page in a browser and sign in",
+    )
+}
+
 /// The server does not take the client's certificate, or wants one.
 pub(super) fn identity(facts: &Facts, text: &str) -> Verdict {
     Verdict::new(
@@ -327,8 +390,9 @@ fn words(trouble: &TlsTrouble) -> String {
         TlsTrouble::Cut => "the connection was ended".to_owned(),
         TlsTrouble::NoHttp1 => "it speaks no HTTP/1.1".to_owned(),
         TlsTrouble::NameUnknown => "it knows no server of that name".to_owned(),
-        TlsTrouble::Version(text) | TlsTrouble::Identity(text) | TlsTrouble::Other(text) => {
-            printable(text)
-        }
+        TlsTrouble::Version(text)
+        | TlsTrouble::Handshake(text)
+        | TlsTrouble::Identity(text)
+        | TlsTrouble::Other(text) => printable(text),
     }
 }

@@ -70,8 +70,8 @@ pub(super) fn unresolved(facts: &Facts, leg: Leg, host: &str, text: &str) -> Ver
         Leg::Server => "the server",
     };
     let mut advice = hint(host);
-    // The system's words for a name server that says nothing, or that it cannot say.
-    if text.contains("emporary failure") {
+    // The words of glibc and of musl for a name server that says nothing, or that it cannot say.
+    if text.contains("emporary failure") || text.contains("Try again") {
         advice = "no name server gives an answer: look at /etc/resolv.conf, and whether a firewall or a network \
                   policy lets port 53 through"
             .to_owned();

@@ -1,4 +1,4 @@
-//! A proxy's own words, for a terminal or a log: its pages are HTML, and long.
+//! The words of a proxy, or of anybody on the way, for a terminal or a log: its pages are HTML, and long.
 //!
 //! In come the first bytes of an answer's body; out comes one line of plain text, without tags, control
 //! characters, or anything beyond its bound. Pure.
@@ -47,8 +47,13 @@ pub(super) fn words(body: &[u8], hidden: &Hidden) -> String {
     one_line(&hidden.hide(&text))
 }
 
+/// The text of a page of somebody who was told nothing that must not be shown.
+pub(crate) fn page_words(body: &[u8]) -> String {
+    words(body, &Hidden::default())
+}
+
 /// Text of somebody else on one line and not too long, with nothing in it that moves a cursor.
-pub(super) fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let is_unfit = |c: char| c.is_control() || c.is_whitespace() || is_invisible(c);
     let mut line = String::new();
     for word in text.split(is_unfit).filter(|word| !word.is_empty()) {
@@ -65,7 +70,7 @@ pub(super) fn one_line(text: &str) -> String {
 
 /// Marks that turn the direction of text, and others that nobody sees.
 fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 fn looks_like_html(text: &str) -> bool {

@@ -1,0 +1,178 @@
+//! What a check says of what routes lead to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcgen::date_time_ymd;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::sync::Barrier;
+use tunnel_client::check::{StepName, StepResult};
+
+use super::{Place, verdict};
+use crate::network::{Authority, Listening, checked, head};
+use crate::scripted::Scripted;
+
+#[tokio::test]
+async fn upstreams_are_connected_to_whatever_the_server_says() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let flag = format!("--upstream=http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    for server in [server.url(), "wss://127.0.0.1:1".to_owned()] {
+        let report = place.check(&server, &[&flag]).await;
+        let step = report.steps.last().unwrap();
+        assert_eq!(
+            (step.step, step.name.as_deref()),
+            (StepName::Upstream, Some("default"))
+        );
+        assert_eq!(step.verdict.as_ref().unwrap().name, "upstream_refused");
+        assert!(!report.is_ok());
+    }
+    let flag = "--upstream=http://no-such-host.invalid";
+    let report = place.check(&server.url(), &[flag]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Upstream, "upstream_dns_failure")
+    );
+    let other = Authority::new("Other");
+    let wrong = Listening::tls(&other.identity(), |_stream| Box::pin(async {})).await;
+    let flag = format!("--upstream=https://{}", wrong.address);
+    let report = place.check(&server.url(), &[&flag]).await;
+    assert_eq!(
+        verdict(&report),
+        (StepName::Upstream, "upstream_certificate")
+    );
+}
+
+#[tokio::test]
+async fn each_upstream_of_the_routes_is_looked_at() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let well = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let ill = Scripted::answering(b"HTTP/1.1 503 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gone = closed.local_addr().unwrap();
+    drop(closed);
+    let (well, ill) = (well.url(), ill.url());
+    let table = format!(
+        r#"
+        [[route]]
+        name = "app"
+        path = "/app/*"
+        upstreams = [{{ url = "{well}", weight = 3 }}, {{ url = "{ill}" }}]
+        health = {{ path = "/healthz", interval = "5s", timeout = "2s" }}
+
+        [[route]]
+        name = "hooks"
+        path = "/hooks/{{source}}"
+        upstream = "http://{{source}}.hooks.svc"
+
+        [[route]]
+        name = "metrics"
+        path = "/metrics"
+        deny = "not for the outside"
+        "#
+    );
+    place.write("client.toml", &table);
+    let config = format!("--config={}", place.path().join("client.toml").display());
+    let upstream = format!("--upstream=http://{gone}");
+    let report = place.check(&server.url(), &[&config, &upstream]).await;
+    let upstreams: Vec<_> = (report.steps.iter())
+        .filter(|step| step.step == StepName::Upstream)
+        .map(|step| {
+            let verdict = step.verdict.as_ref().map(|verdict| verdict.name);
+            (step.name.as_deref().unwrap(), step.result, verdict)
+        })
+        .collect();
+    assert_eq!(
+        upstreams,
+        [
+            ("app", StepResult::Held, None),
+            ("app", StepResult::Failed, Some("upstream_unhealthy")),
+            ("hooks", StepResult::Skipped, None),
+            ("default", StepResult::Failed, Some("upstream_refused")),
+        ]
+    );
+}
+
+/// Side by side, or those of a network that drops everything would take minutes; and each once.
+#[tokio::test]
+async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
+    const DIFFERENT: usize = 6;
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let all_asked = Arc::new(Barrier::new(DIFFERENT));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let upstream = Listening::plain(move |mut stream| {
+        let (all_asked, asked) = (Arc::clone(&all_asked), Arc::clone(&asked));
+        async move {
+            // A connection that is only tried asks nothing.
+            if head(&mut stream).await.is_some() {
+                asked.fetch_add(1, Ordering::SeqCst);
+                all_asked.wait().await;
+                let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+            }
+        }
+    })
+    .await;
+    let url = format!("http://{}", upstream.address);
+    // What the last one leads to is what the first one does.
+    let table: String = (0..=DIFFERENT)
+        .map(|number| {
+            let seconds = 60 + number % DIFFERENT;
+            format!(
+                "[[route]]\nname = \"app{number}\"\npath = \"/{number}/*\"\nupstream = \"{url}\"\n\
+                 head_timeout = \"{seconds}s\"\nhealth = {{ path = \"/\", interval = \"1m\", timeout = \"30s\" }}\n"
+            )
+        })
+        .collect();
+    place.write("client.toml", &table);
+    let config = format!("--config={}", place.path().join("client.toml").display());
+    let upstream = Scripted::answering(b"").await;
+    let default = format!("--upstream={}", upstream.url());
+    let report = place.check(&server.url(), &[&config, &default]).await;
+    assert!(report.is_ok(), "{report:#?}");
+    assert_eq!(counted.load(Ordering::SeqCst), DIFFERENT);
+    let names = report.steps.iter().filter_map(|step| step.name.clone());
+    let expected = (0..=DIFFERENT).map(|number| format!("app{number}"));
+    let expected: Vec<_> = expected.chain(["default".to_owned()]).collect();
+    assert_eq!(names.collect::<Vec<_>>(), expected);
+}
+
+/// What fails at one upstream is told with what helps there.
+#[cfg(unix)]
+#[tokio::test]
+async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
+    let place = Place::new();
+    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let old = place.authority.made("127.0.0.1", |params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    let old = Listening::tls(&old, |_stream| Box::pin(async {})).await;
+    let socket = format!("unix:{}", place.path().join("app.sock").display());
+    let ca = format!(
+        "--upstream-ca-file={}",
+        place.path().join("ca.pem").display()
+    );
+    let expired = format!("https://{}", old.address);
+    for (url, more, name, advice) in [
+        (
+            &expired,
+            &[ca.as_str()][..],
+            "upstream_certificate",
+            "take a new one",
+        ),
+        (&socket, &[], "upstream_refused", "mend the path"),
+    ] {
+        let flag = format!("--upstream={url}");
+        let flags: Vec<&str> = more.iter().copied().chain([flag.as_str()]).collect();
+        let report = place.check(&server.url(), &flags).await;
+        assert_eq!(verdict(&report), (StepName::Upstream, name));
+        let told = &report.verdict().unwrap().advice;
+        assert!(told.contains(advice), "{told}");
+    }
+}
