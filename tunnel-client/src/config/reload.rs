@@ -2,11 +2,15 @@
 //!
 //! In: what was given at the start, and word that a file changed, a minute passed, or SIGHUP came. Out:
 //! a new table of routes, or the last good one and a log line for each fault. Only routes are taken
-//! over; a change of anything else counts when the client is started anew, and is told.
+//! over; a change of anything else counts when the client is started anew, and is told; so is what would
+//! keep it from starting then.
+//!
+//! Files are read beside the thread that moves the bytes: there may be many, on a slow disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::task::{JoinError, spawn_blocking};
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
@@ -21,8 +25,23 @@ use crate::upstream::UpstreamError;
 pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
-    /// What the settings beside the routes were when they were last told.
-    others: Others,
+    /// Whether the program would start with this.
+    starts: CheckStart,
+    /// What the settings beside the routes were at the start, which is what counts.
+    started: Others,
+    /// What they were when they were last looked at.
+    last: Others,
+}
+
+/// The check that a start makes.
+pub(crate) type CheckStart = fn(Source) -> Result<(), ConfigError>;
+
+/// What was read.
+struct Files {
+    source: Source,
+    list: RouteList,
+    /// What would refuse a start with it.
+    refused: Option<ConfigError>,
 }
 
 /// Why the last good routes stay.
@@ -34,17 +53,22 @@ enum ReloadError {
     /// Upstreams cannot be as the files say.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    /// Nobody has read them to their end.
+    #[error("the files were not read to their end: {0}")]
+    Interrupted(#[from] JoinError),
 }
 
 impl Reloader {
     /// Begins to watch; made before the files are read for the first time, so that no edit in between is
-    /// missed. Must be called within a runtime.
-    pub(crate) fn new(given: Given) -> Result<Self, WatchError> {
-        let source = given.clone().merge().ok();
+    /// missed. `starts` is the check that the program makes at its start. Must be called within a runtime.
+    pub(crate) fn new(given: Given, starts: CheckStart) -> Result<Self, WatchError> {
+        let started = given.clone().merge().ok().map(others).unwrap_or_default();
         Ok(Self {
             watch: FileWatch::new(given.route_files())?,
             given,
-            others: source.map(others).unwrap_or_default(),
+            starts,
+            last: started.clone(),
+            started,
         })
     }
 
@@ -54,20 +78,23 @@ impl Reloader {
             loop {
                 let change = self.watch.changed().await;
                 // Before they are read, as at the start: files that are new among them change from here on.
-                self.watch.set_paths(self.given.route_files());
-                self.reload(&routes, &metrics, &change);
+                let given = self.given.clone();
+                if let Ok(files) = spawn_blocking(move || given.route_files()).await {
+                    self.watch.set_paths(files);
+                }
+                self.reload(&routes, &metrics, &change).await;
             }
         })
     }
 
-    fn reload(&mut self, routes: &Routes, metrics: &Metrics, change: &Change) {
+    async fn reload(&mut self, routes: &Routes, metrics: &Metrics, change: &Change) {
         let files = &change.files;
         tracing::info!(
             ?files,
             asked = change.is_requested,
             "reading the routes again"
         );
-        let result = self.take_over(routes);
+        let result = self.take_over(routes).await;
         metrics.on_reload(result.is_ok());
         match result {
             Ok(count) => tracing::info!(routes = count, "the routes are good and in force"),
@@ -79,18 +106,45 @@ impl Reloader {
         }
     }
 
-    fn take_over(&mut self, routes: &Routes) -> Result<usize, ReloadError> {
-        let source = self.given.clone().merge().map_err(ConfigError::from)?;
-        let list = check(&source)?;
+    async fn take_over(&mut self, routes: &Routes) -> Result<usize, ReloadError> {
+        let (given, starts) = (self.given.clone(), self.starts);
+        let read = spawn_blocking(move || Files::read(given, starts)).await?;
+        let Files {
+            source,
+            list,
+            refused,
+        } = read?;
         routes.replace(&list)?;
-        let others = others(source);
-        if others != self.others {
+        for fault in refused.iter().flat_map(ConfigError::faults) {
+            tracing::warn!(%fault, "the routes are good, but the client would not start with these settings");
+        }
+        if self.is_news(others(source)) {
             tracing::warn!(
                 "a setting other than the routes has changed: it counts when the client is started anew"
             );
-            self.others = others;
         }
         Ok(list.len())
+    }
+
+    /// Whether the settings beside the routes are neither those that are in force nor told already.
+    fn is_news(&mut self, others: Others) -> bool {
+        let is_news = others != self.started && others != self.last;
+        self.last = others;
+        is_news
+    }
+}
+
+impl Files {
+    /// Reads them. Takes as long as the disk does.
+    fn read(given: Given, starts: CheckStart) -> Result<Self, ConfigError> {
+        let source = given.merge()?;
+        let list = check(&source)?;
+        let refused = starts(source.clone()).err();
+        Ok(Self {
+            source,
+            list,
+            refused,
+        })
     }
 }
 

@@ -62,6 +62,22 @@ async fn a_connection_without_a_first_byte_is_closed() {
     assert_eq!(good.ask(get("/")).await.head.status, 200);
 }
 
+/// Also where the protocol is known before it.
+#[tokio::test]
+async fn a_tls_connection_without_a_first_byte_is_closed() {
+    let rig = Rig::with(|config| {
+        config.first_byte_timeout = SHORT;
+        config.public_tls = Some(identity());
+    })
+    .await;
+    for alpn in [&[&b"http/1.1"[..]][..], &[b"h2"], &[]] {
+        let mut silent = rig.raw_tls(alpn).await;
+        silent.closes().await;
+    }
+    let ended = "tunnel_server_connections_refused_total{cause=\"first_byte\",listener=\"public\"}";
+    rig.metric_becomes(ended, 3.0).await;
+}
+
 #[tokio::test]
 async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
     let rig = Rig::with(|config| {
