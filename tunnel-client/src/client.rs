@@ -136,7 +136,7 @@ impl Client {
     /// See [`ClientError`].
     pub fn with_reload(given: Given) -> Result<Self, ClientError> {
         // Before the files are read, so that no edit in between is missed.
-        let reloader = Reloader::new(given.clone())?;
+        let reloader = Reloader::new(given.clone(), |source| Config::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
         let mut client = Self::new(Config::check(source)?)?;
         client.reloader = Some(reloader);

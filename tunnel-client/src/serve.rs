@@ -12,7 +12,6 @@
 mod answer;
 mod body;
 mod connection;
-mod long_stream;
 mod request;
 mod upgraded;
 
@@ -28,6 +27,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tunnel_ops::admin::Readiness;
+use tunnel_ops::connection::Bounds;
 use tunnel_ops::listener::{accept, listen};
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
@@ -37,13 +37,17 @@ use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::front::ViaName;
 
 pub(crate) use self::body::{ListenerBody, ListenerInformational};
-use self::upgraded::Bounds;
+use self::upgraded::UpgradedBounds;
 use crate::config::{CertificateFiles, ListenConfig};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
 /// What of the grace period is kept for ends that their protocol knows, at most.
 const ENDING: Duration = Duration::from_secs(4);
+
+/// What may be sent ahead on one HTTP/2 stream. The way to an ingress controller is short, so that this is
+/// enough; and each exchange may hold as much, however many there are.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 
 /// A listener that is bound and accepts nobody yet.
 pub(crate) struct FrontListener {
@@ -112,9 +116,20 @@ impl Front {
         networks.any(|network| network.contains(&address))
     }
 
-    /// When upgraded connections end, other than by themselves.
+    /// What a connection may take, and how long.
     fn bounds(&self) -> Bounds {
         Bounds {
+            max_head_bytes: self.listen.max_head_bytes,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            request_head_timeout: self.listen.request_head_timeout,
+            keep_alive_timeout: self.listen.keep_alive_timeout,
+            body_idle_timeout: self.listen.body_idle_timeout,
+        }
+    }
+
+    /// When upgraded connections end, other than by themselves.
+    fn upgraded_bounds(&self) -> UpgradedBounds {
+        UpgradedBounds {
             stage: self.ending.clone(),
             linger: self.listen.body_idle_timeout,
         }

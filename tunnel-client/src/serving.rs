@@ -120,7 +120,7 @@ impl Serving {
     /// See [`ServingError`].
     pub fn with_reload(given: Given) -> Result<Self, ServingError> {
         // Before the files are read, so that no edit in between is missed.
-        let reloader = Reloader::new(given.clone())?;
+        let reloader = Reloader::new(given.clone(), |source| ServeConfig::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
         let mut serving = Self::new(ServeConfig::check(source)?)?;
         serving.reloader = Some(reloader);

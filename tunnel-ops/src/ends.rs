@@ -2,12 +2,13 @@
 //!
 //! A content that is cut is an error to whoever reads it, and must never look like an end. But some
 //! have an end of their own that says "come again": a close frame, the status of a call, the gap
-//! between two events. Here is where such an end may stand, and what it is; when it is time for one is
-//! the program's business.
+//! between two events. Here is where such an end may stand, what it is, and the stream that takes it when
+//! it is time; when that is, is the program's business.
 //!
 //! In: the bytes of a content, which pass untouched.
 
 mod events;
+mod long_stream;
 mod messages;
 mod websocket;
 
@@ -15,6 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 
 pub use self::events::Events;
+pub use self::long_stream::{Early, LongStream, PATIENCE};
 pub use self::messages::Messages;
 pub use self::websocket::Frames;
 

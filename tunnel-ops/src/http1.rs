@@ -23,21 +23,6 @@ pub mod framing;
 mod handle;
 mod head;
 mod syntax;
-/// Short pieces as one: a vectored write costs more than the copy.
-fn joined<'a>(bufs: &'a [io::IoSlice<'_>], space: &'a mut [u8; JOINED_BYTES]) -> Option<&'a [u8]> {
-    if let [only] = bufs {
-        return Some(only);
-    }
-    let mut used = 0;
-    for piece in bufs {
-        space
-            .get_mut(used..used + piece.len())?
-            .copy_from_slice(piece);
-        used += piece.len();
-    }
-    Some(&space[..used])
-}
-
 #[cfg(test)]
 mod tests;
 mod violation;
@@ -533,4 +518,19 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         }
         Pin::new(&mut this.io).poll_shutdown(cx)
     }
+}
+
+/// Short pieces as one: a vectored write costs more than the copy.
+fn joined<'a>(bufs: &'a [io::IoSlice<'_>], space: &'a mut [u8; JOINED_BYTES]) -> Option<&'a [u8]> {
+    if let [only] = bufs {
+        return Some(only);
+    }
+    let mut used = 0;
+    for piece in bufs {
+        space
+            .get_mut(used..used + piece.len())?
+            .copy_from_slice(piece);
+        used += piece.len();
+    }
+    Some(&space[..used])
 }

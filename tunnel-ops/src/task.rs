@@ -88,12 +88,6 @@ impl Tasks {
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, future: F) {
-        self.spawn(future);
-    }
-}
-
 impl fmt::Debug for Tasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tasks").finish_non_exhaustive()

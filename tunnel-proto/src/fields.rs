@@ -4,6 +4,7 @@
 //! use these rules on whatever they received before they build the message that they send on.
 
 use http::{HeaderMap, HeaderName, header};
+use http_body::Frame;
 
 /// Field names that a `Connection` header nominates as connection-specific.
 ///
@@ -59,11 +60,20 @@ pub fn is_connection_specific(name: &HeaderName) -> bool {
     )
 }
 
+/// Whether a field says where a request came from, and for whom: only trusted proxies may. Whatever
+/// is called like these is one of them, since there is no list of what upstreams believe.
+#[must_use]
+pub fn is_forwarded(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
+}
+
 /// Whether a field may never be sent as a trailer: framing, routing, authentication, request
 /// modifiers, response control, and how content is processed (RFC 9110 section 6.5.1).
 #[must_use]
 pub fn is_forbidden_trailer(name: &HeaderName) -> bool {
     is_connection_specific(name)
+        || is_forwarded(name)
         || name.as_str().starts_with("content-")
         || [
             header::ACCEPT_ENCODING,
@@ -74,7 +84,6 @@ pub fn is_forbidden_trailer(name: &HeaderName) -> bool {
             header::DATE,
             header::EXPECT,
             header::EXPIRES,
-            header::FORWARDED,
             header::HOST,
             header::IF_MATCH,
             header::IF_MODIFIED_SINCE,
@@ -108,6 +117,19 @@ pub fn clean_trailers(trailers: HeaderMap) -> HeaderMap {
         }
     }
     clean
+}
+
+/// A frame of a body with everything removed that may not travel in trailers; `None`, which is the
+/// body's end, if nothing is left of them.
+#[must_use]
+pub fn clean_frame<D>(frame: Frame<D>) -> Option<Frame<D>> {
+    match frame.into_trailers() {
+        Ok(trailers) => {
+            let clean = clean_trailers(trailers);
+            (!clean.is_empty()).then(|| Frame::trailers(clean))
+        }
+        Err(content) => Some(content),
+    }
 }
 
 /// Why a `Content-Length` is no length.
@@ -193,6 +215,7 @@ mod tests {
             "host",
             "content-length",
             "set-cookie",
+            "x-forwarded-user",
             "x-checksum",
         ] {
             trailers.append(HeaderName::from_static(name), HeaderValue::from_static("0"));
@@ -200,5 +223,18 @@ mod tests {
         let clean = clean_trailers(trailers);
         let names: Vec<_> = clean.keys().map(HeaderName::as_str).collect();
         assert_eq!(names, ["grpc-status", "x-checksum"]);
+    }
+
+    #[test]
+    fn a_frame_of_trailers_of_which_nothing_is_left_is_the_end() {
+        let with = |name: &'static str| {
+            let mut trailers = HeaderMap::new();
+            trailers.append(name, HeaderValue::from_static("0"));
+            clean_frame(Frame::<&[u8]>::trailers(trailers))
+        };
+        assert!(with("transfer-encoding").is_none());
+        assert!(with("grpc-status").is_some_and(|frame| frame.is_trailers()));
+        let data = clean_frame(Frame::data(&b"x"[..])).and_then(|frame| frame.into_data().ok());
+        assert_eq!(data, Some(&b"x"[..]));
     }
 }

@@ -8,6 +8,7 @@
 pub mod rate;
 pub mod shaper;
 pub mod sources;
+pub mod waiting;
 
 use std::{
     net::IpAddr,
@@ -23,7 +24,11 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use self::{rate::Rate, shaper::Shaper};
+use self::{
+    rate::{Rate, TooOften},
+    shaper::Shaper,
+    waiting::{NoRoom, Place, Room},
+};
 use crate::runtimes::RuntimeLimits;
 
 /// What `Retry-After` says of limits on what is open at once: exchanges end all the time.
@@ -32,15 +37,29 @@ const OPEN_RETRY: Duration = Duration::from_secs(1);
 /// The same of a full waiting room, which empties when the runtime is back or the wait is over.
 const WAITING_RETRY: Duration = Duration::from_secs(5);
 
-/// How many may wait for one runtime before the configuration has said so.
-const WAITING: usize = 256;
-
 /// What all runtimes of this node may use together, and what each may whose own limits do not say.
 #[derive(Debug)]
 pub struct NodeBudget {
     open: Count,
-    max_waiting: AtomicUsize,
+    websockets: Count,
+    rate: Rate,
+    waiting: Room,
     defaults: Mutex<RuntimeLimits>,
+}
+
+/// What all runtimes of one node may use together; nothing set means as much as there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodeLimits {
+    /// Exchanges open at once.
+    pub exchanges: Option<u32>,
+    /// Exchanges begun in a second.
+    pub exchange_rate: Option<u32>,
+    /// Upgraded connections open at once.
+    pub websockets: Option<u32>,
+    /// Requests that wait for a runtime to come back.
+    pub waiting: Option<u32>,
+    /// What those hold together, in bytes.
+    pub waiting_bytes: Option<u64>,
 }
 
 /// What one runtime may use, and what it uses now.
@@ -55,7 +74,7 @@ pub struct Budget {
     rate: Rate,
     upload: Arc<Shaper>,
     download: Arc<Shaper>,
-    waiting: AtomicUsize,
+    waiting: Room,
     /// Where it may be reached from; `None` means from anywhere.
     allow_from: ArcSwapOption<Vec<IpNet>>,
 }
@@ -69,9 +88,12 @@ pub struct Permit {
 
 /// A place among the requests that wait for a runtime to come back; given back when dropped.
 #[derive(Debug)]
-pub struct Waiting<'a>(&'a AtomicUsize);
+pub struct Waiting<'a> {
+    _own: Place<'a>,
+    _node: Place<'a>,
+}
 
-/// Things of which so many may be there at once.
+/// Things of which so many may be there at once, or bytes.
 #[derive(Debug)]
 struct Count {
     open: AtomicUsize,
@@ -82,9 +104,11 @@ struct Count {
 impl NodeBudget {
     /// Changes the limits; what is counted stays. Each [`Budget`] has to be told to
     /// [`refresh`](Budget::refresh) afterwards.
-    pub fn set(&self, max_open: usize, max_waiting: usize, defaults: RuntimeLimits) {
-        self.open.max.store(max_open, Ordering::Relaxed);
-        self.max_waiting.store(max_waiting, Ordering::Relaxed);
+    pub fn set(&self, limits: NodeLimits, defaults: RuntimeLimits) {
+        self.open.limit(limits.exchanges.map(u64::from));
+        self.websockets.limit(limits.websockets.map(u64::from));
+        self.rate.set(limits.exchange_rate);
+        self.waiting.limit(limits.waiting, limits.waiting_bytes);
         *self.defaults.lock() = defaults;
     }
 
@@ -99,7 +123,9 @@ impl Default for NodeBudget {
     fn default() -> Self {
         Self {
             open: Count::unlimited(),
-            max_waiting: AtomicUsize::new(WAITING),
+            websockets: Count::unlimited(),
+            rate: Rate::default(),
+            waiting: Room::unlimited(),
             defaults: Mutex::default(),
         }
     }
@@ -118,7 +144,7 @@ impl Budget {
             rate: Rate::default(),
             upload: Arc::default(),
             download: Arc::default(),
-            waiting: AtomicUsize::new(0),
+            waiting: Room::unlimited(),
             allow_from: ArcSwapOption::empty(),
         };
         budget.refresh();
@@ -135,8 +161,9 @@ impl Budget {
     pub fn refresh(&self) {
         let own = self.own.lock();
         let limits = own.or(*self.node.defaults.lock());
-        self.exchanges.limit(limits.exchanges);
-        self.websockets.limit(limits.websockets);
+        self.exchanges.limit(limits.exchanges.map(u64::from));
+        self.websockets.limit(limits.websockets.map(u64::from));
+        self.waiting.limit(limits.waiting, limits.waiting_bytes);
         let head_bytes = limits.head_bytes.unwrap_or(usize::MAX);
         self.head_bytes.store(head_bytes, Ordering::Relaxed);
         self.rate.set(limits.exchange_rate);
@@ -174,14 +201,12 @@ impl Budget {
             let detail = format!("the runtime's limit `head_size` is {max} bytes");
             return Err(Problem::new(Hop::Server, Reason::HeadTooLarge, detail));
         }
-        let full =
-            |reason, detail| Problem::new(Hop::Server, reason, detail).retry_after(OPEN_RETRY);
-        self.exchanges.enter().map_err(|max| {
+        self.exchanges.enter(1).map_err(|max| {
             let detail = format!("the runtime's limit `exchanges` is {max} open at once");
             full(Reason::ExchangeLimit, detail)
         })?;
-        if let Err(max) = self.node.open.enter() {
-            self.exchanges.leave();
+        if let Err(max) = self.node.open.enter(1) {
+            self.exchanges.leave(1);
             let detail = format!("the server's limit `max-open-exchanges` is {max} open at once");
             return Err(full(Reason::ServerLimit, detail));
         }
@@ -190,39 +215,73 @@ impl Budget {
             is_upgrade: false,
         };
         if is_upgrade {
-            self.websockets.enter().map_err(|max| {
-                let detail = format!("the runtime's limit `websockets` is {max} open at once");
-                full(Reason::WebsocketLimit, detail)
-            })?;
+            self.enter_websocket()?;
             permit.is_upgrade = true;
         }
-        // Last, so that what is refused for another reason takes no part of the rate.
+        // Last, so that what is refused for another reason takes no part of a rate; and the runtime's
+        // first, so that none which is over its own takes a part of what all have together.
         self.rate.take().map_err(|refused| {
-            let max = refused.max;
-            let detail = format!("the runtime's limit `exchange_rate` is {max} in a second");
-            Problem::new(Hop::Server, Reason::ExchangeRateLimit, detail).retry_after(refused.after)
+            let detail = |max| format!("the runtime's limit `exchange_rate` is {max} in a second");
+            too_often(Reason::ExchangeRateLimit, refused, detail)
+        })?;
+        self.node.rate.take().map_err(|refused| {
+            let detail =
+                |max| format!("the server's limit `max-exchange-rate` is {max} in a second");
+            too_often(Reason::ServerLimit, refused, detail)
         })?;
         Ok(permit)
     }
 
-    /// Takes a place among the requests that wait for the runtime to come back.
+    /// Counts an upgraded connection in, here and at the node.
+    fn enter_websocket(&self) -> Result<(), Problem> {
+        self.websockets.enter(1).map_err(|max| {
+            let detail = format!("the runtime's limit `websockets` is {max} open at once");
+            full(Reason::WebsocketLimit, detail)
+        })?;
+        self.node.websockets.enter(1).map_err(|max| {
+            self.websockets.leave(1);
+            let detail = format!("the server's limit `max-open-websockets` is {max} open at once");
+            full(Reason::ServerLimit, detail)
+        })
+    }
+
+    fn leave_websocket(&self) {
+        self.node.websockets.leave(1);
+        self.websockets.leave(1);
+    }
+
+    /// Takes a place among the requests that wait for the runtime to come back, for one that weighs so
+    /// much ([`waiting::weight`]).
     ///
     /// # Errors
-    /// With the refusal, when as many as allowed are waiting.
-    pub fn wait(&self) -> Result<Waiting<'_>, Problem> {
-        let max = self.node.max_waiting.load(Ordering::Relaxed);
-        let place = Waiting(&self.waiting);
-        if self.waiting.fetch_add(1, Ordering::AcqRel) < max {
-            return Ok(place);
-        }
-        let detail = format!("the server's limit `max-waiting` is {max} for a runtime");
-        Err(Problem::new(Hop::Server, Reason::WaitingLimit, detail).retry_after(WAITING_RETRY))
+    /// With the refusal that names the bound which is reached: of this runtime, or of the node.
+    pub fn wait(&self, bytes: usize) -> Result<Waiting<'_>, Problem> {
+        let own = self.waiting.enter(bytes).map_err(|full| match full {
+            NoRoom::Requests(max) => {
+                no_room(format!("the runtime's limit `waiting` is {max} requests"))
+            }
+            NoRoom::Bytes(max) => {
+                no_room(format!("the runtime's limit `waiting_size` is {max} bytes"))
+            }
+        })?;
+        let node = self.node.waiting.enter(bytes).map_err(|full| match full {
+            NoRoom::Requests(max) => no_room(format!(
+                "the server's limit `max-waiting` is {max} requests"
+            )),
+            NoRoom::Bytes(max) => no_room(format!(
+                "the server's limit `max-waiting-size` is {max} bytes"
+            )),
+        })?;
+        Ok(Waiting {
+            _own: own,
+            _node: node,
+        })
     }
 
     /// How many requests wait for the runtime to come back.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.waiting.now()
     }
 
     /// Exchanges that are open now, upgraded connections among them.
@@ -242,7 +301,7 @@ impl Permit {
     /// The upgrade was not granted: it takes no place of an upgraded connection any more.
     pub fn not_upgraded(&mut self) {
         if std::mem::take(&mut self.is_upgrade) {
-            self.budget.websockets.leave();
+            self.budget.leave_websocket();
         }
     }
 
@@ -261,18 +320,25 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.budget.node.open.leave();
-        self.budget.exchanges.leave();
+        self.budget.node.open.leave(1);
+        self.budget.exchanges.leave(1);
         if self.is_upgrade {
-            self.budget.websockets.leave();
+            self.budget.leave_websocket();
         }
     }
 }
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+/// Something of which there may be no more at once.
+fn full(reason: Reason, detail: String) -> Problem {
+    Problem::new(Hop::Server, reason, detail).retry_after(OPEN_RETRY)
+}
+
+fn too_often(reason: Reason, refused: TooOften, detail: impl FnOnce(u32) -> String) -> Problem {
+    Problem::new(Hop::Server, reason, detail(refused.max)).retry_after(refused.after)
+}
+
+fn no_room(detail: String) -> Problem {
+    Problem::new(Hop::Server, Reason::WaitingLimit, detail).retry_after(WAITING_RETRY)
 }
 
 impl Count {
@@ -283,7 +349,7 @@ impl Count {
         }
     }
 
-    fn limit(&self, max: Option<u32>) {
+    fn limit(&self, max: Option<u64>) {
         let max = max.and_then(|max| usize::try_from(max).ok());
         self.max.store(max.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
@@ -292,18 +358,18 @@ impl Count {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Counts one in; with the limit when that is reached.
-    fn enter(&self) -> Result<(), usize> {
+    /// Counts so many in; with the limit when they would pass it.
+    fn enter(&self, many: usize) -> Result<(), usize> {
         let max = self.max.load(Ordering::Relaxed);
-        let below = |open: usize| (open < max).then_some(open + 1);
+        let below = |open: usize| open.checked_add(many).filter(|open| *open <= max);
         let entered = self
             .open
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, below);
         entered.map(drop).map_err(|_| max)
     }
 
-    fn leave(&self) {
-        self.open.fetch_sub(1, Ordering::AcqRel);
+    fn leave(&self, many: usize) {
+        self.open.fetch_sub(many, Ordering::AcqRel);
     }
 }
 
@@ -366,10 +432,15 @@ mod tests {
     #[tokio::test]
     async fn the_node_has_a_limit_for_all_runtimes_together() {
         let node = Arc::new(NodeBudget::default());
-        node.set(2, 1, RuntimeLimits::default());
+        let limits = NodeLimits {
+            exchanges: Some(2),
+            websockets: Some(1),
+            ..NodeLimits::default()
+        };
+        node.set(limits, RuntimeLimits::default());
         let (a, b) = (Budget::new(node.clone()), Budget::new(node.clone()));
         let first = enter(&a, false).unwrap();
-        let _second = enter(&b, false).unwrap();
+        let second = enter(&b, false).unwrap();
         refused(
             enter(&b, false),
             Reason::ServerLimit,
@@ -377,7 +448,40 @@ mod tests {
         );
         assert_eq!(b.open(), 1);
         drop(first);
-        assert!(enter(&b, true).is_ok());
+        let websocket = enter(&b, true).unwrap();
+        drop(second);
+        refused(
+            enter(&a, true),
+            Reason::ServerLimit,
+            "`max-open-websockets`",
+        );
+        assert_eq!((a.open(), a.open_websockets(), node.open()), (0, 0, 1));
+        assert!(enter(&a, false).is_ok());
+        drop(websocket);
+        assert!(enter(&a, true).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_runtime_over_its_own_rate_takes_nothing_of_the_rate_of_all() {
+        let node = Arc::new(NodeBudget::default());
+        let limits = NodeLimits {
+            exchange_rate: Some(4),
+            ..NodeLimits::default()
+        };
+        node.set(limits, RuntimeLimits::default());
+        let (a, b) = (Budget::new(node.clone()), Budget::new(node));
+        a.set(RuntimeLimits {
+            exchange_rate: Some(2),
+            ..RuntimeLimits::default()
+        });
+        for number in 0..100 {
+            assert_eq!(enter(&a, false).is_ok(), number < 2);
+        }
+        assert!(enter(&b, false).is_ok() && enter(&b, false).is_ok());
+        refused(enter(&b, false), Reason::ServerLimit, "`max-exchange-rate`");
+        assert_eq!(b.open(), 0);
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert!(enter(&b, false).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
@@ -407,7 +511,7 @@ mod tests {
             exchanges: Some(2),
             ..RuntimeLimits::default()
         };
-        node.set(100, 1, defaults);
+        node.set(NodeLimits::default(), defaults);
         budget.refresh();
         refused(enter(&budget, false), Reason::ExchangeLimit, "2");
         budget.set(RuntimeLimits {
@@ -421,15 +525,39 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn places_to_wait_are_counted_too() {
-        let (node, budget) = limited(RuntimeLimits::default());
-        node.set(100, 1, RuntimeLimits::default());
-        let first = budget.wait().unwrap();
-        let refusal = budget.wait().err().unwrap();
-        assert_eq!(refusal.reason(), Reason::WaitingLimit);
-        assert!(refusal.detail().contains("`max-waiting`"), "{refusal}");
-        drop(first);
-        assert!(budget.wait().is_ok());
+    async fn places_to_wait_are_bounded_for_each_runtime_and_for_all_together() {
+        let node = Arc::new(NodeBudget::default());
+        let (a, b) = (Budget::new(node.clone()), Budget::new(node.clone()));
+        let own = RuntimeLimits {
+            waiting: Some(2),
+            waiting_bytes: Some(1_000),
+            ..RuntimeLimits::default()
+        };
+        a.set(own);
+        let all = NodeLimits {
+            waiting: Some(3),
+            waiting_bytes: Some(2_000),
+            ..NodeLimits::default()
+        };
+        node.set(all, RuntimeLimits::default());
+        let refused = |budget: &Arc<Budget>, bytes, limit| {
+            let refusal = budget.wait(bytes).err().unwrap();
+            assert_eq!(refusal.reason(), Reason::WaitingLimit);
+            assert!(refusal.detail().contains(limit), "{refusal}");
+            assert_eq!(refusal.retry_after_value().unwrap(), "5");
+        };
+        let first = a.wait(600).unwrap();
+        refused(&a, 401, "`waiting_size`");
+        let second = a.wait(400).unwrap();
+        refused(&a, 0, "`waiting`");
+        refused(&b, 1_001, "`max-waiting-size`");
+        let third = b.wait(1_000).unwrap();
+        refused(&b, 0, "`max-waiting`");
+        assert_eq!((a.waiting(), b.waiting()), (2, 1));
+        drop((first, second));
+        assert!(b.wait(1_000).is_ok());
+        drop(third);
+        assert_eq!((a.waiting(), b.waiting(), node.waiting.now()), (0, 0, 0));
     }
 
     #[test]

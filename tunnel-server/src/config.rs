@@ -29,6 +29,7 @@ pub use self::credentials::{
 };
 pub use self::origin::Origin;
 pub use self::source::{Given, Source};
+use crate::budget::NodeLimits;
 use crate::directory::OnConflict;
 use crate::runtimes::{HostName, NameError, RuntimeLimits, Runtimes, RuntimesError};
 
@@ -108,23 +109,25 @@ pub struct Config {
     pub max_head_bytes: usize,
     /// How long a request waits for a runtime's client to come back. Default 5 s.
     pub offline_wait: Duration,
-    /// Requests that may wait for one runtime's client to come back. Default 256.
-    pub max_waiting: usize,
+    /// What all runtimes may use together. Default 100,000 exchanges, 50,000 upgraded connections, and
+    /// 10,000 requests that wait with 256 MiB.
+    pub node_limits: NodeLimits,
     /// Time between pings on a session. Default 15 s.
     pub ping_interval: Duration,
     /// How long the server goes on accepting after it was asked to stop. Default 0 s.
     pub drain_delay: Duration,
     /// Longest time over which clients are spread when they are told to leave. Default 5 s.
     pub drain_spread: Duration,
+    /// Sessions that are told to leave in one second. Default 500, about the handshakes that another server
+    /// makes in it without strain; no flag sets it.
+    pub leaving_per_second: u32,
     /// How long exchanges may take to end when the server stops. Default 25 s: 5 s less than
     /// Kubernetes' 30 s.
     pub grace_period: Duration,
     /// Exchanges open at once on one session, 1 to 4096. Default 1024.
     pub max_exchanges: u32,
-    /// Exchanges open at once on the whole server. Default 100,000.
-    pub max_open_exchanges: usize,
     /// What a runtime may use whose own limits do not say. Default 2048 exchanges and 1024 upgraded
-    /// connections open at once, nothing else.
+    /// connections open at once, 256 requests that wait with 32 MiB, nothing else.
     pub limits: RuntimeLimits,
     /// Threads that carry traffic; 0 means one for each core. Default 0.
     pub shards: usize,
@@ -212,16 +215,24 @@ impl Config {
             max_connections_per_address: 1_000,
             max_head_bytes: 128 * 1024,
             offline_wait: Duration::from_secs(5),
-            max_waiting: 256,
             ping_interval: Duration::from_secs(15),
             drain_delay: Duration::ZERO,
             drain_spread: Duration::from_secs(5),
+            leaving_per_second: 500,
             grace_period: GRACE_PERIOD,
             max_exchanges: 1_024,
-            max_open_exchanges: 100_000,
+            node_limits: NodeLimits {
+                exchanges: Some(100_000),
+                exchange_rate: None,
+                websockets: Some(50_000),
+                waiting: Some(10_000),
+                waiting_bytes: Some(256 * 1024 * 1024),
+            },
             limits: RuntimeLimits {
                 exchanges: Some(2_048),
                 websockets: Some(1_024),
+                waiting: Some(256),
+                waiting_bytes: Some(32 * 1024 * 1024),
                 ..RuntimeLimits::default()
             },
             shards: 0,
@@ -286,7 +297,6 @@ impl Config {
         set(&mut self.max_connections_per_address, per_address);
         set(&mut self.max_head_bytes, source.max_head_size);
         set(&mut self.offline_wait, source.offline_wait);
-        set(&mut self.max_waiting, source.max_waiting);
         set(&mut self.ping_interval, source.ping_interval);
         set(&mut self.drain_delay, source.drain_delay);
         set(&mut self.drain_spread, source.drain_spread);
@@ -310,9 +320,19 @@ impl Config {
         set(&mut self.max_tunnel_connections_per_address, per_address);
     }
 
-    /// The same for what a runtime may use.
+    /// The same for what a runtime may use, and all of them together.
     fn apply_limits(&mut self, source: &Source) {
-        set(&mut self.max_open_exchanges, source.max_open_exchanges);
+        let all = &mut self.node_limits;
+        *all = NodeLimits {
+            exchanges: source.max_open_exchanges.map(u32::from).or(all.exchanges),
+            exchange_rate: source
+                .max_exchange_rate
+                .map(u32::from)
+                .or(all.exchange_rate),
+            websockets: source.max_open_websockets.map(u32::from).or(all.websockets),
+            waiting: source.max_waiting.map(u32::from).or(all.waiting),
+            waiting_bytes: source.max_waiting_size.map(u64::from).or(all.waiting_bytes),
+        };
         let given = RuntimeLimits {
             exchanges: source.limit_exchanges.map(u32::from),
             exchange_rate: source.limit_exchange_rate.map(u32::from),
@@ -320,6 +340,8 @@ impl Config {
             download_rate: source.limit_download_rate.map(u64::from),
             websockets: source.limit_websockets.map(u32::from),
             head_bytes: source.limit_head_size.map(usize::from),
+            waiting: source.limit_waiting.map(u32::from),
+            waiting_bytes: source.limit_waiting_size.map(u64::from),
         };
         self.limits = given.or(self.limits);
     }

@@ -297,7 +297,7 @@ async fn may_begin(
 ) -> Result<Option<CheckPlace>, Box<Response<Full<Bytes>>>> {
     let runtime = &grant.runtime;
     if greeting.is_check {
-        let place = node.checks.enter(&runtime.label);
+        let place = node.checks.enter(&runtime.account, &runtime.label);
         let detail = "too many checks are under way: check again later";
         return match place {
             Some(place) => Ok(Some(place)),

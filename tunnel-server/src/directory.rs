@@ -8,6 +8,11 @@
 //!
 //! Nobody else says who holds a runtime. The claims live in memory, which is all that a single server
 //! node needs; whoever asks awaits the answer, so that several nodes can share one directory.
+//!
+//! Letting go ([`Held::leave`], dropping [`Held`]) awaits nothing, since it happens where nothing can be
+//! awaited. A directory that is shared hands it to a task of its own, which tells the others and tries
+//! again until it is known; for a node that is gone the claim ends by a lease that the task renews.
+//! Late is harmless: both name the claim's epoch, and touch no later one.
 
 mod claims;
 mod contention;

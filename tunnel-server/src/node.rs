@@ -233,10 +233,9 @@ impl Node {
         sleep(STOP_PATIENCE).await;
     }
 
-    /// Whether connections are to end with the requests that they carry.
-    #[must_use]
-    pub fn is_stopping(&self) -> bool {
-        self.life.stopping.reached.is_asked()
+    /// The same, to be waited for.
+    pub(crate) fn stopping_stage(&self) -> &Shutdown {
+        &self.life.stopping.reached
     }
 
     /// Reached when what is still open is to end, as well as its protocol allows. Holds nothing of the

@@ -158,8 +158,7 @@ impl Registry {
 
     /// Sets what runtimes may use whose own limits do not say, and all of them together.
     pub fn set_limits(&self, config: &Config) {
-        let (open, waiting) = (config.max_open_exchanges, config.max_waiting);
-        self.budget.set(open, waiting, config.limits);
+        self.budget.set(config.node_limits, config.limits);
         for slot in self.slots.read().values() {
             slot.budget.refresh();
         }
@@ -384,19 +383,21 @@ impl Slot {
         Some((tunnel, session))
     }
 
-    /// The same, after waiting a set time for a runtime that was online a short while ago.
+    /// The same, after waiting a set time for a runtime that was online a short while ago. `weight` is what
+    /// whoever waits holds meanwhile, in bytes; it is asked only then.
     ///
     /// # Errors
-    /// When as many as allowed are waiting.
+    /// When as many wait, or hold as much, as may.
     pub async fn online_within(
         &self,
         wait: Duration,
+        weight: impl FnOnce() -> usize,
     ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
         let now = Instant::now();
         if wait.is_zero() || self.state.lock().is_gone(now) {
             return Ok(None);
         }
-        let _place = self.budget.wait()?;
+        let _place = self.budget.wait(weight())?;
         loop {
             let joined = self.joined.notified();
             if let Some(online) = self.online() {
@@ -565,7 +566,7 @@ mod tests {
     }
 
     async fn is_online_within(slot: &Slot, wait: Duration) -> bool {
-        slot.online_within(wait).await.unwrap().is_some()
+        slot.online_within(wait, || 0).await.unwrap().is_some()
     }
 
     #[tokio::test]

@@ -131,14 +131,16 @@ impl Route {
     }
 
     /// The session that carries the next exchange. One request may need several: `waits_until` is its
-    /// own, nothing at first, so that it waits for all of them together no longer than for one.
+    /// own, nothing at first, so that it waits for all of them together no longer than for one. `weight` is
+    /// what it holds while it waits, in bytes; it is asked only then.
     ///
     /// # Errors
     /// When the host is nobody's, its runtime has no live session and none came in time, or too many
-    /// wait for one.
+    /// wait for one, or hold too much.
     pub async fn session(
         &self,
         waits_until: &mut Option<Instant>,
+        weight: impl FnOnce() -> usize,
     ) -> Result<(Arc<Tunnel>, Session), Problem> {
         let slot = self.slot()?;
         if let Some(online) = slot.online() {
@@ -147,7 +149,8 @@ impl Route {
         // Boxed, so that the many who need not wait do not carry what waiting takes.
         let now = Instant::now();
         let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
-        let waiting = Box::pin(slot.online_within(until.saturating_duration_since(now)));
+        let left = until.saturating_duration_since(now);
+        let waiting = Box::pin(slot.online_within(left, weight));
         waiting.await?.ok_or_else(|| {
             let detail = "the runtime's tunnel client is not connected";
             Problem::new(Hop::Server, Reason::RuntimeOffline, detail).retry_after(OFFLINE_RETRY)
@@ -173,7 +176,7 @@ mod tests {
         let route = router.route("acme-prod.tunnels.localhost", wait);
         let (start, mut waits_until) = (Instant::now(), None);
         for _ in 0..3 {
-            let problem = route.session(&mut waits_until).await.err().unwrap();
+            let problem = route.session(&mut waits_until, || 0).await.err().unwrap();
             assert_eq!(problem.reason(), Reason::RuntimeOffline);
             assert_eq!(start.elapsed(), wait);
         }

@@ -88,6 +88,10 @@ pub struct RuntimeLimits {
     pub websockets: Option<u32>,
     /// Largest head of a request, in bytes.
     pub head_bytes: Option<usize>,
+    /// Requests that wait for the runtime to come back.
+    pub waiting: Option<u32>,
+    /// What those hold together, in bytes.
+    pub waiting_bytes: Option<u64>,
 }
 
 /// Every fault found in a runtimes file.
@@ -151,6 +155,8 @@ impl RuntimeLimits {
             download_rate: self.download_rate.or(defaults.download_rate),
             websockets: self.websockets.or(defaults.websockets),
             head_bytes: self.head_bytes.or(defaults.head_bytes),
+            waiting: self.waiting.or(defaults.waiting),
+            waiting_bytes: self.waiting_bytes.or(defaults.waiting_bytes),
         }
     }
 }

@@ -286,6 +286,10 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
+    use tokio::task::JoinSet;
+    use tokio::time::sleep;
+    use tunnel_proto::exchange::open;
     use tunnel_proto::session::{SessionSettings, Side};
 
     use super::*;
@@ -294,7 +298,7 @@ mod tests {
     use crate::runtimes::RuntimeLabel;
 
     fn session() -> Session {
-        let (io, _) = tokio::io::duplex(64);
+        let (io, _) = duplex(64);
         let settings = SessionSettings::default();
         let (session, _, driver) = Session::new(io, Bytes::new(), Side::Server, settings);
         // A driver that is dropped ends its session; here it has to look alive.
@@ -346,6 +350,83 @@ mod tests {
         assert_eq!(now(tunnel.ordered(&older, 0)), Some(Order::Disconnect));
         assert_eq!(now(tunnel.replaced(&older)), Some(()));
         assert_eq!(now(tunnel.replaced(&younger)), None);
+    }
+
+    /// A session over a path that takes so long each way; both its ends are carried until this is dropped.
+    struct Carried {
+        server: Session,
+        _tasks: JoinSet<()>,
+    }
+
+    impl Carried {
+        fn over(delay: Duration) -> Self {
+            let ((near, near_end), (far_end, far)) = (duplex(65_536), duplex(65_536));
+            let mut tasks = JoinSet::new();
+            let (from_near, to_near) = split(near_end);
+            let (from_far, to_far) = split(far_end);
+            for (mut from, mut to) in [(from_near, to_far), (from_far, to_near)] {
+                tasks.spawn(async move {
+                    let mut bytes = [0; 1_024];
+                    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+                        sleep(delay).await;
+                        if to.write_all(&bytes[..length]).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            let settings = SessionSettings::default();
+            let (server, _, driver) = Session::new(near, Bytes::new(), Side::Server, settings);
+            tasks.spawn(async move { drop(driver.await) });
+            let (client, events, driver) =
+                Session::new(far, Bytes::new(), Side::Client, SessionSettings::default());
+            tasks.spawn(async move {
+                let _held = (client, events);
+                drop(driver.await);
+            });
+            Self {
+                server,
+                _tasks: tasks,
+            }
+        }
+
+        /// Waits until pings have shown how long the path takes.
+        async fn measured(&self) -> Duration {
+            loop {
+                if let Some(time) = self.server.round_trip() {
+                    return time;
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_sessions_with_as_much_to_do_the_one_with_the_shortest_round_trip_is_taken() {
+        let far = Carried::over(Duration::from_millis(80));
+        let near = Carried::over(Duration::from_millis(5));
+        let middle = Carried::over(Duration::from_millis(30));
+        assert!(near.measured().await < middle.measured().await);
+        assert!(middle.measured().await < far.measured().await);
+        let tunnel = tunnel().await;
+        // One of which nothing is known counts as the farthest.
+        let unknown = session();
+        tunnel.add(unknown.clone(), peer(1)).unwrap();
+        let expected = [&far.server, &middle.server, &near.server];
+        for (number, session) in expected.into_iter().enumerate() {
+            assert_eq!(session.outstanding(), 0);
+            tunnel
+                .add(session.clone(), peer(number as u32 + 2))
+                .unwrap();
+            assert!(tunnel.session().unwrap().is_same(session), "{number}");
+        }
+        // What is to be done counts first.
+        let _opened = open(&near.server).await.unwrap();
+        assert_eq!(near.server.outstanding(), 1);
+        assert!(tunnel.session().unwrap().is_same(&middle.server));
+        tunnel.remove(&middle.server);
+        tunnel.remove(&far.server);
+        assert!(tunnel.session().unwrap().is_same(&unknown));
     }
 
     #[tokio::test]

@@ -119,11 +119,12 @@ pub struct ListenConfig {
     pub certificate: Option<CertificateFiles>,
     /// Networks of the ingress controllers, which may say who asked before them. Default none.
     pub trusted_proxies: Vec<IpNet>,
-    /// Connections at once. Default 4096.
+    /// Connections at once. Default 1024.
     pub max_connections: usize,
-    /// Exchanges at once, upgraded connections among them. Default 4096.
+    /// Exchanges at once, upgraded connections among them. Default 1024.
     pub max_exchanges: usize,
-    /// Largest head of a request, in bytes. Default 128 KiB.
+    /// Largest head of a request, in bytes. Default 64 KiB: with as many connections as may be, which all
+    /// stop short of its end, that is 64 MiB for as long as a head may take.
     pub max_head_bytes: usize,
     /// Time for a request's head, from its first byte, and for a TLS handshake. Default 30 s.
     pub request_head_timeout: Duration,
@@ -140,9 +141,9 @@ impl Default for ListenConfig {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080),
             certificate: None,
             trusted_proxies: Vec::new(),
-            max_connections: 4_096,
-            max_exchanges: 4_096,
-            max_head_bytes: 128 * 1024,
+            max_connections: 1_024,
+            max_exchanges: 1_024,
+            max_head_bytes: 64 * 1024,
             request_head_timeout: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(3 * 60),
             body_idle_timeout: Duration::from_secs(60),

@@ -3,11 +3,14 @@
 //! In: what was given at the start, and word that a file changed, a minute passed, or SIGHUP came. Out:
 //! a new table of routes, and word of what in it is new; or the last good one and a log line for each
 //! fault. Only routes are taken over; a change of anything else counts when the client is started anew,
-//! and is told by its key.
+//! and is told by its key; so is what would keep it from starting then.
+//!
+//! Files are read beside the thread that moves the bytes: there may be many, on a slow disk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::task::{JoinError, spawn_blocking};
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
@@ -21,8 +24,23 @@ use crate::upstream::UpstreamError;
 pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
-    /// What the settings were when they were last told.
-    told: Source,
+    /// Whether the program would start with this.
+    starts: CheckStart,
+    /// What was given at the start, whose settings beside the routes are those that count.
+    started: Source,
+    /// What was there when it was last looked at.
+    last: Source,
+}
+
+/// The check that a start makes.
+pub(crate) type CheckStart = fn(Source) -> Result<(), ConfigError>;
+
+/// What was read.
+struct Files {
+    source: Source,
+    list: RouteList,
+    /// What would refuse a start with it.
+    refused: Option<ConfigError>,
 }
 
 /// Why the last good routes stay.
@@ -34,17 +52,22 @@ enum ReloadError {
     /// Upstreams cannot be as the files say.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    /// Nobody has read them to their end.
+    #[error("the files were not read to their end: {0}")]
+    Interrupted(#[from] JoinError),
 }
 
 impl Reloader {
     /// Begins to watch; made before the files are read for the first time, so that no edit in between is
-    /// missed. Must be called within a runtime.
-    pub(crate) fn new(given: Given) -> Result<Self, WatchError> {
-        let source = given.clone().merge().ok();
+    /// missed. `starts` is the check that the program makes at its start. Must be called within a runtime.
+    pub(crate) fn new(given: Given, starts: CheckStart) -> Result<Self, WatchError> {
+        let started = given.clone().merge().unwrap_or_default();
         Ok(Self {
             watch: FileWatch::new(given.route_files())?,
             given,
-            told: source.unwrap_or_default(),
+            starts,
+            last: started.clone(),
+            started,
         })
     }
 
@@ -54,20 +77,23 @@ impl Reloader {
             loop {
                 let change = self.watch.changed().await;
                 // Before they are read, as at the start: files that are new among them change from here on.
-                self.watch.set_paths(self.given.route_files());
-                self.reload(&routes, &metrics, &change);
+                let given = self.given.clone();
+                if let Ok(files) = spawn_blocking(move || given.route_files()).await {
+                    self.watch.set_paths(files);
+                }
+                self.reload(&routes, &metrics, &change).await;
             }
         })
     }
 
-    fn reload(&mut self, routes: &Routes, metrics: &Metrics, change: &Change) {
+    async fn reload(&mut self, routes: &Routes, metrics: &Metrics, change: &Change) {
         let files = &change.files;
         tracing::info!(
             ?files,
             asked = change.is_requested,
             "reading the routes again"
         );
-        let result = self.take_over(routes);
+        let result = self.take_over(routes).await;
         metrics.on_reload(result.is_ok());
         match result {
             Ok((difference, count)) if difference.is_none() => {
@@ -87,19 +113,51 @@ impl Reloader {
         }
     }
 
-    fn take_over(&mut self, routes: &Routes) -> Result<(RoutesDifference, usize), ReloadError> {
-        let source = self.given.clone().merge().map_err(ConfigError::from)?;
-        let list = check(&source)?;
+    async fn take_over(
+        &mut self,
+        routes: &Routes,
+    ) -> Result<(RoutesDifference, usize), ReloadError> {
+        let (given, starts) = (self.given.clone(), self.starts);
+        let read = spawn_blocking(move || Files::read(given, starts)).await?;
+        let Files {
+            source,
+            list,
+            refused,
+        } = read?;
         let difference = routes.replace(&list)?;
-        let settings = not_taken_over(&self.told, &source);
+        for fault in refused.iter().flat_map(ConfigError::faults) {
+            tracing::warn!(%fault, "the routes are good, but the client would not start with these settings");
+        }
+        let settings = self.news(source);
         if !settings.is_empty() {
             tracing::warn!(
                 settings = settings.join(", "),
                 "settings other than the routes have changed: they count when the client is started anew"
             );
-            self.told = source;
         }
         Ok((difference, list.len()))
+    }
+
+    /// The settings beside the routes that are not those in force, unless that was told already.
+    fn news(&mut self, source: Source) -> Vec<&'static str> {
+        let keys = not_taken_over(&self.started, &source);
+        let is_news = !not_taken_over(&self.last, &source).is_empty();
+        self.last = source;
+        if is_news { keys } else { Vec::new() }
+    }
+}
+
+impl Files {
+    /// Reads them. Takes as long as the disk does.
+    fn read(given: Given, starts: CheckStart) -> Result<Self, ConfigError> {
+        let source = given.merge()?;
+        let list = check(&source)?;
+        let refused = starts(source.clone()).err();
+        Ok(Self {
+            source,
+            list,
+            refused,
+        })
     }
 }
 

@@ -287,15 +287,15 @@ pub struct Source {
     )]
     pub trusted_proxies: Option<Vec<Network>>,
 
-    /// Of serve: connections at once, 1 to 65536 [default: 4096]
+    /// Of serve: connections at once, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_MAX_CONNECTIONS")]
     pub max_connections: Option<Count<1, 65536>>,
 
-    /// Of serve: exchanges at once, 1 to 65536 [default: 4096]
+    /// Of serve: exchanges at once, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_MAX_EXCHANGES")]
     pub max_exchanges: Option<Count<1, 65536>>,
 
-    /// Of serve: largest head of a request, 8KiB to 128KiB [default: 128KiB]
+    /// Of serve: largest head of a request, 8KiB to 128KiB [default: 64KiB]
     #[arg(long, value_name = "SIZE", env = "TUNNEL_CLIENT_MAX_HEAD_SIZE")]
     pub max_head_size: Option<BoundedSize<8, 128>>,
 
@@ -307,7 +307,8 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_KEEP_ALIVE_TIMEOUT")]
     pub keep_alive_timeout: Option<PositiveDuration>,
 
-    /// Of serve: longest silence within a request's body [default: 1m]
+    /// Of serve: longest silence within a request's body, and time to take something of an answer
+    /// [default: 1m]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_BODY_IDLE_TIMEOUT")]
     pub body_idle_timeout: Option<PositiveDuration>,
 

@@ -9,13 +9,14 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::MapErr;
 use tokio::sync::OwnedSemaphorePermit;
-use tunnel_ops::ends::Form;
+use tunnel_ops::connection::Outlet;
+use tunnel_ops::ends::{Early, Form, LongStream};
 use tunnel_ops::http1::InFlight;
 use tunnel_ops::signals::Shutdown;
+use tunnel_proto::fields::clean_frame;
 use tunnel_proto::front::{self, Content};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::long_stream::LongStream;
 use crate::exchange::RecordedBody;
 
 /// Why a content ends before it is whole.
@@ -30,8 +31,7 @@ pub(super) enum AnswerError {
 /// The content of an answer.
 pub(super) struct AnswerBody {
     kind: Kind,
-    /// Why the content ends early, kept until what came before it has been sent.
-    failure: Option<Box<AnswerError>>,
+    outlet: Outlet<AnswerError>,
     /// Until its end.
     _held: Option<Held>,
 }
@@ -63,7 +63,7 @@ pub(super) fn received(body: RecordedBody) -> Received {
 
 /// Follows what comes from an upstream.
 pub(super) fn followed(body: Received, form: Form, stage: &Shutdown) -> LongStream<Received> {
-    LongStream::new(body, form, stage, || AnswerError::Stopped)
+    LongStream::new(body, form, stage, Early::cut(|| AnswerError::Stopped))
 }
 
 /// The upstream's response as it is sent on. Its content ends in order, if it can, once `stage` is
@@ -116,7 +116,7 @@ impl AnswerBody {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
-            failure: None,
+            outlet: Outlet::default(),
             _held: None,
         }
     }
@@ -125,17 +125,21 @@ impl AnswerBody {
     pub(super) fn hold(&mut self, held: Held) {
         self._held = Some(held);
     }
+}
 
+impl Kind {
+    /// The next frame, without what may not travel in trailers.
     fn poll_content(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
-        match &mut self.kind {
-            Kind::Received(body) => Pin::new(body).poll_frame(cx),
-            Kind::Long(body) => Pin::new(&mut **body).poll_frame(cx),
-            Kind::Own(content) => Poll::Ready(content.take().map(|own| Ok(Frame::data(own)))),
-            Kind::LengthOnly => Poll::Ready(None),
-        }
+        let frame = match self {
+            Self::Received(body) => ready!(Pin::new(body).poll_frame(cx)),
+            Self::Long(body) => ready!(Pin::new(&mut **body).poll_frame(cx)),
+            Self::Own(content) => content.take().map(|own| Ok(Frame::data(own))),
+            Self::LengthOnly => None,
+        };
+        Poll::Ready(frame.and_then(|frame| frame.map(clean_frame).transpose()))
     }
 }
 
@@ -147,23 +151,12 @@ impl Body for AnswerBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
-        let this = &mut *self;
-        if let Some(failure) = this.failure.take() {
-            return Poll::Ready(Some(Err(*failure)));
-        }
-        let frame = ready!(this.poll_content(cx));
-        if let Some(Err(failure)) = frame {
-            // hyper drops what it has not sent yet when a body fails, and it sends when a body is not
-            // ready.
-            this.failure = Some(Box::new(failure));
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        Poll::Ready(frame)
+        let Self { kind, outlet, .. } = &mut *self;
+        outlet.poll(cx, |cx| kind.poll_content(cx))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.failure.is_none()
+        self.outlet.is_empty()
             && match &self.kind {
                 Kind::Received(body) => body.is_end_stream(),
                 Kind::Long(body) => body.is_end_stream(),
@@ -173,11 +166,11 @@ impl Body for AnswerBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
+        self.outlet.size_hint(match &self.kind {
             Kind::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, Bytes::len) as u64)
             }
             Kind::Received(_) | Kind::Long(_) | Kind::LengthOnly => SizeHint::default(),
-        }
+        })
     }
 }

@@ -1,12 +1,11 @@
 //! The content of a request that came in at the listener, and the way back for heads ahead of its
 //! response.
 
-use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,9 +15,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep};
+use tunnel_ops::content::{Gate, Silence, is_timed_out};
 use tunnel_ops::http1::GuardHandle;
 use tunnel_proto::exchange::BodyError;
+use tunnel_proto::fields::clean_frame;
 use tunnel_proto::front::http1_head;
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -48,22 +48,10 @@ struct Received {
     incoming: Incoming,
     /// Closed until the upstream asks for the content, of a request whose client waits for that.
     gate: Option<Gate>,
-    /// Bounds the silence of a platform client that was not answered, over HTTP/2. After that it may be
-    /// silent: what it sends and what it gets are two streams then.
-    idle: Option<Idle>,
+    /// Bounds the silence of a platform client that was not answered, over HTTP/2.
+    silence: Option<Silence>,
     /// Knows what was wrong with a content over HTTP/1.
     guard: Option<GuardHandle>,
-}
-
-struct Gate {
-    asked: oneshot::Receiver<()>,
-    patience: Pin<Box<Sleep>>,
-}
-
-struct Idle {
-    limit: Duration,
-    timer: Option<Pin<Box<Sleep>>>,
-    unanswered: Weak<()>,
 }
 
 /// Takes the heads that go ahead of a response, and is dropped when that comes.
@@ -97,23 +85,20 @@ impl ListenerBody {
             return (Self(Kind::Empty), informational);
         }
         let gate = way.expects_continue.then(|| {
-            let (sender, asked) = oneshot::channel();
-            informational.gate = Mutex::new(Some(sender));
-            Gate {
-                asked,
-                patience: Box::pin(sleep(EXPECT_WAIT)),
-            }
+            let (gate, open) = Gate::new(EXPECT_WAIT);
+            informational.gate = Mutex::new(Some(open));
+            gate
         });
         // Over HTTP/1 the guard keeps the time.
-        let idle = way.guard.is_none().then(|| Idle {
-            limit: way.idle,
-            timer: None,
-            unanswered: Arc::downgrade(informational._unanswered.insert(Arc::default())),
+        let silence = way.guard.is_none().then(|| {
+            let (silence, unanswered) = Silence::until_answered(way.idle);
+            informational._unanswered = Some(unanswered);
+            silence
         });
         let received = Received {
             incoming,
             gate,
-            idle,
+            silence,
             guard: way.guard.cloned(),
         };
         (Self(Kind::Received(Box::new(received))), informational)
@@ -179,21 +164,25 @@ impl Received {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Some(gate) = &mut self.gate {
-            // hyper asks the platform client to go on as soon as the content is read.
             ready!(gate.poll(cx));
             self.gate = None;
         }
         let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            let Some(idle) = &mut self.idle else {
+            let Some(silence) = &mut self.silence else {
                 return Poll::Pending;
             };
-            ready!(idle.poll(cx));
+            ready!(silence.poll(cx));
             return Poll::Ready(Some(Err(stopped())));
         };
-        if let Some(idle) = &mut self.idle {
-            idle.timer = None;
+        if let Some(silence) = &mut self.silence {
+            silence.end();
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(|error| self.failed(&error))))
+        Poll::Ready(match frame {
+            // Routes and upstreams rely on it, as on what comes through a session.
+            Some(Ok(frame)) => clean_frame(frame).map(Ok),
+            Some(Err(error)) => Some(Err(self.failed(&error))),
+            None => None,
+        })
     }
 
     fn failed(&self, error: &hyper::Error) -> BodyError {
@@ -201,9 +190,7 @@ impl Received {
         if let Some(violation) = violation {
             return aborted(Reason::RequestMalformed, violation.reason());
         }
-        // The guard says so by the kind of its error.
-        let cause = error.source().and_then(|cause| cause.downcast_ref());
-        if cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut) {
+        if is_timed_out(error) {
             return stopped();
         }
         incomplete("the body did not arrive whole")
@@ -220,31 +207,6 @@ fn incomplete(detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
 
 fn aborted(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
     BodyError::Aborted(Problem::new(Hop::Client, reason, detail))
-}
-
-impl Gate {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A sender that is gone has seen the final response: the content is not wanted any more, but
-        // neither is anybody waiting for it.
-        match Pin::new(&mut self.asked).poll(cx) {
-            Poll::Ready(Ok(())) => Poll::Ready(()),
-            Poll::Ready(Err(_)) => Poll::Pending,
-            Poll::Pending => self.patience.as_mut().poll(cx),
-        }
-    }
-}
-
-impl Idle {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.unanswered.strong_count() == 0 {
-            return Poll::Pending;
-        }
-        let limit = self.limit;
-        self.timer
-            .get_or_insert_with(|| Box::pin(sleep(limit)))
-            .as_mut()
-            .poll(cx)
-    }
 }
 
 impl ListenerInformational {

@@ -30,6 +30,8 @@ use crate::exchange::{IncomingBody, Informational, RecordedBody};
 const CHECKER: Checker = Checker {
     hop: Hop::Client,
     host_length,
+    // Most routes have none.
+    needs_host: false,
 };
 
 /// What `Retry-After` says when as many exchanges are open as may be: they end all the time.
@@ -144,8 +146,10 @@ fn accept(
         Problem::new(Hop::Client, Reason::ExchangeLimit, detail).retry_after(LIMIT_RETRY)
     })?;
     let mut headers = HeaderMap::with_capacity(parts.headers.len() + 8);
-    // The first of the fields, as in the tunnel.
-    headers.insert(HOST, field(checked.authority)?);
+    if !checked.authority.is_empty() {
+        // The first of the fields, as in the tunnel.
+        headers.insert(HOST, field(checked.authority)?);
+    }
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
@@ -256,8 +260,8 @@ fn upgrade(
     *answer.status_mut() = front::switching_protocols(answer.headers_mut(), is_http2);
     match on_upgrade {
         Some(on_upgrade) => {
-            let bounds = connection.front.bounds();
-            connection.tasks.spawn(async move {
+            let bounds = connection.front.upgraded_bounds();
+            connection.tasks.spawn_upgraded(async move {
                 if let Ok(upgraded) = on_upgrade.await {
                     upgraded::join(TokioIo::new(upgraded), granted, &bounds).await;
                 }

@@ -1,33 +1,28 @@
 //! Upgraded connections: what a platform client sends and what the upstream sends, byte by byte.
 //!
 //! Each direction ends by itself and the other goes on; nothing limits how long both are silent, but
-//! when one has ended, the other does not stay for ever without a byte. When the client stops, both ends
-//! are told by a close frame.
+//! when one has ended, the other does not stay for ever without a byte, and a platform client that takes
+//! nothing of what there is for it is given up. When the client stops, both ends are told by a close frame.
 
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, split};
+use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio::time::{sleep, timeout};
-use tunnel_ops::ends::Form;
+use tokio::time::timeout;
+use tunnel_ops::connection::drain;
+use tunnel_ops::ends::{Early, Form, LongStream, PATIENCE};
 use tunnel_ops::signals::Shutdown;
+use tunnel_ops::upgraded::{Lent, Moved, Taken};
 use tunnel_proto::exchange::read_body;
 
 use super::answer::{self, Received};
 use super::body::UpgradeSender;
-use super::connection::drain;
-use super::long_stream::LongStream;
-
-/// How long the upstream may take to answer a close frame, and to end.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// An upgrade that was granted: what joins the platform client's bytes to the upstream's.
 pub(super) struct Granted {
@@ -41,15 +36,16 @@ pub(super) struct Granted {
 
 /// When an upgraded connection ends, other than by itself.
 #[derive(Clone)]
-pub(super) struct Bounds {
+pub(super) struct UpgradedBounds {
     /// When it is to end in order.
     pub(super) stage: Shutdown,
-    /// How long one direction may be silent when the other has ended.
+    /// How long one direction may be silent when the other has ended, and a platform client may take
+    /// nothing of what there is for it.
     pub(super) linger: Duration,
 }
 
 /// Moves the bytes until both directions have ended.
-pub(super) async fn join<IO>(io: IO, granted: Granted, bounds: &Bounds)
+pub(super) async fn join<IO>(io: IO, granted: Granted, bounds: &UpgradedBounds)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -58,22 +54,19 @@ where
         download,
         permit: _permit,
     } = granted;
-    let (reader, mut writer) = split(io);
-    let (give_back, mut given_back) = oneshot::channel();
+    let (reader, writer) = split(io);
+    let mut writer = Taken::new(writer, bounds.linger);
+    let (lent, mut given_back) = Lent::new(reader);
     let (_cut, is_cut) = oneshot::channel();
     let moved = Moved::default();
-    let lent = Lent {
-        reader: Some(reader),
-        give_back: Some(give_back),
-    };
-    let cut = || io::ErrorKind::TimedOut.into();
+    let early = Early::cut(|| io::ErrorKind::TimedOut.into());
     // Nobody takes it when the exchange has ended meanwhile, of which the other direction tells.
     let _ = upload.send(Box::new(Upload {
         body: Box::pin(LongStream::new(
             read_body(lent),
             Form::upload(),
             &bounds.stage,
-            cut,
+            early,
         )),
         moved: moved.clone(),
         is_cut,
@@ -118,17 +111,16 @@ where
 /// When it is cut or the connection fails; the connection is then not closed in order.
 async fn send(
     download: &mut LongStream<Received>,
-    writer: &mut (impl AsyncWrite + Unpin),
+    writer: &mut Taken<impl AsyncWrite + Unpin>,
     moved: &Moved,
 ) -> io::Result<()> {
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut *download).poll_frame(cx)).await {
         if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
             moved.count();
-            writer.write_all(&data).await?;
-            writer.flush().await?;
+            writer.send(&data).await?;
         }
     }
-    writer.shutdown().await
+    writer.end().await
 }
 
 /// What the platform client sends, until the connection is given up.
@@ -155,54 +147,5 @@ impl<B: Body<Data = Bytes, Error = io::Error>> Body for Upload<B> {
         }
         let cut = Pin::new(&mut this.is_cut).poll(cx);
         cut.map(|_| Some(Err(io::ErrorKind::ConnectionAborted.into())))
-    }
-}
-
-/// The reading half of a connection, given back when its body is dropped: which also tells that the
-/// direction has ended.
-struct Lent<IO> {
-    reader: Option<ReadHalf<IO>>,
-    give_back: Option<oneshot::Sender<ReadHalf<IO>>>,
-}
-
-impl<IO: AsyncRead> AsyncRead for Lent<IO> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut self.reader {
-            Some(reader) => Pin::new(reader).poll_read(cx, buffer),
-            None => Poll::Ready(Ok(())),
-        }
-    }
-}
-
-impl<IO> Drop for Lent<IO> {
-    fn drop(&mut self) {
-        if let (Some(reader), Some(give_back)) = (self.reader.take(), self.give_back.take()) {
-            let _ = give_back.send(reader);
-        }
-    }
-}
-
-/// How many pieces have moved, in either direction.
-#[derive(Clone, Default)]
-struct Moved(Arc<AtomicUsize>);
-
-impl Moved {
-    fn count(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Resolves after a time of this length in which nothing has moved.
-    async fn silence(&self, time: Duration) {
-        loop {
-            let before = self.0.load(Ordering::Relaxed);
-            sleep(time).await;
-            if self.0.load(Ordering::Relaxed) == before {
-                return;
-            }
-        }
     }
 }

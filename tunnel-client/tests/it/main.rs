@@ -36,6 +36,7 @@ mod serve_program;
 mod server;
 mod sessions;
 mod setup;
+mod stopping;
 mod telling;
 mod tunnel;
 mod upgrade;

@@ -162,7 +162,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
     let mut ingress = served.connect().await;
     let request = GET.replace(
         "\r\n\r\n",
-        "\r\nX-Forwarded-For: 6.6.6.6\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\n",
+        "\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-User: admin\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\n",
     );
     ingress.send(&request).await;
     let answer = ingress.head().await;
@@ -177,6 +177,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
     assert_eq!(field(&head, "x-forwarded-for"), Some("127.0.0.1"));
     assert_eq!(field(&head, "x-forwarded-proto"), Some("http"));
     assert_eq!(field(&head, "x-hop"), None);
+    assert_eq!(field(&head, "x-forwarded-user"), None);
     assert!(
         field(&head, "via").unwrap().starts_with("1.1 tunnel-"),
         "{head}"
@@ -203,6 +204,30 @@ async fn only_a_trusted_proxy_may_say_who_asked_before_it() {
     assert_eq!(field(&head, "x-forwarded-for"), Some("203.0.113.9"));
     assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");
     assert_eq!(field(&head, "x-forwarded-proto"), Some("https"));
+}
+
+/// As plain probes of load balancers are.
+#[tokio::test]
+async fn a_request_of_http10_may_name_no_host() {
+    let (upstream, mut told) = told().await;
+    let served = Served::start(&upstream.url());
+    let mut ingress = served.connect().await;
+    ingress.send("GET /readyz HTTP/1.0\r\n\r\n").await;
+    let (answer, _) = ingress.rest().await;
+    assert!(
+        answer.starts_with("HTTP/1.0 200 ") || answer.starts_with("HTTP/1.1 200 "),
+        "{answer}"
+    );
+    let head = told.recv().await.unwrap();
+    assert!(head.starts_with("GET /readyz HTTP/1.1\r\n"), "{head}");
+    // The upstream gets its own name, and nobody is said to have named another.
+    let own = upstream.address().to_string();
+    assert_eq!(field(&head, "host"), Some(&*own));
+    assert_eq!(field(&head, "x-forwarded-host"), None);
+    assert_eq!(field(&head, "forwarded"), Some("for=127.0.0.1;proto=http"));
+    let mut ingress = served.connect().await;
+    ingress.send("GET /readyz HTTP/1.1\r\n\r\n").await;
+    assert!(ingress.rest().await.0.starts_with("HTTP/1.1 400 "));
 }
 
 #[tokio::test]

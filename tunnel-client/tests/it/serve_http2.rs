@@ -8,10 +8,11 @@ use h2::client::SendRequest;
 use h2::ext::Protocol;
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tunnel_client::config::CertificateFiles;
 use tunnel_ops::task::Owned;
@@ -31,7 +32,21 @@ struct Http2 {
 
 impl Http2 {
     async fn over(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
-        let (sender, connection) = h2::client::handshake(io).await.unwrap();
+        Self::with(h2::client::Builder::new(), io).await
+    }
+
+    /// One that gives streams no window, and so reads nothing of any content.
+    async fn reading_nothing(served: &Served) -> Self {
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(0);
+        Self::with(builder, TcpStream::connect(served.front).await.unwrap()).await
+    }
+
+    async fn with(
+        builder: h2::client::Builder,
+        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ) -> Self {
+        let (sender, connection) = builder.handshake(io).await.unwrap();
         let driver = Owned::spawn("h2", async move {
             let _ = connection.await;
         });
@@ -43,6 +58,24 @@ impl Http2 {
 
     async fn connect(served: &Served) -> Self {
         Self::over(TcpStream::connect(served.front).await.unwrap()).await
+    }
+
+    /// Asks for a WebSocket, as soon as it is known that one can be asked for.
+    async fn upgrade(&mut self, served: &Served) -> (Response<RecvStream>, SendStream<Bytes>) {
+        poll_fn(|cx| self.sender.poll_ready(cx)).await.unwrap();
+        let known = async {
+            while !self.sender.is_extended_connect_protocol_enabled() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(SOON, known).await.unwrap();
+        let mut request = Request::new(());
+        *request.method_mut() = Method::CONNECT;
+        *request.uri_mut() = format!("http://{}/socket", served.front).parse().unwrap();
+        request
+            .extensions_mut()
+            .insert(Protocol::from_static("websocket"));
+        self.ask(request, false).await
     }
 
     async fn ask(
@@ -134,26 +167,61 @@ async fn a_grpc_client_is_told_of_a_problem_in_its_own_words() {
     assert!(status.starts_with("tunnel-client; error="), "{status}");
 }
 
+/// Makes a certificate, and what trusts it.
+fn write(files: &CertificateFiles) -> Roots {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+    std::fs::write(&files.cert, made.cert.pem()).unwrap();
+    Roots::from_pem(&made.cert.pem()).unwrap()
+}
+
+fn files_in(folder: &tempfile::TempDir) -> CertificateFiles {
+    CertificateFiles {
+        cert: folder.path().join("cert.pem"),
+        key: folder.path().join("key.pem"),
+    }
+}
+
+async fn connect_tls(
+    served: &Served,
+    roots: &Roots,
+    alpn: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let config = client_config(roots, None, &[alpn]).unwrap();
+    let socket = TcpStream::connect(served.front).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(config).connect(name, socket).await
+}
+
+/// Ingress controllers connect ahead of need, and would lose the request that comes just then.
+#[tokio::test]
+async fn who_connects_ahead_of_need_over_tls_has_the_time_of_one_between_two_requests() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let folder = tempfile::tempdir().unwrap();
+    let files = files_in(&folder);
+    let roots = write(&files);
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.listen.certificate = Some(files.clone());
+        config.listen.request_head_timeout = SHORT;
+    });
+    let mut ahead = connect_tls(&served, &roots, b"http/1.1").await.unwrap();
+    // That it may do nothing in this time is what the test is about.
+    tokio::time::sleep(SHORT * 2).await;
+    let request = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    ahead.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    let read = ahead.read_to_string(&mut answer);
+    timeout(SOON, read).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
 #[tokio::test]
 async fn tls_agrees_on_http2_and_the_certificate_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
-    let files = CertificateFiles {
-        cert: folder.path().join("cert.pem"),
-        key: folder.path().join("key.pem"),
-    };
-    let write = || {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
-        std::fs::write(&files.cert, made.cert.pem()).unwrap();
-        Roots::from_pem(&made.cert.pem()).unwrap()
-    };
-    let connect = async |served: &Served, roots: &Roots| {
-        let config = client_config(roots, None, &[b"h2"]).unwrap();
-        let socket = TcpStream::connect(served.front).await.unwrap();
-        let name = ServerName::try_from("localhost").unwrap();
-        TlsConnector::from(config).connect(name, socket).await
-    };
-    let roots = write();
+    let files = files_in(&folder);
+    let connect = async |served: &Served, roots: &Roots| connect_tls(served, roots, b"h2").await;
+    let roots = write(&files);
     let (url, _upstream) = echoing().await;
     let served = Served::with(&url, |config| {
         config.listen.certificate = Some(files.clone());
@@ -161,13 +229,88 @@ async fn tls_agrees_on_http2_and_the_certificate_is_read_again() {
     let mut client = Http2::over(connect(&served, &roots).await.unwrap()).await;
     let (response, _) = client.ask(grpc(&served), true).await;
     assert_eq!(response.status(), StatusCode::OK);
-    let newer = write();
+    let newer = write(&files);
     let replaced = async {
         while connect(&served, &newer).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(SOON, replaced).await.unwrap();
+}
+
+/// Trailers as a hostile end sends them: one that may travel, and some that may not.
+fn hostile_trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    for name in [
+        "x-checksum",
+        "authorization",
+        "host",
+        "x-forwarded-user",
+        "set-cookie",
+    ] {
+        trailers.insert(name, "1".parse().unwrap());
+    }
+    trailers
+}
+
+#[tokio::test]
+async fn only_trailers_that_may_travel_reach_an_upstream() {
+    let (tell, mut told) = tokio::sync::mpsc::channel(2);
+    let upstream = Scripted::start(move |mut connection: Connection| {
+        let tell = tell.clone();
+        async move {
+            connection.head().await.unwrap();
+            // The chunks, and what stands behind them up to the empty line.
+            tell.send(connection.head().await.unwrap()).await.unwrap();
+            connection
+                .send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                .await;
+        }
+    })
+    .await;
+    let served = Served::start(&upstream.url());
+    let mut client = Http2::connect(&served).await;
+    let request = Request::post(format!("http://{}/", served.front))
+        .header("te", "trailers")
+        .header(
+            "trailer",
+            "x-checksum, authorization, host, x-forwarded-user, set-cookie",
+        )
+        .body(())
+        .unwrap();
+    let mut sender = client.sender.clone().ready().await.unwrap();
+    let (response, mut stream) = sender.send_request(request, false).unwrap();
+    stream.send_data("body".into(), false).unwrap();
+    stream.send_trailers(hostile_trailers()).unwrap();
+    let content = timeout(SOON, told.recv()).await.unwrap().unwrap();
+    assert_eq!(content, "4\r\nbody\r\n0\r\nx-checksum: 1\r\n\r\n");
+    let response = timeout(SOON, response).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    client.sender = sender;
+}
+
+#[tokio::test]
+async fn only_trailers_that_may_travel_reach_a_platform_client() {
+    let upstream = Scripted::answering(
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-checksum\r\n\r\n\
+          4\r\nbody\r\n0\r\nx-checksum: 1\r\nset-cookie: a=1\r\nx-forwarded-user: admin\r\n\
+          www-authenticate: Basic\r\n\r\n",
+    )
+    .await;
+    let served = Served::start(&upstream.url());
+    let mut client = Http2::connect(&served).await;
+    let request = Request::get(format!("http://{}/", served.front))
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (response, _) = client.ask(request, true).await;
+    let (content, trailers) = all(&mut response.into_body()).await;
+    let trailers = trailers.unwrap();
+    let names: Vec<_> = trailers.keys().map(http::HeaderName::as_str).collect();
+    assert_eq!(
+        (&content[..], &names[..]),
+        (&b"body"[..], &["x-checksum"][..])
+    );
 }
 
 /// What it sends first: a message of one frame.
@@ -251,20 +394,7 @@ async fn a_websocket_passes_over_http2() {
     .await;
     let served = Served::start(&upstream.url());
     let mut client = Http2::connect(&served).await;
-    poll_fn(|cx| client.sender.poll_ready(cx)).await.unwrap();
-    let known = async {
-        while !client.sender.is_extended_connect_protocol_enabled() {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(SOON, known).await.unwrap();
-    let mut request = Request::new(());
-    *request.method_mut() = Method::CONNECT;
-    *request.uri_mut() = format!("http://{}/socket", served.front).parse().unwrap();
-    request
-        .extensions_mut()
-        .insert(Protocol::from_static("websocket"));
-    let (response, mut stream) = client.ask(request, false).await;
+    let (response, mut stream) = client.upgrade(&served).await;
     assert_eq!(response.status(), StatusCode::OK);
     stream.send_data("ping".into(), false).unwrap();
     let mut body = response.into_body();
@@ -273,6 +403,63 @@ async fn a_websocket_passes_over_http2() {
         let data = timeout(SOON, body.data()).await.unwrap().unwrap();
         received.extend_from_slice(&data.unwrap());
     }
+}
+
+/// Waits until there is a place for an exchange, of which there is one.
+async fn place_is_free(served: &Served) {
+    let mut other = Http2::connect(served).await;
+    let asked = async {
+        loop {
+            let request = Request::get(format!("http://{}/other", served.front));
+            let (response, _) = other.ask(request.body(()).unwrap(), true).await;
+            if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, asked).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_peer_that_reads_nothing_of_an_answer_holds_no_place_for_ever() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.listen.max_exchanges = 1;
+        config.listen.body_idle_timeout = Duration::from_millis(200);
+    });
+    let mut client = Http2::reading_nothing(&served).await;
+    let request = Request::get(format!("http://{}/", served.front));
+    let (response, _) = client.ask(request.body(()).unwrap(), true).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    place_is_free(&served).await;
+    let cut = timeout(SOON, response.into_body().data()).await.unwrap();
+    let reason = cut.unwrap().unwrap_err().reason();
+    assert_eq!(reason, Some(h2::Reason::CANCEL));
+}
+
+#[tokio::test]
+async fn a_peer_that_reads_nothing_of_a_websocket_holds_no_place_for_ever() {
+    let (ended, mut is_ended) = tokio::sync::mpsc::channel(1);
+    let upstream = agreeing(move |mut connection| {
+        let ended = ended.clone();
+        async move {
+            while connection.stream.write_all(&[7; 10_000]).await.is_ok() {}
+            ended.send(()).await.unwrap();
+        }
+    })
+    .await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.listen.max_exchanges = 1;
+        config.listen.body_idle_timeout = Duration::from_millis(200);
+    });
+    let mut client = Http2::reading_nothing(&served).await;
+    let (response, _stream) = client.upgrade(&served).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    timeout(SOON, is_ended.recv()).await.unwrap().unwrap();
+    // The stream, too, whatever hyper had taken for it.
+    let cut = timeout(SOON, response.into_body().data()).await.unwrap();
+    assert!(!matches!(cut, Some(Ok(_))), "{cut:?}");
 }
 
 #[tokio::test]

@@ -74,6 +74,42 @@ fn a_tunnel_is_kept_without_a_file_being_written() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
+/// What else stands in the file counts with the next start, which it is not to prevent unseen.
+#[test]
+fn what_is_not_taken_over_is_told_once_and_so_is_what_would_refuse_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |more: &str| {
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
+             upstream = \"http://127.0.0.1:1\"\n{more}"
+        );
+        // A rename, so that half of it is never read.
+        fs::write(folder.path().join("next"), text).unwrap();
+        fs::rename(
+            folder.path().join("next"),
+            folder.path().join("client.toml"),
+        )
+        .unwrap();
+    };
+    write("");
+    let variables = [("TUNNEL_CLIENT_CONFIG", "client.toml")];
+    let mut program = Program::start("serve", folder.path(), &variables);
+    program.address("front");
+    write("listen_cert = \"cert.pem\"\n");
+    let refused = program.line("would not start with these settings");
+    assert!(refused.contains("--listen-key"), "{refused}");
+    program.line("other than the routes");
+    program.line("the routes are good and");
+    // It is what runs, again.
+    let before = program.read.len();
+    write("");
+    program.line("the routes are good and");
+    let after = &program.read[before..];
+    assert!(!after.contains("other than the routes"), "{after}");
+    assert!(!after.contains("would not start"), "{after}");
+    assert_eq!(program.stop(), Some(0));
+}
+
 #[tokio::test]
 async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
     let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;

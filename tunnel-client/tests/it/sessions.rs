@@ -181,6 +181,37 @@ async fn the_place_of_a_session_that_drains_is_filled_before_it_leaves() {
     assert!(two.server.is_left_alone(A_WHILE).await);
 }
 
+/// Each session draws its own moment, so that not even those of one client leave together.
+#[tokio::test]
+async fn sessions_that_are_to_spread_leave_at_moments_of_their_own_within_the_time() {
+    const SESSIONS: usize = 8;
+    let spread = Duration::from_secs(2);
+    let mut server = TunnelServer::start().await;
+    let client = Running::start(&server, NOBODY, |config| config.sessions = SESSIONS);
+    let mut old = Vec::new();
+    for _ in 0..SESSIONS {
+        old.push(server.welcome().await);
+    }
+    client.wait_metric("sessions", 8.0).await;
+    let told = Instant::now();
+    for session in &old {
+        session.say(drain(2_000));
+    }
+    let (mut new, mut moments) = (Vec::new(), Vec::new());
+    for _ in 0..SESSIONS {
+        new.push(server.welcome().await);
+        moments.push(told.elapsed());
+    }
+    let (first, last) = (moments[0], moments[SESSIONS - 1]);
+    // That none of them is drawn in such a part of the time happens once in a hundred thousand times.
+    assert!(first < spread * 3 / 4, "{moments:?}");
+    assert!(last > spread / 4, "{moments:?}");
+    assert!(last < spread + SOON / 4, "{moments:?}");
+    for session in &mut old {
+        assert_eq!(session.told().await, Control::Moved);
+    }
+}
+
 #[tokio::test]
 async fn what_is_said_before_the_welcome_is_not_forgotten() {
     let mut server = TunnelServer::start().await;

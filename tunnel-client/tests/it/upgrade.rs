@@ -46,7 +46,8 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-fn switching(head: &str) -> String {
+/// The answer to a request for an upgrade.
+pub(crate) fn switching(head: &str) -> String {
     let accept = accept_key(field(head, "sec-websocket-key").unwrap().as_bytes());
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\

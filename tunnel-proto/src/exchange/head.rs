@@ -112,6 +112,12 @@ impl EncodedHead {
         head.finish()
     }
 
+    /// Its length, as it is kept.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
     /// What stands before content.
     #[must_use]
     pub fn start(&self) -> BytesMut {

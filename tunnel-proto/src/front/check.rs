@@ -29,9 +29,10 @@ pub struct CheckedRequest<'a> {
     pub(super) hop: Hop,
     /// The method; `CONNECT` for an upgrade and for nothing else.
     pub method: Method,
-    /// The authority as it was sent: host and, if there was one, port.
+    /// The authority as it was sent: host and, if there was one, port. Empty if there was none, which a
+    /// [`Checker`] may let through.
     pub authority: &'a str,
-    /// The host to route by: lower case, without port, without the root's dot.
+    /// The host to route by: lower case, without port, without the root's dot. Empty if there is none.
     pub host: Cow<'a, str>,
     /// Path and query, byte for byte.
     pub path: Cow<'a, str>,
@@ -81,6 +82,9 @@ pub struct Checker {
     /// The length of the host in a host that may have a port, if it is one: the same function that the
     /// guard of HTTP/1 goes by, so that the two cannot disagree.
     pub host_length: fn(&[u8]) -> Option<usize>,
+    /// Whether a request has to name its host. HTTP/1.0 knows requests that do not, and probes are often
+    /// such; where they can be answered without one, they may be.
+    pub needs_host: bool,
 }
 
 impl Seen {
@@ -172,8 +176,14 @@ fn check<'a>(
         return Err((Reason::MethodNotAllowed, what));
     }
     let path = path(method, version, uri)?;
-    let authority = authority(version, uri, headers)?;
-    let host_length = (checker.host_length)(authority.as_bytes()).ok_or_else(bad_host)?;
+    let (authority, host_length) = match authority(version, uri, headers)? {
+        Some(authority) => {
+            let length = (checker.host_length)(authority.as_bytes());
+            (authority, length.ok_or_else(bad_host)?)
+        }
+        None if version == Version::HTTP_10 && !checker.needs_host => ("", 0),
+        None => return Err(malformed("no host field")),
+    };
     let content_length = if seen.content_length {
         fields::content_length(headers).map_err(|_| malformed("content-length is not a length"))?
     } else {
@@ -258,12 +268,12 @@ fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, s
     }
 }
 
-/// The one authority of a request; where it is given twice, both must be the same.
+/// The one authority of a request, if it has any; where it is given twice, both must be the same.
 fn authority<'a>(
     version: Version,
     uri: &'a Uri,
     headers: &'a HeaderMap,
-) -> Result<&'a str, Refused> {
+) -> Result<Option<&'a str>, Refused> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
@@ -277,11 +287,12 @@ fn authority<'a>(
                     "a host field that differs from the target's authority",
                 ));
             }
-            Ok(target)
+            Ok(Some(target))
         }
-        (Some(target), None) if version == Version::HTTP_2 => Ok(target),
-        (None, Some(host)) => host.to_str().map_err(|_| bad_host()),
-        (_, None) => Err(malformed("no host field")),
+        (Some(target), None) if version == Version::HTTP_2 => Ok(Some(target)),
+        (None, Some(host)) => host.to_str().map(Some).map_err(|_| bad_host()),
+        (Some(_), None) => Err(malformed("no host field")),
+        (None, None) => Ok(None),
     }
 }
 
@@ -387,6 +398,7 @@ mod tests {
                     && port.iter().skip(1).all(u8::is_ascii_digit);
                 is_good.then_some(name.len())
             },
+            needs_host: true,
         }
     }
 
@@ -463,6 +475,27 @@ mod tests {
         assert!(http1("GET", "/", &[]).is_err());
         assert!(http1("GET", "/", &[("host", "a"), ("host", "a")]).is_err());
         assert!(http2("GET", "http://u@a.test/", &[]).is_err());
+    }
+
+    #[test]
+    fn only_http10_may_name_no_host_and_only_where_that_is_enough() {
+        let check = |version, target: &str, fields: &[_], needs_host| {
+            let checker = Checker {
+                needs_host,
+                ..checker()
+            };
+            let parts = parts(version, "GET", target, fields);
+            let checked = checker.check(&parts, None);
+            checked.map(|checked| (checked.host.into_owned(), checked.authority.to_owned()))
+        };
+        let no_host = check(Version::HTTP_10, "/", &[], false).unwrap();
+        assert_eq!(no_host, (String::new(), String::new()));
+        assert!(check(Version::HTTP_10, "/", &[], true).is_err());
+        assert!(check(Version::HTTP_11, "/", &[], false).is_err());
+        assert!(check(Version::HTTP_2, "/", &[], false).is_err());
+        // What it names has to be one all the same.
+        assert!(check(Version::HTTP_10, "/", &[("host", "")], false).is_err());
+        assert!(check(Version::HTTP_10, "http://a.test/", &[], false).is_err());
     }
 
     #[test]

@@ -17,9 +17,7 @@ use crate::{
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 /// Names the request in the logs of every program on its way.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -236,19 +234,8 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
                 || *name == header::MAX_FORWARDS
                 || fields::is_connection_specific(name)
         }
-        Some(b'x') => {
-            *name == X_REQUEST_ID
-                || (!origin.is_trusted
-                    && [
-                        X_FORWARDED_FOR,
-                        X_FORWARDED_HOST,
-                        X_FORWARDED_PORT,
-                        X_FORWARDED_PROTO,
-                        X_REAL_IP,
-                    ]
-                    .contains(name))
-        }
-        Some(b'f') => !origin.is_trusted && *name == header::FORWARDED,
+        Some(b'x') => *name == X_REQUEST_ID || (!origin.is_trusted && fields::is_forwarded(name)),
+        Some(b'f') => !origin.is_trusted && fields::is_forwarded(name),
         _ => false,
     }
 }
@@ -266,10 +253,14 @@ fn add_forwarded(
     if !told.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }
+    let node = origin.node.as_bytes();
+    if authority.is_empty() {
+        head.field_of(&header::FORWARDED, &[b"for=", node, b";proto=", scheme]);
+        return;
+    }
     if !told.host {
         head.field(&X_FORWARDED_HOST, authority);
     }
-    let node = origin.node.as_bytes();
     let element: [&[u8]; 6] = [b"for=", node, b";host=\"", authority, b"\";proto=", scheme];
     head.field_of(&header::FORWARDED, &element);
 }
@@ -302,6 +293,7 @@ mod tests {
     const CHECKER: Checker = Checker {
         hop: Hop::Server,
         host_length: |host| host.split(|byte| *byte == b':').next().map(<[u8]>::len),
+        needs_host: true,
     };
 
     fn id() -> HeaderValue {
@@ -355,13 +347,26 @@ mod tests {
                 ("x-forwarded-for", "10.0.0.1"),
                 ("forwarded", "for=10.0.0.1"),
                 ("x-real-ip", "1.1.1.1"),
+                // What proxies that authenticate say of a user, and whatever else is called like this.
+                ("x-forwarded-user", "admin"),
+                ("x-forwarded-email", "admin@a.test"),
+                ("x-forwarded-groups", "admins"),
+                ("x-forwarded-prefix", "/admin"),
+                ("x-forwarded-ssl", "on"),
+                ("x-forwarded-", "1"),
+                ("x-forward", "mine"),
             ],
             false,
         );
         assert_eq!(values(&headers, "x-forwarded-for"), ["192.0.2.7"]);
         let forwarded = "for=192.0.2.7;host=\"a-b.test:8080\";proto=http";
         assert_eq!(values(&headers, "forwarded"), [forwarded]);
-        assert!(!headers.contains_key("x-real-ip"));
+        let names = headers.keys().map(HeaderName::as_str);
+        let own = ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"];
+        let more: Vec<_> = names
+            .filter(|name| name.starts_with("x-") && !own.contains(name))
+            .collect();
+        assert_eq!(more, ["x-forward", "x-request-id"]);
     }
 
     #[test]
@@ -370,6 +375,7 @@ mod tests {
             &[
                 ("x-forwarded-for", "10.0.0.1"),
                 ("x-forwarded-proto", "https"),
+                ("x-forwarded-user", "someone"),
             ],
             true,
         );
@@ -378,6 +384,7 @@ mod tests {
             ["10.0.0.1", "192.0.2.7"]
         );
         assert_eq!(values(&headers, "x-forwarded-proto"), ["https"]);
+        assert_eq!(values(&headers, "x-forwarded-user"), ["someone"]);
     }
 
     #[test]

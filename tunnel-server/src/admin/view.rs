@@ -210,6 +210,12 @@ pub struct LimitsView {
     /// Largest head of a request, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bytes: Option<usize>,
+    /// Requests that wait for the runtime to come back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
+    /// What those hold together, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_bytes: Option<u64>,
 }
 
 /// Something that went wrong.
@@ -250,6 +256,8 @@ impl From<RuntimeLimits> for LimitsView {
             download_rate: limits.download_rate,
             websockets: limits.websockets,
             head_bytes: limits.head_bytes,
+            waiting: limits.waiting,
+            waiting_bytes: limits.waiting_bytes,
         }
     }
 }

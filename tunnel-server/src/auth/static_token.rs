@@ -38,7 +38,7 @@ pub fn verify<'a>(
     let token = Token::parse(presented).map_err(|NotAToken| AuthRefusal::NotAToken)?;
     let known = runtimes.token(token.id);
     let stored = known.map_or(&NOBODY, |(_, listed)| &listed.sha256);
-    let equal = bool::from(token.sha256.ct_eq(stored));
+    let equal = is_equal(&token.sha256, stored);
     let (runtime, listed) = match known {
         Some(known) if equal => known,
         _ => return Err(AuthRefusal::TokenRefused),
@@ -50,6 +50,13 @@ pub fn verify<'a>(
         Some(expired) if expired <= now => Err(AuthRefusal::TokenExpired { expired, now }),
         _ => Ok((runtime, listed)),
     }
+}
+
+/// Takes the same time whatever differs.
+fn is_equal(one: &TokenHash, other: &TokenHash) -> bool {
+    #[cfg(test)]
+    tests::COMPARED.with(|times| times.set(times.get() + 1));
+    one.ct_eq(other).into()
 }
 
 pub(super) fn judged(runtime: &RuntimeEntry, token: &ListedToken) -> Judged {
@@ -80,10 +87,17 @@ fn id_of(token: &ListedToken) -> CredentialId {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use tunnel_ops::config_file::TomlFile;
 
     use super::*;
     use crate::runtimes::edit::{Addition, add_token};
+
+    thread_local! {
+        /// How often hashes were compared.
+        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn listed(token: &Token, rest: &str) -> Runtimes {
         let (account, runtime) = ("acme".parse().unwrap(), "prod".parse().unwrap());
@@ -151,6 +165,22 @@ mod tests {
             refusal.to_string(),
             "the token ran out at 2999-01-01T00:00:00Z; this server's clock says 2999-01-01T00:00:00Z"
         );
+    }
+
+    #[test]
+    fn whatever_is_wrong_with_a_token_it_is_hashed_and_compared_once() {
+        let (token, stranger) = (Token::generate().unwrap(), Token::generate().unwrap());
+        let id_and_prefix = token.expose().rfind('_').unwrap();
+        let secret = &stranger.expose()[id_and_prefix..];
+        let wrong_secret = format!("{}{secret}", &token.expose()[..id_and_prefix]);
+        for rest in ["", "revoked = true", "expires = 2020-01-01T00:00:00Z"] {
+            let runtimes = listed(&token, rest);
+            for text in [token.expose(), stranger.expose(), &wrong_secret] {
+                COMPARED.set(0);
+                let _ = verify(&runtimes, text, SystemTime::now());
+                assert_eq!(COMPARED.get(), 1, "{rest}");
+            }
+        }
     }
 
     #[test]

@@ -255,7 +255,13 @@ fn limits(limits: &LimitsView) -> String {
     let head = limits
         .head_bytes
         .map(|limit| format!("{} heads", bytes(limit as u64)));
-    let all = [exchanges, rate, upload, download, websockets, head];
+    let waiting = limits.waiting.map(|limit| format!("{limit} waiting"));
+    let held = limits
+        .waiting_bytes
+        .map(|limit| format!("{} waiting", bytes(limit)));
+    let all = [
+        exchanges, rate, upload, download, websockets, head, waiting, held,
+    ];
     let all: Vec<String> = all.into_iter().flatten().collect();
     match all.is_empty() {
         true => "none".to_owned(),

@@ -152,13 +152,23 @@ impl Config {
             ),
             ("max-handshakes", self.max_handshakes),
             ("handshake-queue", self.handshake_queue),
-            ("max-waiting", self.max_waiting),
             ("max-exchanges", self.max_exchanges as usize),
-            ("max-open-exchanges", self.max_open_exchanges),
         ] {
             put(name, number.to_string());
         }
         put("max-head-size", size_text(self.max_head_bytes));
+        let all = &self.node_limits;
+        for (name, limit) in [
+            ("max-open-exchanges", all.exchanges.map(u64::from)),
+            ("max-exchange-rate", all.exchange_rate.map(u64::from)),
+            ("max-open-websockets", all.websockets.map(u64::from)),
+            ("max-waiting", all.waiting.map(u64::from)),
+            ("max-waiting-size", all.waiting_bytes),
+        ] {
+            if let Some(limit) = limit {
+                put(name, limit.to_string());
+            }
+        }
         for (name, limit) in set_limits(&self.limits) {
             put(&format!("limit-{name}"), limit.to_string());
         }
@@ -264,6 +274,8 @@ fn set_limits(limits: &RuntimeLimits) -> impl Iterator<Item = (&'static str, u64
         ("download-rate", limits.download_rate),
         ("websockets", limits.websockets.map(wide)),
         ("head-size", limits.head_bytes.map(|bytes| bytes as u64)),
+        ("waiting", limits.waiting.map(wide)),
+        ("waiting-size", limits.waiting_bytes),
     ];
     all.into_iter()
         .filter_map(|(name, limit)| Some((name, limit?)))

@@ -256,9 +256,13 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_OFFLINE_WAIT")]
     pub offline_wait: Option<DurationText>,
 
-    /// Requests that may wait for one runtime's client to come back [default: 256]
+    /// Requests that wait at once for clients to come back, on the whole server [default: 10000]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_WAITING")]
-    pub max_waiting: Option<Count<0, 100_000>>,
+    pub max_waiting: Option<Count<0, 1_000_000>>,
+
+    /// Memory that those may hold together [default: 256MiB]
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_MAX_WAITING_SIZE")]
+    pub max_waiting_size: Option<SizeText>,
 
     /// Time between pings on a session [default: 15s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_PING_INTERVAL")]
@@ -284,6 +288,14 @@ pub struct Source {
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_OPEN_EXCHANGES")]
     pub max_open_exchanges: Option<Count<1, 10_000_000>>,
 
+    /// Exchanges begun in a second on the whole server; no limit unless set
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_EXCHANGE_RATE")]
+    pub max_exchange_rate: Option<Count<1, 10_000_000>>,
+
+    /// Upgraded connections open at once on the whole server [default: 50000]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_MAX_OPEN_WEBSOCKETS")]
+    pub max_open_websockets: Option<Count<0, 10_000_000>>,
+
     /// Exchanges open at once for a runtime whose own limits do not say [default: 2048]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_EXCHANGES")]
     pub limit_exchanges: Option<Count<1, 1_000_000>>,
@@ -307,6 +319,14 @@ pub struct Source {
     /// Largest request head for a runtime whose own limits do not say, 1KiB to 128KiB; --max-head-size unless set
     #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_HEAD_SIZE")]
     pub limit_head_size: Option<BoundedSize<1, 128>>,
+
+    /// Requests that wait at once for the client of a runtime whose own limits do not say [default: 256]
+    #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_WAITING")]
+    pub limit_waiting: Option<Count<0, 100_000>>,
+
+    /// Memory that those may hold together [default: 32MiB]
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_WAITING_SIZE")]
+    pub limit_waiting_size: Option<SizeText>,
 
     /// Threads that carry traffic; 0 means one for each core [default: 0]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_SHARDS")]
@@ -405,10 +425,11 @@ impl Source {
             max_tunnel_connections_per_address trusted_proxies proxy_protocol cors_origin
             first_byte_timeout tls_handshake_timeout request_head_timeout body_idle_timeout
             keep_alive_timeout expect_wait max_connections max_connections_per_address
-            max_head_size offline_wait max_waiting ping_interval drain_delay drain_spread
-            grace_period max_exchanges max_open_exchanges limit_exchanges limit_exchange_rate
-            limit_upload_rate limit_download_rate limit_websockets limit_head_size shards
-            access_log log_format log_level
+            max_head_size offline_wait max_waiting max_waiting_size ping_interval drain_delay
+            drain_spread grace_period max_exchanges max_open_exchanges max_exchange_rate
+            max_open_websockets limit_exchanges limit_exchange_rate limit_upload_rate
+            limit_download_rate limit_websockets limit_head_size limit_waiting limit_waiting_size
+            shards access_log log_format log_level
         }
     }
 }

@@ -330,7 +330,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 51] = [
+const FULL: [&str; 56] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
@@ -366,18 +366,23 @@ const FULL: [&str; 51] = [
     "--max-head-size=64KiB",
     "--offline-wait=7s",
     "--max-waiting=7",
+    "--max-waiting-size=7MiB",
     "--ping-interval=7s",
     "--drain-delay=7s",
     "--drain-spread=7s",
     "--grace-period=8s",
     "--max-exchanges=7",
     "--max-open-exchanges=7",
+    "--max-exchange-rate=7",
+    "--max-open-websockets=7",
     "--limit-exchanges=7",
     "--limit-exchange-rate=7",
     "--limit-upload-rate=7KiB",
     "--limit-download-rate=7KiB",
     "--limit-websockets=7",
     "--limit-head-size=7KiB",
+    "--limit-waiting=7",
+    "--limit-waiting-size=7MiB",
     "--shards=7",
     "--access-log=false",
     "--log-format=json",

@@ -9,22 +9,21 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use tunnel_ops::http1::InFlight;
+use tunnel_ops::{connection::Outlet, http1::InFlight};
 use tunnel_proto::{
     exchange::{BodyError, RecvBody},
     front::{self, Content},
     problem::{Hop, Problem, Reason},
 };
 
-use super::{ends::LongStream, observe::Observation, pace::Pace};
+use super::{ends::SessionStream, observe::Observation, pace::Pace};
 use crate::config::Origin;
 
 /// The body of an answer.
 pub(super) struct AnswerBody {
     kind: Kind,
     pace: Pace,
-    /// Why the body ends early, kept until what came before it has been sent.
-    failure: Option<Box<BodyError>>,
+    outlet: Outlet<BodyError>,
     /// Records the exchange when its answer has ended.
     observation: Option<Observation>,
     /// Tells the connection's guard that the exchange is over.
@@ -38,7 +37,7 @@ pub(super) struct AnswerBody {
 enum Kind {
     Exchange(RecvBody),
     /// The same, of a content that can end in order when the tunnel leaves.
-    Long(Box<LongStream<RecvBody>>),
+    Long(Box<SessionStream>),
     Own(Option<Bytes>),
     /// No content, but a field that tells its length: of an answer to HTTP/1 hyper keeps such a
     /// field only if the body does not say that it is at its end.
@@ -57,7 +56,7 @@ impl AnswerBody {
         Self {
             kind,
             pace: Pace::default(),
-            failure: None,
+            outlet: Outlet::default(),
             observation: None,
             _in_flight: None,
         }
@@ -67,18 +66,18 @@ impl AnswerBody {
         match &self.kind {
             Kind::Exchange(body) => body.is_end_stream() && !self.has_more(),
             Kind::Long(body) => body.is_end_stream() && !self.has_more(),
-            Kind::Own(content) => content.is_none(),
+            Kind::Own(content) => content.is_none() && !self.has_more(),
             Kind::LengthOnly => true,
         }
     }
 
     /// Whether something is still to be told of what was taken from the exchange.
     fn has_more(&self) -> bool {
-        self.failure.is_some() || self.pace.length() > 0
+        !self.outlet.is_empty() || self.pace.length() > 0
     }
 
     /// Has the content followed, if it is one that can end in order when the tunnel leaves.
-    pub(super) fn follow(&mut self, long: impl FnOnce(RecvBody) -> LongStream<RecvBody>) {
+    pub(super) fn follow(&mut self, long: impl FnOnce(RecvBody) -> SessionStream) {
         self.kind = match std::mem::replace(&mut self.kind, Kind::LengthOnly) {
             Kind::Exchange(body) => Kind::Long(Box::new(long(body))),
             other => other,
@@ -89,26 +88,18 @@ impl AnswerBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(failure) = self.failure.take() {
-            return Poll::Ready(Some(Err(*failure)));
-        }
+        let Self {
+            kind, pace, outlet, ..
+        } = self;
         let shaper = self.observation.as_ref().and_then(Observation::download);
-        let polled = match &mut self.kind {
-            Kind::Exchange(body) => self.pace.poll(cx, shaper, body),
-            Kind::Long(body) => self.pace.poll(cx, shaper, &mut **body),
+        outlet.poll(cx, |cx| match kind {
+            Kind::Exchange(body) => pace.poll(cx, shaper, body),
+            Kind::Long(body) => pace.poll(cx, shaper, &mut **body),
             Kind::Own(content) => {
                 Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
             }
             Kind::LengthOnly => Poll::Ready(None),
-        };
-        if let Poll::Ready(Some(Err(failure))) = polled {
-            // hyper drops what it has not sent yet when a body fails, and it sends when a body is not
-            // ready.
-            self.failure = Some(Box::new(failure));
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        polled
+        })
     }
 
     /// Has the exchange recorded, and known as in flight, until the body's end.
@@ -138,7 +129,7 @@ impl Body for AnswerBody {
                 Some(Err(error)) => observation.on_error(error),
                 None => {}
             }
-            if matches!(&this.kind, Kind::Long(body) if body.has_moved()) {
+            if matches!(&this.kind, Kind::Long(body) if body.has_left()) {
                 observation.on_moved();
             } else if frame.is_none() {
                 observation.on_end();
@@ -156,14 +147,14 @@ impl Body for AnswerBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
+        self.outlet.size_hint(match &self.kind {
             Kind::Exchange(body) => self.pace.size_hint(body.size_hint()),
             Kind::Long(_) => SizeHint::default(),
             Kind::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
             }
             Kind::LengthOnly => SizeHint::default(),
-        }
+        })
     }
 }
 

@@ -1,11 +1,10 @@
 //! The body of a request on its way to the session.
 
 use std::{
-    error::Error,
     future::Future,
     io,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -13,10 +12,8 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::{
-    sync::oneshot,
-    time::{Sleep, sleep},
-};
+use tokio::sync::oneshot;
+use tunnel_ops::content::{Gate, Silence, is_timed_out};
 
 use super::{
     observe::Upload,
@@ -52,20 +49,14 @@ enum Kind {
     /// Content of a request.
     Received {
         incoming: Incoming,
-        gate: Option<ContinueGate>,
-        idle: Option<IdleTimer>,
+        gate: Option<Gate>,
+        silence: Option<Silence>,
     },
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
     Upgraded(UpgradedBytes),
     /// No content; or there will be no upgraded connection.
     Empty,
-}
-
-/// Lets the body through when the upstream asks for it, or did not answer for a while.
-struct ContinueGate {
-    asked: oneshot::Receiver<()>,
-    patience: Pin<Box<Sleep>>,
 }
 
 /// Kept until the final answer to a request has come.
@@ -79,14 +70,6 @@ pub(super) struct Unanswered {
 
 /// Hands an upgraded connection's bytes to the request that asked for it.
 pub(super) type UpgradeSender = oneshot::Sender<UpgradedBytes>;
-
-/// Bounds the silence of a platform client that was not answered. After that it may be silent: what
-/// it sends and what it gets are two streams then, as with gRPC, and either may rest.
-struct IdleTimer {
-    limit: Duration,
-    timer: Option<Pin<Box<Sleep>>>,
-    unanswered: Weak<()>,
-}
 
 impl Unanswered {
     /// The upstream asks for the body.
@@ -105,15 +88,15 @@ impl RequestBody {
         upload: Arc<Upload>,
     ) -> (Self, Unanswered) {
         let mut unanswered = Unanswered::default();
-        let idle = idle.map(|limit| IdleTimer {
-            limit,
-            timer: None,
-            unanswered: Arc::downgrade(unanswered.mark.insert(Arc::default())),
+        let silence = idle.map(|limit| {
+            let (silence, mark) = Silence::until_answered(limit);
+            unanswered.mark = Some(mark);
+            silence
         });
         let kind = Kind::Received {
             incoming,
             gate: None,
-            idle,
+            silence,
         };
         (Self::new(kind, Some(upload)), unanswered)
     }
@@ -121,13 +104,10 @@ impl RequestBody {
     /// For a request that expects 100: nothing is read, and so the platform client not asked to go
     /// on, before the upstream asks or `patience` has passed.
     pub(super) fn expect(&mut self, unanswered: &mut Unanswered, patience: Duration) {
-        let (sender, asked) = oneshot::channel();
         if let Kind::Received { gate, .. } = &mut self.kind {
-            unanswered.gate = Some(sender);
-            *gate = Some(ContinueGate {
-                asked,
-                patience: Box::pin(sleep(patience)),
-            });
+            let (closed, open) = Gate::new(patience);
+            unanswered.gate = Some(open);
+            *gate = Some(closed);
         }
     }
 
@@ -163,13 +143,13 @@ impl Source for Kind {
                 Self::Received {
                     incoming,
                     gate,
-                    idle,
+                    silence,
                 } => {
                     if gate.as_mut().is_some_and(|gate| gate.poll(cx).is_pending()) {
                         return Poll::Pending;
                     }
                     *gate = None;
-                    return poll_received(incoming, idle.as_mut(), cx);
+                    return poll_received(incoming, silence.as_mut(), cx);
                 }
                 Self::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
                     Poll::Ready(Ok(bytes)) => *self = Self::Upgraded(bytes),
@@ -196,57 +176,30 @@ impl Source for Kind {
 
 fn poll_received(
     incoming: &mut Incoming,
-    idle: Option<&mut IdleTimer>,
+    silence: Option<&mut Silence>,
     cx: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
     match Pin::new(incoming).poll_frame(cx) {
         Poll::Ready(frame) => {
-            if let Some(idle) = idle {
-                idle.timer = None;
+            if let Some(silence) = silence {
+                silence.end();
             }
             Poll::Ready(frame.map(|frame| frame.map_err(failed)))
         }
         Poll::Pending => {
-            let Some(idle) = idle else {
+            let Some(silence) = silence else {
                 return Poll::Pending;
             };
-            idle.poll(cx).map(|()| Some(Err(RequestBodyError::Idle)))
+            silence.poll(cx).map(|()| Some(Err(RequestBodyError::Idle)))
         }
     }
 }
 
-/// Over HTTP/1 the connection's guard keeps the time, and says so by the kind of its error.
 fn failed(error: hyper::Error) -> RequestBodyError {
-    let cause = error.source().and_then(|cause| cause.downcast_ref());
-    if cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut) {
+    if is_timed_out(&error) {
         RequestBodyError::Idle
     } else {
         RequestBodyError::Received(error)
-    }
-}
-
-impl ContinueGate {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A sender that is gone has seen the final response: the body is not wanted any more, but
-        // neither is anybody waiting for it.
-        match Pin::new(&mut self.asked).poll(cx) {
-            Poll::Ready(Ok(())) => Poll::Ready(()),
-            Poll::Ready(Err(_)) => Poll::Pending,
-            Poll::Pending => self.patience.as_mut().poll(cx),
-        }
-    }
-}
-
-impl IdleTimer {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.unanswered.strong_count() == 0 {
-            return Poll::Pending;
-        }
-        let limit = self.limit;
-        self.timer
-            .get_or_insert_with(|| Box::pin(sleep(limit)))
-            .as_mut()
-            .poll(cx)
     }
 }
 

@@ -12,6 +12,7 @@ use tunnel_proto::{
 const CHECKER: Checker = Checker {
     hop: Hop::Server,
     host_length,
+    needs_host: true,
 };
 
 /// Checks a request.

@@ -1,9 +1,6 @@
 //! What all requests of one connection share, and what they can do to it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode};
 use hyper::upgrade::OnUpgrade;
@@ -28,7 +25,6 @@ pub(super) struct Connection {
     pub(super) granted: GrantedSlot,
     /// Upgraded streams of an HTTP/2 connection, and hyper's own tasks for it.
     pub(super) tasks: Tasks,
-    pub(super) requests: AtomicUsize,
 }
 
 impl Connection {
@@ -39,7 +35,6 @@ impl Connection {
             guard,
             granted: Mutex::new(None),
             tasks: Tasks::default(),
-            requests: AtomicUsize::new(0),
         })
     }
 
@@ -75,7 +70,7 @@ impl Connection {
             }
             (None, Some(on_upgrade)) => {
                 let node = self.node.clone();
-                self.tasks.spawn(async move {
+                self.tasks.spawn_upgraded(async move {
                     if let Ok(upgraded) = on_upgrade.await {
                         join(TokioIo::new(upgraded), granted, &node).await;
                     }
@@ -83,10 +78,5 @@ impl Connection {
             }
             (None, None) => {}
         }
-    }
-
-    /// Whether no request has come since there were `requests`, and none is open.
-    pub(super) fn is_idle_since(&self, requests: usize) -> bool {
-        self.requests.load(Ordering::Relaxed) == requests && self.tasks.is_empty()
     }
 }

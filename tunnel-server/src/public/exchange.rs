@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
@@ -18,9 +18,13 @@ use super::{
     body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
     connection::Connection,
     observe::Observation,
+    protocol::STREAM_WINDOW_BYTES,
     serve::Asked,
 };
-use crate::{budget::sources, tunnel::Tunnel};
+use crate::{
+    budget::{sources, waiting},
+    tunnel::Tunnel,
+};
 
 /// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
@@ -98,7 +102,8 @@ pub(super) async fn carry(
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
     loop {
-        let (tunnel, session) = match asked.route.session(&mut waits_until).await {
+        let weight = || waiting_weight(head, incoming.as_ref());
+        let (tunnel, session) = match asked.route.session(&mut waits_until, weight).await {
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
@@ -137,6 +142,14 @@ pub(super) async fn carry(
         }
         lost = Some(failure.problem);
     }
+}
+
+/// What a request holds while it waits for its runtime, in bytes: its head, and what may come of its body
+/// before anybody takes it. That is most over HTTP/2, a whole window.
+fn waiting_weight(head: &EncodedHead, incoming: Option<&Incoming>) -> usize {
+    let window = u64::from(STREAM_WINDOW_BYTES);
+    let content = incoming.map_or(0, |body| body.size_hint().upper().unwrap_or(window));
+    waiting::weight(head.bytes(), content.min(window) as usize)
 }
 
 /// The body to send, and what is to be kept until it is answered.

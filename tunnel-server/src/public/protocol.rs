@@ -9,31 +9,25 @@
 //! after hyper has given the socket back.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     net::{IpAddr, SocketAddr},
-    pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
-    task::Waker,
-    time::Duration,
+    sync::Arc,
+    time::SystemTime,
 };
 
 use bytes::Bytes;
 use http::Request;
-use hyper::{
-    body::Incoming,
-    server::conn::{http1, http2},
-    service::service_fn,
-};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::TlsAcceptor;
 use tunnel_ops::{
+    connection::{self, Bounds, Http1, Reset, close, say_last},
     detect::{self, Protocol},
-    http1::{Guard, GuardConfig, GuardHandle, Refusal, framing::HeadLimits},
+    http1::{GuardHandle, InFlight, Refusal},
     prefixed::Prefixed,
 };
 use tunnel_proto::{
@@ -50,30 +44,8 @@ use super::{
 };
 use crate::node::Node;
 
-/// How long an exchange outlives the end of its platform client's input, so that one who has sent
-/// all its requests still gets the quick answers. Less than the second within which an upstream is to
-/// see a hang-up.
-const HANG_UP_GRACE: Duration = Duration::from_millis(500);
-
-/// Field lines in one request head: what hyper takes without allocating.
-const MAX_FIELDS: usize = 100;
-
-/// Requests at once on one HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
-
-/// What a platform client may send ahead on one HTTP/2 stream, in bytes: as much as the session's own
-/// streams take.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-
-/// The same for a whole connection: many times that of a stream, so that uploads which nobody reads
-/// do not stop the others.
-const CONNECTION_WINDOW_BYTES: u32 = 16 * STREAM_WINDOW_BYTES;
-
-/// Time between HTTP/2 pings, and for each answer: finds platform clients that are gone.
-const HTTP2_PING: Duration = Duration::from_secs(20);
-
-/// How long a refused platform client may take to read its refusal.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Serves a platform client until it is gone.
 pub(super) async fn run(
@@ -143,7 +115,7 @@ async fn begin(
     match tls {
         // Boxed, since what TLS needs is large, and a connection without it would carry it along.
         Some(tls) => Box::pin(encrypted(node, origin, socket, tls)).await,
-        None => plain(node, origin, socket).await,
+        None => request(node, origin, socket, None).await,
     }
 }
 
@@ -154,18 +126,36 @@ async fn encrypted(
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
     let handshake = timeout(node.config().tls_handshake_timeout, tls.accept(socket));
-    let mut stream = patiently(node, handshake)
+    let stream = patiently(node, handshake)
         .await?
         .map_err(|_| NoRequest::Tls)?
         .map_err(|_| NoRequest::Tls)?;
-    if is_http2(&stream) {
-        // hyper has no limit for one who agrees on HTTP/2 and then says nothing.
-        let detecting = detect::detect(&mut stream, node.config().first_byte_timeout);
-        let detected = patiently(node, detecting).await?;
-        let (_, first) = detected.map_err(|_| NoRequest::FirstByte)?;
-        http2(node, origin, Prefixed::new(first, stream)).await;
-    } else {
-        http1(node, origin, Bytes::new(), stream).await;
+    let agreed = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Protocol::Http2,
+        _ => Protocol::Http1,
+    };
+    request(node, origin, stream, Some(agreed)).await
+}
+
+/// Waits for the first request, and goes on with what the platform client speaks: what was agreed on, or
+/// what its first bytes tell.
+async fn request<IO>(
+    node: &Arc<Node>,
+    origin: Origin,
+    mut io: IO,
+    agreed: Option<Protocol>,
+) -> Result<(), NoRequest>
+where
+    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+{
+    // Of what was agreed on, too: hyper has no limit for one who says nothing, and the guard's is for heads.
+    let detecting = detect::detect(&mut io, node.config().first_byte_timeout);
+    let (detected, first) = patiently(node, detecting)
+        .await?
+        .map_err(|_| NoRequest::FirstByte)?;
+    match agreed.unwrap_or(detected) {
+        Protocol::Http1 => http1(node, origin, first, io).await,
+        Protocol::Http2 => http2(node, origin, Prefixed::new(first, io)).await,
     }
     Ok(())
 }
@@ -178,83 +168,34 @@ async fn patiently<T>(node: &Node, step: impl Future<Output = T>) -> Result<T, N
     }
 }
 
-fn is_http2(stream: &TlsStream<Prefixed<TcpStream>>) -> bool {
-    stream.get_ref().1.alpn_protocol() == Some(b"h2")
-}
-
-async fn plain(
-    node: &Arc<Node>,
-    origin: Origin,
-    mut socket: Prefixed<TcpStream>,
-) -> Result<(), NoRequest> {
-    let detecting = detect::detect(&mut socket, node.config().first_byte_timeout);
-    let (protocol, first) = patiently(node, detecting)
-        .await?
-        .map_err(|_| NoRequest::FirstByte)?;
-    match protocol {
-        Protocol::Http1 => http1(node, origin, first, socket).await,
-        Protocol::Http2 => http2(node, origin, Prefixed::new(first, socket)).await,
-    }
-    Ok(())
-}
-
 async fn http1<IO>(node: &Arc<Node>, origin: Origin, first: Bytes, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
-    let config = GuardConfig {
-        limits: HeadLimits {
-            bytes: node.config().max_head_bytes,
-            fields: MAX_FIELDS,
-        },
-        head_timeout: node.config().request_head_timeout,
-        keep_alive_timeout: node.config().keep_alive_timeout,
-        body_idle_timeout: node.config().body_idle_timeout,
-        hang_up_grace: HANG_UP_GRACE,
-    };
-    let (guarded, guard) = Guard::new(io, first, config);
-    let connection = Connection::new(node, origin, Some(guard.clone()));
-    let service = {
+    let http1 = Http1::new(io, first, bounds(node));
+    let connection = Connection::new(node, origin, Some(http1.guard().clone()));
+    let answer = {
         let connection = connection.clone();
-        service_fn(move |request: Request<Incoming>| {
-            let in_flight = guard.begin_exchange();
-            // Boxed, because hyper gives a socket back only when the future can be moved.
-            Box::pin(serve(&connection, request, Some(in_flight)))
-        })
-    };
-    let mut serving = http1::Builder::new()
-        .half_close(false)
-        // The guard bounds the head; this only has to hold it.
-        .max_buf_size(node.config().max_head_bytes + 64 * 1024)
-        .serve_connection(TokioIo::new(guarded), service);
-    let mut stopping = pin!(node.stopping());
-    // Whom the end of the server wakes; asking again at each poll would cost more than the answer.
-    let mut told: Option<Waker> = None;
-    let mut is_ending = false;
-    let served = poll_fn(|cx| {
-        let is_told = told.as_ref().is_some_and(|told| told.will_wake(cx.waker()));
-        if !is_ending && (!is_told || node.is_stopping()) {
-            is_ending = stopping.as_mut().poll(cx).is_ready();
-            told = Some(cx.waker().clone());
-            if is_ending {
-                // The request in progress is answered, and the connection ends with it.
-                Pin::new(&mut serving).graceful_shutdown();
-            }
+        move |request: Request<Incoming>, in_flight: InFlight| {
+            serve(&connection, request, Some(in_flight))
         }
-        serving.poll_without_shutdown(cx)
-    });
-    let served = served.await;
-    let parts = serving.into_parts();
-    let (io, unread) = parts.io.into_inner().into_inner();
-    if served.is_err_and(|error| error.is_user()) {
-        // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
-        io.reset();
-        return;
+    };
+    if let Some(io) = http1.serve(node.stopping_stage(), answer).await {
+        // Boxed, since it is larger than all that was before, and comes once.
+        Box::pin(finish(&connection, io)).await;
     }
-    // hyper has read on a little after the last request.
-    let io = Prefixed::new(parts.read_buf, Prefixed::new(unread, io));
-    // Boxed, since it is larger than all that was before, and comes once.
-    Box::pin(finish(&connection, io)).await;
+}
+
+/// What a connection may take, and how long.
+fn bounds(node: &Node) -> Bounds {
+    let config = node.config();
+    Bounds {
+        max_head_bytes: config.max_head_bytes,
+        stream_window_bytes: STREAM_WINDOW_BYTES,
+        request_head_timeout: config.request_head_timeout,
+        keep_alive_timeout: config.keep_alive_timeout,
+        body_idle_timeout: config.body_idle_timeout,
+    }
 }
 
 /// Goes on with a socket that hyper is done with: as an upgraded connection, or to its end.
@@ -277,89 +218,19 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Connection::new(node, origin, None);
-    let service = {
-        let connection = connection.clone();
-        service_fn(move |request| {
-            connection.requests.fetch_add(1, Ordering::Relaxed);
-            serve(&connection, request, None)
-        })
-    };
-    let head_bytes = u32::try_from(node.config().max_head_bytes).unwrap_or(u32::MAX);
-    let serving = http2::Builder::new(connection.tasks.clone())
-        .timer(TokioTimer::new())
-        .enable_connect_protocol()
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_header_list_size(head_bytes)
-        .keep_alive_interval(Some(HTTP2_PING))
-        .keep_alive_timeout(HTTP2_PING)
-        .serve_connection(TokioIo::new(io), service);
-    let mut serving = pin!(serving);
-    loop {
-        let requests = connection.requests.load(Ordering::Relaxed);
-        tokio::select! {
-            _ = &mut serving => break,
-            () = sleep(node.config().keep_alive_timeout) => {
-                if connection.is_idle_since(requests) {
-                    serving.as_mut().graceful_shutdown();
-                }
-            }
-            () = node.stopping() => {
-                serving.as_mut().graceful_shutdown();
-                let _ = serving.await;
-                break;
-            }
-        }
-    }
-    connection.tasks.finish().await;
+    let answer = |request: Request<Incoming>| serve(&connection, request, None);
+    let (stage, tasks) = (node.stopping_stage(), &connection.tasks);
+    connection::http2(io, bounds(node), tasks, stage, answer).await;
 }
 
 /// Writes the answer to a request that nobody but the guard has seen.
 async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     connection: &Connection,
     refusal: Refusal,
-    mut io: IO,
+    io: IO,
 ) {
     let problem = front::refusal(Hop::Server, refusal.status(), refusal.reason());
     connection.node.metrics.count_problem(&problem);
-    let date = httpdate::fmt_http_date(std::time::SystemTime::now());
-    let answer = http1_message(&front::problem(&problem, true), &date);
-    let _ = timeout(FAREWELL, async {
-        io.write_all(&answer).await?;
-        io.shutdown().await
-    })
-    .await;
-    drain(io).await;
-}
-
-/// Reads on for a moment after the last answer: closing a socket with unread bytes resets it, and
-/// the platform client would lose the answer (RFC 9112 section 9.6).
-pub(super) async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
-    let mut sink = tokio::io::sink();
-    let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
-}
-
-/// A socket that can be closed so that nobody takes it for an orderly end.
-trait Reset {
-    /// Has the socket reset when it is dropped.
-    fn reset(&self);
-}
-
-impl Reset for Prefixed<TcpStream> {
-    fn reset(&self) {
-        let _ = self.get_ref().set_zero_linger();
-    }
-}
-
-impl Reset for TlsStream<Prefixed<TcpStream>> {
-    fn reset(&self) {
-        self.get_ref().0.reset();
-    }
-}
-
-async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
-    if let Ok(Ok(())) = timeout(FAREWELL, io.shutdown()).await {
-        drain(io).await;
-    }
+    let date = httpdate::fmt_http_date(SystemTime::now());
+    say_last(io, &http1_message(&front::problem(&problem, true), &date)).await;
 }

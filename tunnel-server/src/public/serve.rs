@@ -27,7 +27,7 @@ use super::{
     body::UpgradeSender,
     check::{check, outgoing},
     connection::Connection,
-    ends::LongStream,
+    ends::SessionStream,
     exchange::{self, Carried},
     observe::{Observation, Subject},
     upgraded::Granted,
@@ -231,7 +231,7 @@ async fn carry(
         let node = &connection.node;
         response
             .body_mut()
-            .follow(|body| LongStream::new(body, form, Some(session), node.ending_stage()));
+            .follow(|body| SessionStream::new(body, form, session, node.ending_stage()));
     }
     Ok(response.into())
 }

@@ -2,17 +2,15 @@
 //!
 //! In: a connection that was taken from hyper, and the exchange that granted its upgrade. Each
 //! direction ends by itself and the other goes on; nothing limits how long both are silent, but when
-//! one has ended, the other does not stay for ever without a byte. When the tunnel leaves, or this
-//! server, the platform client is told by a close frame, and so is the upstream as far as it can be.
+//! one has ended, the other does not stay for ever without a byte, and a platform client that takes nothing
+//! of what there is for it is given up. When the tunnel leaves, or this server, the platform client is told
+//! by a close frame, and so is the upstream as far as it can be.
 
 use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,11 +19,14 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split},
-    sync::oneshot,
-    time::{sleep, timeout},
+    io::{AsyncRead, AsyncWrite, WriteHalf, split},
+    time::timeout,
 };
-use tunnel_ops::ends::Form;
+use tunnel_ops::{
+    connection::drain,
+    ends::{Early, Form, LongStream, PATIENCE},
+    upgraded::{Lent, Moved, Taken},
+};
 use tunnel_proto::{
     exchange::{BodyError, RecvBody, read_body},
     session::Session,
@@ -33,10 +34,9 @@ use tunnel_proto::{
 
 use super::{
     body::UpgradeSender,
-    ends::{LongStream, PATIENCE},
+    ends::SessionStream,
     observe::Observation,
     pace::{Pace, Source},
-    protocol::drain,
 };
 use crate::node::Node;
 
@@ -70,20 +70,17 @@ where
     let linger = node.config().body_idle_timeout;
     let (reader, writer) = split(io);
     let moved = Moved::default();
-    let (give_back, mut upload_ended) = oneshot::channel();
-    let reader = Lent {
-        reader: Some(reader),
-        give_back: Some(give_back),
-    };
+    let (reader, mut upload_ended) = Lent::new(reader);
     let stage = node.ending_stage();
-    let body = LongStream::new(read_body(reader), Form::upload(), None, stage);
+    let early = Early::cut(|| io::ErrorKind::TimedOut.into());
+    let body = LongStream::new(read_body(reader), Form::upload(), stage, early);
     // Nobody takes it when the exchange has ended meanwhile, of which the other direction tells.
     let _ = upload.send(Box::new(Counted::new(body, &moved)));
-    let body = LongStream::new(download, Form::download(), Some(session), stage);
+    let body = SessionStream::new(download, Form::download(), session, stage);
     let mut download = Download {
         body: Box::new(Counted::new(body, &moved)),
         pace: Pace::default(),
-        writer,
+        writer: Taken::new(writer, linger),
         observation,
     };
     let mut reader = None;
@@ -99,10 +96,10 @@ where
         return;
     }
     download.finish(&moved, linger).await;
-    let has_moved = download.body.source.has_moved();
+    let has_left = download.body.source.has_left();
     // Ends the exchange, and with it the upload, if it goes on still.
     drop(download);
-    if has_moved {
+    if has_left {
         // The close frame is not to be lost to a reset because of bytes that nobody has read.
         let given_back = async {
             match reader.take() {
@@ -118,9 +115,9 @@ where
 
 /// What the runtime sends, on its way to the platform client.
 struct Download<IO> {
-    body: Box<Counted<LongStream<RecvBody>>>,
+    body: Box<Counted<SessionStream>>,
     pace: Pace,
-    writer: WriteHalf<IO>,
+    writer: Taken<WriteHalf<IO>>,
     observation: Observation,
 }
 
@@ -137,17 +134,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
             })?;
             if let Ok(data) = frame.into_data() {
                 self.body.moved.count();
-                self.writer.write_all(&data).await?;
-                self.writer.flush().await?;
+                self.writer.send(&data).await?;
                 self.observation.on_received(data.len());
             }
         }
-        if self.body.source.has_moved() {
+        if self.body.source.has_left() {
             self.observation.on_moved();
         } else {
             self.observation.on_end();
         }
-        self.writer.shutdown().await
+        self.writer.end().await
     }
 
     fn poll_frame(
@@ -161,9 +157,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
     /// Leaves the other direction the time that it has. The exchange itself sends that, for as long
     /// as the body lives.
     async fn finish(&mut self, moved: &Moved, linger: Duration) {
-        let has_moved = self.body.source.has_moved();
+        let has_left = self.body.source.has_left();
         let body = self.body.source.body();
-        if has_moved {
+        if has_left {
             // The upstream was told too, and may answer, and end.
             let answered = async {
                 while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {}
@@ -175,55 +171,6 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
         tokio::select! {
             () = body.sent() => {}
             () = moved.silence(linger) => {}
-        }
-    }
-}
-
-/// The reading half of a connection, given back when its body is dropped: which also tells that the
-/// direction has ended.
-struct Lent<IO> {
-    reader: Option<ReadHalf<IO>>,
-    give_back: Option<oneshot::Sender<ReadHalf<IO>>>,
-}
-
-impl<IO: AsyncRead> AsyncRead for Lent<IO> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut self.reader {
-            Some(reader) => Pin::new(reader).poll_read(cx, buf),
-            None => Poll::Ready(Ok(())),
-        }
-    }
-}
-
-impl<IO> Drop for Lent<IO> {
-    fn drop(&mut self) {
-        if let (Some(reader), Some(give_back)) = (self.reader.take(), self.give_back.take()) {
-            let _ = give_back.send(reader);
-        }
-    }
-}
-
-/// How many pieces have moved, in either direction.
-#[derive(Clone, Default)]
-struct Moved(Arc<AtomicUsize>);
-
-impl Moved {
-    fn count(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Resolves after a time of this length in which nothing has moved.
-    async fn silence(&self, time: Duration) {
-        loop {
-            let before = self.0.load(Ordering::Relaxed);
-            sleep(time).await;
-            if self.0.load(Ordering::Relaxed) == before {
-                return;
-            }
         }
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct RawLimits {
     download_rate: Option<SizeText>,
     websockets: Option<Count<0, 1_000_000>>,
     head_size: Option<BoundedSize<1, 128>>,
+    waiting: Option<Count<0, 100_000>>,
+    waiting_size: Option<SizeText>,
 }
 
 impl From<RawLimits> for RuntimeLimits {
@@ -60,6 +62,8 @@ impl From<RawLimits> for RuntimeLimits {
             download_rate: raw.download_rate.map(u64::from),
             websockets: raw.websockets.map(u32::from),
             head_bytes: raw.head_size.map(usize::from),
+            waiting: raw.waiting.map(u32::from),
+            waiting_bytes: raw.waiting_size.map(u64::from),
         }
     }
 }
@@ -362,6 +366,8 @@ mod tests {
             hosts = ["Argo.example.com", "events.example.com"]
             [runtime.limits]
             exchanges = 200
+            waiting = 7
+            waiting_size = "3MiB"
             [[runtime.token]]
             id = "0123456789abcdef"
             sha256 = "{HASH}"
@@ -381,6 +387,8 @@ mod tests {
             ["argo.example.com", "events.example.com"]
         );
         assert_eq!(prod.limits.exchanges, Some(200));
+        let waiting = (prod.limits.waiting, prod.limits.waiting_bytes);
+        assert_eq!(waiting, (Some(7), Some(3 * 1024 * 1024)));
         assert_eq!(token.sha256[..2], [0x9f, 0x86]);
         assert_eq!(runtimes.get(&prod.label), Some(prod));
         assert_eq!(runtimes.token_count(), 1);

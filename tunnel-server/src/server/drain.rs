@@ -7,7 +7,7 @@
 //!                                         and a moment  requests         protocol allows
 //! ```
 //!
-//! The whole takes no longer than the grace period, counted from the signal. A second signal ends it at
+//! The whole is over a moment before the grace period is, counted from the signal. A second signal ends it at
 //! any point, which is the caller's business.
 
 use std::time::Duration;
@@ -16,10 +16,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{finish, shard::Shard};
 use crate::node::Node;
-
-/// Sessions that are told to leave in one second: about the handshakes that another server makes in
-/// it without strain.
-const LEAVING_PER_SECOND: u32 = 500;
 
 /// How long clients may take, beside the spread, to have another session.
 const MOVING: Duration = Duration::from_secs(2);
@@ -30,23 +26,28 @@ const ENDING: Duration = Duration::from_secs(4);
 /// What of that is kept for the sessions, at most, when even those did not end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Over how long clients are spread when so many sessions are told to leave.
-fn spread(sessions: usize, longest: Duration) -> Duration {
+/// What of the grace period is kept, at most, for the process to end in: whoever counts the same time is to
+/// find it gone.
+const EXIT: Duration = Duration::from_millis(250);
+
+/// Over how long clients are spread when so many sessions are told to leave, so many of them in one second.
+fn spread(sessions: usize, per_second: u32, longest: Duration) -> Duration {
     let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
-    (Duration::from_secs(1) * (sessions / LEAVING_PER_SECOND)).min(longest)
+    (Duration::from_secs(1) * (sessions / per_second.max(1))).min(longest)
 }
 
 /// Leads the server through its stages. Returns when nothing is left, or the grace period is over.
 pub(super) async fn drain(node: &Node, running: &mut [Shard]) {
     let config = node.config().clone();
     let grace = config.grace_period;
-    let end = Instant::now() + grace;
+    let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
     node.life.leave();
     // Load balancers that have seen "not ready" meanwhile send nothing new when the listeners close.
     sleep_until((Instant::now() + config.drain_delay).min(ending)).await;
     let longest = config.drain_spread.min((grace / 2).saturating_sub(MOVING));
-    let spread = spread(node.life.settled.len(), longest);
+    let sessions = node.life.settled.len();
+    let spread = spread(sessions, config.leaving_per_second, longest);
     node.life.drain(spread);
     tracing::info!(
         ?spread,
@@ -78,7 +79,8 @@ mod tests {
     #[test]
     fn the_spread_grows_with_the_sessions_up_to_its_bound() {
         let longest = Duration::from_secs(5);
-        let spreads = [0, 499, 500, 1_700, 100_000].map(|sessions| spread(sessions, longest));
+        let spreads = [0, 499, 500, 1_700, 100_000].map(|sessions| spread(sessions, 500, longest));
         assert_eq!(spreads.map(|spread| spread.as_secs()), [0, 0, 1, 3, 5]);
+        assert_eq!(spread(3, 0, longest).as_secs(), 3);
     }
 }

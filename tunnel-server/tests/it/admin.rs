@@ -181,7 +181,9 @@ async fn a_runtime_is_shown_with_its_sessions() {
     );
     assert_eq!(
         online["limits"],
-        json!({ "exchanges": 2_048, "websockets": 1_024 })
+        json!({
+            "exchanges": 2_048, "websockets": 1_024, "waiting": 256, "waiting_bytes": 32 * 1024 * 1024
+        })
     );
     let session = &online["sessions"][0];
     assert_eq!(

@@ -5,6 +5,7 @@ use std::{
     io::{BufRead, BufReader},
     process::Stdio,
     sync::Arc,
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -12,15 +13,17 @@ use tokio::task::spawn_blocking;
 use tunnel_proto::{
     close::CloseReason,
     control::{Control, RouteState, RouteSummary, RoutesSummary},
+    problem::{Hop, Problem, Reason},
     session::SessionEnd,
 };
 
 use crate::{
     admin::{ADMIN_TOKEN, TokenFile, guarded, thousands},
-    deadline::eventually,
+    deadline::{SOON, eventually},
     fake::FakeClient,
     program::{Ended, Folder},
     rig::{DEV, PROD, Rig},
+    sessions::get,
 };
 
 /// An operator at a server.
@@ -200,6 +203,49 @@ async fn one_runtime_is_shown() {
         "error: no runtime has the label `acme-prodd` (runtime_unknown)\n"
     );
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_runtime_is_shown_with_its_round_trip_and_what_went_wrong_last() {
+    let rig = Rig::with(|config| config.ping_interval = Duration::from_millis(100)).await;
+    let refusing = |_| async {
+        let detail = "no such name";
+        Err(Problem::new(Hop::Client, Reason::DnsError, detail))
+    };
+    let _client = FakeClient::new(&rig, PROD, refusing).await;
+    let operator = Operator::new(&rig, None);
+    let shown = async || {
+        let json = operator.sees(&["runtimes", "show", PROD, "--json"]).await;
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    assert_eq!(shown().await["last_problem"], Value::Null);
+    let answer = rig.raw().await.ask(get("/")).await;
+    assert_eq!((answer.head.status, &*answer.reason()), (502, "dns_error"));
+    let problem = shown().await["last_problem"].clone();
+    assert_eq!(problem["reason"], "dns_error");
+    let at = humantime::parse_rfc3339(problem["at"].as_str().unwrap()).unwrap();
+    assert!(at.elapsed().unwrap_or_default() < SOON, "{problem}");
+    // Measured, and measured again.
+    let measured = async || shown().await["sessions"][0]["round_trip_ms"].as_f64();
+    let first = eventually("a round trip", measured).await;
+    assert!(first > 0.0 && first < 20_000.0, "{first}");
+    eventually("another one", async || {
+        measured()
+            .await
+            .filter(|time| (time - first).abs() > f64::EPSILON)
+    })
+    .await;
+    let text = operator.sees(&["runtimes", "show", PROD]).await;
+    let problem = text.lines().find(|line| line.starts_with("last problem"));
+    let problem = problem.unwrap();
+    assert!(
+        problem.contains("dns_error") && problem.ends_with(" ago"),
+        "{problem}"
+    );
+    let (_, sessions) = text.split_once("\n\n").unwrap();
+    let lines: Vec<&str> = sessions.lines().collect();
+    let round_trip = lines[0].find("RTT").unwrap() + "RTT".len();
+    assert!(lines[1][..round_trip].ends_with(" ms"), "{sessions}");
 }
 
 #[tokio::test]

@@ -148,7 +148,7 @@ async fn an_upgrade_that_is_refused_gives_its_place_back_at_once() {
 
 #[tokio::test]
 async fn the_exchanges_of_all_runtimes_together_are_bounded() {
-    let rig = Rig::with(|config| config.max_open_exchanges = 1).await;
+    let rig = Rig::with(|config| config.node_limits.exchanges = Some(1)).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let (_first, feed) = open(&rig, &mut feeds).await;
@@ -156,6 +156,36 @@ async fn the_exchanges_of_all_runtimes_together_are_bounded() {
     is_limited(&answer, 503, "server_limit", "max-open-exchanges");
     drop(feed);
     is_served(&rig).await;
+}
+
+#[tokio::test]
+async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounded() {
+    let rig = Rig::with(|config| {
+        config.node_limits.websockets = Some(1);
+        config.node_limits.exchange_rate = Some(4);
+    })
+    .await;
+    let (_client, mut upstreams) = granting(&rig).await;
+    let _other = FakeClient::describing(&rig, DEV).await;
+    let mut upgraded = rig.raw().await;
+    upgraded.send(asking(PROD_HOST, "/chat", UPGRADE)).await;
+    assert_eq!(upgraded.head().await.unwrap().status, 101);
+    let _upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
+    let upgrade = asking(DEV_HOST, "/chat", UPGRADE);
+    let answer = rig.raw().await.ask(&upgrade).await;
+    is_limited(&answer, 503, "server_limit", "max-open-websockets");
+    let mut raw = rig.raw().await;
+    let refused = eventually("a refusal", async || {
+        let answer = raw.ask(asking(DEV_HOST, "/", "")).await;
+        (answer.head.status != 200).then_some(answer)
+    })
+    .await;
+    is_limited(&refused, 503, "server_limit", "max-exchange-rate");
+    eventually("another second", async || {
+        let answer = raw.ask(asking(DEV_HOST, "/", "")).await;
+        (answer.head.status == 200).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -213,7 +243,7 @@ async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
 #[tokio::test]
 async fn those_that_wait_for_a_runtime_are_bounded() {
     let rig = Rig::with(|config| {
-        config.max_waiting = 1;
+        config.limits.waiting = Some(1);
         config.offline_wait = Duration::from_secs(600);
     })
     .await;
@@ -227,7 +257,7 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
             .ok()
     })
     .await;
-    is_limited(&refused, 503, "waiting_limit", "max-waiting");
+    is_limited(&refused, 503, "waiting_limit", "waiting");
     let (_client, _feeds) = answering(&rig, random_instance()).await;
     is_served(&rig).await;
 }
@@ -239,7 +269,7 @@ async fn the_place_of_an_exchange_comes_back_however_that_ends() {
     let rig = Rig::with(|config| {
         config.limits.exchanges = Some(1);
         config.limits.websockets = Some(1);
-        config.max_open_exchanges = 1;
+        config.node_limits.exchanges = Some(1);
     })
     .await;
     let (client, mut feeds) = answering(&rig, random_instance()).await;
@@ -433,7 +463,7 @@ async fn a_runtime_at_all_its_limits_costs_its_neighbour_nothing() {
         config.limits.head_bytes = Some(4_096);
         config.limits.download_rate = Some(RATE as u64);
         config.limits.upload_rate = Some(RATE as u64);
-        config.max_waiting = 2;
+        config.limits.waiting = Some(2);
     })
     .await;
     let _a = moving(&rig, PROD).await;

@@ -46,7 +46,7 @@ fn config(folder: &Folder, change: impl FnOnce(&mut Config)) -> Config {
     config
 }
 
-fn asking(url: &str) -> PlatformSettings {
+pub(crate) fn asking(url: &str) -> PlatformSettings {
     PlatformSettings {
         url: url.parse().unwrap(),
         token_file: None,

@@ -196,6 +196,11 @@ impl FakeClient {
         seen[count - 1].clone()
     }
 
+    /// Every control message so far.
+    pub(crate) fn controls(&self) -> Vec<Control> {
+        self.controls.borrow().clone()
+    }
+
     /// Waits for a control message.
     pub(crate) async fn control(&self, wanted: impl Fn(&Control) -> bool) -> Control {
         let mut controls = self.controls.clone();

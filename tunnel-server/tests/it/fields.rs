@@ -29,6 +29,7 @@ async fn the_request_is_built_anew_with_our_own_fields_and_nothing_of_the_connec
          TE: gzip, trailers;q=0.5, trailers\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\
          X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Host: evil.test\r\n\
          X-Forwarded-Proto: gopher\r\nX-Forwarded-Port: 6\r\nX-Real-IP: 6.6.6.6\r\n\
+         X-Forwarded-User: admin\r\nX-Forwarded-Groups: admins\r\n\
          Forwarded: for=6.6.6.6;host=evil.test\r\nMax-Forwards: 3\r\n\
          Authorization: Bearer upstream's own\r\nOrigin: https://a.test\r\n\r\n"
     );

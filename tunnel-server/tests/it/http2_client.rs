@@ -22,8 +22,18 @@ impl Http2 {
         Self::over(connect(rig.addresses.public).await).await
     }
 
-    pub(crate) async fn over(io: impl Duplex + 'static) -> Self {
+    /// One that gives streams no window, and so reads nothing of any content.
+    pub(crate) async fn reading_nothing(rig: &Rig) -> Self {
         let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(0);
+        Self::with(builder, connect(rig.addresses.public).await).await
+    }
+
+    pub(crate) async fn over(io: impl Duplex + 'static) -> Self {
+        Self::with(h2::client::Builder::new(), io).await
+    }
+
+    async fn with(mut builder: h2::client::Builder, io: impl Duplex + 'static) -> Self {
         builder
             .max_header_list_size(1024 * 1024)
             .initial_max_send_streams(1_000);

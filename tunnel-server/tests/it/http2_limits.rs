@@ -113,6 +113,23 @@ async fn a_stream_that_was_answered_may_be_silent() {
     assert_eq!(read(response.into_body()).await.unwrap().0, b"still here");
 }
 
+/// Over HTTP/1 the kernel sees it; here a peer answers pings, and gives a stream no window.
+#[tokio::test]
+async fn an_answer_that_nobody_reads_is_given_up() {
+    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let (client, mut feeds) = handing(&rig).await;
+    let mut http2 = Http2::reading_nothing(&rig).await;
+    let response = http2.ask(get("/")).await.unwrap();
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    // As long as there is nothing to be read, nobody can be blamed for not reading.
+    sleep(SHORT * 4).await;
+    feed.send(data("unread")).await.unwrap();
+    let cut = read(response.into_body()).await.unwrap_err();
+    assert_eq!(cut.reason(), Some(h2::Reason::CANCEL));
+    soon("the exchange's end", feed.closed()).await;
+    client.rests().await;
+}
+
 #[tokio::test]
 async fn a_connection_without_requests_is_closed_after_a_while() {
     let rig = Rig::with(|config| config.keep_alive_timeout = SHORT).await;

@@ -120,6 +120,25 @@ async fn an_upgraded_stream_that_breaks_is_over_at_both_ends() {
 }
 
 #[tokio::test]
+async fn an_upgraded_stream_that_nobody_reads_is_given_up() {
+    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let (client, mut upstreams) = granting(&rig).await;
+    let mut http2 = Http2::reading_nothing(&rig).await;
+    let (response, _up) = http2
+        .send
+        .send_request(upgrade("websocket"), false)
+        .unwrap();
+    let response = soon("a response", response).await.unwrap();
+    let upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
+    let flooding = async { while upstream.send.send(data(vec![7; 10_000])).await.is_ok() {} };
+    soon("the exchange's end", flooding).await;
+    client.rests().await;
+    // Neither does the stream stay.
+    let cut = soon("the stream's end", response.into_body().data()).await;
+    assert!(!matches!(cut, Some(Ok(_))), "{cut:?}");
+}
+
+#[tokio::test]
 async fn an_upgrade_that_is_refused_is_an_ordinary_answer() {
     let rig = Rig::start().await;
     let _client = FakeClient::new(&rig, PROD, |_| async { Ok(status(403, full("not you"))) }).await;

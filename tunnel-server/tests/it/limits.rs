@@ -10,10 +10,13 @@ use tokio::{
 
 use crate::{
     deadline::{eventually, soon},
-    fake::{BodyEnd, FakeClient, collect, endings, full, status},
+    fake::{
+        BodyEnd, FakeClient, collect, dial_over, endings, full, random_instance, session_request,
+        status,
+    },
     program::Folder,
     raw::{End, Raw},
-    rig::{PROD, PROD_HOST, Rig, connect, identity},
+    rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
 };
 
 /// A limit that a test waits for.
@@ -57,6 +60,22 @@ async fn a_connection_without_a_first_byte_is_closed() {
     let ended = "tunnel_server_connections_refused_total{cause=\"first_byte\",listener=\"public\"}";
     rig.metric_becomes(ended, 2.0).await;
     assert_eq!(good.ask(get("/")).await.head.status, 200);
+}
+
+/// Also where the protocol is known before it.
+#[tokio::test]
+async fn a_tls_connection_without_a_first_byte_is_closed() {
+    let rig = Rig::with(|config| {
+        config.first_byte_timeout = SHORT;
+        config.public_tls = Some(identity());
+    })
+    .await;
+    for alpn in [&[&b"http/1.1"[..]][..], &[b"h2"], &[]] {
+        let mut silent = rig.raw_tls(alpn).await;
+        silent.closes().await;
+    }
+    let ended = "tunnel_server_connections_refused_total{cause=\"first_byte\",listener=\"public\"}";
+    rig.metric_becomes(ended, 3.0).await;
 }
 
 #[tokio::test]
@@ -249,6 +268,34 @@ async fn connections_are_bounded_per_address() {
     from("127.0.0.1").await.closes().await;
     assert_eq!(from("127.0.0.2").await.ask(get("/")).await.head.status, 503);
     assert_eq!(from("127.0.0.3").await.ask(get("/")).await.head.status, 503);
+}
+
+#[tokio::test]
+async fn tunnel_connections_are_bounded_per_address() {
+    let rig = Rig::with(|config| config.max_tunnel_connections_per_address = 2).await;
+    let _serving = FakeClient::describing(&rig, PROD).await;
+    // One that is still in its handshake counts as well.
+    let silent = connect(rig.addresses.tunnel).await;
+    let series = "tunnel_server_connections_refused_total{cause=\"max_connections_per_address\",listener=\"tunnel\"}";
+    assert_eq!(rig.metric(series).await, 0.0);
+    Raw::new(connect(rig.addresses.tunnel).await).closes().await;
+    rig.metric_becomes(series, 1.0).await;
+    // Other addresses have places of their own.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let connecting = socket.connect(rig.addresses.tunnel);
+    let elsewhere = soon("a connection", connecting).await.unwrap();
+    tls(elsewhere, &[b"http/1.1"]).await;
+    drop(silent);
+    let again = eventually("the place", async || {
+        let socket = connect(rig.addresses.tunnel).await;
+        try_tls(socket, &[b"http/1.1"]).await.ok()
+    });
+    let request = session_request(rig.token(PROD), random_instance());
+    assert_eq!(dial_over(again.await, &request).await.status, 101);
+    // Platform clients are counted apart.
+    let answer = rig.raw().await.ask(get("/")).await;
+    assert!([200, 503].contains(&answer.head.status), "{answer:?}");
 }
 
 #[tokio::test]

@@ -99,6 +99,15 @@ impl Files {
     }
 }
 
+/// The settings of all tests, but those that are set here.
+fn with(settings: &str) -> String {
+    let key = |line: &str| line.split(" = ").next().map(str::to_owned);
+    let set: Vec<_> = settings.lines().map(key).collect();
+    let kept = SETTINGS.lines().filter(|line| !set.contains(&key(line)));
+    let lines: Vec<&str> = kept.chain(settings.lines()).collect();
+    lines.join("\n")
+}
+
 fn add(folder: &Folder, account: &str, runtime: &str) -> Token {
     let token = Token::generate().unwrap();
     let addition = Addition {
@@ -118,7 +127,7 @@ fn add(folder: &Folder, account: &str, runtime: &str) -> Token {
 impl Serving {
     /// In this folder; whoever dials trusts these roots.
     pub(crate) async fn start(folder: Folder, roots: Roots, settings: &str) -> Self {
-        folder.write("server.toml", &format!("{SETTINGS}{settings}"));
+        folder.write("server.toml", &with(settings));
         let mut command = Command::from(folder.command(["run", "--config=server.toml"]));
         command.stderr(Stdio::piped()).kill_on_drop(true);
         let mut program = command.spawn().unwrap();
@@ -145,10 +154,14 @@ impl Serving {
         add(&self.folder, account, runtime)
     }
 
+    /// The number of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.program.id().unwrap()
+    }
+
     /// Replaces the settings beside those of all tests.
     pub(crate) fn set(&self, settings: &str) {
-        self.folder
-            .write("server.toml", &format!("{SETTINGS}{settings}"));
+        self.folder.write("server.toml", &with(settings));
     }
 
     pub(crate) async fn metric(&self, series: &str) -> f64 {
@@ -169,7 +182,7 @@ impl Serving {
 
     /// Sends the program a signal.
     pub(crate) async fn signal(&self, name: &str) {
-        let id = self.program.id().unwrap().to_string();
+        let id = self.id().to_string();
         let sent = Command::new("kill").args([name, &id]).status().await;
         assert!(sent.unwrap().success());
     }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use http::Response;
 use tokio::{io::AsyncWriteExt, time::Instant};
+use tunnel_ops::task::Owned;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
     deadline::soon,
-    fake::{data, random_instance},
+    fake::{FakeClient, collect, data, empty, fed, random_instance},
+    frames::{ACK, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, block},
     raw::{End, Raw},
-    rig::{PROD, Rig, connect, identity, tls},
+    rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect, identity, tls},
+    serving::Files,
     sessions::{answering, get},
 };
 
@@ -63,6 +67,163 @@ async fn stopping_waits_no_longer_than_the_grace_period() {
     let (rest, _) = busy.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"));
     soon("the session's end", client.session.closed()).await;
+}
+
+/// A sender that stops in the middle of its content, one that is never silent, and one whose protocol has an
+/// end: the program is gone before its time is over, by its own will.
+#[tokio::test]
+async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
+    let grace = Duration::from_secs(5);
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    let serving = files.serve("grace_period = \"5s\"").await;
+    let connected = serving.dial(token.expose()).await;
+    let (handed, mut feeds) = tokio::sync::mpsc::channel(2);
+    let client = FakeClient::on(connected, move |request| {
+        let handed = handed.clone();
+        async move {
+            let (feed, body) = fed();
+            match request.uri().path() {
+                "/post" => {
+                    let _ = collect(request.into_body()).await;
+                    return Ok(Response::new(empty()));
+                }
+                "/endless" => {
+                    let endless = async move { while feed.send(data("more")).await.is_ok() {} };
+                    handed
+                        .send(Ok(Owned::spawn("endless", endless)))
+                        .await
+                        .unwrap();
+                }
+                _ => handed.send(Err(feed)).await.unwrap(),
+            }
+            Ok(Response::new(body))
+        }
+    })
+    .await;
+    let mut requests = Vec::new();
+    for request in [
+        format!("POST /post HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 9\r\n\r\nstuck"),
+        get("/endless"),
+        format!(
+            "GET /chat HTTP/1.1\r\nhost: {PROD_HOST}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        ),
+    ] {
+        let mut raw = Raw::new(connect(serving.public).await);
+        raw.send(request).await;
+        client.request(requests.len() + 1).await;
+        requests.push(raw);
+    }
+    let (chat, mut endless) = (requests.pop().unwrap(), requests.pop().unwrap());
+    let _feeds = (feeds.recv().await.unwrap(), feeds.recv().await.unwrap());
+    let mut chat = chat;
+    assert_eq!(chat.head().await.unwrap().status, 101);
+    let reading = Owned::spawn("reading", async move { endless.rest().await });
+    let asked = Instant::now();
+    serving.stop().await;
+    let took = asked.elapsed();
+    assert!((grace / 2..grace).contains(&took), "{took:?}");
+    let (content, _) = soon("the end", reading).await.unwrap();
+    assert!(!content.ends_with(b"0\r\n\r\n"), "a cut is no end");
+    // 1001: going away.
+    assert_eq!(chat.rest().await.0, [0x88, 2, 0x03, 0xe9]);
+}
+
+#[tokio::test]
+async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
+    let rig = Rig::start().await;
+    let (client, mut feeds) = answering(&rig, random_instance()).await;
+    let mut frames = Frames::new(rig.raw().await).await;
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":authority", PROD_HOST),
+        (":path", "/long"),
+    ];
+    let flags = END_HEADERS | END_STREAM;
+    frames.send(HEADERS, flags, 1, &block(&fields)).await;
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    rig.trigger.ask();
+    client
+        .control(|control| matches!(control, Control::Drain { .. }))
+        .await;
+    client.session.send(Control::Moved).unwrap();
+    let mut feed = Some(feed);
+    let (mut goaways, mut content, mut is_ended) = (Vec::new(), Vec::new(), false);
+    while let Some(frame) = frames.next().await {
+        match frame.kind {
+            PING if frame.flags & ACK == 0 => frames.send(PING, ACK, 0, &frame.payload).await,
+            GOAWAY => {
+                assert!(
+                    !is_ended,
+                    "before the stream ends, so that no other is begun"
+                );
+                assert_eq!(frame.payload[4..8], [0; 4], "no error");
+                goaways.push(frame.payload[..4].to_vec());
+            }
+            DATA => {
+                content.extend(frame.payload);
+                is_ended |= frame.flags & END_STREAM != 0;
+            }
+            _ => {}
+        }
+        // The second one says which streams still count.
+        if goaways.last().is_some_and(|last| *last == [0, 0, 0, 1])
+            && let Some(feed) = feed.take()
+        {
+            feed.send(data("done")).await.unwrap();
+        }
+    }
+    assert_eq!((&*content, is_ended), (&b"done"[..], true));
+    rig.stopped().await;
+}
+
+/// As many sessions as two servers would make in two seconds are told to take that time.
+#[tokio::test]
+async fn clients_are_told_to_spread_when_there_are_many() {
+    for (per_second, spread_ms) in [(1, Some(2_000)), (2, Some(1_000)), (3, None)] {
+        let rig = Rig::with(|config| {
+            config.leaving_per_second = per_second;
+            config.grace_period = Duration::from_secs(10);
+        })
+        .await;
+        let (one, _feeds) = answering(&rig, random_instance()).await;
+        let other = FakeClient::describing(&rig, DEV).await;
+        rig.trigger.ask();
+        for client in [&one, &other] {
+            let told = client.control(|control| matches!(control, Control::Drain { .. }));
+            assert_eq!(told.await, Control::Drain { spread_ms });
+            client.session.send(Control::Moved).unwrap();
+        }
+        rig.stopped().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_a_draining_server_ends_its_connection() {
+    let rig = Rig::start().await;
+    let (client, _feeds) = answering(&rig, random_instance()).await;
+    let (mut before, mut own) = (rig.raw().await, rig.raw().await);
+    for raw in [&mut before, &mut own] {
+        assert_eq!(raw.ask(get("/now")).await.head.value("connection"), None);
+    }
+    rig.trigger.ask();
+    client
+        .control(|control| matches!(control, Control::Drain { .. }))
+        .await;
+    // The client has not moved yet: all is still served.
+    let answer = before.ask(get("/now")).await;
+    assert_eq!((answer.head.status, answer.end), (200, End::Whole));
+    let offline = format!("GET / HTTP/1.1\r\nhost: {DEV_HOST}\r\n\r\n");
+    let refused = own.ask(offline).await;
+    assert_eq!(refused.reason(), "runtime_offline");
+    for (mut raw, answer) in [(before, answer), (own, refused)] {
+        assert_eq!(answer.head.value("connection"), Some("close"), "{answer:?}");
+        assert_eq!(raw.closes().await, End::Whole);
+    }
+    client.session.send(Control::Moved).unwrap();
+    rig.stopped().await;
 }
 
 /// Neither does it wait for those that have connected and ask for nothing.

@@ -57,18 +57,23 @@ impl Wire {
     }
 
     pub(crate) async fn of_instance(rig: &Rig, runtime: &str, instance: InstanceId) -> Self {
+        let mut wire = Self::mute(rig, runtime, instance).await;
+        wire.be_ready().await;
+        wire
+    }
+
+    /// One that was let in, and has not given the server's echo.
+    pub(crate) async fn mute(rig: &Rig, runtime: &str, instance: InstanceId) -> Self {
         let request = session_request(rig.token(runtime), instance);
         let connected = dial(rig, &request).await;
         assert_eq!(connected.status, 101);
-        let mut wire = Self {
+        Self {
             io: connected.io,
             read: connected.behind[..].into(),
             muxed: BytesMut::new(),
             new: HashSet::new(),
             is_alive: true,
-        };
-        wire.be_ready().await;
-        wire
+        }
     }
 
     /// Accepts the stream by which the server probes the session, and waits for its welcome.

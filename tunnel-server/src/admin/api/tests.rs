@@ -134,6 +134,8 @@ fn runtime() -> RuntimeView {
             download_rate: Some(4),
             websockets: Some(5),
             head_bytes: Some(6),
+            waiting: Some(7),
+            waiting_bytes: Some(8),
         },
         allow_from: Some(vec!["10.0.0.0/8".into()]),
         last_problem: Some(ProblemView {

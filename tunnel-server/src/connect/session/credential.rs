@@ -149,6 +149,7 @@ impl Credential {
     fn next_look(&self, now: SystemTime) -> Option<Duration> {
         let expires = self.grant.expires;
         let at = match self.warned {
+            Warned::Nothing if self.is_put_off() => expires,
             Warned::Nothing => expires.and_then(|end| end.checked_sub(WARNING)),
             Warned::Ahead => expires,
             // Nothing but the end of the grace, which is near.
@@ -159,6 +160,13 @@ impl Credential {
         // Not all the time, however far in the past it lies.
         let wait = next.duration_since(now).unwrap_or_default();
         Some(wait.max(Duration::from_millis(50)))
+    }
+
+    /// Whether the platform is to be asked before the end, which puts that off: there is nothing for the client
+    /// to do then, unless there was no answer.
+    fn is_put_off(&self) -> bool {
+        let first_try = self.grant.renew_at;
+        first_try == self.renew_at && first_try.is_some() && first_try < self.grant.expires
     }
 
     /// Looks whether the session may go on; if not, tells the client, and why to close.
@@ -223,7 +231,7 @@ impl Credential {
         let left = expires.duration_since(now).unwrap_or_default();
         let due = match left {
             Duration::ZERO => Warned::AtTheEnd,
-            left if left <= WARNING => Warned::Ahead,
+            left if left <= WARNING && !self.is_put_off() => Warned::Ahead,
             _ => Warned::Nothing,
         };
         if due > self.warned {

@@ -1,8 +1,10 @@
-//! How a long stream ends when this client stops: as its protocol allows, and only where it may.
+//! A long content that ends in order when its program stops, or when whoever carried it has left.
 //!
 //! In: the bytes of a content, which pass untouched until then. From that moment on the stream ends at
-//! the next place between two of its units, and is cut when there is none for a moment.
+//! the next place between two of its units, and is cut when there is none for a moment. One that breaks
+//! off on purpose ends there in order, if that is such a place.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,25 +13,33 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
-use tunnel_ops::ends::{Farewell, Form};
-use tunnel_ops::signals::Shutdown;
 
-/// How long a stream may go on to where it can end in order.
-const PATIENCE: Duration = Duration::from_secs(1);
+use super::{Farewell, Form};
+use crate::signals::Shutdown;
+
+/// How long a stream may go on to where it can end in order, and its other end may take to answer that.
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A content that is followed, so that it can end in order.
-pub(super) struct LongStream<B: Body> {
+pub struct LongStream<B: Body> {
     body: B,
     form: Form,
-    /// Reached when the client is about to end.
+    /// Reached when the program is about to end.
     stage: Shutdown,
     /// Resolves then. Made when first waited for.
     ending: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Since the client is about to end: how long the stream may go on.
+    /// Since the program is about to end: how long the stream may go on.
     patience: Option<Pin<Box<Sleep>>>,
-    /// The error of a stream that has used it up.
-    cut: fn() -> B::Error,
+    early: Early<B::Error>,
     state: State,
+}
+
+/// What the errors of a content say of its early end.
+pub struct Early<E> {
+    /// The error of a stream that has used up its patience.
+    pub cut: fn() -> E,
+    /// Whether it breaks off because whoever carried it has left on purpose.
+    pub is_on_purpose: fn(&E) -> bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,27 +53,57 @@ enum State {
 
 type NextFrame<E> = Option<Result<Frame<Bytes>, E>>;
 
+impl<E> Early<E> {
+    /// Of a content that nobody carries who could leave.
+    #[must_use]
+    pub fn cut(cut: fn() -> E) -> Self {
+        Self {
+            cut,
+            is_on_purpose: |_| false,
+        }
+    }
+}
+
+impl<E> fmt::Debug for Early<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Early").finish_non_exhaustive()
+    }
+}
+
+impl<B: Body> fmt::Debug for LongStream<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LongStream")
+            .field("form", &self.form)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<B: Body<Data = Bytes> + Unpin> LongStream<B> {
     /// Follows a content of this form until `stage` is asked for.
-    pub(super) fn new(body: B, form: Form, stage: &Shutdown, cut: fn() -> B::Error) -> Self {
+    pub fn new(body: B, form: Form, stage: &Shutdown, early: Early<B::Error>) -> Self {
         Self {
             body,
             form,
             stage: stage.clone(),
             ending: None,
             patience: None,
-            cut,
+            early,
             state: State::Open,
         }
     }
 
     /// Whether it was ended in order before its content was whole.
-    pub(super) fn has_left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         self.state == State::Left
     }
 
-    /// Ready when the client is about to end: from then on at every poll.
-    fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// The content itself.
+    pub fn body(&mut self) -> &mut B {
+        &mut self.body
+    }
+
+    /// Ready when the program is about to end: from then on at every poll.
+    pub fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.stage.is_asked() {
             let stage = &self.stage;
             let ending = self.ending.get_or_insert_with(|| {
@@ -79,20 +119,25 @@ impl<B: Body<Data = Bytes> + Unpin> LongStream<B> {
         Poll::Ready(())
     }
 
+    /// Ends it where it stands, which is between two units.
+    fn leave(&mut self) -> NextFrame<B::Error> {
+        self.state = State::Left;
+        let farewell = self.form.farewell()?;
+        Some(Ok(match farewell {
+            Farewell::Content(content) => Frame::data(content),
+            Farewell::Trailers(trailers) => Frame::trailers(trailers),
+        }))
+    }
+
     /// What a stream that is to end comes to before anything more is read of it.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame<B::Error>> {
         if self.form.units().is_between() {
-            self.state = State::Left;
-            let farewell = self.form.farewell().map(|farewell| match farewell {
-                Farewell::Content(content) => Frame::data(content),
-                Farewell::Trailers(trailers) => Frame::trailers(trailers),
-            });
-            return Poll::Ready(farewell.map(Ok));
+            return Poll::Ready(self.leave());
         }
         let patience = self.patience.as_mut();
         if patience.is_some_and(|patience| patience.as_mut().poll(cx).is_ready()) {
             self.state = State::Over;
-            return Poll::Ready(Some(Err((self.cut)())));
+            return Poll::Ready(Some(Err((self.early.cut)())));
         }
         Poll::Pending
     }
@@ -134,6 +179,11 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LongStream<B> {
                 Poll::Ready(Some(Ok(frame))) => {
                     return Poll::Ready(Some(Ok(this.pass(frame, is_ending))));
                 }
+                Poll::Ready(Some(Err(error)))
+                    if (this.early.is_on_purpose)(&error) && this.form.units().is_between() =>
+                {
+                    return Poll::Ready(this.leave());
+                }
                 Poll::Ready(last) => {
                     this.state = State::Over;
                     return Poll::Ready(last);
@@ -156,24 +206,33 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LongStream<B> {
 mod tests {
     use std::future::poll_fn;
 
-    use http_body_util::StreamBody;
     use tokio::sync::mpsc;
-    use tokio_stream::wrappers::ReceiverStream;
 
+    use super::super::Events;
     use super::*;
 
     type Sent = Result<Frame<Bytes>, &'static str>;
 
-    fn followed(
-        form: Form,
-        stage: &Shutdown,
-    ) -> (
-        mpsc::Sender<Sent>,
-        LongStream<StreamBody<ReceiverStream<Sent>>>,
-    ) {
+    /// What a test sends.
+    struct Fed(mpsc::Receiver<Sent>);
+
+    impl Body for Fed {
+        type Data = Bytes;
+        type Error = &'static str;
+
+        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Sent>> {
+            self.0.poll_recv(cx)
+        }
+    }
+
+    fn followed(form: Form, stage: &Shutdown) -> (mpsc::Sender<Sent>, LongStream<Fed>) {
         let (sender, receiver) = mpsc::channel(8);
-        let body = StreamBody::new(ReceiverStream::new(receiver));
-        (sender, LongStream::new(body, form, stage, || "cut"))
+        let early = Early {
+            cut: || "cut",
+            is_on_purpose: |error| *error == "left",
+        };
+        let stream = LongStream::new(Fed(receiver), form, stage, early);
+        (sender, stream)
     }
 
     async fn next<B: Body<Data = Bytes> + Unpin>(
@@ -191,7 +250,7 @@ mod tests {
     }
 
     fn events() -> Form {
-        Form::Events(tunnel_ops::ends::Events::default())
+        Form::Events(Events::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -230,5 +289,26 @@ mod tests {
         trigger.ask();
         assert_eq!(next(&mut stream).await.unwrap().unwrap_err(), "cut");
         assert!(next(&mut stream).await.is_none() && !stream.has_left());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_left_on_purpose_ends_in_order_only_between_two_units() {
+        for (text, why, is_in_order) in [
+            ("data: a\n\n", "left", true),
+            ("data: a\n\n", "broken", false),
+            ("data: a\n", "left", false),
+        ] {
+            let (_trigger, stage) = Shutdown::manual();
+            let (sender, mut stream) = followed(events(), &stage);
+            sender.send(data(text)).await.unwrap();
+            sender.send(Err(why)).await.unwrap();
+            next(&mut stream).await.unwrap().unwrap();
+            assert_eq!(
+                next(&mut stream).await.is_none(),
+                is_in_order,
+                "{text}{why}"
+            );
+            assert_eq!(stream.has_left(), is_in_order, "{text}{why}");
+        }
     }
 }

@@ -1,0 +1,287 @@
+//! From a stranger's socket to its requests, and to its last byte: what both programs do alike with a
+//! connection that is to be answered.
+//!
+//! ```text
+//!   socket ─▶ Http1: guard ─▶ hyper ─▶ the program's answers ─▶ the socket again, for what comes last
+//!      └────▶ http2: ────────▶ hyper ─▶ the program's answers
+//! ```
+//!
+//! In: a socket, what was read of it to know its protocol, and what answers a request. Each wait has its
+//! limit; who asks for nothing for too long is let go, and so is everybody between two requests when the
+//! program stops. Who may connect, what a request becomes, and what an upgraded connection does is the
+//! program's business.
+
+#[cfg(test)]
+mod tests;
+mod unread;
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::server::TlsStream;
+
+pub use self::unread::Outlet;
+use self::unread::Streams;
+use crate::http1::framing::HeadLimits;
+use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
+use crate::prefixed::Prefixed;
+use crate::signals::Shutdown;
+use crate::task::Tasks;
+
+/// How long an exchange outlives the end of its platform client's input, so that one who has sent
+/// all its requests still gets the quick answers. Less than the second within which an upstream is to
+/// see a hang-up.
+const HANG_UP_GRACE: Duration = Duration::from_millis(500);
+/// Field lines in one request head over HTTP/1: what hyper takes without allocating.
+const MAX_FIELDS: usize = 100;
+/// Requests at once on one HTTP/2 connection.
+const MAX_STREAMS: u32 = 256;
+/// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads
+/// which nobody reads do not stop the others.
+const CONNECTION_WINDOWS: u32 = 16;
+/// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
+const HTTP2_PING: Duration = Duration::from_secs(20);
+/// How long a peer may take to read the last that it is told.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What a connection may take, and how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Largest head of a request, in bytes.
+    pub max_head_bytes: usize,
+    /// What may be sent ahead on one HTTP/2 stream, in bytes.
+    pub stream_window_bytes: u32,
+    /// Time for a head, from its first byte.
+    pub request_head_timeout: Duration,
+    /// Longest silence between two requests.
+    pub keep_alive_timeout: Duration,
+    /// Longest silence within a request's content; and how long a peer may take nothing of its answer,
+    /// over HTTP/2.
+    pub body_idle_timeout: Duration,
+}
+
+/// What goes on with a socket once hyper is done with it: first what was read ahead.
+pub type Rest<IO> = Prefixed<Prefixed<IO>>;
+
+/// A connection of HTTP/1 that is about to be answered.
+#[derive(Debug)]
+pub struct Http1<IO> {
+    guarded: Guard<IO>,
+    guard: GuardHandle,
+    max_head_bytes: usize,
+}
+
+impl<IO> Http1<IO>
+where
+    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+{
+    /// A socket of which `first` was read already.
+    pub fn new(io: IO, first: Bytes, bounds: Bounds) -> Self {
+        let config = GuardConfig {
+            limits: HeadLimits {
+                bytes: bounds.max_head_bytes,
+                fields: MAX_FIELDS,
+            },
+            head_timeout: bounds.request_head_timeout,
+            keep_alive_timeout: bounds.keep_alive_timeout,
+            body_idle_timeout: bounds.body_idle_timeout,
+            hang_up_grace: HANG_UP_GRACE,
+        };
+        let (guarded, guard) = Guard::new(io, first, config);
+        Self {
+            guarded,
+            guard,
+            max_head_bytes: bounds.max_head_bytes,
+        }
+    }
+
+    /// What knows of its exchanges, and why it was ended.
+    pub fn guard(&self) -> &GuardHandle {
+        &self.guard
+    }
+
+    /// Has requests answered until there are no more, or, after `stopping`, until the one in progress
+    /// is. Gives the socket back, unless an answer was cut: then it is reset.
+    pub fn serve<F, B>(
+        self,
+        stopping: &Shutdown,
+        answer: impl Fn(Request<Incoming>, InFlight) -> F + Unpin,
+    ) -> impl Future<Output = Option<Rest<IO>>>
+    where
+        F: Future<Output = Result<Response<B>, Infallible>>,
+        B: Body + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let guard = self.guard;
+        let service = service_fn(move |request| {
+            let in_flight = guard.begin_exchange();
+            // Boxed, because hyper gives a socket back only when the future can be moved.
+            Box::pin(answer(request, in_flight))
+        });
+        let mut serving = http1::Builder::new()
+            .half_close(false)
+            // The guard bounds the head; this only has to hold it.
+            .max_buf_size(self.max_head_bytes + 64 * 1024)
+            .serve_connection(TokioIo::new(self.guarded), service);
+        async move {
+            let served = {
+                let mut asked = pin!(stopping.asked());
+                let mut is_stopping = false;
+                // Whom the stop wakes; asking again at each poll would cost more than the answer.
+                let mut told: Option<Waker> = None;
+                poll_fn(|cx| {
+                    let is_told = told.as_ref().is_some_and(|told| told.will_wake(cx.waker()));
+                    if !is_stopping && (!is_told || stopping.is_asked()) {
+                        is_stopping = asked.as_mut().poll(cx).is_ready();
+                        told = Some(cx.waker().clone());
+                        if is_stopping {
+                            // The request in progress is answered, and the connection ends with it.
+                            Pin::new(&mut serving).graceful_shutdown();
+                        }
+                    }
+                    serving.poll_without_shutdown(cx)
+                })
+                .await
+            };
+            let parts = serving.into_parts();
+            let (io, unread) = parts.io.into_inner().into_inner();
+            if served.is_err_and(|error| error.is_user()) {
+                // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
+                io.reset();
+                return None;
+            }
+            // hyper has read on a little after the last request.
+            Some(Prefixed::new(parts.read_buf, Prefixed::new(unread, io)))
+        }
+    }
+}
+
+/// Has the requests of an HTTP/2 connection answered until there are no more, or, after `stopping`,
+/// until those in progress are. `tasks` take what runs for it, and have ended with it.
+pub fn http2<IO, F, B>(
+    io: IO,
+    bounds: Bounds,
+    tasks: &Tasks,
+    stopping: &Shutdown,
+    answer: impl Fn(Request<Incoming>) -> F + Send,
+) -> impl Future<Output = ()> + Send
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let service = service_fn(move |request| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        answer(request)
+    });
+    let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
+    let streams = Streams {
+        tasks: tasks.clone(),
+        limit: bounds.body_idle_timeout,
+    };
+    let serving = http2::Builder::new(streams)
+        .timer(TokioTimer::new())
+        .enable_connect_protocol()
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(bounds.stream_window_bytes)
+        .initial_connection_window_size(bounds.stream_window_bytes * CONNECTION_WINDOWS)
+        .max_header_list_size(head_bytes)
+        .keep_alive_interval(Some(HTTP2_PING))
+        .keep_alive_timeout(HTTP2_PING)
+        .serve_connection(TokioIo::new(io), service);
+    // Boxed, since it is large, and would be moved into this future by a copy in it.
+    let mut serving = Box::pin(serving);
+    async move {
+        let mut is_leaving = false;
+        loop {
+            let before = requests.load(Ordering::Relaxed);
+            tokio::select! {
+                _ = &mut serving => break,
+                () = sleep(bounds.keep_alive_timeout) => {
+                    let is_idle = requests.load(Ordering::Relaxed) == before && tasks.is_empty();
+                    // What the peer has not taken by the second time, nobody works at any more.
+                    if is_idle && is_leaving {
+                        break;
+                    }
+                    if is_idle {
+                        serving.as_mut().graceful_shutdown();
+                    }
+                    is_leaving = is_idle;
+                }
+                () = stopping.asked() => {
+                    serving.as_mut().graceful_shutdown();
+                    let _ = serving.await;
+                    break;
+                }
+            }
+        }
+        tasks.finish().await;
+    }
+}
+
+/// Writes the last that a peer is told, and lets it be read.
+pub async fn say_last<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO, answer: &[u8]) {
+    let _ = timeout(FAREWELL, async {
+        io.write_all(answer).await?;
+        io.shutdown().await
+    })
+    .await;
+    drain(io).await;
+}
+
+/// Closes a connection in order.
+pub async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
+    if let Ok(Ok(())) = timeout(FAREWELL, io.shutdown()).await {
+        drain(io).await;
+    }
+}
+
+/// Reads on for a moment after the last answer: closing a socket with unread bytes resets it, and
+/// the peer would lose the answer (RFC 9112 section 9.6).
+pub async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
+    let mut sink = tokio::io::sink();
+    let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
+}
+
+/// A socket that can be closed so that nobody takes it for an orderly end.
+pub trait Reset {
+    /// Has the socket reset when it is dropped.
+    fn reset(&self);
+}
+
+impl Reset for TcpStream {
+    fn reset(&self) {
+        let _ = self.set_zero_linger();
+    }
+}
+
+impl<IO: Reset> Reset for Prefixed<IO> {
+    fn reset(&self) {
+        self.get_ref().reset();
+    }
+}
+
+impl<IO: Reset> Reset for TlsStream<IO> {
+    fn reset(&self) {
+        self.get_ref().0.reset();
+    }
+}

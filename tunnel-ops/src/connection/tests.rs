@@ -1,0 +1,272 @@
+//! HTTP/2 peers that read slowly, or not at all, in a time that only the test moves.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::task::Owned;
+use crate::upgraded::Taken;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// So many frames of so many bytes, then an end; it says when it is dropped.
+struct Content {
+    left: usize,
+    frame: usize,
+    outlet: Outlet<Infallible>,
+    /// Nothing comes after the frames.
+    is_endless: bool,
+    _dropped: mpsc::Sender<()>,
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Self {
+            left,
+            frame,
+            outlet,
+            is_endless,
+            ..
+        } = &mut *self;
+        outlet.poll(cx, |_| {
+            if *left > 0 {
+                *left -= 1;
+                return Poll::Ready(Some(Ok(Frame::data(vec![7; *frame].into()))));
+            }
+            match *is_endless {
+                true => Poll::Pending,
+                false => Poll::Ready(None),
+            }
+        })
+    }
+}
+
+fn bounds() -> Bounds {
+    Bounds {
+        max_head_bytes: 16 * 1024,
+        stream_window_bytes: 64 * 1024,
+        request_head_timeout: LIMIT,
+        keep_alive_timeout: LIMIT * 2,
+        body_idle_timeout: LIMIT,
+    }
+}
+
+/// A connection whose requests get contents like this, with a peer that gives each stream such a window;
+/// what says that no content is left; and the connection itself.
+async fn connection(
+    window: u32,
+    content: impl Fn(mpsc::Sender<()>) -> Content + Send + Sync + 'static,
+) -> (
+    h2::client::SendRequest<Bytes>,
+    mpsc::Receiver<()>,
+    Owned<()>,
+) {
+    let (near, far) = tokio::io::duplex(1024 * 1024);
+    let (dropped, ended) = mpsc::channel(1);
+    let serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let tasks = Tasks::default();
+        let answer = |_: Request<Incoming>| {
+            let content = content(dropped.clone());
+            async move { Ok(Response::new(content)) }
+        };
+        http2(near, bounds(), &tasks, &stopping, answer).await;
+    });
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(window);
+    let (send, connection) = client.handshake(far).await.unwrap();
+    std::mem::forget(Owned::spawn("peer", async move {
+        let _ = connection.await;
+    }));
+    (send, ended, serving)
+}
+
+async fn get(send: &h2::client::SendRequest<Bytes>) -> Response<h2::RecvStream> {
+    let mut send = send.clone().ready().await.unwrap();
+    let request = Request::get("http://a/").body(()).unwrap();
+    send.send_request(request, true).unwrap().0.await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_nothing_of_an_answer_is_given_up() {
+    // One piece, many, and one that is not all there is.
+    for (left, is_endless) in [(1, false), (20, false), (1, true)] {
+        let content = move |_dropped| Content {
+            left,
+            frame: 1_000,
+            outlet: Outlet::default(),
+            is_endless,
+            _dropped,
+        };
+        let (send, mut ended, _serving) = connection(0, content).await;
+        let begun = Instant::now();
+        let response = get(&send).await;
+        let error = response.into_body().data().await.unwrap().unwrap_err();
+        assert_eq!(error.reason(), Some(h2::Reason::CANCEL));
+        let took = begun.elapsed();
+        assert!(took >= LIMIT && took < LIMIT * 2, "{took:?}");
+        // The content is gone, and with it what the exchange holds; only the answering has its sender.
+        drop(send);
+        assert!(timeout(LIMIT * 5, ended.recv()).await.unwrap().is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_which_nothing_is_there_may_be_silent() {
+    let content = |_dropped| Content {
+        left: 1,
+        frame: 10,
+        outlet: Outlet::default(),
+        is_endless: true,
+        _dropped,
+    };
+    let (send, _ended, _serving) = connection(100, content).await;
+    let mut body = get(&send).await.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap().len(), 10);
+    assert!(timeout(LIMIT * 20, body.data()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_reads_slowly_is_not_given_up() {
+    const BYTES: usize = 128 * 1024;
+    let content = |_dropped| Content {
+        left: 2,
+        frame: BYTES / 2,
+        outlet: Outlet::default(),
+        is_endless: false,
+        _dropped,
+    };
+    let (send, _ended, _serving) = connection(4 * 1024, content).await;
+    let mut body = get(&send).await.into_body();
+    let (mut received, begun) = (0, Instant::now());
+    while let Some(data) = body.data().await {
+        let length = data.unwrap().len();
+        received += length;
+        // A piece of 16 KiB takes four times as long, and is small enough.
+        sleep(LIMIT / 5).await;
+        body.flow_control().release_capacity(length).unwrap();
+    }
+    assert_eq!(received, BYTES);
+    assert!(begun.elapsed() > LIMIT * 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
+    // All of it is with hyper, which nobody watches.
+    let content = |_dropped| Content {
+        left: 1,
+        frame: 1_000,
+        outlet: Outlet::default(),
+        is_endless: false,
+        _dropped,
+    };
+    let (send, _ended, serving) = connection(1, content).await;
+    let _response = get(&send).await;
+    timeout(LIMIT * 10, serving).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_runs_for_it() {
+    let (near, far) = tokio::io::duplex(1024 * 1024);
+    let (cut, mut was_cut) = mpsc::channel(1);
+    let tasks = Tasks::default();
+    let running = tasks.clone();
+    let _serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let answer = |mut request: Request<Incoming>| {
+            let on_upgrade = hyper::upgrade::on(&mut request);
+            let (running, cut) = (running.clone(), cut.clone());
+            async move {
+                running.spawn_upgraded(async move {
+                    let io = TokioIo::new(on_upgrade.await.unwrap());
+                    let (_reader, writer) = tokio::io::split(io);
+                    let mut writer = Taken::new(writer, LIMIT);
+                    while writer.send(&[7; 1_000]).await.is_ok() {}
+                    cut.send(()).await.unwrap();
+                });
+                Ok(Response::new(Content {
+                    left: 0,
+                    frame: 0,
+                    outlet: Outlet::default(),
+                    is_endless: false,
+                    _dropped: mpsc::channel(1).0,
+                }))
+            }
+        };
+        http2(near, bounds(), &running, &stopping, answer).await;
+    });
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(0);
+    let (send, mut connection) = client.handshake::<_, Bytes>(far).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    let _peer = Owned::spawn("peer", async move {
+        let _ = connection.await;
+    });
+    // After that the settings are known.
+    pings.ping(h2::Ping::opaque()).await.unwrap();
+    let mut request = Request::connect("http://a/").body(()).unwrap();
+    let websocket = h2::ext::Protocol::from_static("websocket");
+    request.extensions_mut().insert(websocket);
+    let mut send = send.ready().await.unwrap();
+    let (response, _stream) = send.send_request(request, false).unwrap();
+    let begun = Instant::now();
+    let _response = response.await.unwrap();
+    timeout(LIMIT * 2, was_cut.recv()).await.unwrap().unwrap();
+    assert!(begun.elapsed() >= LIMIT);
+    let over = async {
+        while !tasks.is_empty() {
+            sleep(LIMIT / 10).await;
+        }
+    };
+    timeout(LIMIT * 2, over).await.unwrap();
+}
+
+/// A connection that is lost takes its exchanges along.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_goes_away_leaves_no_content_behind() {
+    let content = |_dropped| Content {
+        left: 1,
+        frame: 10,
+        outlet: Outlet::default(),
+        is_endless: true,
+        _dropped,
+    };
+    let (near, mut far) = tokio::io::duplex(1024);
+    let (dropped, mut ended) = mpsc::channel(1);
+    let (_trigger, stopping) = Shutdown::manual();
+    let tasks = Tasks::default();
+    let answer = |_: Request<Incoming>| {
+        let content = content(dropped.clone());
+        async move { Ok(Response::new(content)) }
+    };
+    let serving = http2(near, bounds(), &tasks, &stopping, answer);
+    let asking = async {
+        let (send, connection) = h2::client::handshake(&mut far).await.unwrap();
+        tokio::select! {
+            _ = connection => panic!("it goes on"),
+            _ = get(&send) => {}
+        }
+        drop(far);
+    };
+    timeout(LIMIT, async { tokio::join!(serving, asking) })
+        .await
+        .unwrap();
+    drop(dropped);
+    assert!(ended.recv().await.is_none());
+}

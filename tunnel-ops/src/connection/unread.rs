@@ -1,0 +1,240 @@
+//! Answers that nobody reads, over HTTP/2.
+//!
+//! ```text
+//!   content ─▶ Outlet ─▶ hyper ─▶ window of the stream ─▶ peer
+//!                 └── notes whose turn it is ──▶ watched: the task of the stream, given up after a while
+//! ```
+//!
+//! A peer that gives a stream no window, and answers pings, keeps its connection; and hyper, which waits
+//! for the window, asks the content for nothing meanwhile, so that no limit of the content's own ends it.
+//! In: what the content of an answer gives, and when hyper asks for more. Out: the same bytes; and a
+//! stream that is reset when nothing of them was taken for too long.
+//!
+//! Whoever reads slowly takes a piece now and then, and is not given up. Over HTTP/1 nothing is noted:
+//! there the kernel sees how much of the bytes is taken.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use crate::alarm::Alarm;
+use crate::task::Tasks;
+
+/// How much is given to hyper at once: what one frame takes by default, so that it costs nothing.
+const PIECE_BYTES: usize = 16 * 1024;
+/// The same for a peer that needs long for that.
+const SMALL_PIECE_BYTES: usize = 1024;
+
+tokio::task_local! {
+    /// What the task of an HTTP/2 stream, and the content of its answer, tell each other.
+    static STREAM: Stream;
+}
+
+#[derive(Default)]
+struct Stream {
+    turn: Cell<Turn>,
+    is_slow: Cell<bool>,
+    /// Is over with the upgraded connection that the stream becomes.
+    upgraded: Cell<Option<oneshot::Receiver<()>>>,
+}
+
+/// Who has to do something next.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Turn {
+    /// Nothing was noted since the last look.
+    #[default]
+    Same,
+    /// Whoever makes the content.
+    Content,
+    /// The peer: it has not taken all that there is.
+    Peer,
+}
+
+/// The last that the content of an answer goes through before hyper has it.
+pub struct Outlet<E> {
+    /// What hyper gets next.
+    rest: Bytes,
+    /// Why the content ends early, kept until what came before it has been sent.
+    failure: Option<Box<E>>,
+}
+
+impl<E> Outlet<E> {
+    /// What `next` gives, in pieces that a peer can take in time.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        next: impl FnOnce(&mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, E>>>,
+    ) -> Poll<Option<Result<Frame<Bytes>, E>>> {
+        if let Some(failure) = self.failure.take() {
+            return Poll::Ready(Some(Err(*failure)));
+        }
+        let next = if self.rest.is_empty() {
+            next(cx)
+        } else {
+            let rest = std::mem::take(&mut self.rest);
+            Poll::Ready(Some(Ok(Frame::data(rest))))
+        };
+        match next {
+            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(self.give(frame)))),
+            Poll::Ready(Some(Err(failure))) => {
+                // hyper drops what it has not sent yet when a body fails, and it sends when a body is
+                // not ready.
+                self.failure = Some(Box::new(failure));
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => {
+                let _ = STREAM.try_with(|stream| stream.turn.set(Turn::Content));
+                Poll::Pending
+            }
+        }
+    }
+
+    /// A piece of it, if a peer's window is waited for.
+    fn give(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        let noted = STREAM.try_with(|stream| {
+            stream.turn.set(Turn::Peer);
+            stream.is_slow.get()
+        });
+        let piece = match noted {
+            Ok(false) => PIECE_BYTES,
+            Ok(true) => SMALL_PIECE_BYTES,
+            Err(_) => return frame,
+        };
+        match frame.into_data() {
+            Ok(mut data) => {
+                if data.len() > piece {
+                    self.rest = data.split_off(piece);
+                }
+                Frame::data(data)
+            }
+            Err(trailers) => trailers,
+        }
+    }
+
+    /// Whether all that was taken from the content has gone on.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty() && self.failure.is_none()
+    }
+
+    /// What is still to come of a content of which so much is still to be asked for.
+    #[must_use]
+    pub fn size_hint(&self, more: SizeHint) -> SizeHint {
+        let rest = self.rest.len() as u64;
+        more.exact()
+            .map_or_else(SizeHint::default, |more| SizeHint::with_exact(more + rest))
+    }
+}
+
+impl<E> Default for Outlet<E> {
+    fn default() -> Self {
+        Self {
+            rest: Bytes::new(),
+            failure: None,
+        }
+    }
+}
+
+impl<E> fmt::Debug for Outlet<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outlet")
+            .field("rest", &self.rest.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs what hyper runs for the streams of a connection.
+#[derive(Clone)]
+pub(super) struct Streams {
+    pub(super) tasks: Tasks,
+    /// How long a peer may take nothing of what there is for it.
+    pub(super) limit: Duration,
+}
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams {
+    fn execute(&self, future: F) {
+        // A stream that becomes something else has hyper run what writes to it.
+        match STREAM.try_with(|stream| stream.upgraded.take()) {
+            Ok(upgraded) => self.tasks.spawn(left_over(future, upgraded, self.limit)),
+            Err(_) => self.tasks.spawn(watched(future, self.limit)),
+        }
+    }
+}
+
+impl Tasks {
+    /// Starts what moves the bytes of the upgraded stream in whose answer this is called. When it has
+    /// ended, whatever is left to be written to the stream has `body_idle_timeout` for that.
+    pub fn spawn_upgraded(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (moving, is_over) = oneshot::channel();
+        let _ = STREAM.try_with(|stream| stream.upgraded.set(Some(is_over)));
+        self.spawn(async move {
+            let _moving: oneshot::Sender<()> = moving;
+            task.await;
+        });
+    }
+}
+
+/// The task of a stream, given up, which resets the stream, when its peer has taken nothing for `limit`.
+fn watched<F: Future<Output = ()>>(future: F, limit: Duration) -> impl Future<Output = ()> {
+    STREAM.scope(Stream::default(), async move {
+        let mut future = pin!(future);
+        let mut alarm = Alarm::default();
+        // Since when it is the peer's turn.
+        let mut since: Option<Instant> = None;
+        poll_fn(|cx| {
+            if future.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            match STREAM.with(|stream| stream.turn.take()) {
+                Turn::Same => {}
+                Turn::Content => since = None,
+                Turn::Peer => {
+                    let now = Instant::now();
+                    let is_slow = since.is_some_and(|since| now - since > limit / 8);
+                    STREAM.with(|stream| stream.is_slow.set(is_slow));
+                    since = Some(now);
+                }
+            }
+            let Some(since) = since else {
+                return Poll::Pending;
+            };
+            let given_up = alarm.poll(cx, since + limit);
+            if given_up.is_ready() {
+                tracing::debug!("an answer was not read for too long, its stream is reset");
+            }
+            given_up
+        })
+        .await;
+    })
+}
+
+/// What writes to an upgraded stream. It waits for the window even when nobody writes any more.
+async fn left_over(
+    writing: impl Future<Output = ()>,
+    upgraded: Option<oneshot::Receiver<()>>,
+    limit: Duration,
+) {
+    let is_over = async {
+        match upgraded {
+            Some(upgraded) => {
+                let _ = upgraded.await;
+                sleep(limit).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = writing => {}
+        () = is_over => {}
+    }
+}

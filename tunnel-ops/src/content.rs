@@ -1,0 +1,145 @@
+//! What the content of a request waits for, on its way from hyper: to be asked for, and for its next
+//! piece, neither for ever.
+
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+/// Holds back the content of a request that expects 100 until the upstream asks for it, or says nothing
+/// for a while: hyper asks the platform client to go on as soon as the content is read.
+#[derive(Debug)]
+pub struct Gate {
+    /// `None` when nobody can ask any more.
+    asked: Option<oneshot::Receiver<()>>,
+    patience: Pin<Box<Sleep>>,
+}
+
+impl Gate {
+    /// A gate that opens when it is told to, or after `patience`. When what opens it is dropped, it
+    /// stays closed.
+    #[must_use]
+    pub fn new(patience: Duration) -> (Self, oneshot::Sender<()>) {
+        let (sender, asked) = oneshot::channel();
+        let gate = Self {
+            asked: Some(asked),
+            patience: Box::pin(sleep(patience)),
+        };
+        (gate, sender)
+    }
+
+    /// Ready when the content may pass. Not to be asked again after that.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(asked) = &mut self.asked else {
+            return Poll::Pending;
+        };
+        match Pin::new(asked).poll(cx) {
+            Poll::Ready(Ok(())) => Poll::Ready(()),
+            Poll::Ready(Err(_)) => {
+                // A sender that is gone has seen the final response: the content is not wanted any more,
+                // but neither is anybody waiting for it.
+                self.asked = None;
+                Poll::Pending
+            }
+            Poll::Pending => self.patience.as_mut().poll(cx),
+        }
+    }
+}
+
+/// Bounds the silence of a platform client that was not answered. After that it may be silent: what
+/// it sends and what it gets are two streams then, as with gRPC, and either may rest.
+#[derive(Debug)]
+pub struct Silence {
+    limit: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    unanswered: Weak<()>,
+}
+
+impl Silence {
+    /// Bounds it to `limit` for as long as what is given back with it is held.
+    #[must_use]
+    pub fn until_answered(limit: Duration) -> (Self, Arc<()>) {
+        let unanswered = Arc::default();
+        let silence = Self {
+            limit,
+            timer: None,
+            unanswered: Arc::downgrade(&unanswered),
+        };
+        (silence, unanswered)
+    }
+
+    /// Something has come.
+    pub fn end(&mut self) {
+        self.timer = None;
+    }
+
+    /// Ready when nothing has come for too long.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.unanswered.strong_count() == 0 {
+            return Poll::Pending;
+        }
+        let limit = self.limit;
+        self.timer
+            .get_or_insert_with(|| Box::pin(sleep(limit)))
+            .as_mut()
+            .poll(cx)
+    }
+}
+
+/// Whether a content failed because nothing came for too long: over HTTP/1 the connection's guard keeps
+/// the time, and says so by the kind of its error.
+#[must_use]
+pub fn is_timed_out(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gate_opens_when_asked_or_after_a_while_and_not_for_who_has_gone() {
+        let start = Instant::now();
+        let (mut gate, open) = Gate::new(LIMIT);
+        open.send(()).unwrap();
+        poll_fn(|cx| gate.poll(cx)).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        let (mut gate, _open) = Gate::new(LIMIT);
+        poll_fn(|cx| gate.poll(cx)).await;
+        assert_eq!(start.elapsed(), LIMIT);
+        let (mut gate, open) = Gate::new(LIMIT);
+        drop(open);
+        assert!(
+            timeout(LIMIT * 5, poll_fn(|cx| gate.poll(cx)))
+                .await
+                .is_err()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_bounded_until_there_is_an_answer_and_starts_anew_with_each_piece() {
+        let (mut silence, unanswered) = Silence::until_answered(LIMIT);
+        let half = timeout(LIMIT / 2, poll_fn(|cx| silence.poll(cx)));
+        assert!(half.await.is_err());
+        silence.end();
+        let start = Instant::now();
+        poll_fn(|cx| silence.poll(cx)).await;
+        assert_eq!(start.elapsed(), LIMIT);
+        drop(unanswered);
+        let late = timeout(LIMIT * 5, poll_fn(|cx| silence.poll(cx)));
+        assert!(late.await.is_err());
+    }
+}

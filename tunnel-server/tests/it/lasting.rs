@@ -1,0 +1,236 @@
+//! Credentials of live sessions as time goes by: asked of the platform again before they run out, with what
+//! it says then in force at once; and those that run out, with a warning and a grace.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
+
+use crate::{
+    asked::{Asked, Reply},
+    credentials::asking,
+    deadline::{eventually, soon},
+    fake::{FakeClient, Feed, dial, random_instance, session_request},
+    rig::{PROD, Rig, ask_admin},
+    sessions::{answering, answering_on, get},
+};
+
+/// Is asked again as early as any: the moment is drawn by a hash of it.
+const TOKEN: &str = "s3cr3t-of-prod-93";
+
+/// For how long the platform's answers hold: for two seconds, and one more to ask again in.
+const HOLDS: Duration = Duration::from_secs(3);
+
+/// How soon what somebody has taken back is gone.
+const PROMISED: Duration = Duration::from_secs(1);
+
+fn yes(more: Value) -> Reply {
+    let mut answer = json!({
+        "account": "acme", "runtime": "prod", "id": "t-7", "expires_in": HOLDS.as_secs(),
+    });
+    for (key, value) in more.as_object().unwrap() {
+        answer[key] = value.clone();
+    }
+    Reply::Answer(200, answer.to_string())
+}
+
+/// A server that asks this platform.
+async fn asking_rig(platform: &Asked) -> Rig {
+    with_outage(platform, Duration::from_secs(3_600)).await
+}
+
+/// The same, where known tokens go on for so long without the platform.
+async fn with_outage(platform: &Asked, outage: Duration) -> Rig {
+    let mut settings = asking(&platform.url);
+    settings.outage = outage;
+    Rig::with(|config| {
+        config.credentials.platform = Some(settings);
+        config.credentials.timeout = Duration::from_secs(2);
+        config.credentials.expiry_grace = PROMISED;
+    })
+    .await
+}
+
+/// A client by the platform's word, which answers `/now` and holds everything else open.
+async fn client(rig: &Rig) -> (FakeClient, tokio::sync::mpsc::Receiver<Feed>) {
+    let request = session_request(TOKEN, random_instance());
+    answering_on(dial(rig, &request).await, "here".into()).await
+}
+
+/// Waits until the platform was asked so often; when that was.
+async fn questions(platform: &Asked, count: usize) -> Instant {
+    eventually("a question", async || {
+        (platform.seen().len() >= count).then(Instant::now)
+    })
+    .await
+}
+
+async fn view(rig: &Rig) -> Value {
+    let (_, text) = ask_admin(rig.addresses.admin, "/api/v1/runtimes/acme-prod").await;
+    serde_json::from_str(&text).unwrap()
+}
+
+async fn status(rig: &Rig) -> u16 {
+    rig.raw().await.ask(get("/now")).await.head.status
+}
+
+fn ended_as(end: &SessionEnd, reason: CloseReason) {
+    let is_so = matches!(end, SessionEnd::ClosedByPeer(told) if *told == reason);
+    assert!(is_so, "{end}");
+}
+
+#[tokio::test]
+async fn the_platform_is_asked_again_before_its_answer_runs_out_and_a_no_cuts() {
+    let platform = Asked::start(None, yes(json!({}))).await;
+    let rig = asking_rig(&platform).await;
+    let (mut client, _feeds) = client(&rig).await;
+    let mut before = questions(&platform, 1).await;
+    for count in [2, 3] {
+        let again = questions(&platform, count).await;
+        let after = again - before;
+        assert!((HOLDS / 2..HOLDS).contains(&after), "{after:?}");
+        before = again;
+    }
+    let seen = platform.seen();
+    assert!(seen.iter().all(|question| question.body == seen[0].body));
+    assert_eq!(status(&rig).await, 200);
+    // Nobody has to do anything, so nobody is told.
+    assert_eq!(client.controls().len(), 1, "{:?}", client.controls());
+    platform.reply(Reply::Answer(403, r#"{"reason": "left"}"#.into()));
+    let refused = questions(&platform, 4).await;
+    ended_as(&client.ended().await, CloseReason::Revoked);
+    assert!(refused.elapsed() < PROMISED, "{:?}", refused.elapsed());
+    let revoked = client.control(|control| matches!(control, Control::Revoked { .. }));
+    let Control::Revoked { detail } = revoked.await else {
+        panic!("nothing else was asked for")
+    };
+    assert!(detail.contains("left"), "{detail}");
+    let series = "tunnel_server_sessions_ended_total{reason=\"revoked\"}";
+    rig.metric_becomes(series, 1.0).await;
+    assert_eq!(status(&rig).await, 503);
+}
+
+#[tokio::test]
+async fn while_the_platform_is_away_a_session_outlives_its_answer() {
+    let platform = Asked::start(None, yes(json!({}))).await;
+    let rig = asking_rig(&platform).await;
+    let (client, _feeds) = client(&rig).await;
+    let began = Instant::now();
+    platform.reply(Reply::Answer(500, String::new()));
+    questions(&platform, 2).await;
+    // What it knew counts for as long as the server is set to.
+    let expires = eventually("a later end", async || {
+        let expires = view(&rig).await["expires"].as_str().unwrap().to_owned();
+        let expires = humantime::parse_rfc3339(&expires).unwrap();
+        let left = expires
+            .duration_since(SystemTime::now())
+            .unwrap_or_default();
+        (left > 2 * HOLDS).then_some(left)
+    });
+    assert!(expires.await > Duration::from_secs(3_500));
+    // Past the end of the answer, and of the grace that it does not need.
+    tokio::time::sleep_until(began + HOLDS + Duration::from_millis(500)).await;
+    assert_eq!(status(&rig).await, 200);
+    assert!(!client.session.is_closed());
+    rig.metric_becomes("tunnel_server_platform_away", 1.0).await;
+}
+
+#[tokio::test]
+async fn where_nothing_goes_on_without_the_platform_the_end_is_told_and_comes() {
+    let platform = Asked::start(None, yes(json!({}))).await;
+    let rig = with_outage(&platform, Duration::ZERO).await;
+    let (mut client, _feeds) = client(&rig).await;
+    platform.reply(Reply::Answer(500, String::new()));
+    // Only now there is something to tell.
+    questions(&platform, 2).await;
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms } if *in_ms > 0))
+        .await;
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms: 0 }))
+        .await;
+    ended_as(&client.ended().await, CloseReason::Expired);
+}
+
+#[tokio::test]
+async fn what_the_platform_says_of_limits_and_addresses_counts_and_another_answer_at_once() {
+    let one = json!({ "limits": { "exchanges": 1 } });
+    let platform = Asked::start(None, yes(one)).await;
+    let rig = asking_rig(&platform).await;
+    let (client, mut feeds) = client(&rig).await;
+    let mut long = rig.raw().await;
+    long.send(get("/long")).await;
+    let _feed = soon("the request", feeds.recv()).await.unwrap();
+    assert_eq!(long.head().await.unwrap().status, 200);
+    let refused = rig.raw().await.ask(get("/now")).await;
+    assert_eq!(
+        (refused.head.status, &*refused.reason()),
+        (503, "exchange_limit")
+    );
+    assert_eq!(view(&rig).await["limits"]["exchanges"], 1);
+
+    platform.reply(yes(
+        json!({ "limits": { "exchanges": 2 }, "allow_from": ["127.0.0.0/8"] }),
+    ));
+    eventually("a wider answer", async || {
+        (status(&rig).await == 200).then_some(())
+    })
+    .await;
+
+    platform.reply(yes(json!({ "allow_from": ["192.0.2.0/24"] })));
+    let denied = eventually("a narrower answer", async || {
+        let answer = rig.raw().await.ask(get("/now")).await;
+        (answer.head.status != 200).then_some(answer)
+    });
+    let denied = denied.await;
+    assert_eq!(
+        (denied.head.status, &*denied.reason()),
+        (403, "address_denied")
+    );
+    assert_eq!(view(&rig).await["allow_from"], json!(["192.0.2.0/24"]));
+
+    platform.reply(yes(json!({})));
+    eventually("a wider answer", async || {
+        (status(&rig).await == 200).then_some(())
+    })
+    .await;
+    // All that on one session.
+    assert!(!client.session.is_closed());
+    let accepted = rig.metric("tunnel_server_handshakes_total{result=\"accepted\"}");
+    assert_eq!(accepted.await, 1.0);
+}
+
+#[tokio::test]
+async fn a_session_whose_token_runs_out_is_warned_and_closed_after_a_grace() {
+    let time = Duration::from_secs(2);
+    let ends = humantime::format_rfc3339_millis(SystemTime::now() + time);
+    let listed = |text: String| {
+        let token = "[[runtime.token]]\n";
+        assert!(text.contains(token));
+        text.replacen(token, &format!("{token}expires = {ends}\n"), 1)
+    };
+    let rig = Rig::listing(listed, |config| config.credentials.expiry_grace = time).await;
+    let (mut client, _feeds) = answering(&rig, random_instance()).await;
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms } if *in_ms > 0))
+        .await;
+    assert_eq!(status(&rig).await, 200);
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms: 0 }))
+        .await;
+    let ended = Instant::now();
+    assert_eq!(status(&rig).await, 200, "in the grace");
+    let end = client.ended().await;
+    ended_as(&end, CloseReason::Expired);
+    assert_eq!(end.reason().code(), 4008);
+    // It is looked at once in a second then.
+    let took = ended.elapsed();
+    assert!((time * 3 / 4..2 * time).contains(&took), "{took:?}");
+    assert_eq!(
+        dial(&rig, &session_request(rig.token(PROD), random_instance()))
+            .await
+            .status,
+        401
+    );
+}

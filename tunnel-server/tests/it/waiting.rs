@@ -1,0 +1,149 @@
+//! Requests that wait for a tunnel client to come back: how many there may be, and that they hold no more
+//! memory than the bounds say. The program as a process, whose memory nobody else uses.
+
+use std::fs;
+
+use crate::{
+    deadline::eventually,
+    frames::{ACK, DATA, END_HEADERS, Frames, HEADERS, PING, block, frame},
+    raw::Raw,
+    rig::{PROD_HOST, connect},
+    serving::{Files, Serving},
+};
+
+const MIB: usize = 1024 * 1024;
+
+/// As much as may be sent ahead on one stream.
+const WINDOW: usize = 256 * 1024;
+
+/// As many streams as fill the window of a whole connection.
+const STREAMS: u32 = 16;
+
+/// What the program has in memory, in bytes.
+fn resident(serving: &Serving) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", serving.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.unwrap().trim().split(' ').next().unwrap();
+    number.parse::<usize>().unwrap() * 1024
+}
+
+/// A server whose runtime's client is never there.
+async fn serving(settings: &str) -> Serving {
+    let files = Files::new();
+    files.add("acme", "prod");
+    let settings = format!("offline_wait = \"10m\"\n{settings}");
+    files.serve(&settings).await
+}
+
+async fn waiting(serving: &Serving) -> u64 {
+    let (_, text) = crate::rig::ask_admin(serving.admin, "/api/v1/runtimes/acme-prod").await;
+    let view: serde_json::Value = serde_json::from_str(&text).unwrap();
+    view["waiting"].as_u64().unwrap()
+}
+
+async fn all_wait(serving: &Serving, wanted: u64) {
+    eventually("the waiting requests", async || {
+        (waiting(serving).await == wanted).then_some(())
+    })
+    .await;
+}
+
+/// Begins as many uploads on one connection as it takes, each with all that may be sent ahead, in frames of
+/// this size; the server has read them when this is done.
+async fn uploads(serving: &Serving, piece: usize) -> Frames {
+    let mut frames = Frames::new(Raw::new(connect(serving.public).await)).await;
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", PROD_HOST),
+        (":path", "/upload"),
+    ];
+    let piece = vec![b'x'; piece];
+    for number in 0..STREAMS {
+        let stream = 2 * number + 1;
+        let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(&fields));
+        for _ in 0..WINDOW / piece.len() {
+            bytes.extend(frame(DATA, 0, stream, &piece));
+        }
+        frames.raw.send(bytes).await;
+    }
+    frames.send(PING, 0, 0, b"all sent").await;
+    while !matches!(frames.next().await, Some(frame) if frame.kind == PING && frame.flags == ACK) {}
+    frames
+}
+
+/// The same over HTTP/1.1, where a connection carries one; more than the kernel keeps for anybody is not sent.
+async fn upload(serving: &Serving) -> Raw {
+    let mut raw = Raw::new(connect(serving.public).await);
+    let head = format!("POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 1000000\r\n\r\n");
+    raw.send([head.as_bytes(), &vec![b'x'; WINDOW]].concat())
+        .await;
+    raw
+}
+
+#[tokio::test]
+async fn uploads_that_wait_hold_no_more_than_the_bound_says() {
+    for piece in [16 * 1024, 4 * 1024, 256] {
+        // Hardly more than 256 of them weigh.
+        let bound = 163 * MIB;
+        let serving = serving("limit_waiting_size = \"163MiB\"").await;
+        let before = resident(&serving);
+        let mut connections = Vec::new();
+        for _ in 0..256 / STREAMS {
+            connections.push(uploads(&serving, piece).await);
+        }
+        all_wait(&serving, 256).await;
+        let held = resident(&serving) - before;
+        let sent = 256 * WINDOW;
+        assert!((sent..=bound).contains(&held), "{piece}: {held} of {bound}");
+        // One more does not find a place among so many.
+        let mut raw = Raw::new(connect(serving.public).await);
+        let request = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n");
+        assert_eq!(raw.ask(request).await.reason(), "waiting_limit");
+        drop(connections);
+        all_wait(&serving, 0).await;
+        serving.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn uploads_for_which_there_is_no_room_are_refused_and_hold_nothing() {
+    for settings in [
+        "limit_waiting_size = \"8MiB\"",
+        "max_waiting_size = \"8MiB\"",
+    ] {
+        let bound = 8 * MIB;
+        let serving = serving(settings).await;
+        let before = resident(&serving);
+        let mut connections = Vec::new();
+        for _ in 0..256 / STREAMS {
+            connections.push(uploads(&serving, 16 * 1024).await);
+        }
+        let fitting = waiting(&serving).await;
+        // Each weighs two and a half windows, and a little.
+        assert_eq!(fitting, 12);
+        let refused =
+            "tunnel_server_problems_total{hop=\"tunnel-server\",reason=\"waiting_limit\"}";
+        let others = 256.0 - fitting as f64;
+        serving.metric_becomes(refused, others).await;
+        // What is let go goes back to the system when the allocator likes; it is not kept beside.
+        let held = resident(&serving).saturating_sub(before);
+        assert!(held < 3 * bound, "{held}");
+        serving.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn uploads_over_http1_hold_no_more_either() {
+    let bound = 163 * MIB;
+    let serving = serving("limit_waiting_size = \"163MiB\"").await;
+    let before = resident(&serving);
+    let mut connections = Vec::new();
+    for _ in 0..256 {
+        connections.push(upload(&serving).await);
+    }
+    all_wait(&serving, 256).await;
+    let held = resident(&serving) - before;
+    assert!(held <= bound, "{held}");
+    serving.stop().await;
+}
