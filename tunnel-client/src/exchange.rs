@@ -22,6 +22,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
+use tunnel_ops::connection::is_given_up;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
@@ -117,6 +118,13 @@ pub(crate) struct RecordedBody {
     record: Record,
 }
 
+impl RecordedBody {
+    /// The platform client took nothing of it for too long.
+    pub(crate) fn on_not_taken(&mut self) {
+        self.record.on_not_taken();
+    }
+}
+
 impl Body for RecordedBody {
     type Data = Bytes;
     type Error = <AnswerBody as Body>::Error;
@@ -146,6 +154,10 @@ impl Body for RecordedBody {
 
 impl Drop for RecordedBody {
     fn drop(&mut self) {
+        // What is whole here may be held back for a platform client of `serve` that takes nothing of it.
+        if is_given_up() {
+            self.on_not_taken();
+        }
         if self.body.is_end_stream() {
             self.record.on_whole();
         }

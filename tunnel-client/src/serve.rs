@@ -128,10 +128,12 @@ impl Front {
     }
 
     /// When upgraded connections end, other than by themselves.
-    fn upgraded_bounds(&self) -> UpgradedBounds {
+    fn upgraded_bounds(&self, is_http2: bool) -> UpgradedBounds {
+        let idle = self.listen.body_idle_timeout;
         UpgradedBounds {
             stage: self.ending.clone(),
-            linger: self.listen.body_idle_timeout,
+            linger: idle,
+            taken_in: is_http2.then_some(idle),
         }
     }
 }

@@ -54,7 +54,7 @@ use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub(crate) use self::progress::Progress;
-pub(crate) use self::set::{EjectionSettings, UpstreamCondition, UpstreamSet};
+pub(crate) use self::set::{EjectionSettings, KnownUpstream, UpstreamCondition, UpstreamSet};
 pub use self::settings::UpstreamError;
 pub(crate) use self::settings::{UpstreamOptions, UpstreamShared, UpstreamTls};
 use self::socket::Socket;
@@ -251,6 +251,11 @@ impl Upstream {
             reach if reach == Reach::Failed as u8 => Reach::Failed,
             _ => Reach::Unknown,
         }
+    }
+
+    /// What was known of how it is reached, before anything is known here.
+    fn learn(&self, reach: Reach) {
+        self.reach.store(reach as u8, Ordering::Relaxed);
     }
 
     /// Whether a connection to it was ever made.

@@ -36,8 +36,8 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
-pub use self::unread::Outlet;
 use self::unread::Streams;
+pub use self::unread::{Outlet, is_given_up};
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
@@ -137,7 +137,7 @@ where
         let mut serving = http1::Builder::new()
             .half_close(false)
             // The guard bounds the head; this only has to hold it.
-            .max_buf_size(self.max_head_bytes + 64 * 1024)
+            .max_buf_size(http1_buffer_bytes(self.max_head_bytes))
             .serve_connection(TokioIo::new(self.guarded), service);
         async move {
             let served = {
@@ -170,6 +170,13 @@ where
             Some(Prefixed::new(parts.read_buf, Prefixed::new(unread, io)))
         }
     }
+}
+
+/// How much of what comes over HTTP/1 is taken before anybody wants it, in bytes: a head of the largest size
+/// with a part of its content, or content alone.
+#[must_use]
+pub const fn http1_buffer_bytes(max_head_bytes: usize) -> usize {
+    max_head_bytes + 64 * 1024
 }
 
 /// Has the requests of an HTTP/2 connection answered until there are no more, or, after `stopping`,

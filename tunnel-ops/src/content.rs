@@ -16,8 +16,7 @@ use tokio::time::{Sleep, sleep};
 /// for a while: hyper asks the platform client to go on as soon as the content is read.
 #[derive(Debug)]
 pub struct Gate {
-    /// `None` when nobody can ask any more.
-    asked: Option<oneshot::Receiver<()>>,
+    asked: oneshot::Receiver<()>,
     patience: Pin<Box<Sleep>>,
 }
 
@@ -28,7 +27,7 @@ impl Gate {
     pub fn new(patience: Duration) -> (Self, oneshot::Sender<()>) {
         let (sender, asked) = oneshot::channel();
         let gate = Self {
-            asked: Some(asked),
+            asked,
             patience: Box::pin(sleep(patience)),
         };
         (gate, sender)
@@ -36,17 +35,14 @@ impl Gate {
 
     /// Ready when the content may pass. Not to be asked again after that.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(asked) = &mut self.asked else {
+        if self.asked.is_terminated() {
             return Poll::Pending;
-        };
-        match Pin::new(asked).poll(cx) {
+        }
+        match Pin::new(&mut self.asked).poll(cx) {
             Poll::Ready(Ok(())) => Poll::Ready(()),
-            Poll::Ready(Err(_)) => {
-                // A sender that is gone has seen the final response: the content is not wanted any more,
-                // but neither is anybody waiting for it.
-                self.asked = None;
-                Poll::Pending
-            }
+            // A sender that is gone has seen the final response: the content is not wanted any more, but
+            // neither is anybody waiting for it.
+            Poll::Ready(Err(_)) => Poll::Pending,
             Poll::Pending => self.patience.as_mut().poll(cx),
         }
     }

@@ -1,6 +1,6 @@
 //! What both programs need to move the bytes of an upgraded connection: its reading half, lent to
-//! whatever sends it on; a writing half whose peer is to take something of what there is; and whether
-//! anything moves.
+//! whatever sends it on; a writing half whose peer is to take something of what there is, where the kernel
+//! does not see to that; and whether anything moves.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use std::{fmt, io};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// The reading half of a connection, given back when what reads it is dropped: which also tells that
 /// the direction has ended.
@@ -60,45 +60,51 @@ impl<IO> Drop for Lent<IO> {
     }
 }
 
-/// The writing half of a connection. A peer that takes nothing of what there is for it, for too long, is
-/// given up; one that was given nothing may be silent for ever.
+/// The writing half of a connection. A peer that takes less than a piece of what there is for it, for too
+/// long, is given up; one that was given nothing may be silent for ever.
 pub struct Taken<W> {
     writer: W,
-    /// For each piece.
-    limit: Duration,
-    is_slow: bool,
+    /// For each piece; `None` where the kernel sees how much is taken.
+    limit: Option<Duration>,
 }
 
-/// How much is written at once to a peer that needs long for more. Of an HTTP/2 stream it is not seen that
-/// a part of it was taken.
-const SMALL_PIECE_BYTES: usize = 1024;
+/// How much is written at once where that has a limit: of an HTTP/2 stream it is not seen that a part of it
+/// was taken.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// Nothing of what there is was taken for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer took nothing for too long")]
+struct NotTaken;
+
+/// Whether an error of [`Taken`] says that its peer was given up.
+#[must_use]
+pub fn is_not_taken(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<NotTaken>())
+}
 
 impl<W: AsyncWrite + Unpin> Taken<W> {
-    /// Gives up who takes nothing for `limit`.
-    pub fn new(writer: W, limit: Duration) -> Self {
-        Self {
-            writer,
-            limit,
-            is_slow: false,
-        }
+    /// Gives up who takes less than 16 KiB in `limit`. Without one that is left to the kernel, which knows
+    /// of each byte: a socket does not say that it takes more before a good part of its buffer is free,
+    /// which a peer that reads slowly and steadily needs minutes for.
+    pub fn new(writer: W, limit: Option<Duration>) -> Self {
+        Self { writer, limit }
     }
 
     /// Writes all of it.
     ///
     /// # Errors
-    /// When the connection fails, or with `TimedOut` when nothing of it was taken for too long.
+    /// When the connection fails, or with one that [`is_not_taken`].
     pub async fn send(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
-            let length = match self.is_slow {
-                true => data.len().min(SMALL_PIECE_BYTES),
-                false => data.len(),
+            let length = match self.limit {
+                Some(_) => data.len().min(PIECE_BYTES),
+                None => data.len(),
             };
-            let begun = Instant::now();
             let written = in_time(self.limit, self.writer.write(&data[..length])).await?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            self.is_slow = begun.elapsed() > self.limit / 8;
             data = &data[written..];
         }
         in_time(self.limit, self.writer.flush()).await
@@ -119,10 +125,16 @@ impl<W> fmt::Debug for Taken<W> {
     }
 }
 
-async fn in_time<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn in_time<T>(
+    limit: Option<Duration>,
+    step: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let Some(limit) = limit else {
+        return step.await;
+    };
     match timeout(limit, step).await {
         Ok(done) => done,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, NotTaken)),
     }
 }
 
@@ -151,6 +163,7 @@ impl Moved {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, split};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -173,7 +186,7 @@ mod tests {
     async fn who_takes_nothing_is_given_up_and_who_takes_a_little_is_not() {
         const LIMIT: Duration = Duration::from_secs(60);
         let (mut peer, io) = tokio::io::duplex(16);
-        let mut taken = Taken::new(io, LIMIT);
+        let mut taken = Taken::new(io, Some(LIMIT));
         let reading = async {
             let mut byte = [0];
             for _ in 0..84 {
@@ -187,7 +200,23 @@ mod tests {
         sleep(LIMIT * 5).await;
         let begun = Instant::now();
         let error = taken.send(b"more").await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(is_not_taken(&error), "{error}");
         assert_eq!(begun.elapsed(), LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_limit_a_writer_that_is_full_for_long_is_waited_for() {
+        let (mut peer, io) = tokio::io::duplex(16);
+        let mut taken = Taken::new(io, None);
+        let reading = async {
+            sleep(Duration::from_secs(3600)).await;
+            peer.read_exact(&mut [0; 100]).await.unwrap();
+        };
+        let (sent, _) = tokio::join!(taken.send(&[7; 100]), reading);
+        sent.unwrap();
+        // What fails otherwise is not the peer's slowness.
+        drop(peer);
+        let error = taken.send(b"more").await.unwrap_err();
+        assert!(!is_not_taken(&error), "{error}");
     }
 }

@@ -106,6 +106,9 @@ reasons! {
     AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient;
     /// The request's content is larger than its route allows.
     BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "http_request_error", PlatformClient;
+    /// The platform client took nothing of the answer for too long. Stands in metrics and logs: whom it
+    /// concerns is not told.
+    NotTaken = "not_taken", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
     /// The request passed this very server before.
     LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
 
@@ -189,6 +192,9 @@ pub struct Problem {
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
 }
+
+/// How [`Reason::NotTaken`] is told.
+pub const NOT_TAKEN_DETAIL: &str = "the platform client took nothing of the answer for too long";
 
 /// Longest detail that is taken from the other end, in bytes.
 const DETAIL_BYTES: usize = 512;

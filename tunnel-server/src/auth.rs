@@ -72,6 +72,8 @@ pub struct Grant {
     pub expires: Option<SystemTime>,
     /// When the platform is to be asked again, by [`Authenticator::renew`].
     pub renew_at: Option<SystemTime>,
+    /// The end that this can put off.
+    renewable_end: Option<SystemTime>,
     shown: Arc<Shown>,
     /// Where there is a certificate: which roots its chain was last found to end at.
     trusted: Option<Roots>,
@@ -104,6 +106,8 @@ struct Judged {
     part: Part,
     question: Option<Arc<Question>>,
     renew_at: Option<SystemTime>,
+    /// Its own end, if asking again can put that off.
+    renewable_end: Option<SystemTime>,
 }
 
 /// Knows which credentials are good. Shared by all connections of the server.
@@ -177,7 +181,8 @@ impl Authenticator {
         let mut all = judged.into_iter();
         let first = all.next().ok_or(AuthRefusal::CredentialMissing)?;
         let credential = first.part.id.clone();
-        let (named, question, renew_at) = (first.named, first.question, first.renew_at);
+        let (named, question) = (first.named, first.question);
+        let (renew_at, renewable_end) = (first.renew_at, first.renewable_end);
         let mut parts = vec![first.part];
         for other in all {
             check_same(&named, &other.named)?;
@@ -197,6 +202,7 @@ impl Authenticator {
             credential,
             expires: shown.parts.iter().filter_map(|part| part.expires).min(),
             renew_at,
+            renewable_end,
             // Not only by the handshake: it may be of a while ago, or have taken up an older one.
             trusted: self.check_certificate(&shown, None, now)?,
             shown,
@@ -254,6 +260,7 @@ impl Authenticator {
                 part: part.clone(),
                 question: None,
                 renew_at: None,
+                renewable_end: None,
             })
             .collect();
         let now = SystemTime::now();
@@ -395,6 +402,15 @@ impl Authenticator {
 }
 
 impl Grant {
+    /// Whether the platform is to be asked before the end, and may put that off: not where the end is that of
+    /// another credential, or of the time for which the platform may be away.
+    #[must_use]
+    pub fn can_be_put_off(&self) -> bool {
+        self.renewable_end.is_some()
+            && self.renewable_end == self.expires
+            && self.renew_at < self.expires
+    }
+
     /// The client certificate's chain, without which a newer token would not do; empty where none was
     /// shown.
     #[must_use]

@@ -127,7 +127,7 @@ pub struct Config {
     /// Exchanges open at once on one session, 1 to 4096. Default 1024.
     pub max_exchanges: u32,
     /// What a runtime may use whose own limits do not say. Default 2048 exchanges and 1024 upgraded
-    /// connections open at once, 256 requests that wait with 32 MiB, nothing else.
+    /// connections open at once, 256 requests that wait with 64 MiB, nothing else.
     pub limits: RuntimeLimits,
     /// Threads that carry traffic; 0 means one for each core. Default 0.
     pub shards: usize,
@@ -232,7 +232,7 @@ impl Config {
                 exchanges: Some(2_048),
                 websockets: Some(1_024),
                 waiting: Some(256),
-                waiting_bytes: Some(32 * 1024 * 1024),
+                waiting_bytes: Some(64 * 1024 * 1024),
                 ..RuntimeLimits::default()
             },
             shards: 0,

@@ -14,7 +14,7 @@ use http::{HeaderValue, Method, StatusCode, Uri};
 use tokio::time::Instant;
 use tunnel_ops::telemetry::TraceParent;
 use tunnel_proto::exchange::Protocol;
-use tunnel_proto::problem::Problem;
+use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
 use crate::metrics::Metrics;
 use crate::routes::Route;
@@ -105,6 +105,14 @@ impl Record {
         self.metrics.on_problem(problem);
         self.status = self.status.or_else(|| Some(problem.status()));
         self.end = End::Problem(problem.clone());
+    }
+
+    /// The platform client took nothing of the response for too long.
+    pub(super) fn on_not_taken(&mut self) {
+        if !matches!(self.end, End::Problem(_)) {
+            let problem = Problem::new(Hop::Client, Reason::NotTaken, NOT_TAKEN_DETAIL);
+            self.on_problem(&problem);
+        }
     }
 
     /// The response is whole.
@@ -225,10 +233,8 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
-    use http::Request;
-    use tunnel_proto::problem::{Hop, Reason};
-
     use super::*;
+    use http::Request;
 
     fn begin(metrics: &Arc<Metrics>) -> Record {
         let (head, ()) = Request::get("http://a.test/")

@@ -16,7 +16,7 @@ use crate::config::{
     UpstreamUrl, UpstreamsConfig,
 };
 use crate::upstream::{
-    Asked, EjectionSettings, HealthSettings, Upstream, UpstreamBody, UpstreamCache,
+    Asked, EjectionSettings, HealthSettings, KnownUpstream, Upstream, UpstreamBody, UpstreamCache,
     UpstreamCondition, UpstreamError, UpstreamOptions, UpstreamSet, UpstreamShared, UpstreamTls,
 };
 
@@ -58,14 +58,14 @@ pub(super) struct OnDemand {
 }
 
 impl Upstreams {
-    /// What those before them know, the first first, is taken over.
+    /// What is known of each, by those before them, is taken over.
     ///
     /// # Errors
     /// When they cannot be as the configuration says.
-    pub(super) fn new<'a>(
+    pub(super) fn new(
         config: &UpstreamsConfig,
         parts: &LeadParts,
-        earlier: impl Iterator<Item = &'a Self> + Clone,
+        known: impl Fn(&UpstreamUrl) -> Option<KnownUpstream>,
     ) -> Result<Self, UpstreamError> {
         let member = |member: &UpstreamMember| (member.url.clone(), member.weight);
         let ejection = config.ejection.as_ref().map(|ejection| EjectionSettings {
@@ -78,7 +78,7 @@ impl Upstreams {
             config.health.as_ref().map(health),
             ejection,
             &parts.shared,
-            earlier.map(|one| &*one.set),
+            known,
         )?;
         Ok(Self {
             made_of: config.clone(),
@@ -95,6 +95,16 @@ impl Upstreams {
     /// Whether it is what this would make.
     pub(super) fn is_of(&self, action: &RouteAction) -> bool {
         matches!(action, RouteAction::Upstreams(config) if self.made_of == *config)
+    }
+
+    /// What is known of the one with this URL, if there is one.
+    pub(super) fn known(&self, url: &UpstreamUrl) -> Option<KnownUpstream> {
+        self.set.known(url)
+    }
+
+    /// What is known of each of them.
+    pub(super) fn all_known(&self) -> impl Iterator<Item = (&UpstreamUrl, KnownUpstream)> {
+        self.set.all_known()
     }
 
     /// How each of them is.

@@ -6,6 +6,7 @@
 //!                  └─▶ problem ─▶ told to the page that asks, or to the tunnel server
 //! ```
 
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use super::leads::{LeadParts, OnDemand, Tending, Upstreams};
 use super::own_answer::{AnswerBody, vary_by_origin};
 use super::summary;
 use super::template::{RefusedSegment, Template};
-use crate::config::{RouteAction, RouteConfig, UpstreamOptions, UpstreamsConfig};
+use crate::config::{RouteAction, RouteConfig, UpstreamOptions, UpstreamUrl, UpstreamsConfig};
 use crate::metrics::RouteMetrics;
-use crate::upstream::{Asked, Upstream, UpstreamError};
+use crate::upstream::{Asked, KnownUpstream, Upstream, UpstreamError};
 
 /// A route that requests are sent by.
 pub(crate) struct Route {
@@ -55,10 +56,16 @@ pub(super) struct InForce {
 }
 
 /// What a reload can take over of the routes before it.
+///
+/// It is made on the thread that moves bytes, and so takes no longer than there are routes: what nobody changed
+/// is found at the front.
 pub(super) struct Earlier<'a> {
-    routes: &'a [InForce],
-    upstreams: Vec<Tended<Upstreams>>,
-    on_demand: Vec<Tended<OnDemand>>,
+    upstreams: VecDeque<Tended<Upstreams>>,
+    on_demand: VecDeque<Tended<OnDemand>>,
+    /// The upstreams of each route, by its name.
+    of_route: HashMap<&'a str, &'a Upstreams>,
+    /// What the first route that has an upstream knows of it.
+    known: HashMap<&'a UpstreamUrl, KnownUpstream>,
 }
 
 struct Tended<T> {
@@ -70,9 +77,10 @@ impl<'a> Earlier<'a> {
     /// All that these routes lead to.
     pub(super) fn of(routes: &'a [InForce]) -> Self {
         let mut earlier = Self {
-            routes,
-            upstreams: Vec::new(),
-            on_demand: Vec::new(),
+            upstreams: VecDeque::new(),
+            on_demand: VecDeque::new(),
+            of_route: HashMap::new(),
+            known: HashMap::new(),
         };
         for InForce { route, tending } in routes {
             let Some(tending) = tending.clone() else {
@@ -80,12 +88,16 @@ impl<'a> Earlier<'a> {
             };
             match &route.lead {
                 Lead::Upstreams(upstreams) => {
+                    earlier.of_route.insert(route.name(), upstreams);
+                    for (url, known) in upstreams.all_known() {
+                        earlier.known.entry(url).or_insert(known);
+                    }
                     let there = Arc::clone(upstreams);
-                    earlier.upstreams.push(Tended { there, tending });
+                    earlier.upstreams.push_back(Tended { there, tending });
                 }
                 Lead::Template(_, on_demand) => {
                     let there = Arc::clone(on_demand);
-                    earlier.on_demand.push(Tended { there, tending });
+                    earlier.on_demand.push_back(Tended { there, tending });
                 }
                 Lead::Own => {}
             }
@@ -94,22 +106,15 @@ impl<'a> Earlier<'a> {
     }
 
     /// What is made of the same; each is given to one route, since routes share no connections.
-    fn take<T>(those: &mut Vec<Tended<T>>, is_same: impl Fn(&T) -> bool) -> Option<Tended<T>> {
+    fn take<T>(those: &mut VecDeque<Tended<T>>, is_same: impl Fn(&T) -> bool) -> Option<Tended<T>> {
         let place = those.iter().position(|one| is_same(&one.there))?;
-        Some(those.swap_remove(place))
+        those.remove(place)
     }
 
-    /// The upstreams of all routes, those of the route with this name before others.
-    fn known(&self, name: &str) -> impl Iterator<Item = &'a Upstreams> + Clone {
-        let known = |is_own: bool| {
-            let routes = self.routes.iter().map(|one| &one.route);
-            let routes = routes.filter(move |route| (route.name() == name) == is_own);
-            routes.filter_map(|route| match &route.lead {
-                Lead::Upstreams(upstreams) => Some(&**upstreams),
-                Lead::Template(..) | Lead::Own => None,
-            })
-        };
-        known(true).chain(known(false))
+    /// What is known of an upstream: by the route with this name, or else by another.
+    fn known(&self, name: &str, url: &UpstreamUrl) -> Option<KnownUpstream> {
+        let own = self.of_route.get(name).and_then(|own| own.known(url));
+        own.or_else(|| self.known.get(url).copied())
     }
 
     fn upstreams(
@@ -122,7 +127,8 @@ impl<'a> Earlier<'a> {
         if let Some(there) = Self::take(&mut self.upstreams, |one| one.is_of(action)) {
             return Ok(there);
         }
-        let there = Arc::new(Upstreams::new(config, parts, self.known(name))?);
+        let known = |url: &UpstreamUrl| self.known(name, url);
+        let there = Arc::new(Upstreams::new(config, parts, known)?);
         let tending = there.tend();
         Ok(Tended { there, tending })
     }

@@ -145,7 +145,8 @@ where
 {
     let granted = connection.granted.lock().take();
     if let Some(granted) = granted {
-        upgraded::join(io, granted, &connection.front.upgraded_bounds()).await;
+        let bounds = connection.front.upgraded_bounds(false);
+        upgraded::join(io, granted, &bounds).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
         refuse(connection, refusal, io).await;
     } else {

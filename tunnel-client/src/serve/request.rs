@@ -260,7 +260,7 @@ fn upgrade(
     *answer.status_mut() = front::switching_protocols(answer.headers_mut(), is_http2);
     match on_upgrade {
         Some(on_upgrade) => {
-            let bounds = connection.front.upgraded_bounds();
+            let bounds = connection.front.upgraded_bounds(true);
             connection.tasks.spawn_upgraded(async move {
                 if let Ok(upgraded) = on_upgrade.await {
                     upgraded::join(TokioIo::new(upgraded), granted, &bounds).await;

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tunnel_ops::connection::drain;
 use tunnel_ops::ends::{Early, Form, LongStream, PATIENCE};
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::upgraded::{Lent, Moved, Taken};
+use tunnel_ops::upgraded::{Lent, Moved, Taken, is_not_taken};
 use tunnel_proto::exchange::read_body;
 
 use super::answer::{self, Received};
@@ -39,9 +39,11 @@ pub(super) struct Granted {
 pub(super) struct UpgradedBounds {
     /// When it is to end in order.
     pub(super) stage: Shutdown,
-    /// How long one direction may be silent when the other has ended, and a platform client may take
-    /// nothing of what there is for it.
+    /// How long one direction may be silent when the other has ended.
     pub(super) linger: Duration,
+    /// How long a platform client may take nothing of what there is for it, where the kernel does not see
+    /// to that: on a stream of HTTP/2.
+    pub(super) taken_in: Option<Duration>,
 }
 
 /// Moves the bytes until both directions have ended.
@@ -55,7 +57,7 @@ where
         permit: _permit,
     } = granted;
     let (reader, writer) = split(io);
-    let mut writer = Taken::new(writer, bounds.linger);
+    let mut writer = Taken::new(writer, bounds.taken_in);
     let (lent, mut given_back) = Lent::new(reader);
     let (_cut, is_cut) = oneshot::channel();
     let moved = Moved::default();
@@ -81,6 +83,9 @@ where
         } => Err(io::ErrorKind::TimedOut.into()),
     };
     if let Err(error) = sent {
+        if is_not_taken(&error) {
+            download.body().get_mut().on_not_taken();
+        }
         tracing::debug!(%error, "an upgraded connection was cut");
         return;
     }

@@ -67,21 +67,28 @@ impl UpstreamCondition {
     }
 }
 
+/// What one set knows of an upstream, for another that has it too.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownUpstream {
+    place: Known,
+    reach: Reach,
+}
+
 impl UpstreamSet {
-    /// A route's upstreams, each with its share. What is known of those that are also in one of the
-    /// `earlier` sets, by their URLs, is taken over from the first that has it, so that a reload never
-    /// has anybody asked who is known to be dead. The settings need not be the same: those of this set
-    /// take it back when they find otherwise, and what they never could is not taken over.
+    /// A route's upstreams, each with its share. What is `known` of them, by their URLs, from sets before
+    /// this one, is taken over, so that a reload never has anybody asked who is known to be dead. The
+    /// settings need not be the same: those of this set take it back when they find otherwise, and what
+    /// they never could is not taken over.
     ///
     /// # Errors
     /// See [`UpstreamError`].
-    pub(crate) fn new<'a>(
+    pub(crate) fn new(
         members: Vec<(UpstreamUrl, u32)>,
         options: &UpstreamOptions,
         health: Option<HealthSettings>,
         ejection: Option<EjectionSettings>,
         shared: &Arc<UpstreamShared>,
-        earlier: impl Iterator<Item = &'a Self> + Clone,
+        known: impl Fn(&UpstreamUrl) -> Option<KnownUpstream>,
     ) -> Result<Self, UpstreamError> {
         if members.is_empty() {
             return Err(UpstreamError::NoUpstream);
@@ -106,17 +113,18 @@ impl UpstreamSet {
                 shared,
             ))
         };
+        // One alone is asked in any case, and nobody counts how it does.
+        let ejection = ejection.filter(|_| urls.len() > 1);
         let balance = Balance::new(weights, ejection, Instant::now());
-        for (index, url) in urls.iter().enumerate() {
-            if let Some(known) = earlier.clone().find_map(|set| set.members.known(url)) {
-                balance.learn(index, &known, health.is_some());
+        let upstreams: Vec<_> = urls.into_iter().map(upstream).collect();
+        for (index, upstream) in upstreams.iter().enumerate() {
+            if let Some(known) = known(upstream.url()) {
+                balance.learn(index, &known.place, health.is_some());
+                upstream.learn(known.reach);
             }
         }
         Ok(Self {
-            members: Arc::new(Members {
-                upstreams: urls.into_iter().map(upstream).collect(),
-                balance,
-            }),
+            members: Arc::new(Members { upstreams, balance }),
             health: health.map(Arc::new),
         })
     }
@@ -151,6 +159,24 @@ impl UpstreamSet {
         std::future::pending().await
     }
 
+    /// What is known of the one with this URL, if there is one.
+    pub(crate) fn known(&self, url: &UpstreamUrl) -> Option<KnownUpstream> {
+        let mut all = self.all_known();
+        all.find_map(|(one, known)| (one == url).then_some(known))
+    }
+
+    /// What is known of each of them.
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = (&UpstreamUrl, KnownUpstream)> {
+        let all = self.members.upstreams.iter().enumerate();
+        all.map(|(index, upstream)| {
+            let known = KnownUpstream {
+                place: self.members.balance.known(index),
+                reach: upstream.reach(),
+            };
+            (upstream.url(), known)
+        })
+    }
+
     /// How each of them is.
     pub(crate) fn conditions(&self) -> impl Iterator<Item = UpstreamCondition> {
         let now = Instant::now();
@@ -172,12 +198,6 @@ impl UpstreamSet {
 }
 
 impl Members {
-    /// What is known of the one with this URL, if there is one.
-    fn known(&self, url: &UpstreamUrl) -> Option<Known> {
-        let place = self.upstreams.iter().position(|one| one.url() == url)?;
-        Some(self.balance.known(place))
-    }
-
     async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
         // There is always one.
         let now = Instant::now();

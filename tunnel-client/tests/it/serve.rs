@@ -63,7 +63,7 @@ impl Served {
         timeout(SOON, self.ended).await.unwrap().unwrap().unwrap();
     }
 
-    async fn admin(&self, path: &str) -> String {
+    pub(crate) async fn admin(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.admin).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();

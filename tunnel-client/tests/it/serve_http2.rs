@@ -371,6 +371,32 @@ async fn a_websocket_passes_over_http1_and_each_direction_ends_by_itself() {
     assert_eq!(client.rest().await, ("answer".to_owned(), None));
 }
 
+/// A socket takes more only when a good part of its buffer is free again, which is much longer than the
+/// limit here; that bytes go all the time only the kernel sees.
+#[tokio::test]
+async fn who_reads_a_websocket_slowly_over_http1_keeps_it() {
+    const BYTES: usize = 16 * 1024 * 1024;
+    const SLOW: usize = 32 * 1024;
+    const READS: usize = 28;
+    let upstream = agreeing(async |mut connection| {
+        connection.stream.write_all(&vec![7; BYTES]).await.unwrap();
+        connection.rest().await;
+    })
+    .await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.listen.body_idle_timeout = Duration::from_secs(3);
+    });
+    let mut client = served.connect().await;
+    client.send(upgrade()).await;
+    assert!(client.head().await.starts_with("HTTP/1.1 101 "));
+    assert_eq!(client.bytes(FIRST.len()).await, FIRST);
+    for _ in 0..READS {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        client.bytes(SLOW).await;
+    }
+    client.bytes(BYTES - READS * SLOW).await;
+}
+
 #[tokio::test]
 async fn an_upgrade_that_the_upstream_declines_is_an_answer_like_any_other() {
     let upstream =
@@ -405,6 +431,14 @@ async fn a_websocket_passes_over_http2() {
     }
 }
 
+/// How many answers were counted of which nothing was taken.
+async fn not_taken(served: &Served) -> u32 {
+    let metrics = served.admin("/metrics").await;
+    let series = "tunnel_client_problems_total{reason=\"not_taken\"} ";
+    let mut lines = metrics.lines().filter_map(|line| line.strip_prefix(series));
+    lines.next().unwrap().parse().unwrap()
+}
+
 /// Waits until there is a place for an exchange, of which there is one.
 async fn place_is_free(served: &Served) {
     let mut other = Http2::connect(served).await;
@@ -436,6 +470,7 @@ async fn a_peer_that_reads_nothing_of_an_answer_holds_no_place_for_ever() {
     let cut = timeout(SOON, response.into_body().data()).await.unwrap();
     let reason = cut.unwrap().unwrap_err().reason();
     assert_eq!(reason, Some(h2::Reason::CANCEL));
+    assert_eq!(not_taken(&served).await, 1);
 }
 
 #[tokio::test]
@@ -457,6 +492,7 @@ async fn a_peer_that_reads_nothing_of_a_websocket_holds_no_place_for_ever() {
     let (response, _stream) = client.upgrade(&served).await;
     assert_eq!(response.status(), StatusCode::OK);
     timeout(SOON, is_ended.recv()).await.unwrap().unwrap();
+    assert_eq!(not_taken(&served).await, 1);
     // The stream, too, whatever hyper had taken for it.
     let cut = timeout(SOON, response.into_body().data()).await.unwrap();
     assert!(!matches!(cut, Some(Ok(_))), "{cut:?}");

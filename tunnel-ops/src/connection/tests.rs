@@ -19,14 +19,21 @@ use crate::upgraded::Taken;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// So many frames of so many bytes, then an end; it says when it is dropped.
+/// So many frames of so many bytes, then an end; it says when it is dropped, and whether its stream was
+/// given up.
 struct Content {
     left: usize,
     frame: usize,
     outlet: Outlet<Infallible>,
     /// Nothing comes after the frames.
     is_endless: bool,
-    _dropped: mpsc::Sender<()>,
+    dropped: mpsc::Sender<bool>,
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        let _ = self.dropped.try_send(is_given_up());
+    }
 }
 
 impl Body for Content {
@@ -71,10 +78,10 @@ fn bounds() -> Bounds {
 /// what says that no content is left; and the connection itself.
 async fn connection(
     window: u32,
-    content: impl Fn(mpsc::Sender<()>) -> Content + Send + Sync + 'static,
+    content: impl Fn(mpsc::Sender<bool>) -> Content + Send + Sync + 'static,
 ) -> (
     h2::client::SendRequest<Bytes>,
-    mpsc::Receiver<()>,
+    mpsc::Receiver<bool>,
     Owned<()>,
 ) {
     let (near, far) = tokio::io::duplex(1024 * 1024);
@@ -107,12 +114,12 @@ async fn get(send: &h2::client::SendRequest<Bytes>) -> Response<h2::RecvStream> 
 async fn who_takes_nothing_of_an_answer_is_given_up() {
     // One piece, many, and one that is not all there is.
     for (left, is_endless) in [(1, false), (20, false), (1, true)] {
-        let content = move |_dropped| Content {
+        let content = move |dropped| Content {
             left,
             frame: 1_000,
             outlet: Outlet::default(),
             is_endless,
-            _dropped,
+            dropped,
         };
         let (send, mut ended, _serving) = connection(0, content).await;
         let begun = Instant::now();
@@ -123,18 +130,20 @@ async fn who_takes_nothing_of_an_answer_is_given_up() {
         assert!(took >= LIMIT && took < LIMIT * 2, "{took:?}");
         // The content is gone, and with it what the exchange holds; only the answering has its sender.
         drop(send);
-        assert!(timeout(LIMIT * 5, ended.recv()).await.unwrap().is_none());
+        for expected in [Some(true), None] {
+            assert_eq!(timeout(LIMIT * 5, ended.recv()).await.unwrap(), expected);
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_which_nothing_is_there_may_be_silent() {
-    let content = |_dropped| Content {
+    let content = |dropped| Content {
         left: 1,
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
-        _dropped,
+        dropped,
     };
     let (send, _ended, _serving) = connection(100, content).await;
     let mut body = get(&send).await.into_body();
@@ -145,12 +154,12 @@ async fn an_answer_of_which_nothing_is_there_may_be_silent() {
 #[tokio::test(start_paused = true)]
 async fn who_reads_slowly_is_not_given_up() {
     const BYTES: usize = 128 * 1024;
-    let content = |_dropped| Content {
+    let content = |dropped| Content {
         left: 2,
         frame: BYTES / 2,
         outlet: Outlet::default(),
         is_endless: false,
-        _dropped,
+        dropped,
     };
     let (send, _ended, _serving) = connection(4 * 1024, content).await;
     let mut body = get(&send).await.into_body();
@@ -158,7 +167,7 @@ async fn who_reads_slowly_is_not_given_up() {
     while let Some(data) = body.data().await {
         let length = data.unwrap().len();
         received += length;
-        // A piece of 16 KiB takes four times as long, and is small enough.
+        // A piece of 16 KiB takes four times as long.
         sleep(LIMIT / 5).await;
         body.flow_control().release_capacity(length).unwrap();
     }
@@ -169,12 +178,12 @@ async fn who_reads_slowly_is_not_given_up() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
     // All of it is with hyper, which nobody watches.
-    let content = |_dropped| Content {
+    let content = |dropped| Content {
         left: 1,
         frame: 1_000,
         outlet: Outlet::default(),
         is_endless: false,
-        _dropped,
+        dropped,
     };
     let (send, _ended, serving) = connection(1, content).await;
     let _response = get(&send).await;
@@ -196,7 +205,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
                 running.spawn_upgraded(async move {
                     let io = TokioIo::new(on_upgrade.await.unwrap());
                     let (_reader, writer) = tokio::io::split(io);
-                    let mut writer = Taken::new(writer, LIMIT);
+                    let mut writer = Taken::new(writer, Some(LIMIT));
                     while writer.send(&[7; 1_000]).await.is_ok() {}
                     cut.send(()).await.unwrap();
                 });
@@ -205,7 +214,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
                     frame: 0,
                     outlet: Outlet::default(),
                     is_endless: false,
-                    _dropped: mpsc::channel(1).0,
+                    dropped: mpsc::channel(1).0,
                 }))
             }
         };
@@ -240,12 +249,12 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
 /// A connection that is lost takes its exchanges along.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_goes_away_leaves_no_content_behind() {
-    let content = |_dropped| Content {
+    let content = |dropped| Content {
         left: 1,
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
-        _dropped,
+        dropped,
     };
     let (near, mut far) = tokio::io::duplex(1024);
     let (dropped, mut ended) = mpsc::channel(1);
@@ -268,5 +277,6 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
         .await
         .unwrap();
     drop(dropped);
-    assert!(ended.recv().await.is_none());
+    assert_eq!(ended.recv().await, Some(false), "nobody gave it up");
+    assert_eq!(ended.recv().await, None);
 }

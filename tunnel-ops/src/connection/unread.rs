@@ -10,18 +10,20 @@
 //! In: what the content of an answer gives, and when hyper asks for more. Out: the same bytes; and a
 //! stream that is reset when nothing of them was taken for too long.
 //!
-//! Whoever reads slowly takes a piece now and then, and is not given up. Over HTTP/1 nothing is noted:
-//! there the kernel sees how much of the bytes is taken.
+//! Whoever reads slowly takes a piece now and then, and is not given up: hyper asks for the next one when
+//! the window has room for its first byte, so that 16 KiB in the limit are enough, and nothing less is. Over
+//! HTTP/1 nothing is noted: there the kernel sees how much of the bytes is taken.
 
 use std::cell::Cell;
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::Future;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -30,8 +32,6 @@ use crate::task::Tasks;
 
 /// How much is given to hyper at once: what one frame takes by default, so that it costs nothing.
 const PIECE_BYTES: usize = 16 * 1024;
-/// The same for a peer that needs long for that.
-const SMALL_PIECE_BYTES: usize = 1024;
 
 tokio::task_local! {
     /// What the task of an HTTP/2 stream, and the content of its answer, tell each other.
@@ -41,7 +41,8 @@ tokio::task_local! {
 #[derive(Default)]
 struct Stream {
     turn: Cell<Turn>,
-    is_slow: Cell<bool>,
+    /// The stream is about to be reset, since its peer takes nothing.
+    is_given_up: Cell<bool>,
     /// Is over with the upgraded connection that the stream becomes.
     upgraded: Cell<Option<oneshot::Receiver<()>>>,
 }
@@ -101,19 +102,14 @@ impl<E> Outlet<E> {
 
     /// A piece of it, if a peer's window is waited for.
     fn give(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
-        let noted = STREAM.try_with(|stream| {
-            stream.turn.set(Turn::Peer);
-            stream.is_slow.get()
-        });
-        let piece = match noted {
-            Ok(false) => PIECE_BYTES,
-            Ok(true) => SMALL_PIECE_BYTES,
-            Err(_) => return frame,
-        };
+        let noted = STREAM.try_with(|stream| stream.turn.set(Turn::Peer));
+        if noted.is_err() {
+            return frame;
+        }
         match frame.into_data() {
             Ok(mut data) => {
-                if data.len() > piece {
-                    self.rest = data.split_off(piece);
+                if data.len() > PIECE_BYTES {
+                    self.rest = data.split_off(PIECE_BYTES);
                 }
                 Frame::data(data)
             }
@@ -153,6 +149,15 @@ impl<E> fmt::Debug for Outlet<E> {
     }
 }
 
+/// Whether the stream of whose answer something is dropped just now is given up because its peer took
+/// nothing: what is recorded of the exchange is to say so.
+#[must_use]
+pub fn is_given_up() -> bool {
+    STREAM
+        .try_with(|stream| stream.is_given_up.get())
+        .unwrap_or(false)
+}
+
 /// Runs what hyper runs for the streams of a connection.
 #[derive(Clone)]
 pub(super) struct Streams {
@@ -186,36 +191,50 @@ impl Tasks {
 
 /// The task of a stream, given up, which resets the stream, when its peer has taken nothing for `limit`.
 fn watched<F: Future<Output = ()>>(future: F, limit: Duration) -> impl Future<Output = ()> {
-    STREAM.scope(Stream::default(), async move {
-        let mut future = pin!(future);
-        let mut alarm = Alarm::default();
+    let watched = Watched {
+        future,
+        alarm: Alarm::default(),
+        since: None,
+        limit,
+    };
+    STREAM.scope(Stream::default(), watched)
+}
+
+pin_project! {
+    /// No `async` block, which would have room for the future twice.
+    struct Watched<F> {
+        #[pin]
+        future: F,
+        alarm: Alarm,
         // Since when it is the peer's turn.
-        let mut since: Option<Instant> = None;
-        poll_fn(|cx| {
-            if future.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(());
-            }
-            match STREAM.with(|stream| stream.turn.take()) {
-                Turn::Same => {}
-                Turn::Content => since = None,
-                Turn::Peer => {
-                    let now = Instant::now();
-                    let is_slow = since.is_some_and(|since| now - since > limit / 8);
-                    STREAM.with(|stream| stream.is_slow.set(is_slow));
-                    since = Some(now);
-                }
-            }
-            let Some(since) = since else {
-                return Poll::Pending;
-            };
-            let given_up = alarm.poll(cx, since + limit);
-            if given_up.is_ready() {
-                tracing::debug!("an answer was not read for too long, its stream is reset");
-            }
-            given_up
-        })
-        .await;
-    })
+        since: Option<Instant>,
+        limit: Duration,
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Watched<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if this.future.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        match STREAM.with(|stream| stream.turn.take()) {
+            Turn::Same => {}
+            Turn::Content => *this.since = None,
+            Turn::Peer => *this.since = Some(Instant::now()),
+        }
+        let Some(since) = *this.since else {
+            return Poll::Pending;
+        };
+        let given_up = this.alarm.poll(cx, since + *this.limit);
+        if given_up.is_ready() {
+            // The future is dropped next, and with it what is recorded of the exchange.
+            STREAM.with(|stream| stream.is_given_up.set(true));
+        }
+        given_up
+    }
 }
 
 /// What writes to an upgraded stream. It waits for the window even when nobody writes any more.
@@ -236,5 +255,23 @@ async fn left_over(
     tokio::select! {
         () = writing => {}
         () = is_over => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn to_be_watched_costs_a_stream_little() {
+        let large = async {
+            let bytes = [7_u8; 4096];
+            tokio::task::yield_now().await;
+            assert_eq!(bytes[1], 7);
+        };
+        let size = size_of_val(&large);
+        let watched = watched(large, Duration::from_secs(1));
+        assert!(size_of_val(&watched) < size + 256);
+        watched.await;
     }
 }

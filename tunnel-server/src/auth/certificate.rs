@@ -65,6 +65,7 @@ pub(super) fn judge(
         },
         question: None,
         renew_at: None,
+        renewable_end: None,
     })
 }
 

@@ -167,6 +167,7 @@ impl JwtJudge {
             },
             question: None,
             renew_at: None,
+            renewable_end: None,
         })
     }
 

@@ -276,7 +276,10 @@ impl PlatformJudge {
         let holds = good.answer.holds;
         let expires = holds.and_then(|holds| good.at.checked_add(holds));
         let renew_at = good.at + spread(holds.unwrap_or(RENEW), question);
-        judged(question, &good.answer, expires, Some(renew_at))
+        Judged {
+            renewable_end: expires,
+            ..judged(question, &good.answer, expires, renew_at)
+        }
     }
 
     /// A token goes on that was good when the platform went away, or began to say neither yes nor no about
@@ -294,7 +297,8 @@ impl PlatformJudge {
         let now = SystemTime::now();
         let renew_at = now + spread(RENEW_AWAY.min(left), question);
         let expires = now.checked_add(left);
-        Ok(judged(question, &good.answer, expires, Some(renew_at)))
+        // That the platform is still away then puts off nothing.
+        Ok(judged(question, &good.answer, expires, renew_at))
     }
 
     fn seat(&self, sha256: TokenHash) -> Seat<'_> {
@@ -328,7 +332,7 @@ fn judged(
     question: &Arc<Question>,
     answer: &Answer,
     expires: Option<SystemTime>,
-    renew_at: Option<SystemTime>,
+    renew_at: SystemTime,
 ) -> Judged {
     let token = question.token.expose_secret();
     Judged {
@@ -342,7 +346,8 @@ fn judged(
             chain: None,
         },
         question: Some(question.clone()),
-        renew_at,
+        renew_at: Some(renew_at),
+        renewable_end: None,
     }
 }
 

@@ -78,6 +78,7 @@ pub(super) fn judged(runtime: &RuntimeEntry, token: &ListedToken) -> Judged {
         },
         question: None,
         renew_at: None,
+        renewable_end: None,
     }
 }
 

@@ -314,6 +314,33 @@ async fn a_certificate_lets_in_alone_or_beside_a_token_of_the_same_runtime() {
 }
 
 /// What a configuration with these certificates brings.
+#[test]
+fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
+    let authenticator = authenticator("", with_certificates);
+    let now = SystemTime::now();
+    let minutes = |count: u64| Some(now + Duration::from_secs(60 * count));
+    let chain = [leaf("spiffe://tunnels.test/acme/prod")];
+    let judged = || certificate::judge(&chain, now).unwrap();
+    for (platform, certificate, expected) in [
+        (minutes(60), minutes(600), true),
+        (minutes(60), minutes(10), false),
+        (minutes(600), minutes(60), false),
+        (minutes(20), minutes(600), false),
+    ] {
+        let mut first = judged();
+        first.part.expires = platform;
+        (first.renew_at, first.renewable_end) = (minutes(30), platform);
+        let mut second = judged();
+        second.part.expires = certificate;
+        let grant = authenticator.grant(vec![first, second], now).unwrap();
+        assert_eq!(
+            grant.can_be_put_off(),
+            expected,
+            "{platform:?} {certificate:?}"
+        );
+    }
+}
+
 fn taking(certificates: Option<CertificateSettings>) -> Prepared {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();

@@ -324,7 +324,7 @@ pub struct Source {
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_SERVER_LIMIT_WAITING")]
     pub limit_waiting: Option<Count<0, 100_000>>,
 
-    /// Memory that those may hold together [default: 32MiB]
+    /// Memory that those may hold together [default: 64MiB]
     #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_LIMIT_WAITING_SIZE")]
     pub limit_waiting_size: Option<SizeText>,
 

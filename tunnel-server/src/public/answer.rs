@@ -9,7 +9,10 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use tunnel_ops::{connection::Outlet, http1::InFlight};
+use tunnel_ops::{
+    connection::{Outlet, is_given_up},
+    http1::InFlight,
+};
 use tunnel_proto::{
     exchange::{BodyError, RecvBody},
     front::{self, Content},
@@ -108,6 +111,16 @@ impl AnswerBody {
         self._in_flight = in_flight;
         if self.is_over() {
             self.observation.iter_mut().for_each(Observation::on_end);
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        if let Some(observation) = &mut self.observation
+            && is_given_up()
+        {
+            observation.on_not_taken();
         }
     }
 }

@@ -72,7 +72,8 @@ impl Connection {
                 let node = self.node.clone();
                 self.tasks.spawn_upgraded(async move {
                     if let Ok(upgraded) = on_upgrade.await {
-                        join(TokioIo::new(upgraded), granted, &node).await;
+                        let taken_in = node.config().body_idle_timeout;
+                        join(TokioIo::new(upgraded), granted, &node, Some(taken_in)).await;
                     }
                 });
             }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
+use tunnel_ops::connection::http1_buffer_bytes;
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
@@ -28,6 +29,12 @@ use crate::{
 
 /// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
+
+/// What is reckoned for content over HTTP/2 that does not tell its length, as gRPC's never does: a quarter of
+/// the window. Whole windows would leave hardly any gRPC calls a place, of which most send little; who fills
+/// his, holds up to four times of what was reckoned, and for all that the connection's window bounds what
+/// one connection does.
+const UNTOLD_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
 
 /// Sessions on which an exchange may fail to be opened: each may just have ended.
 const OPENINGS: u32 = 3;
@@ -102,7 +109,7 @@ pub(super) async fn carry(
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
     loop {
-        let weight = || waiting_weight(head, incoming.as_ref());
+        let weight = || waiting_weight(connection, head, incoming.as_ref());
         let (tunnel, session) = match asked.route.session(&mut waits_until, weight).await {
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
@@ -145,11 +152,25 @@ pub(super) async fn carry(
 }
 
 /// What a request holds while it waits for its runtime, in bytes: its head, and what may come of its body
-/// before anybody takes it. That is most over HTTP/2, a whole window.
-fn waiting_weight(head: &EncodedHead, incoming: Option<&Incoming>) -> usize {
-    let window = u64::from(STREAM_WINDOW_BYTES);
-    let content = incoming.map_or(0, |body| body.size_hint().upper().unwrap_or(window));
-    waiting::weight(head.bytes(), content.min(window) as usize)
+/// before anybody takes it.
+fn waiting_weight(
+    connection: &Connection,
+    head: &EncodedHead,
+    incoming: Option<&Incoming>,
+) -> usize {
+    let content = incoming.map_or(0, |body| {
+        let length = body.size_hint().upper();
+        match connection.is_http2() {
+            true => length
+                .unwrap_or(UNTOLD_BYTES)
+                .min(STREAM_WINDOW_BYTES.into()),
+            false => {
+                let most = http1_buffer_bytes(connection.node.config().max_head_bytes) as u64;
+                length.map_or(most, |length| length.min(most))
+            }
+        }
+    });
+    waiting::weight(head.bytes(), content as usize)
 }
 
 /// The body to send, and what is to be kept until it is answered.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tunnel_ops::telemetry::TraceParent;
 use tunnel_proto::{
     exchange::BodyError,
-    problem::{Fault, Hop, Problem},
+    problem::{Fault, Hop, NOT_TAKEN_DETAIL, Problem, Reason},
 };
 
 use crate::{
@@ -179,6 +179,14 @@ impl Observation {
 
     pub(super) fn on_error(&mut self, error: &BodyError) {
         self.end = End::Problem(Box::new(error.problem(Hop::Server)));
+    }
+
+    /// The platform client took nothing of what there was for it, and was given up.
+    pub(super) fn on_not_taken(&mut self) {
+        if !matches!(self.end, End::Problem(_)) {
+            let problem = Problem::new(Hop::Server, Reason::NotTaken, NOT_TAKEN_DETAIL);
+            self.end = End::Problem(Box::new(problem));
+        }
     }
 
     pub(super) fn on_end(&mut self) {

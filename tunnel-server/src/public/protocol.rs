@@ -205,7 +205,7 @@ where
 {
     let granted = connection.granted.lock().take();
     if let Some(granted) = granted {
-        join(io, granted, &connection.node).await;
+        join(io, granted, &connection.node, None).await;
     } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
         refuse(connection, refusal, io).await;
     } else {

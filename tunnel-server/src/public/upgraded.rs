@@ -25,7 +25,7 @@ use tokio::{
 use tunnel_ops::{
     connection::drain,
     ends::{Early, Form, LongStream, PATIENCE},
-    upgraded::{Lent, Moved, Taken},
+    upgraded::{Lent, Moved, Taken, is_not_taken},
 };
 use tunnel_proto::{
     exchange::{BodyError, RecvBody, read_body},
@@ -57,7 +57,10 @@ pub(super) type GrantedSlot = Mutex<Option<Granted>>;
 
 /// Moves the bytes until both directions have ended. After the end of one, the time in which a body
 /// may be silent, without a byte in the other, ends that too.
-pub(super) async fn join<IO>(io: IO, granted: Granted, node: &Arc<Node>)
+///
+/// `taken_in` is how long the platform client may take nothing of what there is for it, where the kernel does
+/// not see to that: on a stream of HTTP/2.
+pub(super) async fn join<IO>(io: IO, granted: Granted, node: &Arc<Node>, taken_in: Option<Duration>)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -80,7 +83,7 @@ where
     let mut download = Download {
         body: Box::new(Counted::new(body, &moved)),
         pace: Pace::default(),
-        writer: Taken::new(writer, linger),
+        writer: Taken::new(writer, taken_in),
         observation,
     };
     let mut reader = None;
@@ -134,7 +137,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
             })?;
             if let Ok(data) = frame.into_data() {
                 self.body.moved.count();
-                self.writer.send(&data).await?;
+                let sent = self.writer.send(&data).await;
+                self.note_not_taken(sent)?;
                 self.observation.on_received(data.len());
             }
         }
@@ -143,7 +147,17 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Download<IO> {
         } else {
             self.observation.on_end();
         }
-        self.writer.end().await
+        let ended = self.writer.end().await;
+        self.note_not_taken(ended)
+    }
+
+    /// Has it recorded if the platform client was given up.
+    fn note_not_taken(&mut self, written: io::Result<()>) -> io::Result<()> {
+        written.inspect_err(|error| {
+            if is_not_taken(error) {
+                self.observation.on_not_taken();
+            }
+        })
     }
 
     fn poll_frame(

@@ -182,7 +182,7 @@ async fn a_runtime_is_shown_with_its_sessions() {
     assert_eq!(
         online["limits"],
         json!({
-            "exchanges": 2_048, "websockets": 1_024, "waiting": 256, "waiting_bytes": 32 * 1024 * 1024
+            "exchanges": 2_048, "websockets": 1_024, "waiting": 256, "waiting_bytes": 64 * 1024 * 1024
         })
     );
     let session = &online["sessions"][0];

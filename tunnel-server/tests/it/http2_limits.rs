@@ -12,14 +12,19 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::control::Control;
 
 use crate::{
-    deadline::soon,
+    deadline::{eventually, soon},
     fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
     http2_client::{Http2, get, read},
+    panics::{logged, set_the_fuse},
     rig::{PROD, Rig},
 };
 
 /// A limit that a test waits for.
 const SHORT: Duration = Duration::from_millis(300);
+
+/// Answers of which nothing was taken.
+pub(crate) const NOT_TAKEN: &str =
+    "tunnel_server_problems_total{hop=\"tunnel-server\",reason=\"not_taken\"}";
 
 /// Answers `/flow` with more than anybody takes, and hands everything else to the test.
 async fn handing(rig: &Rig) -> (FakeClient, mpsc::Receiver<Feed>) {
@@ -116,10 +121,11 @@ async fn a_stream_that_was_answered_may_be_silent() {
 /// Over HTTP/1 the kernel sees it; here a peer answers pings, and gives a stream no window.
 #[tokio::test]
 async fn an_answer_that_nobody_reads_is_given_up() {
+    set_the_fuse();
     let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
     let (client, mut feeds) = handing(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;
-    let response = http2.ask(get("/")).await.unwrap();
+    let response = http2.ask(get("/unread")).await.unwrap();
     let feed = soon("the request", feeds.recv()).await.unwrap();
     // As long as there is nothing to be read, nobody can be blamed for not reading.
     sleep(SHORT * 4).await;
@@ -128,6 +134,17 @@ async fn an_answer_that_nobody_reads_is_given_up() {
     assert_eq!(cut.reason(), Some(h2::Reason::CANCEL));
     soon("the exchange's end", feed.closed()).await;
     client.rests().await;
+    rig.metric_becomes(NOT_TAKEN, 1.0).await;
+    let line = eventually("a line", async || logged("/unread")).await;
+    assert_eq!(line["end"], "not_taken");
+    // One that the platform client itself gives up is none of these.
+    let response = http2.ask(get("/unread")).await.unwrap();
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    drop(response);
+    soon("the exchange's end", feed.closed()).await;
+    let is_abandoned = async || logged("/unread").filter(|line| line["end"] == "abandoned");
+    eventually("another line", is_abandoned).await;
+    assert!(rig.metric(NOT_TAKEN).await < 1.5);
 }
 
 #[tokio::test]

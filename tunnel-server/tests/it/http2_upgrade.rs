@@ -12,6 +12,7 @@ use crate::{
     deadline::soon,
     fake::{Failure, FakeClient, collect, data, full, status},
     http2_client::{Http2, get, read},
+    http2_limits::NOT_TAKEN,
     rig::{PROD, Rig},
     upgrade::{Upstream, granting},
 };
@@ -133,6 +134,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up() {
     let flooding = async { while upstream.send.send(data(vec![7; 10_000])).await.is_ok() {} };
     soon("the exchange's end", flooding).await;
     client.rests().await;
+    rig.metric_becomes(NOT_TAKEN, 1.0).await;
     // Neither does the stream stay.
     let cut = soon("the stream's end", response.into_body().data()).await;
     assert!(!matches!(cut, Some(Ok(_))), "{cut:?}");

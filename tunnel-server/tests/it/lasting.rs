@@ -137,6 +137,19 @@ async fn while_the_platform_is_away_a_session_outlives_its_answer() {
 }
 
 #[tokio::test]
+async fn that_nothing_goes_on_without_the_platform_any_more_is_told_ahead() {
+    let platform = Asked::start(None, yes(json!({}))).await;
+    let rig = with_outage(&platform, Duration::from_secs(30)).await;
+    let (client, _feeds) = client(&rig).await;
+    platform.reply(Reply::Answer(500, String::new()));
+    // That it is asked again and again puts off nothing.
+    client
+        .control(|control| matches!(control, Control::Expiring { in_ms } if *in_ms > 10_000))
+        .await;
+    assert!(!client.session.is_closed());
+}
+
+#[tokio::test]
 async fn where_nothing_goes_on_without_the_platform_the_end_is_told_and_comes() {
     let platform = Asked::start(None, yes(json!({}))).await;
     let rig = with_outage(&platform, Duration::ZERO).await;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::sleep};
+use tunnel_ops::task::Owned;
 use tunnel_proto::{
     exchange::RecvBody,
     problem::{Hop, Problem, Reason},
@@ -167,13 +168,13 @@ async fn bulk_passes_both_ways_at_once() {
     let raw = upgraded(&rig, b"").await;
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     let send = upstream.send.clone();
-    let down = tunnel_ops::task::Owned::spawn("down", async move {
+    let down = Owned::spawn("down", async move {
         for _ in 0..BYTES / 65_536 {
             send.send(data(vec![b'd'; 65_536])).await.unwrap();
         }
     });
     let (mut reading, mut writing) = raw.split();
-    let up = tunnel_ops::task::Owned::spawn("up", async move {
+    let up = Owned::spawn("up", async move {
         for _ in 0..BYTES / 65_536 {
             writing.send(&[b'u'; 65_536]).await;
         }
@@ -247,6 +248,35 @@ async fn a_half_that_nobody_ends_is_ended_after_a_silence() {
     drop(raw);
 }
 
+/// A socket takes more only when a good part of its buffer is free again, which is much longer than the
+/// limit here; that bytes go all the time only the kernel sees.
+#[tokio::test]
+async fn who_reads_slowly_keeps_the_connection() {
+    const BYTES: usize = 16 * 1024 * 1024;
+    const SLOW: usize = 32 * 1024;
+    let rig = Rig::with(|config| config.body_idle_timeout = Duration::from_secs(3)).await;
+    let (client, mut upstreams) = granting(&rig).await;
+    let mut raw = upgraded(&rig, b"").await;
+    let Upstream { received, send } = soon("the upgrade", upstreams.recv()).await.unwrap();
+    let _upstream = Owned::spawn("upstream", async move {
+        let piece = vec![7; 16 * 1024];
+        for _ in 0..BYTES / piece.len() {
+            if send.send(data(piece.clone())).await.is_err() {
+                return;
+            }
+        }
+        let _ = collect(received).await;
+    });
+    const READS: usize = 28;
+    for _ in 0..READS {
+        sleep(Duration::from_millis(250)).await;
+        raw.bytes(SLOW).await;
+    }
+    raw.bytes(BYTES - READS * SLOW).await;
+    drop(raw);
+    client.rests().await;
+}
+
 #[tokio::test]
 async fn no_idle_limit_ends_an_upgraded_connection() {
     let limit = Duration::from_millis(100);
@@ -260,7 +290,7 @@ async fn no_idle_limit_ends_an_upgraded_connection() {
     let mut raw = upgraded(&rig, b"").await;
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     // That nothing happens in this time is what the test is about.
-    tokio::time::sleep(limit * 5).await;
+    sleep(limit * 5).await;
     raw.send("ping").await;
     assert_eq!(upstream.bytes(4).await, b"ping");
     upstream.send("pong").await;

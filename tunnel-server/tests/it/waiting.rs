@@ -48,21 +48,34 @@ async fn all_wait(serving: &Serving, wanted: u64) {
     .await;
 }
 
+/// What begins an upload.
+const FIELDS: [(&str, &str); 5] = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":authority", PROD_HOST),
+    (":path", "/upload"),
+    ("content-length", "1000000"),
+];
+
 /// Begins as many uploads on one connection as it takes, each with all that may be sent ahead, in frames of
 /// this size; the server has read them when this is done.
 async fn uploads(serving: &Serving, piece: usize) -> Frames {
+    streams(serving, &FIELDS, WINDOW, piece).await
+}
+
+/// The same with requests like this, and so much of the content of each.
+async fn streams(
+    serving: &Serving,
+    fields: &[(&str, &str)],
+    length: usize,
+    piece: usize,
+) -> Frames {
     let mut frames = Frames::new(Raw::new(connect(serving.public).await)).await;
-    let fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":authority", PROD_HOST),
-        (":path", "/upload"),
-    ];
     let piece = vec![b'x'; piece];
     for number in 0..STREAMS {
         let stream = 2 * number + 1;
-        let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(&fields));
-        for _ in 0..WINDOW / piece.len() {
+        let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(fields));
+        for _ in 0..length / piece.len() {
             bytes.extend(frame(DATA, 0, stream, &piece));
         }
         frames.raw.send(bytes).await;
@@ -134,9 +147,44 @@ async fn uploads_for_which_there_is_no_room_are_refused_and_hold_nothing() {
 }
 
 #[tokio::test]
+async fn calls_that_do_not_tell_their_length_have_as_many_places_as_others() {
+    let serving = serving("").await;
+    let mut connections = Vec::new();
+    for _ in 0..256 / STREAMS {
+        // A message of gRPC.
+        connections.push(streams(&serving, &FIELDS[..4], 10, 10).await);
+    }
+    all_wait(&serving, 256).await;
+    // It is their number that is full.
+    let mut raw = Raw::new(connect(serving.public).await);
+    let refused = raw.ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"));
+    let refused = refused.await;
+    assert_eq!(refused.reason(), "waiting_limit");
+    assert!(refused.text().contains("256"), "{}", refused.text());
+    serving.stop().await;
+}
+
+#[tokio::test]
+async fn those_who_do_not_tell_their_length_hold_four_times_of_what_they_weigh_at_most() {
+    // Hardly more than 256 of them weigh.
+    let bound = 43 * MIB;
+    let serving = serving("limit_waiting_size = \"43MiB\"").await;
+    let before = resident(&serving);
+    let mut connections = Vec::new();
+    for _ in 0..256 / STREAMS {
+        connections.push(streams(&serving, &FIELDS[..4], WINDOW, 256).await);
+    }
+    all_wait(&serving, 256).await;
+    let held = resident(&serving) - before;
+    assert!(held <= 4 * bound, "{held}");
+    serving.stop().await;
+}
+
+#[tokio::test]
 async fn uploads_over_http1_hold_no_more_either() {
-    let bound = 163 * MIB;
-    let serving = serving("limit_waiting_size = \"163MiB\"").await;
+    // Hardly more than 256 of them weigh, of which each has 192 KiB read ahead at most.
+    let bound = 123 * MIB;
+    let serving = serving("limit_waiting_size = \"123MiB\"").await;
     let before = resident(&serving);
     let mut connections = Vec::new();
     for _ in 0..256 {

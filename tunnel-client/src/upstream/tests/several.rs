@@ -76,8 +76,9 @@ fn set_after(
         let url = format!("http://{address}").parse().unwrap();
         (url, *weight)
     });
-    let (members, earlier) = (members.collect(), earlier.iter().copied());
-    let set = UpstreamSet::new(members, options, health, ejection, &shared(), earlier);
+    let (members, shared) = (members.collect(), shared());
+    let known = |url: &UpstreamUrl| earlier.iter().find_map(|set| set.known(url));
+    let set = UpstreamSet::new(members, options, health, ejection, &shared, known);
     Route::to_set(set.unwrap())
 }
 
@@ -221,8 +222,8 @@ async fn one_dial_that_fails_for_many_counts_once() {
         after: 5,
         ..ejection()
     };
-    let (members, none) = (members.into(), std::iter::empty());
-    let set = UpstreamSet::new(members, &options(), None, Some(once), &shared(), none);
+    let (members, shared) = (members.into(), shared());
+    let set = UpstreamSet::new(members, &options(), None, Some(once), &shared, |_| None);
     let (route, set) = Route::to_set(set.unwrap());
     let route = Arc::new(route);
     let mut all = JoinSet::new();
@@ -382,7 +383,7 @@ async fn who_is_left_alone_is_left_alone_after_a_reload() {
         ..ejection()
     };
     let (route, second) = set_after(&[&first], &members, &options, None, Some(once));
-    assert_eq!(conditions(&second), ["unknown", "unknown", "ejected"]);
+    assert_eq!(conditions(&second), ["unknown", "up", "ejected"]);
     for _ in 0..20 {
         let answer = route.fetch(post()).await;
         assert!(["one", "new"].contains(&answer.as_str()), "{answer}");
@@ -390,7 +391,25 @@ async fn who_is_left_alone_is_left_alone_after_a_reload() {
     assert_eq!(resetting.connections(), before);
     // Without the setting nothing would ever bring it back.
     let (_route, third) = set_after(&[&second], &members, &options, None, None);
-    assert_eq!(conditions(&third)[2], "unknown");
+    assert_eq!(conditions(&third)[2], "up");
+    // One alone is asked in any case, and so is not said to be left alone.
+    let members = [(resetting.address(), 1)];
+    let (_route, alone) = set_after(&[&second], &members, &options, None, Some(once));
+    assert_eq!(conditions(&alone), ["up"]);
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_is_not_unknown_after_a_reload() {
+    let (closed, good) = (closed().await, good("good").await);
+    let members = [(closed, 1), (good.address(), 1)];
+    let (route, first) = set(&members, &options(), None, None);
+    for _ in 0..2 {
+        route.fetch(get("/")).await;
+    }
+    assert_eq!(conditions(&first), ["unreachable", "up"]);
+    let members = [(closed, 1), (good.address(), 9)];
+    let (_route, second) = set_after(&[&first], &members, &options(), None, None);
+    assert_eq!(conditions(&second), ["unreachable", "up"]);
 }
 
 #[tokio::test]
@@ -416,7 +435,7 @@ async fn who_was_unhealthy_is_so_after_a_reload_until_its_new_checks_hold() {
     assert_eq!(checked.asked(), before);
     // Where nobody checks whether it has come back, it is tried.
     let (_route, third) = set_after(&[&first], &members, &options(), None, Some(ejection()));
-    assert_eq!(conditions(&third), ["unknown", "unknown"]);
+    assert_eq!(conditions(&third), ["up", "up"]);
     checked.is_well.store(true, Ordering::SeqCst);
     become_so(&second, &["up", "up"]).await;
 }
@@ -480,10 +499,8 @@ async fn one_alone_is_asked_whatever_its_checks_say() {
 #[tokio::test]
 async fn a_set_needs_members_and_shares() {
     let url: UpstreamUrl = "http://127.0.0.1:1".parse().unwrap();
-    let make = |members| {
-        let none = std::iter::empty();
-        UpstreamSet::new(members, &options(), None, None, &shared(), none).err()
-    };
+    let make =
+        |members| UpstreamSet::new(members, &options(), None, None, &shared(), |_| None).err();
     assert!(matches!(make(Vec::new()), Some(UpstreamError::NoUpstream)));
     for weight in [0, 1001] {
         let made = make(vec![(url.clone(), weight)]);

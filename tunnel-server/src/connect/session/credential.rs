@@ -165,8 +165,7 @@ impl Credential {
     /// Whether the platform is to be asked before the end, which puts that off: there is nothing for the client
     /// to do then, unless there was no answer.
     fn is_put_off(&self) -> bool {
-        let first_try = self.grant.renew_at;
-        first_try == self.renew_at && first_try.is_some() && first_try < self.grant.expires
+        self.grant.renew_at == self.renew_at && self.grant.can_be_put_off()
     }
 
     /// Looks whether the session may go on; if not, tells the client, and why to close.
