@@ -10,11 +10,14 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
-    SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
+    date_time_ymd,
 };
 use rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+use crate::secrets;
 
 /// A certificate authority that nobody else trusts.
 #[derive(Debug)]
@@ -78,6 +81,32 @@ impl Ca {
         self.sign(name, params)
     }
 
+    /// A certificate with this serial number, for [`Ca::revoking`].
+    pub fn issue_numbered(&self, name: &str, names: &[&str], serial: u64) -> Certificate {
+        let mut params = params(names);
+        params.serial_number = Some(SerialNumber::from(serial));
+        self.sign(name, params)
+    }
+
+    /// The revocation list of these serial numbers, PEM.
+    pub fn revoking(&self, serials: &[u64]) -> String {
+        let entry = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2100, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(entry).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
+    }
+
     /// A TLS client's configuration that trusts this authority and nobody else.
     ///
     /// # Panics
@@ -101,6 +130,7 @@ impl Ca {
         };
         std::fs::write(&files.certificate, signed.pem()).unwrap();
         std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        secrets::keep_file(&files.key);
         files
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     checked::Checked,
     deadline::SOON,
     program::{Ended, Program, as_nobody, built, run},
+    secrets,
     server::{Admin, wait_listening},
 };
 
@@ -62,6 +63,7 @@ impl ClientOptions {
     /// The command that runs the program with these arguments and this environment, by way of
     /// `before`, if that is not empty.
     fn command(&self, before: &[String], arguments: &[String]) -> Command {
+        secrets::keep_file(&self.token);
         let program = built("tunnel-client");
         let mut command = match before {
             [] => Command::new(program),

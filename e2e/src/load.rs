@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use self::report::Tally;
@@ -32,6 +32,9 @@ use crate::{
     deadline::{SOON, eventually},
     entry::Entry,
 };
+
+/// Which worker of a load, from 0.
+type Number = usize;
 
 /// How long an answer, or the next message of a stream, may take before that is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -64,9 +67,13 @@ pub struct Plan {
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
-    kinds: Vec<Kind>,
     workers: JoinSet<()>,
 }
+
+/// The streams that workers had open at one moment, one of each worker: by how many of its streams had
+/// been ended by protocol until then.
+#[derive(Debug)]
+pub struct OpenStreams(Vec<(Number, u64)>);
 
 /// How one thing came to its end.
 enum End {
@@ -88,6 +95,7 @@ struct Shared {
 /// What a worker has in hand: where to ask, and where to say how it goes.
 struct Worker {
     shared: Arc<Shared>,
+    number: Number,
     kind: Kind,
     pace: Duration,
     stopped: watch::Receiver<bool>,
@@ -105,10 +113,6 @@ impl Kind {
         Self::Call,
         Self::Stream,
     ];
-
-    fn index(self) -> usize {
-        Self::ALL.iter().position(|kind| *kind == self).unwrap()
-    }
 }
 
 impl fmt::Display for Kind {
@@ -145,29 +149,27 @@ impl Plan {
 impl Load {
     /// Starts the workers, which ask at `entry`.
     pub fn start(entry: Entry, plan: &Plan) -> Self {
+        let kinds: Vec<_> = (plan.workers.iter())
+            .flat_map(|(kind, count)| std::iter::repeat_n(*kind, *count))
+            .collect();
         let shared = Arc::new(Shared {
             entry: Mutex::new(entry),
             stopped: watch::Sender::new(false),
-            tally: Mutex::new(Tally::new()),
+            tally: Mutex::new(Tally::new(&kinds)),
         });
         let mut workers = JoinSet::new();
-        for (kind, count) in &plan.workers {
-            for _ in 0..*count {
-                let worker = Worker {
-                    shared: shared.clone(),
-                    kind: *kind,
-                    pace: plan.pace,
-                    stopped: shared.stopped.subscribe(),
-                    last: Instant::now(),
-                };
-                workers.spawn(worker.run());
-            }
+        for (number, kind) in kinds.into_iter().enumerate() {
+            let worker = Worker {
+                shared: shared.clone(),
+                number,
+                kind,
+                pace: plan.pace,
+                stopped: shared.stopped.subscribe(),
+                last: Instant::now(),
+            };
+            workers.spawn(worker.run());
         }
-        Self {
-            shared,
-            kinds: plan.workers.iter().map(|(kind, _)| *kind).collect(),
-            workers,
-        }
+        Self { shared, workers }
     }
 
     /// Says what the test does now; the report has it between the failures.
@@ -180,31 +182,51 @@ impl Load {
         *self.shared.entry.lock() = entry;
     }
 
-    /// Waits until each kind has had so many more answers or messages.
+    /// Waits until each kind has had so many more answers or messages, and each worker one of them.
     ///
     /// # Panics
     /// When that takes long; the message has the report.
     pub async fn wait_progress(&self, ticks: u64) {
-        let wanted: Vec<_> = (self.kinds.iter())
-            .map(|kind| (*kind, self.counts(*kind).ticks + ticks))
-            .collect();
-        for (kind, wanted) in wanted {
-            let limit = Instant::now() + SOON;
-            while self.counts(kind).ticks < wanted {
-                let in_time = Instant::now() < limit;
-                assert!(in_time, "{kind} makes no progress\n{}", self.report());
-                sleep(Duration::from_millis(5)).await;
-            }
+        let before = self.report();
+        let limit = Instant::now() + SOON;
+        loop {
+            let lacking = self.report().lacks_since(&before, ticks);
+            let Some(kind) = lacking else { return };
+            let in_time = Instant::now() < limit;
+            assert!(in_time, "{kind} makes no progress\n{}", self.report());
+            sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Waits until so many streams were ended by their protocol, of each of these kinds.
-    pub async fn wait_ended_by_protocol(&self, kinds: &[Kind], count: u64) {
-        for kind in kinds {
-            let what = format!("{count} of {kind} to be ended by protocol");
-            let ended = async || (self.counts(*kind).by_protocol >= count).then_some(());
-            eventually(SOON, &what, ended).await;
-        }
+    /// The streams of these kinds that are open now. Each worker has had [`Load::wait_progress`] before.
+    pub fn open_streams(&self, kinds: &[Kind]) -> OpenStreams {
+        let report = self.report();
+        let workers = report.workers().filter(|(_, kind, _)| kinds.contains(kind));
+        OpenStreams(
+            workers
+                .map(|(number, _, counts)| (number, counts.by_protocol))
+                .collect(),
+        )
+    }
+
+    /// Waits until each of these streams was ended by its protocol.
+    ///
+    /// # Panics
+    /// When one is not; the message has the report.
+    pub async fn wait_ended_by_protocol(&self, open: &OpenStreams) {
+        let what = "each open stream to be ended by its protocol";
+        let ended = async || {
+            let report = self.report();
+            let has_ended =
+                |(number, before): &(Number, u64)| report.worker(*number).by_protocol > *before;
+            open.0.iter().all(has_ended).then_some(())
+        };
+        let waited = timeout(SOON, eventually(2 * SOON, what, ended)).await;
+        assert!(
+            waited.is_ok(),
+            "{what}: not within {SOON:?}\n{}",
+            self.report()
+        );
     }
 
     /// What happened so far with this kind.
@@ -235,7 +257,7 @@ impl Worker {
         let mut hands = Hands::default();
         while !*self.stopped.borrow() {
             self.last = Instant::now();
-            self.shared.tally.lock().begin(self.kind);
+            self.shared.tally.lock().begin(self.number);
             let entry = self.shared.entry.lock().clone();
             let end = match self.kind {
                 Kind::Get => ask::get(&mut self, &mut hands.connection, &entry).await,
@@ -246,7 +268,7 @@ impl Worker {
                 Kind::Stream => call::many(&mut self, &entry).await,
             };
             let was_by_protocol = matches!(end, End::ByProtocol);
-            self.shared.tally.lock().end(self.kind, end);
+            self.shared.tally.lock().end(self.number, end);
             if !was_by_protocol {
                 sleep(self.pace).await;
             }
@@ -257,18 +279,19 @@ impl Worker {
     fn tick(&mut self) {
         let waited = self.last.elapsed();
         self.last = Instant::now();
-        self.shared.tally.lock().tick(self.kind, waited);
+        self.shared.tally.lock().tick(self.number, waited);
     }
 
-    /// A request was sent again, since its kept connection was closed before.
+    /// A kept connection was closed before anything of a request was sent on it.
     fn again(&self) {
-        self.shared.tally.lock().again(self.kind);
+        self.shared.tally.lock().again(self.number);
     }
 
     /// Something to send, different each time.
     fn text(&self) -> String {
-        let begun = self.shared.tally.lock().counts(self.kind);
-        format!("{}-{}-{}", self.kind.index(), begun.begun, begun.ticks)
+        let report = self.shared.tally.lock();
+        let own = report.counts_of(self.number);
+        format!("{}-{}-{}", self.number, own.begun, own.ticks)
     }
 
     /// Returns when the load is to end.
@@ -287,7 +310,7 @@ struct Hands {
 
 /// What `future` gives, or that it took too long.
 async fn patiently<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, future).await {
+    match timeout(PATIENCE, future).await {
         Ok(result) => result,
         Err(_) => Err(format!("no answer within {PATIENCE:?}")),
     }

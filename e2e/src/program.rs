@@ -24,6 +24,7 @@ use rustix::process::{Pid, kill_process};
 use crate::{
     deadline::{SOON, eventually, within},
     record::Record,
+    secrets,
 };
 
 /// Names a directory that holds the programs to test, instead of building them.
@@ -196,11 +197,20 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         self.kill();
+        let name = &self.name;
         if thread::panicking() {
-            let name = &self.name;
             eprintln!("--- {name} wrote {}", self.log.tail());
+        } else if is_ours(name) {
+            let lines = self.log.all();
+            let lines: Vec<_> = lines.iter().map(Line::text).collect();
+            secrets::assert_hidden(name, &lines.join("\n"));
         }
     }
+}
+
+/// Whether a program with this name is one of this project, which must keep secrets.
+fn is_ours(name: &str) -> bool {
+    name.starts_with("tunnel-") || name == "demo"
 }
 
 /// Neither the machine's proxies nor a developer's settings may change a test; what the test itself
@@ -229,7 +239,13 @@ pub async fn run(name: &str, mut command: Command, limit: Duration) -> Ended {
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = within(limit, &format!("{name} to end"), command.output()).await;
     let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        if is_ours(name) {
+            secrets::assert_hidden(name, &text);
+        }
+        text
+    };
     Ended {
         code: output.status.code(),
         out: text(&output.stdout),

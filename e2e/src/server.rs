@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use http::{Request, header};
+use http::{Request, header, request::Builder};
 use http_body_util::{BodyExt, Full};
 use serde_json::Value;
 
@@ -18,8 +18,9 @@ use crate::{
     ca::{Ca, Certificate},
     deadline::{SOON, eventually},
     entry::Entry,
-    platform::{Answer, PlatformClient},
+    platform::{Answer, Body, PlatformClient, empty},
     program::{Line, Program, built},
+    secrets,
 };
 
 /// What a server is started with.
@@ -92,6 +93,8 @@ impl ServerFiles {
     /// When the program refuses.
     pub fn create_token(&self, account: &str, runtime: &str) -> PathBuf {
         let token = self.token_command("create", account, runtime, &[]);
+        let name = format!("a token of {account}-{runtime}");
+        secrets::keep(&name, std::str::from_utf8(&token).unwrap());
         // A runtime may have several tokens: the first has the plain name.
         let names = (1..).map(|number| match number {
             1 => format!("{account}-{runtime}.token"),
@@ -120,6 +123,9 @@ impl ServerFiles {
         let output = command.output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command:?}: {complaint}");
+        secrets::assert_hidden("tunnel-server token", &complaint);
+        let runtimes = fs::read_to_string(&self.runtimes).unwrap();
+        secrets::assert_hidden("the runtimes file", &runtimes);
         output.stdout
     }
 }
@@ -220,7 +226,13 @@ impl Admin {
 
     /// What `path` gives.
     pub async fn get(&self, path: &str) -> Answer {
-        self.client().await.get(path).await
+        self.get_as(path, None).await
+    }
+
+    /// The same for whoever has this bearer token.
+    pub async fn get_as(&self, path: &str, token: Option<&str>) -> Answer {
+        let request = Self::request(Request::get(path), token);
+        self.ask(request.body(empty()).unwrap()).await
     }
 
     /// Has something changed: a POST without content, by whoever has this bearer token.
@@ -229,19 +241,27 @@ impl Admin {
     }
 
     /// The same with content.
-    pub async fn post_with(
-        &self,
-        path: &str,
-        token: Option<&str>,
-        content: &'static str,
-    ) -> Answer {
-        let mut request = Request::post(path);
-        if let Some(token) = token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    pub async fn post_with(&self, path: &str, token: Option<&str>, content: &str) -> Answer {
+        let request = Self::request(Request::post(path), token);
+        let content = Full::from(content.to_owned()).boxed_unsync();
+        self.ask(request.body(content).unwrap()).await
+    }
+
+    fn request(request: Builder, token: Option<&str>) -> Builder {
+        match token {
+            Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
+            None => request,
         }
-        let content = Full::from(content).boxed_unsync();
-        let request = request.body(content).unwrap();
-        self.client().await.ask(request).await
+    }
+
+    /// The answer, in which nothing is secret.
+    async fn ask(&self, request: Request<Body>) -> Answer {
+        let target = request.uri().to_string();
+        // Boxed, since tests ask again and again in futures of their own.
+        let answer = Box::pin(async { self.client().await.ask(request).await }).await;
+        secrets::assert_hidden(&target, &format!("{:?}", answer.headers));
+        secrets::assert_hidden(&target, &String::from_utf8_lossy(&answer.body));
+        answer
     }
 
     /// Waits until a metric's series with these `labels` have a sum that `is_wanted`.
@@ -261,7 +281,7 @@ impl Admin {
 
     /// The metrics in the text format.
     pub async fn metrics(&self) -> String {
-        self.client().await.get("/metrics").await.text().to_owned()
+        self.get("/metrics").await.text().to_owned()
     }
 
     /// The sum of a metric's series whose line contains each of `labels`.

@@ -30,6 +30,7 @@ use crate::{
     entry::Entry,
     message::Head,
     raw::{Duplex, RawClient, RawResponse},
+    secrets,
 };
 
 /// Every stranger is the same instance, so that the next one takes over from the last at once.
@@ -101,6 +102,8 @@ impl Stranger {
         let RawResponse { head, content } = client.read_response("GET").await;
         if head.status() != 101 {
             let body = serde_json::from_slice(&content.bytes).unwrap_or_default();
+            let said = String::from_utf8_lossy(&content.bytes);
+            secrets::assert_hidden("a refusal", &format!("{head:?}{said}"));
             return Err(Refusal { head, body });
         }
         let accept = derive_accept_key(key.as_bytes());

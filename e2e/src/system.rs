@@ -16,6 +16,7 @@ use crate::{
     client::{Client, ClientOptions},
     entry::Entry,
     relay::Relay,
+    secrets,
     server::{Server, ServerFiles, ServerOptions},
 };
 
@@ -179,6 +180,9 @@ impl Options {
         for (flag, name, content) in &self.server_files {
             let path = directory.join(name);
             std::fs::write(&path, content).unwrap();
+            if flag.contains("token") {
+                secrets::keep_file(&path);
+            }
             let path = path.to_str().unwrap().to_owned();
             self.server.flags.extend([flag.clone(), path]);
         }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 use parking_lot::Mutex;
-use prometheus::core::Collector;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use tokio::runtime::Handle;
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
@@ -74,6 +76,22 @@ pub(crate) struct Metrics {
     routes: Mutex<HashMap<Box<str>, Weak<RouteMetrics>>>,
 }
 
+/// Counts the tasks of whoever reads the metrics, which is the client itself: it has one thread for all.
+struct Tasks(IntGauge);
+
+impl Collector for Tasks {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let alive = Handle::try_current().map(|own| own.metrics().num_alive_tasks());
+        let alive = i64::try_from(alive.unwrap_or_default());
+        self.0.set(alive.unwrap_or(i64::MAX));
+        self.0.collect()
+    }
+}
+
 /// What is in force, and how the last reloads went.
 #[derive(Debug)]
 struct Configuration {
@@ -105,6 +123,8 @@ impl Metrics {
             "bytes of content; in is towards the upstream",
         );
         let bytes = registered(&all, IntCounterVec::new(bytes, &["direction"])?)?;
+        let tasks = IntGauge::with_opts(opts("tasks", "tasks that have not ended"))?;
+        all.register(Box::new(Tasks(tasks)))?;
         Ok(Self {
             sessions: gauge(
                 &all,

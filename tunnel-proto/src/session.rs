@@ -110,6 +110,8 @@ pub(crate) struct Shared {
     /// Streams at rest between two exchanges, the most recently used last.
     idle: Mutex<Idle>,
     outstanding: AtomicUsize,
+    /// Those of them that the other end has not answered yet.
+    unanswered: AtomicUsize,
     /// Told when `outstanding` falls to zero, and when the session ends.
     at_rest: Notify,
     draining: AtomicBool,
@@ -148,6 +150,7 @@ impl Session {
             mux: Mux::new(side),
             idle: Mutex::default(),
             outstanding: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
             at_rest: Notify::new(),
             draining: AtomicBool::new(false),
             controls_out: Mutex::default(),
@@ -263,6 +266,12 @@ impl Session {
         self.shared.outstanding.load(Ordering::SeqCst)
     }
 
+    /// Streams that are there now: those of open exchanges, and those at rest between two.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.shared.mux.stream_count()
+    }
+
     /// The round-trip time that the last pong showed.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
@@ -296,6 +305,11 @@ impl Session {
             return Err(OpenError::TooMany);
         }
         Ok(entered)
+    }
+
+    /// Whether an exchange waits for its answer.
+    pub(crate) fn has_unanswered(&self) -> bool {
+        self.shared.unanswered.load(Ordering::Relaxed) > 0
     }
 
     /// A new stream for an exchange, when it is its turn.
@@ -335,12 +349,26 @@ fn from_micros(micros: &AtomicU64) -> Option<Duration> {
 /// One open exchange; counts itself out when dropped.
 pub(crate) struct Outstanding {
     session: Session,
+    is_answered: bool,
 }
 
 impl Outstanding {
     pub(crate) fn new(session: Session) -> Self {
         session.shared.outstanding.fetch_add(1, Ordering::SeqCst);
-        Self { session }
+        session.shared.unanswered.fetch_add(1, Ordering::Relaxed);
+        Self {
+            session,
+            is_answered: false,
+        }
+    }
+
+    /// The other end has answered: nobody waits for a word of it any more.
+    pub(crate) fn answered(&mut self) {
+        if !self.is_answered {
+            self.is_answered = true;
+            let unanswered = &self.session.shared.unanswered;
+            unanswered.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -350,6 +378,7 @@ impl Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
+        self.answered();
         if self
             .session
             .shared

@@ -341,6 +341,22 @@ impl Authenticator {
         self.jwt.as_ref().map(JwtJudge::key_count)
     }
 
+    /// Labels remembered of runtimes that only credentials have named.
+    pub(crate) fn labels_known(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Questions to the platform that somebody waits for.
+    pub(crate) fn questions(&self) -> usize {
+        self.platform.as_ref().map_or(0, PlatformJudge::questions)
+    }
+
+    /// Answers of the platform that are remembered.
+    pub(crate) fn answers_known(&self) -> usize {
+        let platform = self.platform.as_ref();
+        platform.map_or(0, PlatformJudge::answers_known)
+    }
+
     /// Whether the platform gave no answer when it was asked last; `None` where it is not asked.
     #[must_use]
     pub fn is_platform_away(&self) -> Option<bool> {

@@ -26,7 +26,9 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{
-    LazyConfigAcceptor, StartHandshake, TlsAcceptor, rustls::server::Acceptor, server::TlsStream,
+    LazyConfigAcceptor, StartHandshake, TlsAcceptor,
+    rustls::{HandshakeKind, server::Acceptor},
+    server::TlsStream,
 };
 use tunnel_ops::listener::accept;
 use tunnel_proto::handshake::{self, Greeting, Refusal};
@@ -153,7 +155,10 @@ async fn greet(
     };
     let handshake = handshake(start, node.tls.tunnel.acceptor());
     match timeout(limit.min(GATED), handshake).await {
-        Ok(Ok(stream)) => admit(node, stream, peer, &entrance).await,
+        Ok(Ok(stream)) => {
+            node.metrics.on_tls_handshake(is_resumed(&stream));
+            admit(node, stream, peer, &entrance).await
+        }
         _ => refuse_connection(node, "tls"),
     }
 }
@@ -172,6 +177,12 @@ async fn handshake(
     tls: TlsAcceptor,
 ) -> io::Result<TlsStream<TcpStream>> {
     start.into_stream(tls.config().clone()).await
+}
+
+/// Whether the client has come by a session of TLS that it had before.
+fn is_resumed(stream: &TlsStream<TcpStream>) -> bool {
+    let kind = stream.get_ref().1.handshake_kind();
+    kind == Some(HandshakeKind::Resumed)
 }
 
 fn refuse_connection<T>(node: &Node, cause: &str) -> Option<T> {

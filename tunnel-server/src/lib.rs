@@ -18,6 +18,7 @@ pub mod command;
 pub mod config;
 mod connect;
 pub mod directory;
+pub(crate) mod held;
 mod lock;
 pub mod metrics;
 pub mod node;

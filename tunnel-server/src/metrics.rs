@@ -19,7 +19,7 @@ use prometheus::{
 };
 use tunnel_proto::problem::Problem;
 
-use crate::{auth::Authenticator, runtimes::RuntimeLabel};
+use crate::{auth::Authenticator, held::Holdings, node::Node, runtimes::RuntimeLabel};
 
 /// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
 /// of microseconds, to long polls.
@@ -39,6 +39,8 @@ pub struct Metrics {
     /// Session requests by result: `accepted` or the refusal's reason.
     pub handshakes: IntCounterVec,
     handshakes_open: IntGauge,
+    /// TLS handshakes of tunnel clients: full, and resumed.
+    tls_handshakes: [IntCounter; 2],
     /// Newer credentials for live sessions that were refused, by reason.
     pub refreshes_refused: IntCounterVec,
     /// Ended sessions by close reason.
@@ -112,6 +114,7 @@ impl Metrics {
             sessions: new.gauge("sessions", "Live sessions")?,
             handshakes: new.counters("handshakes_total", "Session requests", &["result"])?,
             handshakes_open: new.gauge("handshakes_open", "Handshakes that are under way")?,
+            tls_handshakes: tls_handshakes(&new)?,
             refreshes_refused: new.counters(
                 "refreshes_refused_total",
                 "Newer credentials for live sessions that were refused",
@@ -185,6 +188,13 @@ impl Metrics {
         OpenConnection(self.handshakes_open.clone())
     }
 
+    /// Counts a TLS handshake of a tunnel client.
+    pub fn on_tls_handshake(&self, is_resumed: bool) {
+        let [full, resumed] = &self.tls_handshakes;
+        let done = if is_resumed { resumed } else { full };
+        done.inc();
+    }
+
     /// Records the round-trip time of a session. Of all runtimes together: buckets for each of
     /// thousands would be more than anybody stores.
     pub fn observe_round_trip(&self, time: Duration) {
@@ -235,6 +245,19 @@ impl Metrics {
             new.asked("jwks_keys", help, count)?;
         }
         Ok(())
+    }
+
+    /// Shows what a node holds.
+    ///
+    /// # Errors
+    /// When it is called twice.
+    pub(crate) fn show_holdings(&self, node: &Arc<Node>) -> prometheus::Result<()> {
+        let tasks = Families::options("tasks", "Tasks that have not ended");
+        let entries = Families::options("held", "Entries of the server's tables");
+        let tasks = IntGauge::with_opts(tasks)?;
+        let entries = IntGaugeVec::new(entries, &["table"])?;
+        let holdings = Holdings::new(node, tasks, entries);
+        self.registry.register(Box::new(holdings))
     }
 
     /// Counts the configurations taken over since the start, from 1.
@@ -294,6 +317,12 @@ impl Configuration {
         families.last_reload_succeeded.set(1);
         Ok(families)
     }
+}
+
+fn tls_handshakes(new: &Families<'_>) -> prometheus::Result<[IntCounter; 2]> {
+    let help = "TLS handshakes of tunnel clients";
+    let family = new.counters("tls_handshakes_total", help, &["kind"])?;
+    Ok(["full", "resumed"].map(|kind| family.with_label_values(&[kind])))
 }
 
 /// Makes families whose names all begin with `tunnel_server_`.

@@ -30,6 +30,7 @@ use crate::{
         effective::{Difference, Effective, differences},
     },
     connect::{checks::Checks, gate::Gate},
+    held::Workers,
     metrics::Metrics,
     public::{answer::Cors, places::Places},
     registry::Registry,
@@ -75,6 +76,8 @@ pub struct Node {
     pub(crate) last_reload: Mutex<Option<LastReload>>,
     /// When the server was started.
     pub started: SystemTime,
+    /// What the server's tasks run on.
+    pub(crate) workers: Workers,
     /// How far the server's life has gone.
     pub(crate) life: Life,
 }

@@ -170,6 +170,34 @@ impl Registry {
         self.slots.read().get(label).cloned()
     }
 
+    /// How many runtimes are held.
+    pub(crate) fn claims(&self) -> usize {
+        self.directory.len()
+    }
+
+    /// How many runtimes are known.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.read().len()
+    }
+
+    /// Exchanges that are open, of all runtimes.
+    pub(crate) fn open(&self) -> usize {
+        self.budget.open()
+    }
+
+    /// Requests that wait for their runtime to come back.
+    pub(crate) fn waiting(&self) -> usize {
+        let slots = self.slots.read();
+        slots.values().map(|slot| slot.budget.waiting()).sum()
+    }
+
+    /// Streams of all sessions, those at rest among them.
+    pub(crate) fn streams(&self) -> usize {
+        let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
+        let members = tunnels.flat_map(|tunnel| tunnel.members());
+        members.map(|member| member.session.streams()).sum()
+    }
+
     /// All places, in no order.
     #[must_use]
     pub fn slots(&self) -> Vec<Arc<Slot>> {

@@ -87,6 +87,11 @@ impl Router {
         self.registry.keep_listed(|label| labels.contains(label));
     }
 
+    /// How many hosts the listed runtimes have.
+    pub(crate) fn hosts(&self) -> usize {
+        self.hosts.load().len()
+    }
+
     /// The way to the runtime of `host`, which is in lower case and without port.
     #[must_use]
     pub fn route(&self, host: &str, offline_wait: Duration) -> Route {

@@ -16,7 +16,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use tokio::time::interval;
+use tokio::{runtime::Handle, time::interval};
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
     listener::{self, Bound},
@@ -36,6 +36,7 @@ use crate::{
     auth::{AuthSetupError, Authenticator},
     config::{Config, effective::Effective},
     connect::gate::Gate,
+    held::Workers,
     metrics::Metrics,
     node::{self, Life, Node, Tls},
     public::{answer::Cors, places::Places},
@@ -134,6 +135,7 @@ impl Server {
             .collect();
         let node = Arc::new(parts.into_node(config));
         node.tls.show(&node.metrics);
+        node.metrics.show_holdings(&node)?;
         Ok(Self {
             node,
             shards,
@@ -174,6 +176,7 @@ impl Server {
             admin,
             addresses,
         } = self;
+        node.workers.add(Handle::current());
         let mut running = Vec::new();
         for (number, listeners) in shards.into_iter().enumerate() {
             let shard = Shard::start(number, node.clone(), listeners);
@@ -260,6 +263,7 @@ impl Parts {
             last_reload: Mutex::default(),
             admin_guard: ArcSwapOption::from_pointee(self.admin_guard),
             started: SystemTime::now(),
+            workers: Workers::default(),
             life: Life::new(),
             live: ArcSwap::from_pointee(config),
         }

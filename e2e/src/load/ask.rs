@@ -43,11 +43,37 @@ impl Connection {
     pub(super) async fn send(
         &mut self,
         mut request: Request<Body>,
-    ) -> hyper::Result<Response<Incoming>> {
+    ) -> Result<Response<Incoming>, Unanswered> {
         let host = self.authority.parse().unwrap();
         request.headers_mut().insert(header::HOST, host);
-        self.sender.ready().await?;
-        self.sender.send_request(request).await
+        if self.sender.ready().await.is_err() {
+            return Err(Unanswered::NotSent);
+        }
+        let sent = self.sender.try_send_request(request).await;
+        sent.map_err(|mut error| match error.take_message() {
+            // It comes back only where nothing of it was written.
+            Some(_) => Unanswered::NotSent,
+            None => Unanswered::Lost(format!("{:?}", error.into_error())),
+        })
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(super) enum Unanswered {
+    /// The connection was closed before; nothing of the request was sent.
+    NotSent,
+    /// It was sent, or a part of it, and this is what was seen.
+    Lost(String),
+}
+
+impl Unanswered {
+    /// On a connection that was opened for this request.
+    pub(super) fn on_new_connection(self) -> String {
+        match self {
+            Self::NotSent => "a new connection was closed before the request".to_owned(),
+            Self::Lost(what) => what,
+        }
     }
 }
 
@@ -62,24 +88,27 @@ pub(super) async fn dial(entry: &Entry) -> Result<TcpStream, String> {
 pub(super) async fn get(worker: &mut Worker, kept: &mut Option<Connection>, entry: &Entry) -> End {
     let target = format!("/load?{}", worker.text());
     let answer = patiently(async {
-        let response = match kept
+        let reusable = kept
             .as_mut()
-            .filter(|kept| kept.authority == entry.authority())
-        {
-            Some(connection) => connection.send(get_of(&target)).await.ok(),
-            None => None,
-        };
-        let response = match response {
-            Some(response) => response,
+            .filter(|kept| kept.authority == entry.authority());
+        let sent = match reusable {
+            Some(connection) => connection.send(get_of(&target)).await,
             None => {
-                // A server may close a connection that rests; who asks at that moment asks again
-                // on a new one, as every client does (RFC 9112 section 9.3.1).
-                if kept.is_some() {
-                    worker.again();
-                }
                 let connection = kept.insert(Connection::open(entry).await?);
                 let sent = connection.send(get_of(&target)).await;
-                sent.map_err(|error| format!("{error:?}"))?
+                return whole(sent.map_err(Unanswered::on_new_connection)?).await;
+            }
+        };
+        let response = match sent {
+            Ok(response) => response,
+            Err(Unanswered::Lost(what)) => return Err(what),
+            Err(Unanswered::NotSent) => {
+                // A server may close a connection that rests; who finds it closed asks on a new one, as
+                // every client does.
+                worker.again();
+                let connection = kept.insert(Connection::open(entry).await?);
+                let sent = connection.send(get_of(&target)).await;
+                sent.map_err(Unanswered::on_new_connection)?
             }
         };
         whole(response).await
@@ -114,7 +143,7 @@ pub(super) async fn post(worker: &mut Worker, entry: &Entry) -> End {
         let request = Request::post("/upload").body(body).unwrap();
         let mut connection = Connection::open(entry).await?;
         let response = connection.send(request).await;
-        whole(response.map_err(|error| format!("{error:?}"))?).await
+        whole(response.map_err(Unanswered::on_new_connection)?).await
     });
     let received = answer.await.and_then(|body| {
         serde_json::from_slice::<Received>(&body).map_err(|error| error.to_string())
@@ -143,5 +172,42 @@ async fn whole(response: Response<Incoming>) -> Result<bytes::Bytes, String> {
             head.status,
             String::from_utf8_lossy(&body)
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        deadline::{SOON, eventually},
+        scripted::ScriptedUpstream,
+    };
+
+    /// A connection on which one request was answered.
+    async fn kept(upstream: &ScriptedUpstream) -> Connection {
+        let mut connection = Connection::open(&upstream.entry()).await.unwrap();
+        let answer = connection.send(get_of("/first")).await.unwrap();
+        assert_eq!(whole(answer).await.unwrap(), "ok");
+        connection
+    }
+
+    #[tokio::test]
+    async fn only_a_request_of_which_nothing_was_sent_may_go_again() {
+        let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        let upstream = ScriptedUpstream::answering_once(answer).await;
+        let mut connection = kept(&upstream).await;
+        let closed = async || connection.sender.is_closed().then_some(());
+        eventually(SOON, "the connection to be closed", closed).await;
+        let sent = connection.send(get_of("/second")).await;
+        assert!(matches!(sent, Err(Unanswered::NotSent)), "{sent:?}");
+
+        let upstream = ScriptedUpstream::start(move |mut stage| async move {
+            stage.head().await.unwrap();
+            stage.connection.write(answer).await;
+            stage.head().await.unwrap();
+        })
+        .await;
+        let sent = kept(&upstream).await.send(get_of("/second")).await;
+        assert!(matches!(sent, Err(Unanswered::Lost(_))), "{sent:?}");
     }
 }

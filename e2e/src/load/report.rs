@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{End, Kind};
+use super::{End, Kind, Number};
 
 /// How many failures a report shows.
 const SHOWN: usize = 30;
@@ -20,12 +20,27 @@ pub struct Counts {
     pub whole: u64,
     /// Streams that were ended in the way of their protocol.
     pub by_protocol: u64,
-    /// Requests sent again since a kept connection was closed between two of them.
+    /// Requests that found their kept connection closed before anything of them was sent, and went by
+    /// another. One that was lost on its way has failed.
     pub again: u64,
     /// Everything else.
     pub failed: u64,
     /// The longest time without an answer or message.
     pub longest: Duration,
+}
+
+impl Counts {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            begun: self.begun + other.begun,
+            ticks: self.ticks + other.ticks,
+            whole: self.whole + other.whole,
+            by_protocol: self.by_protocol + other.by_protocol,
+            again: self.again + other.again,
+            failed: self.failed + other.failed,
+            longest: self.longest.max(other.longest),
+        }
+    }
 }
 
 /// Something that did not go well.
@@ -42,7 +57,7 @@ pub struct Failure {
 /// Counts, failures and events.
 #[derive(Clone, Debug)]
 pub struct Report {
-    counts: [Counts; Kind::ALL.len()],
+    workers: Vec<(Kind, Counts)>,
     /// In the order in which they happened.
     pub failures: Vec<Failure>,
     marks: Vec<(Duration, String)>,
@@ -56,11 +71,15 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn new() -> Self {
+    /// Of workers of these kinds, in the order of their numbers.
+    pub(super) fn new(workers: &[Kind]) -> Self {
         Self {
             began: Instant::now(),
             report: Report {
-                counts: [Counts::default(); Kind::ALL.len()],
+                workers: workers
+                    .iter()
+                    .map(|kind| (*kind, Counts::default()))
+                    .collect(),
                 failures: Vec::new(),
                 marks: Vec::new(),
             },
@@ -72,27 +91,27 @@ impl Tally {
         self.report.marks.push((at, what.to_owned()));
     }
 
-    pub(super) fn begin(&mut self, kind: Kind) {
-        self.of(kind).begun += 1;
+    pub(super) fn begin(&mut self, worker: Number) {
+        self.of(worker).begun += 1;
     }
 
-    pub(super) fn tick(&mut self, kind: Kind, waited: Duration) {
-        let counts = self.of(kind);
+    pub(super) fn tick(&mut self, worker: Number, waited: Duration) {
+        let counts = self.of(worker);
         counts.ticks += 1;
         counts.longest = counts.longest.max(waited);
     }
 
-    pub(super) fn again(&mut self, kind: Kind) {
-        self.of(kind).again += 1;
+    pub(super) fn again(&mut self, worker: Number) {
+        self.of(worker).again += 1;
     }
 
-    pub(super) fn end(&mut self, kind: Kind, end: End) {
+    pub(super) fn end(&mut self, worker: Number, end: End) {
         match end {
-            End::Whole => self.of(kind).whole += 1,
-            End::ByProtocol => self.of(kind).by_protocol += 1,
+            End::Whole => self.of(worker).whole += 1,
+            End::ByProtocol => self.of(worker).by_protocol += 1,
             End::Failed(what) => {
-                self.of(kind).failed += 1;
-                let at = self.began.elapsed();
+                self.of(worker).failed += 1;
+                let (kind, at) = (self.report.workers[worker].0, self.began.elapsed());
                 self.report.failures.push(Failure { kind, at, what });
             }
         }
@@ -102,25 +121,60 @@ impl Tally {
         self.report.counts(kind)
     }
 
+    pub(super) fn counts_of(&self, worker: Number) -> Counts {
+        *self.report.worker(worker)
+    }
+
     pub(super) fn report(&self) -> Report {
         self.report.clone()
     }
 
-    fn of(&mut self, kind: Kind) -> &mut Counts {
-        &mut self.report.counts[kind.index()]
+    fn of(&mut self, worker: Number) -> &mut Counts {
+        &mut self.report.workers[worker].1
     }
 }
 
 impl Report {
     /// What happened with this kind.
     pub fn counts(&self, kind: Kind) -> Counts {
-        self.counts[kind.index()]
+        let of_kind = self.workers.iter().filter(|(its, _)| *its == kind);
+        of_kind.fold(Counts::default(), |sum, (_, counts)| sum.and(counts))
+    }
+
+    /// What happened with each worker.
+    pub(super) fn workers(&self) -> impl Iterator<Item = (Number, Kind, &Counts)> {
+        let workers = self.workers.iter().enumerate();
+        workers.map(|(number, (kind, counts))| (number, *kind, counts))
+    }
+
+    /// What happened with one of them.
+    pub(super) fn worker(&self, number: Number) -> &Counts {
+        &self.workers[number].1
+    }
+
+    /// A kind that since then has had fewer answers or messages than `ticks`, or a worker with none.
+    pub(super) fn lacks_since(&self, before: &Self, ticks: u64) -> Option<Kind> {
+        let has_too_few = |(number, kind, counts): &(Number, Kind, &Counts)| {
+            counts.ticks == before.worker(*number).ticks
+                || self.counts(*kind).ticks < before.counts(*kind).ticks + ticks
+        };
+        self.workers().find(has_too_few).map(|(_, kind, _)| kind)
     }
 
     /// # Panics
-    /// When anything failed; the message is the report.
+    /// When anything failed, or a worker found its connection closed more than once, which tells of a
+    /// server that closes them for no reason; the message is the report.
     pub fn assert_none_failed(&self) {
         assert!(self.failures.is_empty(), "{self}");
+        let is_good = self.workers.iter().all(|(_, counts)| counts.again <= 1);
+        assert!(is_good, "{self}");
+    }
+
+    /// # Panics
+    /// When a worker had more failures than this; the message is the report.
+    pub fn assert_at_most_failed(&self, each: u64) {
+        let is_good = self.workers.iter().all(|(_, counts)| counts.failed <= each);
+        assert!(is_good, "{self}");
     }
 
     /// The failures that `is_excused` does not excuse.
@@ -154,5 +208,40 @@ impl fmt::Display for Report {
             writeln!(f, "and {hidden} failures more")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_that_of_each_worker_and_a_sum_for_each_kind() {
+        let mut tally = Tally::new(&[Kind::Get, Kind::Get, Kind::Post]);
+        let before = tally.report();
+        for _ in 0..3 {
+            tally.tick(0, Duration::ZERO);
+        }
+        tally.tick(2, Duration::ZERO);
+        assert_eq!(
+            tally.report().lacks_since(&before, 1),
+            Some(Kind::Get),
+            "the second has none"
+        );
+        tally.tick(1, Duration::ZERO);
+        assert_eq!(tally.report().lacks_since(&before, 1), None);
+        assert_eq!(tally.report().lacks_since(&before, 2), Some(Kind::Post));
+        assert_eq!(tally.counts(Kind::Get).ticks, 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "again: 2")]
+    fn connections_that_are_closed_time_and_again_are_no_good_sign() {
+        let mut tally = Tally::new(&[Kind::Get]);
+        for _ in 0..2 {
+            tally.begin(0);
+            tally.again(0);
+        }
+        tally.report().assert_none_failed();
     }
 }

@@ -26,7 +26,7 @@ pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
     let opened = patiently(async {
         let mut connection = ask::Connection::open(entry).await?;
         let response = connection.send(request).await;
-        let response = response.map_err(|error| format!("{error:?}"))?;
+        let response = response.map_err(ask::Unanswered::on_new_connection)?;
         Ok((connection, response))
     });
     // The connection goes when the stream has ended, not before.

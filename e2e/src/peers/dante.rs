@@ -18,6 +18,7 @@ use crate::{
     deadline::SOON,
     peers::squid::{HIDDEN, PASSWORD, USER},
     program::{Program, is_root},
+    secrets,
 };
 
 /// Where the system has what dante is given of its own.
@@ -83,6 +84,7 @@ impl Dante {
 
     /// Its URL with this scheme and the login that it lets through.
     pub fn login_url(&self, scheme: &str) -> String {
+        secrets::keep("the proxy's password", PASSWORD);
         self.url(scheme, PASSWORD)
     }
 

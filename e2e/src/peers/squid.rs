@@ -15,6 +15,7 @@ use crate::{
     ca::Certificate,
     deadline::{SOON, eventually},
     program::{NOBODY, Program, as_nobody, is_root},
+    secrets,
 };
 
 /// Whom squid lets through where it asks.
@@ -112,6 +113,8 @@ impl Squid {
             .replace(':', "%3A")
             .replace('/', "%2F")
             .replace('@', "%40");
+        secrets::keep("the proxy's password", PASSWORD);
+        secrets::keep("the proxy's password in a URL", &password);
         self.url_with(&format!("{USER}:{password}@"))
     }
 

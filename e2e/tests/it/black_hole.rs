@@ -9,14 +9,18 @@ use e2e::{
     network::Network,
     platform::PlatformClient,
     program::Signal,
+    raw::RawClient,
     relay::Held,
     system::{Options, System},
-    upstream::Upstream,
+    upstream::{Event, Upstream},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 /// Short, so that two of them pass within a test.
 const PINGS: [&str; 2] = ["--ping-interval", "1s"];
+
+/// The 3 s in which a lost path is found under traffic, and a moment for what follows on a busy machine.
+const LOST: Duration = Duration::from_millis(3_500);
 
 /// Two intervals, a moment for the new dial, and one for a busy machine.
 const IDLE_LIMIT: Duration = Duration::from_secs(7);
@@ -48,7 +52,7 @@ async fn under_traffic_a_lost_path_costs_no_get_more_than_three_seconds() {
         system.relay().hold_one(first, held);
         load.mark(name);
         // Until nobody waits for the lost path any more, and for a while after.
-        let limit = Instant::now() + Duration::from_millis(4_500);
+        let limit = Instant::now() + LOST + Duration::from_millis(500);
         while Instant::now() < limit {
             load.wait_progress(20).await;
         }
@@ -56,8 +60,65 @@ async fn under_traffic_a_lost_path_costs_no_get_more_than_three_seconds() {
         report.assert_none_failed();
         let longest = report.counts(Kind::Get).longest;
         eprintln!("{name}: the longest GET took {longest:?}");
-        assert!(longest < Duration::from_millis(4_500), "{name}\n{report}");
+        assert!(longest < LOST, "{name}\n{report}");
     }
+}
+
+/// What waits for its answer already, and sends nothing more, is moved as soon as what comes anew is.
+#[tokio::test]
+async fn an_exchange_that_waits_on_a_lost_path_goes_by_another_within_three_seconds() {
+    for (name, held) in WAYS {
+        let upstream = Upstream::start().await;
+        let options = Options::to(&upstream.url()).through_relay();
+        let system = System::with(options.client_flags(&["--sessions", "2"])).await;
+        let [first, _] = system.relay().wait_connections(2).await[..] else {
+            unreachable!()
+        };
+        let admin = system.server().admin();
+        let sessions = "tunnel_server_sessions";
+        admin.wait_metric(sessions, &[], |count| count == 2.0).await;
+        // One on each path, used paths among them: nothing is heard of an exchange before its answer.
+        let mut clients = Vec::new();
+        for number in 1..=2 {
+            assert_eq!(status(&system).await, 200);
+            let mut client = RawClient::connect(&system.entry()).await;
+            client.request("GET", "/hold", "", b"").await;
+            wait_held(&upstream, number).await;
+            clients.push(client);
+        }
+        // Longer than silence after what was sent could explain.
+        sleep(Duration::from_millis(1_500)).await;
+        system.relay().hold_one(first, held);
+        let began = Instant::now();
+        let dead = ["reason=\"dead\""];
+        let ended = async || {
+            let ended = admin
+                .metric("tunnel_server_sessions_ended_total", &dead)
+                .await;
+            (ended == Some(1.0)).then_some(())
+        };
+        eventually(LOST, &format!("{name}: the session to be given up"), ended).await;
+        eprintln!("{name}: found lost after {:?}", began.elapsed());
+        let left = LOST.saturating_sub(began.elapsed());
+        let again = wait_held(&upstream, 3);
+        within(
+            left + Duration::from_millis(500),
+            "the request by the other path",
+            again,
+        )
+        .await;
+    }
+}
+
+/// Waits until the upstream has had so many requests that it holds.
+async fn wait_held(upstream: &Upstream, count: usize) {
+    let is_held = |event: &Event| matches!(event, Event::Request(seen) if seen.target == "/hold");
+    let held = async || {
+        let events = upstream.record().all();
+        let held = events.iter().filter(|event| is_held(event)).count();
+        (held >= count).then_some(())
+    };
+    eventually(SOON, &format!("{count} requests that are held"), held).await;
 }
 
 #[tokio::test]
@@ -144,4 +205,90 @@ async fn a_client_that_stood_still_is_back_at_once() {
     let took = began.elapsed();
     eprintln!("answered {took:?} after the client went on");
     assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+/// Pings that are so rare that they find nothing within the test.
+const RARE: [&str; 2] = ["--ping-interval", "60s"];
+
+#[tokio::test]
+async fn a_client_that_time_has_jumped_for_replaces_its_sessions_before_anybody_gives_them_up() {
+    let upstream = Upstream::start().await;
+    let options = Options::to(&upstream.url()).through_relay();
+    let options = options.server_flags(&RARE).client_flags(&RARE);
+    let system = System::with(options.client_flags(&["--sessions", "2"])).await;
+    let admin = system.server().admin();
+    let sessions = "tunnel_server_sessions";
+    admin.wait_metric(sessions, &[], |count| count == 2.0).await;
+    let before = system.relay().wait_connections(2).await;
+    // Whatever was said at the beginning is answered by then, or suspected after a second: a client that
+    // stands still with a word outstanding is given up, and rightly so.
+    sleep(Duration::from_millis(2_500)).await;
+    let client = system.client().program();
+    client.signal(Signal::STOP);
+    // More than the 5 s that are a jump, and the second of a tick.
+    sleep(Duration::from_millis(6_500)).await;
+    assert_eq!(system.relay().dials().len(), 2);
+    client.signal(Signal::CONT);
+    let began = Instant::now();
+    let dialled = async || (system.relay().dials().len() >= 4).then_some(());
+    eventually(Duration::from_secs(3), "two new dials", dialled).await;
+    eprintln!("dialled {:?} after the client went on", began.elapsed());
+    let replaced = async || {
+        let now = system.relay().connections();
+        let is_new = now.iter().all(|number| !before.contains(number));
+        (is_new && now.len() == 2).then_some(())
+    };
+    eventually(SOON, "two new sessions, and no old one", replaced).await;
+    client.wait_for_line("time has jumped", SOON).await;
+    let left = ["reason=\"left\""];
+    admin
+        .wait_metric("tunnel_server_sessions_ended_total", &left, |count| {
+            count == 2.0
+        })
+        .await;
+    assert_eq!(status(&system).await, 200);
+    // The new one of each place first.
+    let log = system.server().program().log().all();
+    let at = |what: &str, nth: usize| {
+        let mut lines = log.iter().enumerate();
+        let found = lines
+            .by_ref()
+            .filter(|(_, line)| line.text().contains(what))
+            .nth(nth);
+        found.map(|(at, _)| at).unwrap()
+    };
+    for place in 0..2 {
+        assert!(at("a session has begun", 2 + place) < at("a session has ended", place));
+    }
+}
+
+#[tokio::test]
+async fn whoever_comes_again_resumes_its_tls_session() {
+    let upstream = Upstream::start().await;
+    let options = Options::to(&upstream.url()).through_relay();
+    let system = System::with(options.client_flags(&["--sessions", "1"])).await;
+    let admin = system.server().admin();
+    let handshakes = async |kind: &str| {
+        let label = format!("kind=\"{kind}\"");
+        admin
+            .metric("tunnel_server_tls_handshakes_total", &[&label])
+            .await
+    };
+    assert_eq!(handshakes("full").await, Some(1.0));
+    assert_eq!(handshakes("resumed").await, Some(0.0));
+    for redials in 1..=3 {
+        let [only] = system.relay().wait_connections(1).await[..] else {
+            unreachable!()
+        };
+        system.relay().cut_one(only);
+        let label = ["kind=\"resumed\""];
+        let wanted = f64::from(redials);
+        admin
+            .wait_metric("tunnel_server_tls_handshakes_total", &label, |count| {
+                count == wanted
+            })
+            .await;
+        system.client().admin().wait_ready(true).await;
+    }
+    assert_eq!(handshakes("full").await, Some(1.0));
 }

@@ -11,6 +11,7 @@
 
 mod black_hole;
 mod check;
+mod credentials;
 mod demo;
 mod egress;
 mod floors;

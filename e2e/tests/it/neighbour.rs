@@ -172,7 +172,7 @@ async fn bytes_of_a_head() {
 
 #[tokio::test]
 async fn requests_that_wait_for_a_client_that_is_away() {
-    let flags = ["--max-waiting", "4", "--offline-wait", "3s"];
+    let flags = ["--limit-waiting", "4", "--offline-wait", "3s"];
     let mut beside = Beside::with(|options| options.server_flags(&flags)).await;
     beside.system.kill_client(NOISY);
     let entry = beside.noisy();

@@ -41,14 +41,14 @@ async fn one_of_two_leaves_under_load_and_nothing_fails() {
     let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
     let load = Load::start(leaving.entry(), &Plan::only(&kinds, 2));
     load.wait_progress(10).await;
+    let long = load.open_streams(&[Kind::Events, Kind::WebSocket]);
     leaving.program().signal(Signal::TERM);
     load.mark("one is asked to stop");
     leaving.admin().wait_ready(false).await;
     load.lead_to(staying.entry());
     load.mark("the balancer leads to the other");
     // What would go on for ever is ended by its protocol, and begun again at the other.
-    let long = [Kind::Events, Kind::WebSocket];
-    load.wait_ended_by_protocol(&long, 2).await;
+    load.wait_ended_by_protocol(&long).await;
     assert_ended_within_its_grace(&mut leaving, 2 * SOON).await;
     load.mark("it has ended");
     load.wait_progress(10).await;

@@ -1,7 +1,14 @@
 //! Many clients that come at once: the server takes in as many as it can, sends the others away
 //! with a time to come back, and in the end all are served.
 
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use e2e::{
     ca::Certificate,
@@ -17,7 +24,9 @@ use e2e::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
     time::{Instant, sleep},
 };
 use tokio_rustls::TlsAcceptor;
@@ -25,10 +34,7 @@ use tokio_rustls::TlsAcceptor;
 const CLIENTS: usize = 200;
 
 /// Handshakes at once.
-const GATE: f64 = 4.0;
-
-/// Shows how many handshakes are under way.
-const HANDSHAKES: &str = "tunnel_server_handshakes_open";
+const GATE: usize = 4;
 
 /// A client that returns quickly, and in no other way than all do.
 const CLIENT: [&str; 6] = [
@@ -77,20 +83,8 @@ async fn all_are_served_again_when_their_server_was_killed() {
     system.kill_server();
     system.start_server().await;
     let admin = system.server().admin();
-    let watching = async {
-        let mut most: f64 = 0.0;
-        loop {
-            let now = admin.metric(HANDSHAKES, &[]).await;
-            most = most.max(now.expect("a metric of the handshakes under way"));
-            assert!(most <= GATE, "{most} handshakes at once");
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
     let began = Instant::now();
-    tokio::select! {
-        () = watching => {}
-        () = wait_sessions(&system, CLIENTS) => {}
-    }
+    wait_sessions(&system, CLIENTS).await;
     let took = began.elapsed();
     for number in 0..CLIENTS {
         let entry = system.entry_of(&label(number));
@@ -101,6 +95,112 @@ async fn all_are_served_again_when_their_server_was_killed() {
     eprintln!("all {CLIENTS} were back after {took:?}, with {dials:?} session requests");
     let most = f64::from(u32::try_from(10 * CLIENTS).unwrap());
     assert!(dials.is_some_and(|dials| dials <= most), "{dials:?}");
+    let away = ["result=\"handshake_queue\""];
+    let away = admin.metric("tunnel_server_handshakes_total", &away).await;
+    let closed = ["cause=\"max_handshakes\""];
+    let closed = admin
+        .metric("tunnel_server_connections_refused_total", &closed)
+        .await;
+    eprintln!("sent away: {away:?} with a word, {closed:?} without");
+    let refused = away.unwrap_or_default() + closed.unwrap_or_default();
+    assert!(refused > 0.0, "so many come at once that not all find room");
+}
+
+/// A way to a server on which handshakes stand still: of each connection the client's first bytes pass, the
+/// server's first bytes are counted, and nothing goes on before it is let go.
+struct Slow {
+    address: SocketAddr,
+    came: Arc<AtomicUsize>,
+    begun: Arc<AtomicUsize>,
+    go: watch::Sender<bool>,
+    _carrying: JoinSet<()>,
+}
+
+impl Slow {
+    async fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (came, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let go = watch::Sender::new(false);
+        let mut carrying = JoinSet::new();
+        let (counted, answered, going) = (came.clone(), begun.clone(), go.clone());
+        carrying.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let (answered, going) = (answered.clone(), going.subscribe());
+                connections.spawn(async move {
+                    // What breaks off was given up by either side.
+                    drop(Self::carry(client, server, &answered, going).await);
+                });
+            }
+        });
+        Self {
+            address,
+            came,
+            begun,
+            go,
+            _carrying: carrying,
+        }
+    }
+
+    async fn carry(
+        mut client: TcpStream,
+        server: SocketAddr,
+        begun: &AtomicUsize,
+        mut go: watch::Receiver<bool>,
+    ) -> std::io::Result<()> {
+        let mut server = TcpStream::connect(server).await?;
+        let mut first = vec![0; 16 * 1024];
+        let length = client.read(&mut first).await?;
+        server.write_all(&first[..length]).await?;
+        let length = server.read(&mut first).await?;
+        if length > 0 && !*go.borrow() {
+            begun.fetch_add(1, Ordering::SeqCst);
+        }
+        drop(go.wait_for(|go| *go).await);
+        client.write_all(&first[..length]).await?;
+        tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+        Ok(())
+    }
+}
+
+/// The gate as it is seen from outside: of all who say hello at once the server begins the handshakes of no
+/// more than it says, and of as many again whom it sends away.
+#[tokio::test]
+async fn no_more_handshakes_are_begun_at_once_than_the_gate_lets_in() {
+    const COMING: usize = 60;
+    let upstream = Upstream::start().await;
+    let gate = format!("{GATE}");
+    let mut system = System::with(
+        Options::to(&upstream.url())
+            .server_flags(&["--max-handshakes", &gate, "--handshake-queue", "8"])
+            .client_flags(&CLIENT)
+            .not_connected(),
+    )
+    .await;
+    let slow = Slow::start(system.server().tunnel_address()).await;
+    let options = ClientOptions {
+        server: slow.address,
+        ..system.client_options("demo-app").clone()
+    };
+    // All of one runtime, which does not matter here: they are not let in before the end.
+    let clients: Vec<_> = (0..COMING).map(|_| InsideClient::start(&options)).collect();
+    let all_came = async || (slow.came.load(Ordering::SeqCst) >= COMING).then_some(());
+    eventually(SOON, "all of them to come", all_came).await;
+    // Less than what a client may take for its handshake, after which the next have their turn.
+    sleep(Duration::from_secs(2)).await;
+    let begun = slow.begun.load(Ordering::SeqCst);
+    eprintln!("of {COMING} that came at once {begun} were answered");
+    assert!(
+        (1..=2 * GATE).contains(&begun),
+        "{begun} handshakes at once"
+    );
+    slow.go.send_replace(true);
+    drop(clients);
+    let one = InsideClient::start(&options);
+    wait_sessions(&system, 1).await;
+    drop(one);
 }
 
 #[tokio::test]
@@ -137,7 +237,7 @@ async fn whoever_finds_no_room_is_told_when_to_return() {
 /// A server that has no room for anybody, and notes when each comes.
 async fn full_server(certificate: Certificate, came: &Record<Instant>, listener: TcpListener) {
     let config = certificate.server_config(&["http/1.1"]);
-    let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
+    let acceptor = TlsAcceptor::from(Arc::new(config));
     loop {
         let (socket, _) = listener.accept().await.unwrap();
         let Ok(mut stream) = acceptor.accept(socket).await else {

@@ -98,6 +98,34 @@ fn the_baseline_can_be_left_out() {
     assert_eq!(measured.run()["completed"], 5, "{measured:#?}");
 }
 
+/// All come at once to the gate that a server has by itself, and all are served again.
+fn assert_all_are_served_again(tunnels: usize) {
+    let storm = format!("storm --tunnels {tunnels} --settle 100ms --outage 500ms --limit 3m");
+    let measured = crowd(&storm);
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    let back = run(&measured, "coming back");
+    assert_eq!(back["completed"], tunnels, "{measured:#?}");
+    let answered = &table(&measured, "The storm")["runtimes that answered afterwards"];
+    assert_eq!(
+        answered.replace(',', ""),
+        tunnels.to_string(),
+        "{measured:#?}"
+    );
+    let times = table(&measured, "Time until tunnels are served again");
+    eprintln!("{tunnels} tunnels: {times:?}, {:?}", back["errors"]);
+}
+
+#[test]
+fn hundreds_that_lost_their_server_are_all_served_again() {
+    assert_all_are_served_again(700);
+}
+
+#[test]
+#[ignore = "takes more than a minute without optimisation"]
+fn two_thousand_that_lost_their_server_are_all_served_again() {
+    assert_all_are_served_again(2_000);
+}
+
 #[test]
 fn a_crowd_that_lost_its_server_comes_back() {
     let measured = crowd("storm --tunnels 40 --settle 100ms --outage 500ms --limit 2m");

@@ -128,6 +128,9 @@ impl Opened {
             Sender::new(wire.clone(), head.start(), body)
         };
         let received = receive_head(&wire, &mut sender, on_informational, is_used).await?;
+        if let Some(outstanding) = &mut wire.lock().outstanding {
+            outstanding.answered();
+        }
         let response =
             response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
                 problem,

@@ -196,6 +196,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Does what is due; the time for which the timer is to be set next.
     fn on_time(&mut self, cx: &mut Context<'_>) -> Result<Instant, SessionEnd> {
         let mut now = Instant::now();
+        self.suspect_if_waited_for();
         let mut due = self.liveness.on_time(now);
         // What came, or went, while this thread was busy elsewhere is to be seen first.
         if due == Due::Dead && (self.receive(cx)? | self.flush(cx).1) {
@@ -223,6 +224,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         self.websocket
             .send_ping(payload)
             .map_err(SessionEnd::WebSocket)
+    }
+
+    /// While an exchange waits for its answer, silence is suspicious. Asked by the clock, which each
+    /// exchange has set by what it sent, and after a suspicion: never for a single exchange.
+    fn suspect_if_waited_for(&mut self) {
+        if self.session.shared.side == Side::Server && self.session.has_unanswered() {
+            self.liveness.on_waited_for();
+        }
     }
 
     /// Looks whether the tunnel client takes exchanges; when to look again. Each exchange sends
@@ -287,6 +296,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if heard_at.is_none() {
                 let now = Instant::now();
                 if self.liveness.on_heard(now) {
+                    self.suspect_if_waited_for();
                     self.hasten();
                 }
                 heard_at = Some(now);

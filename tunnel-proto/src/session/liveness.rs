@@ -7,6 +7,9 @@
 //!        └───── anything heard ─────┘
 //! ```
 //!
+//! While an exchange waits for its answer, silence alone is as suspicious, whatever was heard before: an end
+//! that may take long to answer is asked about once a second whether it is still there.
+//!
 //! Pure: it takes the time as an argument and says what to do. A session is dead when nothing was heard
 //! in answer to a suspicion; when nothing at all was heard for two intervals; or when pings went
 //! unanswered for four although other bytes came, which happens when a proxy on the way answers for
@@ -132,7 +135,7 @@ impl Liveness {
     }
 
     /// This many bytes are on their way that call for an answer, sooner or later. Like the two that
-    /// follow, it says whether [`Self::deadline`] may have come nearer.
+    /// follow, it says whether [`Self::deadline`] may have come nearer, or is to be looked at.
     pub(super) fn on_sent(&mut self, bytes: usize, now: Instant) -> bool {
         self.bytes += bytes as u64;
         self.last_sent = Some(now);
@@ -160,9 +163,18 @@ impl Liveness {
         match self.last_sent {
             Some(sent) if now < sent + round_trip => self.wait_from(sent),
             _ => {
+                let was_asked = matches!(self.suspicion, Suspicion::DeadAt(_));
                 self.suspicion = Suspicion::None;
-                false
+                was_asked
             }
+        }
+    }
+
+    /// Somebody waits for a word of the other end, whatever it has said before: it is asked once it has been
+    /// silent for as long as is suspicious.
+    pub(super) fn on_waited_for(&mut self) {
+        if matches!(self.suspicion, Suspicion::None) {
+            self.suspicion = Suspicion::PingAt(self.last_heard + SUSPICIOUS);
         }
     }
 

@@ -177,6 +177,11 @@ impl Mux {
         self.streams.lock().waiting_since()
     }
 
+    /// How many streams there are, those at rest among them.
+    pub(super) fn stream_count(&self) -> usize {
+        self.streams.lock().len()
+    }
+
     /// Why nothing is sent or received any more.
     pub(super) fn ended(&self) -> Option<CloseReason> {
         self.streams.lock().ended()

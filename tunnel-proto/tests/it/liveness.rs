@@ -88,16 +88,44 @@ async fn under_traffic_a_black_hole_is_found_within_three_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
-    let (relay, mut pair) = over_relay(20 * MS, Answer::Never).await;
+    for waited in [50, 999, 1_000, 1_030, 3_000, 7_300, 60_000] {
+        let (relay, mut pair) = over_relay(20 * MS, Answer::Never).await;
+        let mut exchanges = JoinSet::new();
+        start(&mut exchanges, &pair.server, "/");
+        tokio::time::sleep(waited * MS).await;
+        assert!(!pair.server.is_closed(), "slow to answer is not dead");
+        relay.stop();
+        let start = Instant::now();
+        // The client may have sent something a moment before, and find it out too.
+        loop {
+            let (side, end) = pair.drivers.next_end().await;
+            assert!(matches!(end, SessionEnd::Dead), "{end}");
+            if side == Side::Server {
+                break;
+            }
+        }
+        let took = start.elapsed();
+        assert!(took <= 3 * SECOND + 50 * MS, "after {waited} ms: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_an_answer_asks_about_once_a_second_and_nobody_else_does() {
+    let (_relay, pair) = over_relay(20 * MS, Answer::Never).await;
+    let bytes = async || {
+        let (before, _) = pair.server.bytes();
+        tokio::time::sleep(60 * SECOND).await;
+        pair.server.bytes().0 - before
+    };
     let mut exchanges = JoinSet::new();
     start(&mut exchanges, &pair.server, "/");
-    tokio::time::sleep(3 * SECOND).await;
-    relay.stop();
-    let start = Instant::now();
-    let (side, end) = pair.drivers.next_end().await;
-    assert!(matches!(end, SessionEnd::Dead), "{end}");
-    assert_eq!(side, Side::Server);
-    assert!(start.elapsed() <= 8 * SECOND, "{:?}", start.elapsed());
+    // A ping with its mask is 14 bytes at most; those of the interval and of the other end are among them.
+    let waiting = bytes().await;
+    assert!((50 * 10..100 * 14).contains(&waiting), "{waiting} bytes");
+    exchanges.shutdown().await;
+    tokio::time::sleep(30 * SECOND).await;
+    let resting = bytes().await;
+    assert!(resting < 15 * 14, "{resting} bytes");
 }
 
 #[tokio::test(start_paused = true)]

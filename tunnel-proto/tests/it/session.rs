@@ -488,8 +488,9 @@ async fn a_stalled_session_does_not_spin() {
     settle().await;
     let before = pair.drivers.polls();
     tokio::time::sleep(Duration::from_secs(10)).await;
+    // A ping each second, since there are exchanges that wait, and its answer.
     assert!(
-        pair.drivers.polls() - before < 20,
+        pair.drivers.polls() - before < 50,
         "{}",
         pair.drivers.polls() - before
     );

@@ -113,8 +113,9 @@ async fn all_get_a_stream_in_the_end_from_a_client_that_accepts_slowly() {
     settle().await;
     let before = drivers.polls();
     tokio::time::sleep(Duration::from_secs(5)).await;
+    // A ping each second, since there are exchanges that wait, and its answer.
     assert!(
-        drivers.polls() - before < 10,
+        drivers.polls() - before < 25,
         "{} polls for nothing",
         drivers.polls() - before
     );

@@ -207,6 +207,11 @@ impl Event {
 }
 
 impl Events {
+    /// How many read along now.
+    pub(crate) fn readers(&self) -> usize {
+        self.told.receiver_count()
+    }
+
     /// No events yet. `run` tells this run of the server from every other.
     #[must_use]
     pub fn new(run: impl Into<String>) -> Arc<Self> {

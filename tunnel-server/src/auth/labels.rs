@@ -63,6 +63,11 @@ impl Labels {
         }
     }
 
+    /// How many are remembered.
+    pub(super) fn len(&self) -> usize {
+        self.known.lock().len()
+    }
+
     /// The entry of a runtime: the listed one, or one of its own at `<label>.<domain>`.
     pub(super) fn entry(
         &self,

@@ -169,6 +169,16 @@ impl PlatformJudge {
         self.breaker.lock().away_since().is_some()
     }
 
+    /// Questions that somebody waits for.
+    pub(super) fn questions(&self) -> usize {
+        self.flights.lock().len()
+    }
+
+    /// Answers that are remembered.
+    pub(super) fn answers_known(&self) -> usize {
+        self.memory.lock().len()
+    }
+
     /// The runtime that the platform says the token is for.
     pub(super) async fn judge(&self, question: &Arc<Question>) -> Result<Judged, AuthRefusal> {
         match self.verdict(question).await {

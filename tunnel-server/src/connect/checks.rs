@@ -41,6 +41,11 @@ pub(crate) struct CheckPlace {
 }
 
 impl Checks {
+    /// How many there are now.
+    pub(crate) fn len(&self) -> usize {
+        self.taken.lock().in_all
+    }
+
     /// A place for a check of this runtime, if there is one.
     pub(crate) fn enter(
         self: &Arc<Self>,

@@ -121,6 +121,11 @@ impl Gate {
         })
     }
 
+    /// Addresses that have clients inside.
+    pub(crate) fn addresses(&self) -> usize {
+        self.inside.lock().by_address.len()
+    }
+
     fn place(self: &Arc<Self>, address: IpAddr) -> Option<(Place, Arc<Semaphore>)> {
         let mut inside = self.inside.lock();
         if inside.in_all >= self.places {

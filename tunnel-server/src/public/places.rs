@@ -65,6 +65,11 @@ impl Places {
         (taken.max, taken.max_per_address) = (max, max_per_address);
     }
 
+    /// Addresses from which connections are open.
+    pub(crate) fn addresses(&self) -> usize {
+        self.taken.lock().by_address.len()
+    }
+
     /// Takes a place for a connection from `address`, if that is to be counted.
     ///
     /// # Errors

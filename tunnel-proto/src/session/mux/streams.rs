@@ -483,6 +483,11 @@ impl Streams {
         }
     }
 
+    /// How many streams there are.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
     /// Streams, those that are not acknowledged, and those that have their turn.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize, usize) {

@@ -103,6 +103,11 @@ impl Default for Memory {
 }
 
 impl Memory {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.good.values.len() + self.refused.values.len()
+    }
+
     /// What was said a moment ago.
     pub(super) fn fresh(&self, token: &TokenHash, cache: Duration) -> Option<Verdict> {
         let Some(good) = self.good.get(token) else {
