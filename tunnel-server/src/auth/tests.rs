@@ -313,13 +313,12 @@ async fn a_certificate_lets_in_alone_or_beside_a_token_of_the_same_runtime() {
     }
 }
 
-/// What a configuration with these certificates brings.
 #[test]
 fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
     let authenticator = authenticator("", with_certificates);
     let now = SystemTime::now();
     let minutes = |count: u64| Some(now + Duration::from_secs(60 * count));
-    let chain = [leaf("spiffe://tunnels.test/acme/prod")];
+    let chain = [leaf("tunnel://acme/prod")];
     let judged = || certificate::judge(&chain, now).unwrap();
     for (platform, certificate, expected) in [
         (minutes(60), minutes(600), true),
@@ -341,6 +340,7 @@ fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
     }
 }
 
+/// What a configuration with these certificates brings.
 fn taking(certificates: Option<CertificateSettings>) -> Prepared {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
