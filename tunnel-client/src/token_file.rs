@@ -16,6 +16,12 @@ const MAX_BYTES: u64 = 16 * 1024;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenFileError {
+    /// What was given is a token. It is not shown.
+    #[error(
+        "the token itself was given (not shown) where its file is to be named: put it into a file; others on this \
+         machine may have seen it, so have it replaced"
+    )]
+    TokenItself,
     /// The file cannot be read.
     #[error("the token file {} cannot be read: {source}", .path.display())]
     Unreadable {
@@ -47,12 +53,18 @@ pub enum TokenFileError {
     },
 }
 
+/// What a runtime token begins with.
+pub(crate) const PREFIX: &str = "tnlrt_";
+
 /// Reads the token. White space around it, such as the line's end, is not part of it.
 pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
     let unreadable = |source| TokenFileError::Unreadable {
         path: path.to_owned(),
         source,
     };
+    if is_token(path) {
+        return Err(TokenFileError::TokenItself);
+    }
     // Before it is opened: a pipe that nobody writes into would be waited for.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(TokenFileError::NotAFile {
@@ -78,6 +90,15 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
             path: path.to_owned(),
         }),
     }
+}
+
+/// Whether this is no path, but what should be in the file: a token of ours, or a JSON Web Token.
+fn is_token(path: &Path) -> bool {
+    let Some(text) = path.to_str().filter(|text| !text.contains('/')) else {
+        return false;
+    };
+    let is_jwt = text.starts_with("ey") && text.len() > 64 && text.split('.').count() == 3;
+    text.trim_ascii_start().starts_with(PREFIX) || is_jwt
 }
 
 #[cfg(test)]
@@ -115,6 +136,18 @@ mod tests {
             let error = read(other).unwrap_err();
             assert!(matches!(error, TokenFileError::NotAFile { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_token_in_place_of_its_file_is_not_shown() {
+        let jwt = format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln", "A".repeat(64));
+        for token in ["tnlrt_0123_secret", jwt.as_str()] {
+            let error = read(Path::new(token)).unwrap_err();
+            assert!(matches!(error, TokenFileError::TokenItself), "{error}");
+            assert!(!format!("{error} {error:?}").contains(token), "{error:?}");
+        }
+        let error = read(Path::new("./tnlrt_0123_secret")).unwrap_err();
+        assert!(matches!(error, TokenFileError::Unreadable { .. }));
     }
 
     #[test]

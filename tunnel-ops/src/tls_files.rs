@@ -77,6 +77,14 @@ pub enum TlsFilesError {
         /// The key's file.
         key: PathBuf,
     },
+    /// The certificate's time is over.
+    #[error("the certificate {fingerprint} ran out on {}: give one that is good now", humantime::format_rfc3339_seconds(*.ended))]
+    Expired {
+        /// Which one.
+        fingerprint: String,
+        /// When it did.
+        ended: SystemTime,
+    },
     /// No revocation list in the file.
     #[error("{}: holds no revocation list: give a PEM file with `-----BEGIN X509 CRL-----`", .origin.display())]
     NoRevocationList {
@@ -171,6 +179,20 @@ impl Identity {
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.not_after
+    }
+
+    /// Whether it is still good at this moment.
+    ///
+    /// # Errors
+    /// When it has run out.
+    pub fn check_end(&self, now: SystemTime) -> Result<(), TlsFilesError> {
+        if now < self.not_after {
+            return Ok(());
+        }
+        Err(TlsFilesError::Expired {
+            fingerprint: self.fingerprint(),
+            ended: self.not_after,
+        })
     }
 }
 

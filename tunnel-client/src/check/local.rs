@@ -160,7 +160,7 @@ fn token(path: &Path, facts: &mut Facts, told: &mut Told<'_>) -> bool {
             true
         }
         Err(trouble) => {
-            let words = path.display().to_string();
+            let words = trouble.path.display().to_string();
             let verdict = verdict(facts, &Trouble::Token(trouble));
             told.step(StepReport::failed(StepName::Token, words, verdict));
             false

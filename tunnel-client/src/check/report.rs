@@ -160,8 +160,7 @@ impl Style {
         match self {
             Self::Coloured => text,
             Self::Plain if text.is_ascii() => text,
-            Self::Plain => text
-                .chars()
+            Self::Plain => (text.replace('…', "...").chars())
                 .map(|letter| if letter.is_ascii() { letter } else { '?' })
                 .collect(),
         }

@@ -16,10 +16,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::words::{moment, printable, span};
-use crate::token_file::{self, TokenFileError};
+use crate::token_file::{self, PREFIX, TokenFileError};
 
-/// What a runtime token begins with.
-const PREFIX: &str = "tnlrt_";
 /// Digits of its public part, and letters of its secret one.
 const ID_DIGITS: usize = 16;
 const SECRET_LETTERS: usize = 43;
@@ -67,6 +65,8 @@ pub(super) struct TokenTrouble {
 /// What is wrong with its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TokenFault {
+    /// It is the token itself, which is shown to nobody.
+    TokenItself,
     Missing,
     Unreadable(String),
     NotAFile,
@@ -177,6 +177,12 @@ impl TokenFacts {
 impl From<&TokenFileError> for TokenTrouble {
     fn from(error: &TokenFileError) -> Self {
         let (path, kind) = match error {
+            TokenFileError::TokenItself => {
+                return Self {
+                    path: PathBuf::from("(not shown)"),
+                    kind: TokenFault::TokenItself,
+                };
+            }
             TokenFileError::Unreadable { path, source } => match source.kind() {
                 io::ErrorKind::NotFound => (path, TokenFault::Missing),
                 _ => (path, TokenFault::Unreadable(source.to_string())),

@@ -14,6 +14,7 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::ProducesTickets;
 use tokio_rustls::TlsAcceptor;
+use tracing::warn;
 
 use super::{ClientAuth, Identity, TlsFilesError, listener_config};
 
@@ -41,12 +42,16 @@ struct Origin {
 }
 
 impl LiveServerConfig {
-    /// Starts with these; `alpn` stays, the preferred protocol first.
+    /// Starts with these; `alpn` stays, the preferred protocol first. A certificate that has run out is told
+    /// in the log: with it some are still served, without it nobody.
     pub fn new(
         identity: Identity,
         alpn: &[&[u8]],
         client_auth: Option<ClientAuth>,
     ) -> Result<Self, TlsFilesError> {
+        if let Err(problem) = identity.check_end(SystemTime::now()) {
+            warn!(%problem, "who connects to this listener will refuse its certificate");
+        }
         let alpn: Vec<_> = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         let origin = Origin {
             identity,
@@ -67,7 +72,7 @@ impl LiveServerConfig {
     }
 
     /// Uses these from the next accept on, and tells whether that is a change. After an error all is as
-    /// it was.
+    /// it was; a certificate that has run out is one in place of a good one.
     ///
     /// A new certificate leaves clients their tickets. A new check of clients does not: a resumed session
     /// shows no certificate again, so it would go round the check.
@@ -90,6 +95,10 @@ impl LiveServerConfig {
         let is_same_auth = current.client_auth == client_auth;
         if is_same_auth && current.identity == identity {
             return Ok(NextServerConfig(None));
+        }
+        let now = SystemTime::now();
+        if current.identity.check_end(now).is_ok() {
+            identity.check_end(now)?;
         }
         let origin = Origin {
             identity,

@@ -194,6 +194,30 @@ fn an_identity_knows_its_end_and_its_equal() {
 }
 
 #[test]
+fn a_certificate_that_has_run_out_takes_no_good_ones_place() {
+    let until = |year| {
+        let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+        params.not_after = rcgen::date_time_ymd(year, 2, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = params.self_signed(&key).unwrap();
+        Identity::from_pem(&cert.pem(), &key.serialize_pem()).unwrap()
+    };
+    let (good, over, older) = (until(2999), until(2021), until(2020));
+    let live = LiveServerConfig::new(good.clone(), &[], None).unwrap();
+    let refusal = live.replace(over.clone(), None).unwrap_err().to_string();
+    assert!(
+        refusal.contains("ran out on 2021-02-01T00:00:00Z"),
+        "{refusal}"
+    );
+    assert_eq!(live.not_after(), good.not_after());
+    // Where none is good there is nothing to lose.
+    let live = LiveServerConfig::new(over, &[], None).unwrap();
+    assert!(live.replace(older, None).unwrap());
+    assert!(live.replace(good, None).unwrap());
+}
+
+#[test]
 fn only_the_given_file_is_trusted_where_that_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ca.pem");

@@ -2,6 +2,7 @@
 //! change if a running server took it over.
 
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use super::admin_client::AdminClient;
 use super::table::printable;
@@ -30,7 +31,23 @@ fn check(given: Given) -> Result<(Config, Effective), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(source).map_err(Failure::configuration)?;
     let effective = Server::check(&config).map_err(Failure::binding)?;
+    certificates(&config)?;
     Ok((config, effective))
+}
+
+/// `run` takes a certificate that has run out where it has no better, and says so; to find out before is
+/// what this command is for.
+fn certificates(config: &Config) -> Result<(), Failure> {
+    let public = config.public_tls.as_ref();
+    let all = [
+        ("tls-cert", Some(&config.tunnel_tls)),
+        ("public-tls-cert", public),
+    ];
+    for (flag, identity) in all {
+        let ended = identity.map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
+        ended.map_err(|problem| Failure::configuration(format!("--{flag}: {problem}")))?;
+    }
+    Ok(())
 }
 
 /// A line for each difference.

@@ -74,6 +74,11 @@ pub(super) fn trust(trouble: &TrustTrouble) -> Verdict {
 pub(super) fn token(trouble: &TokenTrouble) -> Verdict {
     let path = trouble.path.display();
     match &trouble.kind {
+        TokenFault::TokenItself => Verdict::new(
+            "token_file_is_token",
+            "the token itself was given where its file is to be named".to_owned(),
+            "put it into a file and name that; others on this machine may have seen it, so have it replaced",
+        ),
         TokenFault::Missing => Verdict::new(
             "token_file_missing",
             format!("the token file {path} is not there"),

@@ -101,6 +101,7 @@ fn what_stands_on_this_machine() {
         "certificate_file_unusable",
     );
     for (kind, name) in [
+        (TokenFault::TokenItself, "token_file_is_token"),
         (TokenFault::Missing, "token_file_missing"),
         (
             TokenFault::Unreadable("permission denied".into()),
