@@ -1,6 +1,6 @@
 //! Room for requests that wait for a runtime to come back: so many of them, and so much memory.
 //!
-//! In comes what a request holds while it waits, in bytes; out comes a [`Place`] that gives itself back, or
+//! In comes what a request holds while it waits, in bytes; out comes a place that gives itself back, or
 //! which bound is reached. A request is weighed once, by the most that it can come to hold, so that nothing
 //! has to be asked while it waits.
 
