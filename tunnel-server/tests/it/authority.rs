@@ -54,3 +54,13 @@ impl Authority {
         params.signed_by(&*self.0).unwrap().pem().unwrap()
     }
 }
+
+/// A certificate of one's own for `localhost` whose time is over, and its key, both PEM.
+pub(crate) fn that_ran_out() -> (String, String) {
+    let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2021, 2, 1);
+    let key = KeyPair::generate().unwrap();
+    let cert = params.self_signed(&key).unwrap();
+    (cert.pem(), key.serialize_pem())
+}

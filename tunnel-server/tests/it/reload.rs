@@ -12,7 +12,7 @@ use tunnel_proto::{close::CloseReason, session::SessionEnd};
 use tunnel_server::certs;
 
 use crate::{
-    authority::Authority,
+    authority::{Authority, that_ran_out},
     credentials::Issuer,
     deadline::eventually,
     fake::FakeClient,
@@ -197,12 +197,21 @@ async fn a_hangup_asks_to_look_again_and_ends_nothing() {
 }
 
 /// As Kubernetes writes a secret: the files are links through a link that is replaced.
-fn publish(folder: &Folder, version: &str, made: &certs::Certificates) {
+fn publish(folder: &Folder, version: &str, cert: &str, key: &str) {
     fs::create_dir(folder.path(version)).unwrap();
-    folder.write(&format!("{version}/server.pem"), &made.server_pem);
-    folder.write(&format!("{version}/server.key"), &made.server_key);
+    folder.write(&format!("{version}/server.pem"), cert);
+    folder.write(&format!("{version}/server.key"), key);
     symlink(version, folder.path("..data_tmp")).unwrap();
     fs::rename(folder.path("..data_tmp"), folder.path("..data")).unwrap();
+}
+
+/// The same, of the certificate that a server starts with.
+fn publish_first(folder: &Folder, made: &certs::Certificates) {
+    publish(folder, "..v1", &made.server_pem, &made.server_key);
+    for name in ["server.pem", "server.key"] {
+        fs::remove_file(folder.path(name)).unwrap();
+        symlink(format!("..data/{name}"), folder.path(name)).unwrap();
+    }
 }
 
 /// The certificate that a tunnel client is shown.
@@ -217,11 +226,7 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
     let (old, new) = (made(1), made(2));
     let files = Files::new();
     let token = files.add("acme", "prod");
-    publish(&files.folder, "..v1", &old);
-    for name in ["server.pem", "server.key"] {
-        fs::remove_file(files.folder.path(name)).unwrap();
-        symlink(format!("..data/{name}"), files.folder.path(name)).unwrap();
-    }
+    publish_first(&files.folder, &old);
     let settings = "public_tls_cert = \"server.pem\"\npublic_tls_key = \"server.key\"\n";
     let roots = Roots::from_pem(&format!("{}{}", old.ca_pem, new.ca_pem)).unwrap();
     let serving = Serving::start(files.folder, roots, settings).await;
@@ -238,7 +243,7 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
     };
     let (tunnel, public) = ends().await;
     assert!(tunnel > 0.0 && tunnel <= public, "{tunnel} {public}");
-    publish(&serving.folder, "..v2", &new);
+    publish(&serving.folder, "..v2", &new.server_pem, &new.server_key);
     let after = eventually("another certificate", async || {
         let after = shown(&serving).await;
         (after != before).then_some(after)
@@ -250,6 +255,23 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
     let public = serving.public_tls().await;
     assert_eq!(public.get_ref().1.peer_certificates().unwrap()[0], after);
     stream.goes_on().await;
+    serving.stop().await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_has_run_out_takes_no_good_ones_place() {
+    let made = certs::generate(&["localhost".to_owned()], 1).unwrap();
+    let files = Files::new();
+    publish_first(&files.folder, &made);
+    let roots = Roots::from_pem(&made.ca_pem).unwrap();
+    let serving = Serving::start(files.folder, roots, "").await;
+    let before = shown(&serving).await;
+    let (cert, key) = that_ran_out();
+    publish(&serving.folder, "..v2", &cert, &key);
+    serving.metric_becomes(SUCCEEDED, 0.0).await;
+    assert_eq!(shown(&serving).await, before);
+    publish(&serving.folder, "..v3", &made.server_pem, &made.server_key);
+    serving.metric_becomes(SUCCEEDED, 1.0).await;
     serving.stop().await;
 }
 

@@ -3,7 +3,7 @@
 use tokio::task::spawn_blocking;
 
 use crate::{
-    authority::Authority,
+    authority::{Authority, that_ran_out},
     program::{Ended, Folder},
     serving::{Files, Serving},
 };
@@ -48,6 +48,29 @@ fn every_file_that_is_named_is_read_by_both_commands() {
             assert!(told.starts_with(&expected), "{flags:?}: {told}");
         }
     }
+}
+
+#[test]
+fn a_certificate_that_has_run_out_is_told_before_it_is_served() {
+    let folder = Folder::with_all_files();
+    let (cert, key) = that_ran_out();
+    folder.write("over.pem", &cert);
+    folder.write("over.key", &key);
+    let public = |name| {
+        let pair = [
+            format!("--public-tls-cert={name}.pem"),
+            format!("--public-tls-key={name}.key"),
+        ];
+        let all = ["validate".to_owned()].into_iter();
+        folder.run(all.chain(FILES.map(str::to_owned)).chain(pair))
+    };
+    let good = public("server");
+    assert_eq!(good.code, Some(0), "{}", good.stderr);
+    let over = public("over");
+    assert_eq!(over.code, Some(2), "{}", over.stdout);
+    let told = over.stderr.lines().last().unwrap();
+    assert!(told.starts_with("error: --public-tls-cert: "), "{told}");
+    assert!(told.contains("ran out on 2021-02-01T00:00:00Z"), "{told}");
 }
 
 /// What `validate` says of the server's own file with these flags more.

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::dns::{NameServer, Said};
@@ -19,18 +20,24 @@ fn named(server: &NameServer, port: u16, options: &UpstreamOptions) -> Arc<Upstr
     Arc::new(Upstream::with_tls(destination, None, options, &shared))
 }
 
-/// Two upstreams at the same port of two addresses, each with an answer of its own.
-async fn two() -> (Scripted, Scripted) {
+/// Two upstreams at the same port of two addresses, each with an answer of its own, and a stream that goes on
+/// when it is told to.
+async fn two(goes_on: &Arc<Notify>) -> (Scripted, Scripted) {
     let at = |address: SocketAddr, content: &'static str| {
-        Scripted::start_at(address, move |mut connection| async move {
-            while let Some(head) = connection.head().await {
-                if head.starts_with("GET /stream") {
-                    let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n";
-                    connection.send(head).await;
-                    sleep(Duration::from_secs(3)).await;
-                    connection.send("1\r\ny\r\n0\r\n\r\n").await;
-                } else {
-                    connection.send(answer(content)).await;
+        let goes_on = Arc::clone(goes_on);
+        Scripted::start_at(address, move |mut connection| {
+            let goes_on = Arc::clone(&goes_on);
+            async move {
+                while let Some(head) = connection.head().await {
+                    if head.starts_with("GET /stream") {
+                        let head =
+                            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n";
+                        connection.send(head).await;
+                        goes_on.notified().await;
+                        connection.send("1\r\ny\r\n0\r\n\r\n").await;
+                    } else {
+                        connection.send(answer(content)).await;
+                    }
                 }
             }
         })
@@ -47,7 +54,8 @@ async fn two() -> (Scripted, Scripted) {
 
 #[tokio::test]
 async fn connections_go_when_their_name_leads_elsewhere_and_open_exchanges_end_first() {
-    let (one, _two) = two().await;
+    let goes_on = Arc::new(Notify::new());
+    let (one, _two) = two(&goes_on).await;
     let server = NameServer::start().await;
     server.say_addresses(NAME, &["127.0.0.1"], 1);
     let route = Route::to(named(&server, one.address().port(), &options()));
@@ -63,6 +71,7 @@ async fn connections_go_when_their_name_leads_elsewhere_and_open_exchanges_end_f
     for _ in 0..10 {
         assert_eq!(route.fetch(get("/")).await, "two");
     }
+    goes_on.notify_one();
     let whole = open.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(whole, "xy", "what was open goes on where it was");
     assert_eq!(

@@ -461,7 +461,8 @@ async fn one_that_dies_and_returns_under_load_costs_no_harmless_request() {
             answers
         });
     }
-    sleep(Duration::from_millis(100)).await;
+    let used = async { while route.fetch(get("/")).await != "dies" {} };
+    timeout(SOON, used).await.unwrap();
     drop(dies);
     become_so(&set, &["up", "unhealthy"]).await;
     let returned = Scripted::start_at(address, |mut connection: Connection| async move {
