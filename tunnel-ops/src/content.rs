@@ -10,7 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::alarm::Alarm;
 
 /// Holds back the content of a request that expects 100 until the upstream asks for it, or says nothing
 /// for a while: hyper asks the platform client to go on as soon as the content is read.
@@ -53,7 +55,9 @@ impl Gate {
 #[derive(Debug)]
 pub struct Silence {
     limit: Duration,
-    timer: Option<Pin<Box<Sleep>>>,
+    /// When there has been nothing for too long, if there is nothing now.
+    due: Option<Instant>,
+    alarm: Alarm,
     unanswered: Weak<()>,
 }
 
@@ -64,7 +68,8 @@ impl Silence {
         let unanswered = Arc::default();
         let silence = Self {
             limit,
-            timer: None,
+            due: None,
+            alarm: Alarm::default(),
             unanswered: Arc::downgrade(&unanswered),
         };
         (silence, unanswered)
@@ -72,7 +77,7 @@ impl Silence {
 
     /// Something has come.
     pub fn end(&mut self) {
-        self.timer = None;
+        self.due = None;
     }
 
     /// Ready when nothing has come for too long.
@@ -81,10 +86,8 @@ impl Silence {
             return Poll::Pending;
         }
         let limit = self.limit;
-        self.timer
-            .get_or_insert_with(|| Box::pin(sleep(limit)))
-            .as_mut()
-            .poll(cx)
+        let due = *self.due.get_or_insert_with(|| Instant::now() + limit);
+        self.alarm.poll(cx, due)
     }
 }
 
@@ -100,7 +103,7 @@ pub fn is_timed_out(error: &hyper::Error) -> bool {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::time::{Instant, timeout};
+    use tokio::time::timeout;
 
     use super::*;
 

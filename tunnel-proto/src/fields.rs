@@ -71,7 +71,7 @@ pub fn is_forwarded(name: &HeaderName) -> bool {
 /// Whether a field may never be sent as a trailer: framing, routing, authentication, request
 /// modifiers, response control, and how content is processed (RFC 9110 section 6.5.1).
 #[must_use]
-pub fn is_forbidden_trailer(name: &HeaderName) -> bool {
+fn is_forbidden_trailer(name: &HeaderName) -> bool {
     is_connection_specific(name)
         || is_forwarded(name)
         || name.as_str().starts_with("content-")

@@ -1,7 +1,7 @@
 //! The one table from what went wrong to what the platform client is told.
 //!
-//! A [`Problem`] is made where something fails, at either end, and becomes an answer in one place
-//! of the tunnel server. Across the wire it travels as its reason (pseudo-field `:problem`) and a
+//! A [`Problem`] is made where something fails, at either end, and becomes an answer in one place,
+//! [`crate::front`], for both programs. Across the wire it travels as its reason (pseudo-field `:problem`) and a
 //! detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15, error types
 //! RFC 9209 section 2.3.
 
@@ -125,7 +125,7 @@ reasons! {
     ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
     /// As many upgraded connections as the runtime may have are open.
     WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// As many exchanges as this server carries are open.
+    /// The whole server carries as many exchanges or upgraded connections, or begins as many in a second, as it may.
     ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The session ended under the exchange.
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;

@@ -38,7 +38,7 @@ pub enum Command {
     /// Check the configuration and the files it names, and serve nothing; say what would change of a running server's
     #[command(after_help = EXIT_CODES)]
     Validate(Box<ValidateArgs>),
-    /// Make a throw-away CA with a server's and a client's certificate
+    /// Make a CA for development, with a server's and a client's certificate; keep what is there
     #[command(after_help = EXIT_CODES)]
     Certs(CertsArgs),
     /// Manage the tokens that clients show

@@ -93,7 +93,8 @@ pub struct Config {
     pub tls_handshake_timeout: Duration,
     /// Time for a request's head, from its first byte. Default 30 s.
     pub request_head_timeout: Duration,
-    /// Longest silence within a request's body. Default 60 s.
+    /// Longest silence within a request's body, and how long a platform client may take nothing of an
+    /// answer. Default 60 s.
     pub body_idle_timeout: Duration,
     /// Longest silence between requests of one connection. Default 75 s, more than common load
     /// balancers' 60 s, so that it is they who close.
@@ -101,7 +102,7 @@ pub struct Config {
     /// How long `Expect: 100-continue` waits for the upstream's word before the body is asked for.
     /// Default 1 s.
     pub expect_wait: Duration,
-    /// Public connections open at once. Default 50,000.
+    /// Connections open at once, on the public and on the tunnel listener each. Default 50,000.
     pub max_connections: usize,
     /// Public connections open at once from one address. Default 1,000.
     pub max_connections_per_address: usize,

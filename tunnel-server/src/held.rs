@@ -38,9 +38,9 @@ const TABLES: [(&str, Count); 14] = [
     ("event_readers", |node| node.events.readers()),
 ];
 
-/// The tokio runtimes of a server, whose tasks are counted.
+/// The threads of a server, each with a tokio runtime of its own, whose tasks are counted.
 #[derive(Debug, Default)]
-pub(crate) struct Workers(Mutex<Vec<Handle>>);
+pub(crate) struct Threads(Mutex<Vec<Handle>>);
 
 /// Shows what a node holds, for as long as it is there.
 pub(crate) struct Holdings {
@@ -49,18 +49,18 @@ pub(crate) struct Holdings {
     entries: IntGaugeVec,
 }
 
-impl Workers {
+impl Threads {
     /// One more of them.
-    pub(crate) fn add(&self, worker: Handle) {
-        self.0.lock().push(worker);
+    pub(crate) fn add(&self, thread: Handle) {
+        self.0.lock().push(thread);
     }
 
     /// Tasks that have not ended.
     fn tasks(&self) -> usize {
-        let workers = self.0.lock();
-        workers
+        let threads = self.0.lock();
+        threads
             .iter()
-            .map(|worker| worker.metrics().num_alive_tasks())
+            .map(|thread| thread.metrics().num_alive_tasks())
             .sum()
     }
 }
@@ -86,7 +86,7 @@ impl Collector for Holdings {
             return Vec::new();
         };
         let shown = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.tasks.set(shown(node.workers.tasks()));
+        self.tasks.set(shown(node.threads.tasks()));
         for (table, count) in TABLES {
             let entries = self.entries.with_label_values(&[table]);
             entries.set(shown(count(&node)));

@@ -36,7 +36,7 @@ pub struct Metrics {
     registry: Registry,
     /// Live sessions.
     pub sessions: IntGauge,
-    /// Session requests by result: `accepted` or the refusal's reason.
+    /// Session requests by result: `accepted`, `checked`, or the refusal's reason.
     pub handshakes: IntCounterVec,
     handshakes_open: IntGauge,
     /// TLS handshakes of tunnel clients: full, and resumed.

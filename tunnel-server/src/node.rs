@@ -30,7 +30,7 @@ use crate::{
         effective::{Difference, Effective, differences},
     },
     connect::{checks::Checks, gate::Gate},
-    held::Workers,
+    held::Threads,
     metrics::Metrics,
     public::{answer::Cors, places::Places},
     registry::Registry,
@@ -77,7 +77,7 @@ pub struct Node {
     /// When the server was started.
     pub started: SystemTime,
     /// What the server's tasks run on.
-    pub(crate) workers: Workers,
+    pub(crate) threads: Threads,
     /// How far the server's life has gone.
     pub(crate) life: Life,
 }

@@ -75,6 +75,12 @@ impl State {
     fn is_gone(&self, now: Instant) -> bool {
         self.tunnel.is_none() && self.last_online + RETURNING < now
     }
+
+    /// Whether this tunnel is the one that has the runtime.
+    fn holds(&self, tunnel: &Arc<Tunnel>) -> bool {
+        let held = self.tunnel.as_ref();
+        held.is_some_and(|held| Arc::ptr_eq(held, tunnel))
+    }
 }
 
 /// A session that asks to join its runtime's tunnel.
@@ -449,10 +455,7 @@ impl Membership {
     pub fn on_credential(&self, grant: &Grant) {
         *self.member.peer.authority.lock() = grant.into();
         let state = self.slot.state.lock();
-        let is_held = state
-            .tunnel
-            .as_ref()
-            .is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
+        let is_held = state.holds(&self.tunnel);
         if is_held && **self.slot.entry() != *grant.runtime {
             self.slot.update(&grant.runtime);
         }
@@ -488,10 +491,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         let mut state = self.slot.state.lock();
         let is_last = self.tunnel.remove(&self.member.session);
-        let is_held = state
-            .tunnel
-            .as_ref()
-            .is_some_and(|held| Arc::ptr_eq(held, &self.tunnel));
+        let is_held = state.holds(&self.tunnel);
         if is_held {
             state.last_online = Instant::now();
             state.last_online_at = Some(SystemTime::now());

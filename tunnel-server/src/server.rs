@@ -36,7 +36,7 @@ use crate::{
     auth::{AuthSetupError, Authenticator},
     config::{Config, effective::Effective},
     connect::gate::Gate,
-    held::Workers,
+    held::Threads,
     metrics::Metrics,
     node::{self, Life, Node, Tls},
     public::{answer::Cors, places::Places},
@@ -176,7 +176,7 @@ impl Server {
             admin,
             addresses,
         } = self;
-        node.workers.add(Handle::current());
+        node.threads.add(Handle::current());
         let mut running = Vec::new();
         for (number, listeners) in shards.into_iter().enumerate() {
             let shard = Shard::start(number, node.clone(), listeners);
@@ -263,7 +263,7 @@ impl Parts {
             last_reload: Mutex::default(),
             admin_guard: ArcSwapOption::from_pointee(self.admin_guard),
             started: SystemTime::now(),
-            workers: Workers::default(),
+            threads: Threads::default(),
             life: Life::new(),
             live: ArcSwap::from_pointee(config),
         }

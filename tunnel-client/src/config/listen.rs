@@ -131,7 +131,8 @@ pub struct ListenConfig {
     /// Longest silence before a request. Default 3 min: longer than an ingress controller keeps a
     /// connection, so that it is the one that closes it.
     pub keep_alive_timeout: Duration,
-    /// Longest silence within a request's content. Default 60 s.
+    /// Longest silence within a request's content, and how long a peer may take nothing of an answer.
+    /// Default 60 s.
     pub body_idle_timeout: Duration,
 }
 

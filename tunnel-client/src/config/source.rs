@@ -278,7 +278,7 @@ pub struct Source {
     #[arg(long, value_name = "FILE", env = "TUNNEL_CLIENT_LISTEN_KEY")]
     pub listen_key: Option<PathBuf>,
 
-    /// Of serve: networks of ingress controllers, whose X-Forwarded-* and Forwarded are believed
+    /// Of serve: networks of ingress controllers, whose X-Forwarded-*, X-Real-IP and Forwarded are believed
     #[arg(
         long,
         value_name = "CIDR",

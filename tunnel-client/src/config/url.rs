@@ -13,11 +13,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::config_value::{self, ValueError};
 
+use crate::routes::host::is_host_name;
+
 /// The host and, in a `Host` field, the authority of an upstream that has none.
 const SOCKET_HOST: &str = "localhost";
-
-/// Longest DNS name.
-const HOST_OCTETS: usize = 253;
 
 /// The server that is dialled: `wss://host[:port]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -309,16 +308,9 @@ fn parse_host(text: &str) -> Option<String> {
         let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
         return Some(address.to_string());
     }
-    // Names of services in container networks often have an underscore.
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
-    };
     // A last dot keeps the resolver from trying the machine's own domains; TLS names have none.
     let name = text.strip_suffix('.').unwrap_or(text);
-    (name.len() <= HOST_OCTETS && name.split('.').all(label)).then(|| text.to_ascii_lowercase())
+    is_host_name(name).then(|| text.to_ascii_lowercase())
 }
 
 #[cfg(test)]

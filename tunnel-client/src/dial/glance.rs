@@ -10,11 +10,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
+use rustls::ClientConfig;
 use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use tunnel_ops::tls_files::{self, Roots};
+use tunnel_ops::tls_files::TlsFilesError;
 
 use super::observe::{Logged, Observer, Walk};
 use super::step::{Step, StepError};
@@ -80,57 +78,9 @@ impl Dialler {
     }
 }
 
-fn unproven_config() -> Result<Arc<ClientConfig>, tls_files::TlsFilesError> {
-    let config = tls_files::client_config(&Roots::none(), None, &tls::ALPN)?;
-    let mut config = Arc::unwrap_or_clone(config);
+fn unproven_config() -> Result<Arc<ClientConfig>, TlsFilesError> {
+    let mut config = Arc::unwrap_or_clone(tls::unchecked(None, &tls::ALPN)?);
+    // Nobody is to be known again by it.
     config.resumption = Resumption::disabled();
-    let provider = Arc::clone(config.crypto_provider());
-    let schemes = provider
-        .signature_verification_algorithms
-        .supported_schemes();
-    config
-        .dangerous()
-        .set_certificate_verifier(Arc::new(Anybody { schemes }));
     Ok(Arc::new(config))
-}
-
-/// Takes whoever answers.
-#[derive(Debug)]
-struct Anybody {
-    schemes: Vec<SignatureScheme>,
-}
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes.clone()
-    }
 }

@@ -254,6 +254,66 @@ fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
+/// TLS with whoever answers.
+///
+/// # Errors
+/// When TLS cannot be set up.
+pub(crate) fn unchecked(
+    identity: Option<&Identity>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsFilesError> {
+    tls_files::client_config_with(identity, alpn, |provider| {
+        Arc::new(Unchecked {
+            schemes: provider
+                .signature_verification_algorithms
+                .supported_schemes(),
+        })
+    })
+}
+
+/// Takes any certificate of anybody, where that is wanted: an upstream of which it is written so, or a look at
+/// who is there. Signatures are not looked at either: from somebody unknown they say nothing, and many an old
+/// certificate cannot even be read.
+#[derive(Debug)]
+struct Unchecked {
+    schemes: Vec<SignatureScheme>,
+}
+
+impl ServerCertVerifier for Unchecked {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes.clone()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

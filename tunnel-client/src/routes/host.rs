@@ -47,6 +47,14 @@ impl HostPattern {
     }
 }
 
+/// Whether a host can have this name, without a last dot. Services in container networks often have an
+/// underscore.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(known);
+    name.len() <= HOST_OCTETS && name.split('.').all(label)
+}
+
 /// The host of a `Host` field without port and last dot.
 pub fn bare_host(field: &[u8]) -> &[u8] {
     let end = match field {
@@ -65,11 +73,7 @@ impl FromStr for HostPattern {
             Some(name) => (name, Self::Below),
             None => (text, Self::Exact),
         };
-        let label = |label: &str| {
-            let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-            (1..=63).contains(&label.len()) && label.bytes().all(known)
-        };
-        if name.len() > HOST_OCTETS || !name.split('.').all(label) {
+        if !is_host_name(name) {
             return Err(ValueError::new(
                 "expected a host name such as `app.example.com` or `*.example.com`, without port",
             ));

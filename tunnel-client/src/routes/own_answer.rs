@@ -18,7 +18,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body, Frame};
 use tunnel_proto::front;
 use tunnel_proto::problem::Problem;
 
@@ -184,15 +184,6 @@ impl Body for AnswerBody {
         match self {
             Self::Upstream(body) => body.is_end_stream(),
             Self::Own(content) => content.is_none(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Upstream(body) => body.size_hint(),
-            Self::Own(content) => {
-                SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
-            }
         }
     }
 }

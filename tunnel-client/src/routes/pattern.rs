@@ -18,10 +18,10 @@ use std::str::FromStr;
 use tunnel_ops::config_value::ValueError;
 
 /// Segments that a pattern may have. A match looks at no more of a path, however long that is.
-pub const SEGMENTS_MAX: usize = 32;
+const SEGMENTS_MAX: usize = 32;
 
 /// Longest pattern, in bytes.
-pub const PATTERN_BYTES: usize = 1024;
+const PATTERN_BYTES: usize = 1024;
 
 /// Longest name of a segment, in bytes.
 const NAME_BYTES: usize = 32;

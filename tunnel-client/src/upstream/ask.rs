@@ -18,13 +18,14 @@ use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tunnel_proto::exchange::Protocol;
+use tunnel_proto::front::keep_end_to_end;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::body::UpstreamBody;
 use super::http1::{Connection, Framing, NoAnswer};
 use super::http2::Lease;
 use super::idle::Idle;
-use super::outgoing::{self, Http2Content, OutgoingBody, keep_end_to_end};
+use super::outgoing::{self, Http2Content, OutgoingBody};
 use super::progress::Progress;
 use super::tls::Offer;
 use super::upgrade::{self, Switched};

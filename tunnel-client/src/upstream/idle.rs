@@ -4,12 +4,12 @@
 //! not a byte came or went for as long as the route allows. A platform client that takes nothing
 //! stops the watch: then nobody asks whether there is anything.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::Instant;
+use tunnel_ops::alarm::Alarm;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::progress::{Moved, Progress};
@@ -17,9 +17,10 @@ use super::progress::{Moved, Progress};
 /// The watch over one exchange.
 pub(super) struct Idle {
     limit: Duration,
-    /// Whether the last that was seen of the upstream was nothing, and what had gone to it then.
-    since: Option<Moved>,
-    sleep: std::pin::Pin<Box<Sleep>>,
+    /// If the last that was seen of the upstream was nothing: what had gone to it then, and until when that
+    /// may last.
+    since: Option<(Moved, Instant)>,
+    alarm: Alarm,
     progress: Arc<Progress>,
 }
 
@@ -29,7 +30,7 @@ impl Idle {
         Box::new(Self {
             limit,
             since: None,
-            sleep: Box::pin(sleep(limit)),
+            alarm: Alarm::default(),
             progress: Arc::clone(progress),
         })
     }
@@ -42,22 +43,16 @@ impl Idle {
     /// Nothing is there; ready when that has been so for too long.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Problem> {
         let moved = self.progress.moved();
-        let mut since = match self.since {
-            Some(since) => since,
-            None => {
-                self.sleep.as_mut().reset(Instant::now() + self.limit);
-                moved
-            }
-        };
-        while self.sleep.as_mut().poll(cx).is_ready() {
+        let anew = || (moved, Instant::now() + self.limit);
+        let (mut since, mut due) = self.since.unwrap_or_else(anew);
+        while self.alarm.poll(cx, due).is_ready() {
             if since == moved {
                 let detail = format!("not a byte came or went for {:?}", self.limit);
                 return Poll::Ready(Problem::new(Hop::Client, Reason::IdleTimeout, detail));
             }
-            since = moved;
-            self.sleep.as_mut().reset(Instant::now() + self.limit);
+            (since, due) = (moved, Instant::now() + self.limit);
         }
-        self.since = Some(since);
+        self.since = Some((since, due));
         Poll::Pending
     }
 }
@@ -66,7 +61,7 @@ impl Idle {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::time::timeout;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER};
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
@@ -253,24 +253,6 @@ pub(super) fn expects_continue(asked: &Parts) -> bool {
     asked.headers.get(EXPECT).is_some_and(is_it)
 }
 
-/// Removes the fields that belong to the connection a head came on. The order of the others may
-/// change, which says nothing (RFC 9110 section 5.3); that of one field's values does not.
-pub(super) fn keep_end_to_end(headers: &mut HeaderMap) {
-    // There are few such names, so each is looked for anew; nominated ones can be many.
-    while let Some(name) = headers
-        .keys()
-        .find(|name| fields::is_connection_specific(name))
-    {
-        let name = name.clone();
-        if name == CONNECTION {
-            for nominated in nominated(headers) {
-                headers.remove(nominated);
-            }
-        }
-        headers.remove(name);
-    }
-}
-
 /// The fields that `Connection` nominates; no memory is taken for those that end here anyway.
 fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
     if fields::nominates_more(headers) {
@@ -318,6 +300,8 @@ fn malformed(error: &dyn std::error::Error) -> Problem {
 mod tests {
     use http::Method;
     use http::header::{ACCEPT, COOKIE};
+
+    use http::header::CONNECTION;
 
     use super::*;
 

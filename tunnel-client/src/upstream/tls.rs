@@ -1,13 +1,11 @@
 //! How TLS is spoken with upstreams: whom they may be, what they are shown, which name they have.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use tunnel_ops::tls_files::{self, Identity, TlsFilesError};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tunnel_ops::tls_files::{self, TlsFilesError};
 
 use super::settings::{UpstreamError, UpstreamTls};
 use crate::dial::tls;
@@ -45,7 +43,7 @@ impl TlsOffers {
             tls::server_name(name).map_err(|_| UpstreamError::ServerName(name.clone()))
         });
         let config = |alpn: &[&[u8]]| match &options.roots {
-            _ if options.insecure => unchecked(options.identity.as_ref(), alpn),
+            _ if options.insecure => tls::unchecked(options.identity.as_ref(), alpn),
             Some(roots) => tls_files::client_config(roots, options.identity.as_ref(), alpn),
             None => Err(TlsFilesError::NoRoots),
         };
@@ -69,66 +67,5 @@ impl TlsOffers {
             Some(name) => Ok(name.clone()),
             None => tls::server_name(host),
         }
-    }
-}
-
-fn unchecked(
-    identity: Option<&Identity>,
-    alpn: &[&[u8]],
-) -> Result<Arc<ClientConfig>, TlsFilesError> {
-    tls_files::client_config_with(identity, alpn, |provider| {
-        Arc::new(Unchecked {
-            schemes: provider
-                .signature_verification_algorithms
-                .supported_schemes(),
-        })
-    })
-}
-
-/// Takes any certificate of anybody, for those who have written that they want it so. Signatures are
-/// not looked at either: from somebody unknown they say nothing, and many an old certificate cannot
-/// even be read.
-struct Unchecked {
-    schemes: Vec<SignatureScheme>,
-}
-
-impl ServerCertVerifier for Unchecked {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes.clone()
-    }
-}
-
-impl fmt::Debug for Unchecked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Unchecked")
     }
 }

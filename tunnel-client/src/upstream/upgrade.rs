@@ -30,11 +30,12 @@ use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 use tunnel_proto::exchange::{Protocol, copy_body, read_body};
 use tunnel_proto::handshake::{accept_key, has_token, new_key};
+use tunnel_proto::front::keep_end_to_end;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http2::Lease;
-use super::outgoing::{self, Http2Content, OutgoingBody, keep_end_to_end};
+use super::outgoing::{self, Http2Content, OutgoingBody};
 use super::progress::Progress;
 
 /// How long the platform client's direction may stay open after the upstream has ended its own.

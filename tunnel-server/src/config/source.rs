@@ -186,7 +186,7 @@ pub struct Source {
     )]
     pub max_tunnel_connections_per_address: Option<Count<1, 10_000_000>>,
 
-    /// Networks whose X-Forwarded-*, Forwarded and PROXY headers are believed
+    /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are believed
     #[arg(
         long,
         value_name = "CIDR",
@@ -223,7 +223,7 @@ pub struct Source {
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_REQUEST_HEAD_TIMEOUT")]
     pub request_head_timeout: Option<PositiveDuration>,
 
-    /// Longest silence within a request's body [default: 1m]
+    /// Longest silence within a request's body, and time to take something of an answer [default: 1m]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_BODY_IDLE_TIMEOUT")]
     pub body_idle_timeout: Option<PositiveDuration>,
 

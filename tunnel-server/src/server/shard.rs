@@ -37,7 +37,7 @@ impl Shard {
             .event_interval(TASKS_BETWEEN_EVENTS)
             .enable_all()
             .build()?;
-        node.workers.add(runtime.handle().clone());
+        node.threads.add(runtime.handle().clone());
         let (end, forced) = oneshot::channel();
         let (finished, ended) = oneshot::channel();
         let thread = std::thread::Builder::new()
