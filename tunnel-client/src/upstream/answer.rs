@@ -16,10 +16,8 @@ pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
     check_status(status)?;
     let headers = response.headers_mut();
     check_framing(headers)?;
-    if fields::nominates_more(headers) {
-        for name in fields::nominated(headers) {
-            headers.remove(name);
-        }
+    for name in fields::nominated(headers) {
+        headers.remove(name);
     }
     if headers.len() > limits::FIELDS {
         return Err(invalid("more fields than allowed"));

@@ -253,21 +253,12 @@ pub(super) fn expects_continue(asked: &Parts) -> bool {
     asked.headers.get(EXPECT).is_some_and(is_it)
 }
 
-/// The fields that `Connection` nominates; no memory is taken for those that end here anyway.
-fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
-    if fields::nominates_more(headers) {
-        fields::nominated(headers)
-    } else {
-        Vec::new()
-    }
-}
-
 /// Shows those of the request's fields that go on as they are.
 pub(super) fn for_each_field(
     asked: &Parts,
     mut show: impl FnMut(&HeaderName, &HeaderValue),
 ) -> Found {
-    let nominated = nominated(&asked.headers);
+    let nominated = fields::nominated(&asked.headers);
     let mut found = Found::default();
     for (name, value) in &asked.headers {
         if name == TE {

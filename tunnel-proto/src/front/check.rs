@@ -58,7 +58,8 @@ pub struct CheckedRequest<'a> {
 /// and each question to the map costs a hash.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
-    connection: bool,
+    /// `Connection`.
+    pub connection: bool,
     upgrade: bool,
     te: bool,
     content_length: bool,
@@ -118,17 +119,6 @@ impl Seen {
     }
 }
 
-impl CheckedRequest<'_> {
-    /// The fields that a `Connection` field nominates: they end here.
-    pub(super) fn nominated(&self) -> Vec<HeaderName> {
-        if self.seen.connection {
-            fields::nominated(self.headers)
-        } else {
-            Vec::new()
-        }
-    }
-}
-
 /// Why a request is refused.
 type Refused = (Reason, &'static str);
 
@@ -169,6 +159,9 @@ fn check<'a>(
     // HTTP/1 was bounded more narrowly before this.
     if headers.len() > MAX_FIELDS {
         return Err((Reason::HeadTooLarge, "too many field lines"));
+    }
+    if seen.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
+        return Err((Reason::HeadTooLarge, "too many options in connection"));
     }
     let upgrade = upgrade(method, version, headers, seen, protocol)?;
     if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
@@ -547,6 +540,22 @@ mod tests {
                 .unwrap()
                 .wants_trailers
         );
+    }
+
+    #[test]
+    fn a_request_lists_few_connection_options() {
+        let with = |options: usize| {
+            let listed = vec!["aa"; options].join(",");
+            let fields = [
+                ("host", "a"),
+                ("connection", "close"),
+                ("connection", &listed),
+            ];
+            http1("GET", "/", &fields).map(drop)
+        };
+        assert_eq!(with(fields::CONNECTION_OPTIONS - 1), Ok(()));
+        let refused = with(fields::CONNECTION_OPTIONS);
+        assert_eq!(refused, Err(Reason::HeadTooLarge));
     }
 
     #[test]

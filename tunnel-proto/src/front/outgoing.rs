@@ -4,7 +4,7 @@
 //! line can nominate them away. What platform clients say of their own address counts only when
 //! they are trusted proxies.
 
-use std::net::IpAddr;
+use std::{collections::HashSet, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
@@ -198,7 +198,11 @@ fn copy_end_to_end(
     head: &mut impl FieldSink,
 ) -> Told {
     let mut told = Told::default();
-    let nominated = checked.nominated();
+    let nominated = if checked.seen.connection {
+        fields::nominated(checked.headers)
+    } else {
+        HashSet::new()
+    };
     for (name, value) in checked.headers {
         if *name == header::COOKIE || ends_here(name, origin) || nominated.contains(name) {
             continue;
