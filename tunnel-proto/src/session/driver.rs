@@ -37,6 +37,10 @@ use crate::{close::CloseReason, control::Control, limits};
 const ROUNDS: usize = 2;
 const ROUND_BYTES: usize = limits::BATCH_BYTES;
 
+/// What each received message counts as beside its content, in bytes: about what taking an empty one costs,
+/// so that pings and empty messages use up a round too.
+const MESSAGE_BYTES: usize = 256;
+
 /// How long the other end may take to answer a close frame.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -288,8 +292,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Takes messages until there are none, or others should have their turn.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let mut heard_at = None;
-        let mut bytes = 0;
-        while bytes < ROUND_BYTES {
+        let (mut work, mut has_data) = (0, false);
+        while work < ROUND_BYTES {
             let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
                 break;
             };
@@ -301,12 +305,17 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 }
                 heard_at = Some(now);
             }
+            work += MESSAGE_BYTES;
             match message {
                 Some(Ok(Received::Data(data))) => {
-                    bytes += data.len();
+                    work += data.len();
+                    has_data |= !data.is_empty();
                     self.on_data(data)?;
                 }
-                Some(Ok(Received::Control(text))) => self.on_control(&text)?,
+                Some(Ok(Received::Control(text))) => {
+                    work += text.len();
+                    self.on_control(&text)?;
+                }
                 Some(Ok(Received::Ping(_))) => {}
                 Some(Ok(Received::Pong(payload))) => self.on_pong(&payload),
                 Some(Ok(Received::Close(reason))) => {
@@ -317,7 +326,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 None => return Err(SessionEnd::ClosedByPeer(CloseReason::Other(1006))),
             }
         }
-        if let Some(heard_at) = heard_at.filter(|_| bytes > 0) {
+        if let Some(heard_at) = heard_at.filter(|_| has_data) {
             self.acceptance.on_moved(heard_at);
             self.look_at_probe(cx);
         }

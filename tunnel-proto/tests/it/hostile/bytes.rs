@@ -141,3 +141,23 @@ async fn whoever_is_refused_is_told_why_though_he_was_not_heard_to_the_end() {
         drivers.next_end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn messages_without_content_leave_others_their_turn_too() {
+    const PINGS: usize = 20_000;
+    let mut drivers = Drivers::default();
+    let (ours, theirs) = duplex(1024 * 1024);
+    let (server, _events, peer) =
+        Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+    let mut connection = peer.into_connection();
+    settle().await;
+    let before = drivers.polls();
+    // A masked ping without content.
+    let pings = [0x89, 0x80, 0, 0, 0, 0].repeat(PINGS);
+    connection.write_all(&pings).await.unwrap();
+    settle().await;
+    let polls = drivers.polls() - before;
+    assert!(!server.is_closed());
+    // Each message counts for 256 bytes at least, of which a poll takes 128 KiB.
+    assert!(polls >= PINGS / 512, "{polls} polls for {PINGS} pings");
+}
