@@ -118,6 +118,7 @@ impl Client {
                 ..SessionSettings::default()
             },
             welcome_limit: config.dial_timeout,
+            tell_routes: config.tell_routes,
         };
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {

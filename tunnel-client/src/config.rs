@@ -129,6 +129,8 @@ pub struct Config {
     pub redial_stable: Duration,
     /// What to do when the server refuses for good. Default exit.
     pub on_refusal: OnRefusal,
+    /// What the server is told of the routes. Default names.
+    pub tell_routes: TellRoutes,
     /// How long to wait after such a refusal before the next dial, if there is one; each time longer
     /// for as long as another instance takes over. Default 5 min.
     pub refusal_wait: Duration,
@@ -160,6 +162,18 @@ pub enum OnRefusal {
     Exit,
     /// Wait long, and dial again.
     Retry,
+}
+
+/// What the tunnel server is told of the client's routes, for its operator to look at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TellRoutes {
+    /// Name, conditions, state, and the upstreams' URLs.
+    Full,
+    /// Name, conditions and state: nothing of the network behind the client.
+    #[default]
+    Names,
+    /// Nothing.
+    None,
 }
 
 /// One thing that is wrong with the configuration.
@@ -258,6 +272,7 @@ impl Config {
             redial_cap,
             redial_stable: Duration::from_secs(60),
             on_refusal: OnRefusal::Exit,
+            tell_routes: TellRoutes::Names,
             refusal_wait: Duration::from_secs(5 * 60),
             upstream_connect_timeout: UPSTREAM_CONNECT_TIMEOUT,
             upstream_head_timeout: UPSTREAM_HEAD_TIMEOUT,
@@ -397,6 +412,7 @@ impl Config {
         set(&mut self.redial_cap, source.redial_cap);
         set(&mut self.redial_stable, source.redial_stable);
         set(&mut self.on_refusal, source.on_refusal);
+        set(&mut self.tell_routes, source.tell_routes);
         set(&mut self.refusal_wait, source.refusal_wait);
         let connect = source.upstream_connect_timeout;
         set(&mut self.upstream_connect_timeout, connect);

@@ -23,6 +23,7 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use tunnel_ops::connection::is_given_up;
+use tunnel_ops::telemetry::log_refused;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
@@ -73,13 +74,14 @@ impl Exchanges {
     pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
         self.shared.metrics.on_problem(problem);
         if self.shared.has_access_log {
-            record::log_refused(head, peer, problem);
+            let (status, end) = (problem.status().as_u16(), problem.reason().name());
+            log_refused(head, peer, status, end, problem.detail());
         }
     }
 
-    /// What the server is told of the routes.
-    pub(crate) fn routes(&self) -> RoutesSummary {
-        self.shared.routes.summary()
+    /// What the server is told of the routes, with or without their upstreams.
+    pub(crate) fn routes(&self, with_upstreams: bool) -> RoutesSummary {
+        self.shared.routes.summary(with_upstreams)
     }
 }
 

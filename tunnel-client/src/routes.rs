@@ -118,10 +118,15 @@ impl Routes {
         }
     }
 
-    /// What the server is told of them, for people to look at.
-    pub(crate) fn summary(&self) -> RoutesSummary {
+    /// What the server is told of them, for people to look at, with or without their upstreams.
+    pub(crate) fn summary(&self, with_upstreams: bool) -> RoutesSummary {
         let table = self.table.load();
-        RoutesSummary::new(table.routes.iter().map(|one| one.route.summary()).collect())
+        let routes = table.routes.iter();
+        RoutesSummary::new(
+            routes
+                .map(|one| one.route.summary(with_upstreams))
+                .collect(),
+        )
     }
 }
 

@@ -37,6 +37,7 @@ use tunnel_proto::session::{
 use self::offers::{Answer, Offers};
 use self::telling::{LOOK, Telling};
 use crate::admin::{LiveSession, LiveSessions};
+use crate::config::TellRoutes;
 use crate::credential::Credential;
 use crate::dial::Connected;
 use crate::exchange::{Exchanges, IncomingBody, Informational};
@@ -65,6 +66,8 @@ pub(crate) struct SessionParts {
     pub(crate) settings: SessionSettings,
     /// Time for the server to say welcome.
     pub(crate) welcome_limit: Duration,
+    /// What the server is told of the routes.
+    pub(crate) tell_routes: TellRoutes,
 }
 
 /// A session that the server has welcomed.
@@ -416,7 +419,7 @@ where
                     parts.metrics.on_round_trip(time);
                 }
             }
-            _ = tell.tick() => tell_routes(&mut telling, &session, &parts.exchanges),
+            _ = tell.tick() => tell_routes(&mut telling, &session, &parts),
         }
     }
     match driving.join_next().await {
@@ -426,10 +429,15 @@ where
 }
 
 /// Tells the server of the routes, if there is something new to tell.
-fn tell_routes(telling: &mut Option<Telling>, session: &Handle, exchanges: &Exchanges) {
+fn tell_routes(telling: &mut Option<Telling>, session: &Handle, parts: &SessionParts) {
+    let with_upstreams = match parts.tell_routes {
+        TellRoutes::Full => true,
+        TellRoutes::Names => false,
+        TellRoutes::None => return,
+    };
     let now = Instant::now();
     if let Some(telling) = telling.as_mut().filter(|telling| telling.is_due(now))
-        && let Some(routes) = telling.look(exchanges.routes(), now)
+        && let Some(routes) = telling.look(parts.exchanges.routes(with_upstreams), now)
     {
         // A session that has ended says so by itself.
         let _ = session.send(Control::Routes(routes));

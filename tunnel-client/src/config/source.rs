@@ -24,7 +24,7 @@ use super::proxy::ProxyChoice;
 use super::reach::{ConnectTo, HostField, ProxyParser, TlsName, one_or_more};
 use super::routes::RawRoute;
 use super::url::{ServerUrl, UpstreamUrl};
-use super::{ConfigFault, OnRefusal};
+use super::{ConfigFault, OnRefusal, TellRoutes};
 
 /// What the environment variables of the settings begin with.
 const VARIABLES: &str = "TUNNEL_CLIENT_";
@@ -36,6 +36,7 @@ macro_rules! every_setting {
             server token_file client_cert client_key upstream upstream_ca_file dns_server ca_file ca_dir
             system_roots server_name host_header connect_to proxy proxy_auth_file no_proxy
             proxy_ca_file proxy_ca_dir proxy_system_roots sessions max_session_age allow_from
+            tell_routes
             admin_listen admin_host dial_timeout redial_base redial_cap redial_stable on_refusal
             refusal_wait upstream_connect_timeout upstream_head_timeout upstream_idle_pool
             ping_interval grace_period listen listen_cert listen_key trusted_proxies max_connections
@@ -233,6 +234,10 @@ pub struct Source {
     /// How long a session must last for the waits to start over [default: 1m]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REDIAL_STABLE")]
     pub redial_stable: Option<DurationText>,
+
+    /// What the server is told of the routes: full, names (without upstreams) or none [default: names]
+    #[arg(long, value_name = "WHAT", env = "TUNNEL_CLIENT_TELL_ROUTES")]
+    pub tell_routes: Option<TellRoutes>,
 
     /// What to do when the server refuses for good: exit or retry [default: exit]
     #[arg(long, value_name = "ACTION", env = "TUNNEL_CLIENT_ON_REFUSAL")]
@@ -449,6 +454,25 @@ impl FromStr for OnRefusal {
 }
 
 impl<'de> Deserialize<'de> for OnRefusal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        config_value::from_text(deserializer)
+    }
+}
+
+impl FromStr for TellRoutes {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "full" => Ok(Self::Full),
+            "names" => Ok(Self::Names),
+            "none" => Ok(Self::None),
+            _ => Err(ValueError::new("expected `full`, `names` or `none`")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TellRoutes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         config_value::from_text(deserializer)
     }

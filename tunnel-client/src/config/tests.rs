@@ -198,6 +198,7 @@ upstream_ca_file = "ca.pem"
 admin_listen = "off"
 admin_host = ["tunnel.example", "tunnel.internal"]
 on_refusal = "retry"
+tell_routes = "full"
 refusal_wait = "10m"
 upstream_idle_pool = 0
 access_log = false
@@ -235,6 +236,7 @@ fn a_file_says_the_same_as_flags() {
         "--admin-listen=off",
         "--admin-host=Tunnel.example,tunnel.internal",
         "--on-refusal=retry",
+        "--tell-routes=full",
         "--refusal-wait=10m",
         "--upstream-idle-pool=0",
         "--access-log=false",
@@ -247,6 +249,7 @@ fn a_file_says_the_same_as_flags() {
         (from_file.admin_listen, from_file.on_refusal),
         (None, OnRefusal::Retry)
     );
+    assert_eq!(from_file.tell_routes, TellRoutes::Full);
     assert!(from_file.upstream_roots.is_some() && from_file.proxy.is_some());
 }
 

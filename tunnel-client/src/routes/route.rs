@@ -201,12 +201,14 @@ impl Route {
         &self.config.name
     }
 
-    /// What the server is told of it.
-    pub(super) fn summary(&self) -> RouteSummary {
+    /// What the server is told of it, with or without its upstreams.
+    pub(super) fn summary(&self, with_upstreams: bool) -> RouteSummary {
+        let is_told = with_upstreams || matches!(self.lead, Lead::Own);
+        let to = is_told.then(|| summary::leads_to(&self.config));
         RouteSummary {
             name: self.name().to_owned(),
             matches: summary::conditions(&self.config),
-            to: summary::leads_to(&self.config),
+            to: to.unwrap_or_default(),
             state: match &self.lead {
                 Lead::Upstreams(upstreams) => summary::state(&upstreams.conditions()),
                 Lead::Template(..) => RouteState::Unknown,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tunnel_client::config::TellRoutes;
 use tunnel_proto::control::{Control, RouteState};
 
 use crate::scripted::Scripted;
@@ -24,9 +25,40 @@ async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
         panic!("{summary:?}");
     };
     assert_eq!((route.name.as_str(), summary.omitted()), ("default", 0));
-    assert_eq!(route.to, upstream.url());
+    assert_eq!(route.matches, "/*");
+    assert_eq!(route.to, "", "nothing of the client's network");
     assert_eq!(route.state, RouteState::Unknown);
     // That it answers is told at the next look, seconds later: exchanges wait for nothing of it.
+    assert_eq!(session.fetch(get("/")).await.body(), "ok");
+    let soon = Duration::from_millis(50);
+    assert!(timeout(soon, session.hear()).await.is_err());
+}
+
+#[tokio::test]
+async fn where_routes_lead_is_told_only_if_the_client_says_so() {
+    let mut server = TunnelServer::start().await;
+    let _client = Running::start(&server, "http://localhost:9", |config| {
+        config.tell_routes = TellRoutes::Full;
+    });
+    let mut session = server.accept().await;
+    assert!(matches!(session.hear().await, Control::Hello { .. }));
+    session.welcome();
+    let Control::Routes(summary) = session.hear().await else {
+        panic!("the routes come next");
+    };
+    assert_eq!(summary.routes()[0].to, "http://localhost:9");
+}
+
+#[tokio::test]
+async fn a_client_that_tells_nothing_tells_no_names_either() {
+    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let mut server = TunnelServer::start().await;
+    let _client = Running::start(&server, &upstream.url(), |config| {
+        config.tell_routes = TellRoutes::None;
+    });
+    let mut session = server.accept().await;
+    assert!(matches!(session.hear().await, Control::Hello { .. }));
+    session.welcome();
     assert_eq!(session.fetch(get("/")).await.body(), "ok");
     let soon = Duration::from_millis(50);
     assert!(timeout(soon, session.hear()).await.is_err());
