@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
@@ -136,8 +136,8 @@ impl AdminRoutes {
     /// Hands every other path to `handler`, with the whole content (64 KiB at most) in memory. Its answer
     /// has to be complete within seconds, or be an [`AdminBody::stream`], which may go on.
     ///
-    /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there.
-    /// Nobody is authenticated. What is refused below `/api` is told as JSON: `{"reason": "…", "detail": "…"}`.
+    /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there;
+    /// no web page gets a stream. Nobody is authenticated. What is refused below `/api` is told as JSON: `{"reason": "…", "detail": "…"}`.
     #[must_use]
     pub fn with_api<F, A>(mut self, handler: F) -> Self
     where
@@ -279,9 +279,13 @@ async fn serve_connection(
     let streaming = Notify::new();
     let service = service_fn(async |request: Request<Incoming>| {
         let path = request.uri().path().to_owned();
+        let is_from_page = is_from_page(request.headers());
         let response = routes.answer(request, &place).await;
         place.asked();
-        let response = take_stream_place(response, &streams, &streaming);
+        let response = match response.body().is_stream() && is_from_page {
+            true => Err(Refusal::ORIGIN),
+            false => take_stream_place(response, &streams, &streaming),
+        };
         Ok::<_, Infallible>(response.unwrap_or_else(|refusal| refusal.at(&path)))
     });
     if let Err(error) = set_options(&stream) {
@@ -314,6 +318,14 @@ async fn serve_connection(
     if let Err(error) = ended {
         tracing::debug!(%error, "admin connection ended early");
     }
+}
+
+/// Whether a browser asks for a web page that is not this listener's: it names the page's origin where the
+/// page is to read the answer, and says in any case how far the page is from here, unless a person has typed
+/// the address in.
+fn is_from_page(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    headers.contains_key(ORIGIN) || site.is_some_and(|site| site != b"none")
 }
 
 /// A stream's answer holds its place until it ends.

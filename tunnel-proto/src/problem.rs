@@ -123,6 +123,8 @@ reasons! {
     ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// More exchanges are begun in a second than the runtime may have.
     ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
+    /// The platform client's address has as many exchanges or upgraded connections open as it may.
+    AddressLimit = "address_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
     /// As many upgraded connections as the runtime may have are open.
     WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The whole server carries as many exchanges or upgraded connections, or begins as many in a second, as it may.

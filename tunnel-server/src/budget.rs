@@ -8,6 +8,7 @@
 pub mod rate;
 pub mod shaper;
 pub mod sources;
+pub mod usage;
 pub mod waiting;
 
 use std::{
@@ -27,6 +28,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 use self::{
     rate::{Rate, TooOften},
     shaper::Shaper,
+    usage::{Counted, Usage},
     waiting::{NoRoom, Place, Room},
 };
 use crate::runtimes::RuntimeLimits;
@@ -83,6 +85,8 @@ pub struct Budget {
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
+    /// What its address uses; `None` where addresses are not counted.
+    usage: Option<Arc<Usage>>,
     is_upgrade: bool,
 }
 
@@ -187,13 +191,15 @@ impl Budget {
         }
     }
 
-    /// Begins an exchange. `head_bytes` is asked only when heads have a limit here.
+    /// Begins an exchange, for the address that uses this. `head_bytes` is asked only when heads have a
+    /// limit here.
     ///
     /// # Errors
     /// With the refusal that names the limit which is reached. Nothing is counted then.
     pub fn enter(
         self: &Arc<Self>,
         is_upgrade: bool,
+        usage: Option<&Arc<Usage>>,
         head_bytes: impl FnOnce() -> usize,
     ) -> Result<Permit, Problem> {
         let max = self.head_bytes.load(Ordering::Relaxed);
@@ -212,11 +218,16 @@ impl Budget {
         }
         let mut permit = Permit {
             budget: self.clone(),
+            usage: None,
             is_upgrade: false,
         };
+        if let Some(usage) = usage {
+            let free = self.exchanges.free().min(self.node.open.free());
+            usage.enter(Counted::Exchange, free)?;
+            permit.usage = Some(usage.clone());
+        }
         if is_upgrade {
-            self.enter_websocket()?;
-            permit.is_upgrade = true;
+            permit.enter_websocket()?;
         }
         // Last, so that what is refused for another reason takes no part of a rate; and the runtime's
         // first, so that none which is over its own takes a part of what all have together.
@@ -302,7 +313,23 @@ impl Permit {
     pub fn not_upgraded(&mut self) {
         if std::mem::take(&mut self.is_upgrade) {
             self.budget.leave_websocket();
+            if let Some(usage) = &self.usage {
+                usage.leave(Counted::Websocket);
+            }
         }
+    }
+
+    /// Takes the place of an upgraded connection.
+    fn enter_websocket(&mut self) -> Result<(), Problem> {
+        let budget = &self.budget;
+        budget.enter_websocket()?;
+        if let Some(usage) = &self.usage {
+            let free = budget.websockets.free().min(budget.node.websockets.free());
+            let entered = usage.enter(Counted::Websocket, free);
+            entered.inspect_err(|_| budget.leave_websocket())?;
+        }
+        self.is_upgrade = true;
+        Ok(())
     }
 
     /// What delays the bytes that are sent to the runtime.
@@ -320,10 +347,11 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        self.not_upgraded();
         self.budget.node.open.leave(1);
         self.budget.exchanges.leave(1);
-        if self.is_upgrade {
-            self.budget.leave_websocket();
+        if let Some(usage) = &self.usage {
+            usage.leave(Counted::Exchange);
         }
     }
 }
@@ -358,6 +386,11 @@ impl Count {
         self.open.load(Ordering::Relaxed)
     }
 
+    /// How many more there may be.
+    fn free(&self) -> usize {
+        self.max.load(Ordering::Relaxed).saturating_sub(self.now())
+    }
+
     /// Counts so many in; with the limit when they would pass it.
     fn enter(&self, many: usize) -> Result<(), usize> {
         let max = self.max.load(Ordering::Relaxed);
@@ -385,7 +418,7 @@ mod tests {
     }
 
     fn enter(budget: &Arc<Budget>, is_upgrade: bool) -> Result<Permit, Problem> {
-        budget.enter(is_upgrade, || 100)
+        budget.enter(is_upgrade, None, || 100)
     }
 
     #[track_caller]
@@ -409,7 +442,7 @@ mod tests {
         });
         let websocket = enter(&budget, true).unwrap();
         refused(enter(&budget, true), Reason::WebsocketLimit, "`websockets`");
-        let large = budget.enter(false, || 1_001);
+        let large = budget.enter(false, None, || 1_001);
         refused(large, Reason::HeadTooLarge, "`head_size`");
         let others = [enter(&budget, false), enter(&budget, false)];
         refused(enter(&budget, false), Reason::ExchangeLimit, "`exchanges`");

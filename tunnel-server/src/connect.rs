@@ -8,7 +8,7 @@ pub(crate) mod checks;
 pub(crate) mod gate;
 mod session;
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -21,7 +21,7 @@ use rustls_pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, watch},
+    sync::watch,
     task::JoinSet,
     time::timeout,
 };
@@ -138,28 +138,35 @@ async fn greet(
     let Ok(Ok(start)) = timeout(limit, hello).await else {
         return refuse_connection(node, "tls");
     };
-    let entered = timeout(limit, node.gate.enter(peer.ip().to_canonical()));
-    let entered = entered.await.unwrap_or_else(|_| Err(node.gate.send_away()));
+    let address = peer.ip().to_canonical();
+    let entered = timeout(limit, node.gate.enter(address)).await;
+    let entered = entered.unwrap_or_else(|_| Err(node.gate.send_away(address)));
     let entrance = match entered {
         Ok(pass) => Entrance {
             away: None,
-            _pass: Some((node.metrics.handshake(), pass)),
+            pass: Some((node.metrics.handshake(), pass)),
             _telling: None,
         },
         Err(NoRoom::Tell(telling, after)) => Entrance {
             away: Some(after),
-            _pass: None,
+            pass: None,
             _telling: Some(telling),
         },
         Err(NoRoom::Close) => return refuse_connection(node, "max_handshakes"),
     };
-    let handshake = handshake(start, node.tls.tunnel.acceptor());
-    match timeout(limit.min(GATED), handshake).await {
-        Ok(Ok(stream)) => {
-            node.metrics.on_tls_handshake(is_resumed(&stream));
-            admit(node, stream, peer, &entrance).await
+    let admitted = async {
+        let handshake = handshake(start, node.tls.tunnel.acceptor());
+        match timeout(limit.min(GATED), handshake).await {
+            Ok(Ok(stream)) => {
+                node.metrics.on_tls_handshake(is_resumed(&stream));
+                admit(node, stream, peer, &entrance).await
+            }
+            _ => refuse_connection(node, "tls"),
         }
-        _ => refuse_connection(node, "tls"),
+    };
+    tokio::select! {
+        admitted = admitted => admitted,
+        () = entrance.taken_back() => refuse_connection(node, "silent"),
     }
 }
 
@@ -168,8 +175,25 @@ struct Entrance {
     /// When the client is to come back, if there is no room for it now.
     away: Option<Duration>,
     // The count goes first, so that it is never above the gate.
-    _pass: Option<(OpenConnection, Pass)>,
-    _telling: Option<OwnedSemaphorePermit>,
+    pass: Option<(OpenConnection, Pass)>,
+    _telling: Option<Place>,
+}
+
+impl Entrance {
+    /// The client's request is there.
+    fn spoke(&self) {
+        if let Some((_, pass)) = &self.pass {
+            pass.spoke();
+        }
+    }
+
+    /// Resolves when the client's pass was given to another, because it was silent for too long.
+    async fn taken_back(&self) {
+        match &self.pass {
+            Some((_, pass)) => pass.taken_back().await,
+            None => pending().await,
+        }
+    }
 }
 
 async fn handshake(
@@ -240,6 +264,7 @@ async fn answer(
     (entrance, certificates): (&Entrance, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
 ) -> Response<Full<Bytes>> {
+    entrance.spoke();
     let greeting = match handshake::check_request(&request) {
         Ok(greeting) => greeting,
         Err(error) => {
@@ -271,7 +296,9 @@ async fn answer(
         Err(error) => {
             let instance = greeting.instance.as_str();
             let reason = error.name();
-            tracing::warn!(%peer, instance, reason, %error, "a tunnel client was refused");
+            if let Some(left_out) = node.refusal_lines.take() {
+                tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
+            }
             return refuse_for(node, error.status(), &error.refusal(), error.retry_after());
         }
     };
@@ -324,7 +351,9 @@ async fn may_begin(
         return Ok(None);
     };
     let (label, instance) = (runtime.label.as_str(), greeting.instance.as_str());
-    tracing::warn!(runtime = label, instance, %peer, %refusal, "a tunnel client was refused");
+    if let Some(left_out) = node.refusal_lines.take() {
+        tracing::warn!(runtime = label, instance, %peer, %refusal, left_out, "a tunnel client was refused");
+    }
     if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
         let contested = Event::of(EventKind::Contested, &runtime.label);
         node.events

@@ -20,6 +20,7 @@ mod connect;
 pub mod directory;
 pub(crate) mod held;
 mod lock;
+mod log_limit;
 pub mod metrics;
 pub mod node;
 pub mod public;

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
+use tunnel_ops::descriptors;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
 use tunnel_proto::front::ViaName;
@@ -31,8 +32,12 @@ use crate::{
     },
     connect::{checks::Checks, gate::Gate},
     held::Threads,
+    log_limit::LogLimit,
     metrics::Metrics,
-    public::{answer::Cors, places::Places},
+    public::{
+        answer::Cors,
+        places::{self, Places},
+    },
     registry::Registry,
     router::Router,
     runtimes::NameError,
@@ -64,6 +69,8 @@ pub struct Node {
     pub(crate) gate: Arc<Gate>,
     /// Places for sessions that only check the way.
     pub(crate) checks: Arc<Checks>,
+    /// Limits the lines about tunnel clients that are refused.
+    pub(crate) refusal_lines: LogLimit,
     /// Pages that may read our own answers.
     pub cors: ArcSwap<Cors>,
     /// Our name in `Via`.
@@ -173,7 +180,8 @@ impl Node {
         self.tls.show(&self.metrics);
         self.router.commit(hosts);
         self.registry.set_limits(&config);
-        let (all, each) = (config.max_connections, config.max_connections_per_address);
+        let all = places::within(config.max_connections, descriptors::limit());
+        let each = config.max_connections_per_address;
         self.places.set(all, each);
         let each = config.max_tunnel_connections_per_address;
         self.tunnel_places.set(all, each);

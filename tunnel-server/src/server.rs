@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::interval};
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
+    descriptors,
     listener::{self, Bound},
     signals::Shutdown,
     task::Owned,
@@ -37,9 +38,13 @@ use crate::{
     config::{Config, effective::Effective},
     connect::gate::Gate,
     held::Threads,
+    log_limit::LogLimit,
     metrics::Metrics,
     node::{self, Life, Node, Tls},
-    public::{answer::Cors, places::Places},
+    public::{
+        answer::Cors,
+        places::{self, Places},
+    },
     registry::Registry,
     router::Router,
     runtimes::NameError,
@@ -47,6 +52,10 @@ use crate::{
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Lines about tunnel clients that are refused: those of a bad rollout at once, then one in a second.
+const REFUSAL_LINES: u32 = 20;
+const REFUSAL_LINE_EACH: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -245,7 +254,8 @@ impl Parts {
     }
 
     fn into_node(self, config: Config) -> Node {
-        let (all, each) = (config.max_connections, config.max_connections_per_address);
+        let all = places::within(config.max_connections, descriptors::limit());
+        let each = config.max_connections_per_address;
         let tunnels_each = config.max_tunnel_connections_per_address;
         Node {
             authenticator: self.authenticator,
@@ -257,6 +267,7 @@ impl Parts {
             tls: self.tls,
             gate: Gate::new(config.max_handshakes, config.handshake_queue),
             checks: Arc::default(),
+            refusal_lines: LogLimit::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
             cors: ArcSwap::from_pointee(Cors::of(&config.cors_origins)),
             via: ViaName::new(&RequestId::new().as_str()[..12]),
             events: self.events,

@@ -1,15 +1,13 @@
 //! What is recorded of one exchange: its metrics as it goes, and one line of the access log at its
-//! end, whatever that end is. And one line of each request that was refused before there was one.
+//! end, whatever that end is.
 //!
 //! The line never has a query, a field's value other than the host and the two ids, or any content.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HOST, HeaderName};
 use http::request::Parts;
-use http::uri::Authority;
 use http::{HeaderValue, Method, StatusCode, Uri};
 use tokio::time::Instant;
 use tunnel_ops::telemetry::TraceParent;
@@ -22,9 +20,6 @@ use crate::upstream::Progress;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
-
-/// How much is told of each part of a request that nobody has checked, in bytes.
-const UNCHECKED_BYTES: usize = 256;
 
 /// One exchange on record, from its request to the moment when this is dropped.
 pub(super) struct Record {
@@ -165,49 +160,6 @@ impl Record {
     }
 }
 
-/// Tells of a request that was refused before there was an exchange. `head` is what came of it, if that
-/// could be read at all.
-pub(super) fn log_refused(head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
-    if !is_enabled() {
-        return;
-    }
-    let host = head.and_then(unchecked_host);
-    let request_id = head.and_then(|head| head.headers.get(REQUEST_ID));
-    let request_id = request_id.and_then(|id| id.to_str().ok());
-    let trace = head.and_then(trace);
-    tracing::info!(
-        target: "access",
-        method = head.map(|head| beginning(head.method.as_str())),
-        host = host.as_deref().map(beginning),
-        path = head.map(|head| beginning(head.uri.path())),
-        status = problem.status().as_u16(),
-        end = problem.reason().name(),
-        detail = problem.detail(),
-        request_id = request_id.map(beginning),
-        trace_id = trace.as_ref().map(TraceParent::trace_id),
-        %peer,
-        "request refused"
-    );
-}
-
-/// The host that an unchecked head names, without a name and a password that may stand before it.
-fn unchecked_host(head: &Parts) -> Option<String> {
-    if let Some(host) = head.uri.host() {
-        return Some(host.to_owned());
-    }
-    let named = Authority::try_from(head.headers.get(HOST)?.as_bytes()).ok()?;
-    Some(named.host().to_owned())
-}
-
-/// As much of a text as is told.
-fn beginning(text: &str) -> &str {
-    let mut end = text.len().min(UNCHECKED_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
 fn trace(request: &Parts) -> Option<TraceParent> {
     let trace = request.headers.get(TRACE_PARENT)?;
     TraceParent::parse(trace.as_bytes())
@@ -249,26 +201,6 @@ mod tests {
         let text = text.encode_to_string(&metrics.registry().gather()).unwrap();
         let line = text.lines().find(|line| line.starts_with(series)).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn of_an_unchecked_head_neither_a_password_nor_more_than_a_beginning_is_told() {
-        let host = |request: http::request::Builder| {
-            unchecked_host(&request.body(()).unwrap().into_parts().0)
-        };
-        let named = |host: &str| Request::get("/").header(HOST, host);
-        assert_eq!(
-            host(named("user:word@app.example:80")).unwrap(),
-            "app.example"
-        );
-        let absolute = Request::get("http://user:word@app.example/x").header(HOST, "other");
-        assert_eq!(host(absolute).unwrap(), "app.example");
-        assert_eq!(host(named("user:word@")), None);
-        assert_eq!(host(named("user word")), None);
-        assert_eq!(host(Request::get("/")), None);
-        assert_eq!(beginning("/short"), "/short");
-        let long = format!("{}ü", "x".repeat(UNCHECKED_BYTES - 1));
-        assert_eq!(beginning(&long), "x".repeat(UNCHECKED_BYTES - 1));
     }
 
     #[test]

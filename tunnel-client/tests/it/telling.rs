@@ -25,7 +25,7 @@ async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
         panic!("{summary:?}");
     };
     assert_eq!((route.name.as_str(), summary.omitted()), ("default", 0));
-    assert_eq!(route.matches, "/*");
+    assert!(route.matches.starts_with("/*"));
     assert_eq!(route.to, "", "nothing of the client's network");
     assert_eq!(route.state, RouteState::Unknown);
     // That it answers is told at the next look, seconds later: exchanges wait for nothing of it.

@@ -357,6 +357,25 @@ async fn a_foreign_host_name_is_answered_nothing() {
     check(&ask_whole(&running, request).await, "200", "ok\n");
 }
 
+#[tokio::test]
+async fn no_web_page_holds_a_stream() {
+    let (running, _streams) = start_api().await;
+    let stream =
+        |field: &str| format!("GET /events HTTP/1.1\r\nHost: localhost\r\n{field}\r\n\r\n");
+    for field in [
+        "Origin: http://evil.example",
+        "Origin: null",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+    ] {
+        let answer = ask_whole(&running, &stream(field)).await;
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{field}: {answer}");
+        assert!(answer.contains("not from a web page"), "{answer}");
+    }
+    let mut typed = send(&running, &stream("Sec-Fetch-Site: none")).await;
+    read_until(&mut typed, "200 OK").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_outlives_the_deadline_and_ends_with_its_peer() {
     let (running, mut streams) = start_api().await;

@@ -9,6 +9,7 @@ use tunnel_ops::telemetry::{self, Telemetry};
 use super::{Failure, block_on};
 use crate::config::reload::Reloader;
 use crate::config::{Config, Given};
+use crate::public::places;
 use crate::server::Server;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
@@ -34,6 +35,17 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
+    let (wanted, limit) = (config.max_connections, descriptors::limit());
+    let connections = places::within(wanted, limit);
+    if connections < wanted {
+        let open_files = limit.unwrap_or_default();
+        tracing::warn!(
+            open_files,
+            wanted,
+            connections,
+            "the limit of open files leaves fewer connections than max-connections on each listener"
+        );
+    }
     let server = Server::bind(config).await.map_err(Failure::binding)?;
     let _reloading = reloader.start(server.node(), telemetry);
     server.run(shutdown).await.map_err(Failure::running)

@@ -2,11 +2,16 @@
 //! all.
 //!
 //! A check takes neither the runtime nor an exchange, so that no other limit of a runtime counts it. In: the
-//! account and the runtime that a credential names. Out: a place, which is given back when it is dropped.
+//! account and the runtime that a credential names. Out: a place, which is given back when it is dropped. When
+//! all are taken, the account with the most loses its oldest to one with fewer.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::runtimes::{AccountName, RuntimeLabel};
 
@@ -27,23 +32,32 @@ pub(crate) struct Checks {
 
 #[derive(Debug, Default)]
 struct Taken {
-    in_all: usize,
-    by_account: HashMap<AccountName, usize>,
-    by_runtime: HashMap<RuntimeLabel, usize>,
+    /// The number of the next check.
+    next: u64,
+    /// In the order in which they began.
+    by_number: BTreeMap<u64, Taker>,
+}
+
+/// Whose check has a place.
+#[derive(Debug)]
+struct Taker {
+    account: AccountName,
+    runtime: RuntimeLabel,
+    eviction: Arc<Notify>,
 }
 
 /// The place of one check.
 #[derive(Debug)]
 pub(crate) struct CheckPlace {
     checks: Arc<Checks>,
-    account: AccountName,
-    runtime: RuntimeLabel,
+    number: u64,
+    eviction: Arc<Notify>,
 }
 
 impl Checks {
     /// How many there are now.
     pub(crate) fn len(&self) -> usize {
-        self.taken.lock().in_all
+        self.taken.lock().by_number.len()
     }
 
     /// A place for a check of this runtime, if there is one.
@@ -53,44 +67,76 @@ impl Checks {
         runtime: &RuntimeLabel,
     ) -> Option<CheckPlace> {
         let mut taken = self.taken.lock();
-        let of_account = taken.by_account.get(account).copied().unwrap_or_default();
-        let of_runtime = taken.by_runtime.get(runtime).copied().unwrap_or_default();
-        let is_full =
-            taken.in_all >= IN_ALL || of_account >= OF_AN_ACCOUNT || of_runtime >= OF_A_RUNTIME;
-        if is_full {
+        let of_account = taken.count(|taker| taker.account == *account);
+        let of_runtime = taken.count(|taker| taker.runtime == *runtime);
+        if of_account >= OF_AN_ACCOUNT || of_runtime >= OF_A_RUNTIME {
             return None;
         }
-        taken.in_all += 1;
-        taken.by_account.insert(account.clone(), of_account + 1);
-        taken.by_runtime.insert(runtime.clone(), of_runtime + 1);
-        Some(CheckPlace {
-            checks: self.clone(),
+        if taken.by_number.len() >= IN_ALL && !taken.make_room(of_account) {
+            return None;
+        }
+        let number = taken.next;
+        taken.next += 1;
+        let eviction = Arc::new(Notify::new());
+        let taker = Taker {
             account: account.clone(),
             runtime: runtime.clone(),
+            eviction: eviction.clone(),
+        };
+        taken.by_number.insert(number, taker);
+        Some(CheckPlace {
+            checks: self.clone(),
+            number,
+            eviction,
         })
+    }
+}
+
+impl Taken {
+    fn count(&self, is_counted: impl Fn(&Taker) -> bool) -> usize {
+        let takers = self.by_number.values();
+        takers.filter(|taker| is_counted(taker)).count()
+    }
+
+    /// Ends the oldest check of the account that has the most, if it still has as many as another then
+    /// that has `fewer` now and gets one.
+    fn make_room(&mut self, fewer: usize) -> bool {
+        let mut counts = HashMap::<_, (usize, u64)>::new();
+        for (number, taker) in &self.by_number {
+            counts.entry(&taker.account).or_insert((0, *number)).0 += 1;
+        }
+        let most = counts.into_values().max_by_key(|(count, _)| *count);
+        let Some((_, oldest)) = most.filter(|(count, _)| *count > fewer + 1) else {
+            return false;
+        };
+        if let Some(taker) = self.by_number.remove(&oldest) {
+            taker.eviction.notify_one();
+        }
+        true
+    }
+}
+
+impl CheckPlace {
+    /// Resolves when the check has to end, because another account has none.
+    pub(crate) async fn evicted(&self) {
+        self.eviction.notified().await;
     }
 }
 
 impl Drop for CheckPlace {
     fn drop(&mut self) {
-        let mut taken = self.checks.taken.lock();
-        taken.in_all -= 1;
-        one_less(&mut taken.by_account, &self.account);
-        one_less(&mut taken.by_runtime, &self.runtime);
-    }
-}
-
-fn one_less<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
-    if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
+        self.checks.taken.lock().by_number.remove(&self.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        task::{Context, Waker},
+    };
+
     use super::*;
 
     fn enter(checks: &Arc<Checks>, account: usize, runtime: usize) -> Option<CheckPlace> {
@@ -110,7 +156,7 @@ mod tests {
         assert!(enter(&checks, 1, 2).is_some());
         drop(one);
         assert!(enter(&checks, 1, 1).is_some());
-        assert!(checks.taken.lock().by_runtime.is_empty());
+        assert_eq!(checks.len(), 0);
     }
 
     #[test]
@@ -123,7 +169,7 @@ mod tests {
         assert!(enter(&checks, 2, 1).is_some());
         drop(one);
         assert!(enter(&checks, 1, OF_AN_ACCOUNT).is_some());
-        assert!(checks.taken.lock().by_account.is_empty());
+        assert_eq!(checks.len(), 0);
     }
 
     #[test]
@@ -134,6 +180,25 @@ mod tests {
             .collect();
         assert!(enter(&checks, IN_ALL, 1).is_none());
         drop(all);
-        assert_eq!(checks.taken.lock().in_all, 0);
+        assert_eq!(checks.len(), 0);
+    }
+
+    #[test]
+    fn a_few_accounts_do_not_keep_another_out() {
+        let checks = Arc::new(Checks::default());
+        let held: Vec<_> = (0..IN_ALL)
+            .map(|number| enter(&checks, number / OF_AN_ACCOUNT, number).unwrap())
+            .collect();
+        let is_evicted = |place: &CheckPlace| {
+            let mut cx = Context::from_waker(Waker::noop());
+            pin!(place.evicted()).poll(&mut cx).is_ready()
+        };
+        let newcomer = enter(&checks, IN_ALL, 1).unwrap();
+        assert_eq!(checks.len(), IN_ALL);
+        let evicted: Vec<_> = held.iter().filter(|place| is_evicted(place)).collect();
+        assert_eq!(evicted.len(), 1);
+        assert_eq!(evicted[0].number % OF_AN_ACCOUNT as u64, 0, "an oldest one");
+        drop((held, newcomer));
+        assert_eq!(checks.len(), 0);
     }
 }

@@ -3,10 +3,12 @@
 //! When a server comes back, all its clients dial at once. Without a gate their handshakes would all
 //! go on side by side, and none would be done before most had given up. In: a client whose first
 //! bytes are there. Out: a pass, held until its request is answered; or the word that there is no
-//! room, with a time to come back that differs from client to client.
+//! room, with a time to come back that differs from client to client. Whose turn it is, and who makes
+//! room for others, is decided in [`shares`].
+
+mod shares;
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     sync::{
         Arc,
@@ -16,9 +18,13 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
-use crate::public::places::network;
+use self::shares::{GRACE, Shares, Stage};
+use crate::public::places::{Place, Places};
 
 /// Shortest time after which a client that was sent away comes back.
 const AWAY: Duration = Duration::from_secs(1);
@@ -32,48 +38,26 @@ const AWAY_MAX: Duration = Duration::from_secs(60);
 
 /// The gate.
 pub(crate) struct Gate {
-    handshakes: Arc<Semaphore>,
-    /// Handshakes and waiting clients together.
-    places: usize,
-    /// Handshakes at once of one address: half of all, so that there is always room for others.
-    per_address: usize,
-    /// For those that are sent away, which takes a handshake too.
-    refusals: Arc<Semaphore>,
-    inside: Mutex<Inside>,
+    shares: Mutex<Shares>,
+    /// For those that are sent away, which takes a handshake too: as many as have a pass, a quarter of
+    /// them from one address.
+    refusals: Arc<Places>,
     /// Clients sent away since there was room without waiting.
     sent_away: AtomicUsize,
 }
 
-#[derive(Default)]
-struct Inside {
-    in_all: usize,
-    by_address: HashMap<IpAddr, FromOne>,
-}
-
-/// The clients of one address.
-struct FromOne {
-    inside: usize,
-    /// Handshakes that they may have at once.
-    handshakes: Arc<Semaphore>,
-}
-
-/// A client's place inside, whether it waits or has its pass.
-struct Place {
-    gate: Arc<Gate>,
-    address: IpAddr,
-}
-
-/// A client's way through the gate, which is free for the next when this is dropped.
+/// A client's way through the gate, which is free for the next when this is dropped. While its client is
+/// silent it may be taken back.
 pub(crate) struct Pass {
-    _handshake: OwnedSemaphorePermit,
-    _of_address: OwnedSemaphorePermit,
-    _place: Place,
+    gate: Arc<Gate>,
+    number: u64,
+    changed: Arc<Notify>,
 }
 
 /// There is no room.
 pub(crate) enum NoRoom {
     /// The client can be told when to come back, while this is held.
-    Tell(OwnedSemaphorePermit, Duration),
+    Tell(Place, Duration),
     /// Not even that: its connection is to be closed.
     Close,
 }
@@ -82,11 +66,8 @@ impl Gate {
     /// A gate for so many handshakes at once and so many clients that wait.
     pub(crate) fn new(handshakes: usize, queue: usize) -> Arc<Self> {
         Arc::new(Self {
-            handshakes: Arc::new(Semaphore::new(handshakes)),
-            places: handshakes + queue,
-            per_address: handshakes.div_ceil(2),
-            refusals: Arc::new(Semaphore::new(handshakes)),
-            inside: Mutex::default(),
+            shares: Mutex::new(Shares::new(handshakes, queue)),
+            refusals: Places::new(handshakes, handshakes.div_ceil(4)),
             sent_away: AtomicUsize::new(0),
         })
     }
@@ -94,83 +75,78 @@ impl Gate {
     /// Lets a client through, when it is its turn.
     ///
     /// # Errors
-    /// When as many as may wait do, or half of all are from its address.
+    /// When as many as may wait do, and no address has more of them than the client's.
     pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Result<Pass, NoRoom> {
-        let (place, of_address) = self
-            .place(network(address))
-            .ok_or_else(|| self.send_away())?;
-        // Those of one address wait for each other first, and so for nobody else's place. Neither
-        // semaphore is ever closed.
-        let Ok(of_address) = of_address.acquire_owned().await else {
-            return Err(NoRoom::Close);
+        let arrived = self.shares.lock().arrive(address, Instant::now());
+        let (number, changed) = arrived.ok_or_else(|| self.send_away(address))?;
+        let pass = Pass {
+            gate: self.clone(),
+            number,
+            changed,
         };
-        let handshake = match Arc::clone(&self.handshakes).try_acquire_owned() {
-            Ok(handshake) => {
-                self.sent_away.store(0, Ordering::Relaxed);
-                handshake
+        let mut has_waited = false;
+        loop {
+            match pass.stage() {
+                Some(Stage::Waiting) => pass.changed.notified().await,
+                Some(_) => break,
+                None => return Err(self.send_away(address)),
             }
-            Err(_) => match Arc::clone(&self.handshakes).acquire_owned().await {
-                Ok(handshake) => handshake,
-                Err(_) => return Err(NoRoom::Close),
-            },
-        };
-        Ok(Pass {
-            _handshake: handshake,
-            _of_address: of_address,
-            _place: place,
-        })
+            has_waited = true;
+        }
+        if !has_waited {
+            self.sent_away.store(0, Ordering::Relaxed);
+        }
+        Ok(pass)
     }
 
     /// Addresses that have clients inside.
     pub(crate) fn addresses(&self) -> usize {
-        self.inside.lock().by_address.len()
-    }
-
-    fn place(self: &Arc<Self>, address: IpAddr) -> Option<(Place, Arc<Semaphore>)> {
-        let mut inside = self.inside.lock();
-        if inside.in_all >= self.places {
-            return None;
-        }
-        // So that one address cannot keep all others out.
-        let from_here = inside.by_address.entry(address).or_insert_with(|| FromOne {
-            inside: 0,
-            handshakes: Arc::new(Semaphore::new(self.per_address)),
-        });
-        if from_here.inside >= self.places.div_ceil(2) {
-            return None;
-        }
-        from_here.inside += 1;
-        let handshakes = from_here.handshakes.clone();
-        inside.in_all += 1;
-        let place = Place {
-            gate: self.clone(),
-            address,
-        };
-        Some((place, handshakes))
+        self.shares.lock().addresses()
     }
 
     /// What there is for a client that cannot come in, or has waited for too long.
-    pub(crate) fn send_away(&self) -> NoRoom {
+    pub(crate) fn send_away(&self, address: IpAddr) -> NoRoom {
         let before = self.sent_away.fetch_add(1, Ordering::Relaxed);
         let each = u32::try_from(before).unwrap_or(u32::MAX);
         let later = AWAY_EACH.saturating_mul(each);
-        match Arc::clone(&self.refusals).try_acquire_owned() {
+        match self.refusals.enter(Some(address)) {
             Ok(telling) => NoRoom::Tell(telling, (AWAY + later).min(AWAY_MAX)),
             Err(_) => NoRoom::Close,
         }
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut inside = self.gate.inside.lock();
-        inside.in_all -= 1;
-        if let Some(from_here) = inside.by_address.get_mut(&self.address) {
-            from_here.inside -= 1;
-            if from_here.inside == 0 {
-                inside.by_address.remove(&self.address);
-            }
+impl Pass {
+    /// The client's request is there: the pass is not taken back any more.
+    pub(crate) fn spoke(&self) {
+        self.gate.shares.lock().spoke(self.number);
+    }
+
+    /// Resolves when the pass was taken back, because its client was silent for too long while others
+    /// waited.
+    pub(crate) async fn taken_back(&self) {
+        // From then on whoever comes may take it; those that wait already are let in by this.
+        tokio::select! {
+            () = sleep(GRACE) => self.gate.shares.lock().settle(Instant::now()),
+            () = self.displaced() => return,
         }
+        self.displaced().await;
+    }
+
+    async fn displaced(&self) {
+        while self.stage().is_some() {
+            self.changed.notified().await;
+        }
+    }
+
+    fn stage(&self) -> Option<Stage> {
+        self.gate.shares.lock().stage(self.number)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.gate.shares.lock().leave(self.number, Instant::now());
     }
 }
 
@@ -183,7 +159,7 @@ mod tests {
     use super::*;
 
     fn address(number: u8) -> IpAddr {
-        [192, 0, 2, number].into()
+        [192, 0, number, 1].into()
     }
 
     async fn pass(gate: &Arc<Gate>, number: u8) -> Pass {
@@ -214,20 +190,20 @@ mod tests {
         assert!(matches!(second.as_mut().poll(&mut cx), Poll::Ready(_)));
     }
 
-    #[tokio::test]
-    async fn one_address_leaves_room_for_others() {
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_makes_room_and_one_that_has_spoken_does_not() {
         let gate = Gate::new(2, 2);
-        let _held = pass(&gate, 1).await;
-        let mut second = pin!(gate.enter(address(1)));
-        let mut cx = Context::from_waker(Waker::noop());
-        assert!(
-            second.as_mut().poll(&mut cx).is_pending(),
-            "waits for its own"
-        );
-        assert!(away(&gate, 1).await.is_some(), "half of all are its");
-        let other = pass(&gate, 2).await;
-        drop(other);
-        assert!(second.as_mut().poll(&mut cx).is_pending(), "still");
+        let (spoke, silent) = (pass(&gate, 1).await, pass(&gate, 2).await);
+        spoke.spoke();
+        let began = Instant::now();
+        let third = tokio::select! {
+            third = pass(&gate, 3) => third,
+            () = async { tokio::join!(spoke.taken_back(), silent.taken_back()); } => unreachable!(),
+        };
+        assert_eq!(began.elapsed(), GRACE);
+        silent.taken_back().await;
+        drop((spoke, silent, third));
+        assert_eq!(gate.addresses(), 0);
     }
 
     #[tokio::test]
@@ -243,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn places_come_back_whatever_happens() {
+    async fn who_gives_up_leaves_nothing_behind() {
         let gate = Gate::new(1, 1);
         let first = pass(&gate, 1).await;
         {
@@ -252,7 +228,6 @@ mod tests {
             assert!(given_up.as_mut().poll(&mut cx).is_pending());
         }
         drop(first);
-        assert!(gate.inside.lock().by_address.is_empty());
-        assert_eq!(gate.inside.lock().in_all, 0);
+        assert_eq!(gate.addresses(), 0);
     }
 }

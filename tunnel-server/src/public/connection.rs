@@ -2,23 +2,32 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, request::Parts};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tunnel_ops::{
     http1::{GuardHandle, Violation},
     task::Tasks,
+    telemetry::log_refused,
 };
-use tunnel_proto::front::{Origin, http1_head};
+use tunnel_proto::{
+    front::{Origin, http1_head},
+    problem::Problem,
+};
 
 use super::upgraded::{Granted, GrantedSlot, join};
-use crate::node::Node;
+use crate::{budget::usage::Usage, node::Node};
+
+/// Where a connection comes from, and what is open for its address.
+pub(super) type Caller = (Origin, Option<Arc<Usage>>);
 
 /// What all requests of one connection share.
 pub(super) struct Connection {
     pub(super) node: Arc<Node>,
     pub(super) origin: Origin,
+    /// What is open for its address; `None` of a trusted proxy that speaks for many.
+    pub(super) usage: Option<Arc<Usage>>,
     /// `None` over HTTP/2.
     pub(super) guard: Option<GuardHandle>,
     /// The upgrade that an HTTP/1 connection is turned into.
@@ -28,10 +37,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(node: &Arc<Node>, origin: Origin, guard: Option<GuardHandle>) -> Arc<Self> {
+    pub(super) fn new(
+        node: &Arc<Node>,
+        (origin, usage): Caller,
+        guard: Option<GuardHandle>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             node: node.clone(),
             origin,
+            usage,
             guard,
             granted: Mutex::new(None),
             tasks: Tasks::default(),
@@ -50,6 +64,15 @@ impl Connection {
 
     pub(super) fn body_violation(&self) -> Option<Violation> {
         self.guard.as_ref().and_then(GuardHandle::body_violation)
+    }
+
+    /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is
+    /// what could be read of it.
+    pub(super) fn log_refused(&self, head: Option<&Parts>, problem: &Problem) {
+        if self.node.config().access_log {
+            let (status, end) = (problem.status().as_u16(), problem.reason().name());
+            log_refused(head, self.origin.address, status, end, problem.detail());
+        }
     }
 
     /// Sends an informational response ahead, where that can be done cleanly: over HTTP/1.1.

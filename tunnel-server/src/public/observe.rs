@@ -107,6 +107,11 @@ impl Observation {
         self.subject = Some(Box::new(subject));
     }
 
+    /// Whether a line is written at the end.
+    pub(super) fn is_logged(&self) -> bool {
+        self.subject.is_some()
+    }
+
     /// The exchange has its place among those that are open, until it is over.
     pub(super) fn on_permitted(&mut self, permit: Permit) {
         self.permit = Some(permit);

@@ -36,7 +36,7 @@ use tunnel_proto::{
 };
 
 use super::{
-    connection::Connection,
+    connection::{Caller, Connection},
     places::{Full, Place},
     proxy_protocol,
     serve::serve,
@@ -99,29 +99,33 @@ async fn begin(
         let (header, rest) = patiently(node, proxy_protocol::read(&mut socket, deadline))
             .await?
             .map_err(|_| NoRequest::Proxy)?;
-        if let proxy_protocol::Header::Proxied { source, .. } = header {
-            peer = source.ip();
+        is_trusted = match header {
+            proxy_protocol::Header::Local => true,
             // What the proxy has told counts, what its client tells does not.
-            is_trusted = node.is_trusted(peer);
-            if !is_trusted {
-                let counted = place.count_for(peer.to_canonical());
-                counted.map_err(NoRequest::Full)?;
+            proxy_protocol::Header::Proxied { source, .. } => {
+                peer = source.ip();
+                node.is_trusted(peer)
             }
+            proxy_protocol::Header::Unknown => false,
+        };
+        if !is_trusted {
+            let counted = place.count_for(peer.to_canonical());
+            counted.map_err(NoRequest::Full)?;
         }
         front = rest;
     }
-    let origin = Origin::new(peer, is_trusted, tls.is_some());
+    let caller = (Origin::new(peer, is_trusted, tls.is_some()), place.usage());
     let socket = Prefixed::new(front, socket);
     match tls {
         // Boxed, since what TLS needs is large, and a connection without it would carry it along.
-        Some(tls) => Box::pin(encrypted(node, origin, socket, tls)).await,
-        None => request(node, origin, socket, None).await,
+        Some(tls) => Box::pin(encrypted(node, caller, socket, tls)).await,
+        None => request(node, caller, socket, None).await,
     }
 }
 
 async fn encrypted(
     node: &Arc<Node>,
-    origin: Origin,
+    caller: Caller,
     socket: Prefixed<TcpStream>,
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
@@ -134,14 +138,14 @@ async fn encrypted(
         Some(b"h2") => Protocol::Http2,
         _ => Protocol::Http1,
     };
-    request(node, origin, stream, Some(agreed)).await
+    request(node, caller, stream, Some(agreed)).await
 }
 
 /// Waits for the first request, and goes on with what the platform client speaks: what was agreed on, or
 /// what its first bytes tell.
 async fn request<IO>(
     node: &Arc<Node>,
-    origin: Origin,
+    caller: Caller,
     mut io: IO,
     agreed: Option<Protocol>,
 ) -> Result<(), NoRequest>
@@ -154,8 +158,8 @@ where
         .await?
         .map_err(|_| NoRequest::FirstByte)?;
     match agreed.unwrap_or(detected) {
-        Protocol::Http1 => http1(node, origin, first, io).await,
-        Protocol::Http2 => http2(node, origin, Prefixed::new(first, io)).await,
+        Protocol::Http1 => http1(node, caller, first, io).await,
+        Protocol::Http2 => http2(node, caller, Prefixed::new(first, io)).await,
     }
     Ok(())
 }
@@ -168,12 +172,12 @@ async fn patiently<T>(node: &Node, step: impl Future<Output = T>) -> Result<T, N
     }
 }
 
-async fn http1<IO>(node: &Arc<Node>, origin: Origin, first: Bytes, io: IO)
+async fn http1<IO>(node: &Arc<Node>, caller: Caller, first: Bytes, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
     let http1 = Http1::new(io, first, bounds(node));
-    let connection = Connection::new(node, origin, Some(http1.guard().clone()));
+    let connection = Connection::new(node, caller, Some(http1.guard().clone()));
     let answer = {
         let connection = connection.clone();
         move |request: Request<Incoming>, in_flight: InFlight| {
@@ -213,11 +217,11 @@ where
     }
 }
 
-async fn http2<IO>(node: &Arc<Node>, origin: Origin, io: IO)
+async fn http2<IO>(node: &Arc<Node>, caller: Caller, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let connection = Connection::new(node, origin, None);
+    let connection = Connection::new(node, caller, None);
     let answer = |request: Request<Incoming>| serve(&connection, request, None);
     let (stage, tasks) = (node.stopping_stage(), &connection.tasks);
     connection::http2(io, bounds(node), tasks, stage, answer).await;
@@ -231,6 +235,7 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
 ) {
     let problem = front::refusal(Hop::Server, refusal.status(), refusal.reason());
     connection.node.metrics.count_problem(&problem);
+    connection.log_refused(None, &problem);
     let date = httpdate::fmt_http_date(SystemTime::now());
     say_last(io, &http1_message(&front::problem(&problem, true), &date)).await;
 }

@@ -25,9 +25,10 @@ const V2_BYTES: usize = 520;
 /// What a header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Nothing about a client: the sender speaks for itself (a health check), or does not know, or
-    /// knows something that is not the address of a TCP connection.
+    /// The sender speaks for itself: a health check.
     Local,
+    /// The sender speaks for a client, and does not say from which address of a TCP connection it comes.
+    Unknown,
     /// The connection was made by `source`, and to `destination`.
     Proxied {
         /// The client.
@@ -156,7 +157,7 @@ fn parse_v1(bytes: &[u8]) -> Result<Parsed, Error> {
     let mut words = bytes[V1_START.len()..end].split(|&byte| byte == b' ');
     let header = match words.next() {
         // Whatever follows the word is to be ignored.
-        Some(b"UNKNOWN") => Header::Local,
+        Some(b"UNKNOWN") => Header::Unknown,
         Some(b"TCP4") => v1_addresses::<Ipv4Addr>(words).ok_or(Error::Line)?,
         Some(b"TCP6") => v1_addresses::<Ipv6Addr>(words).ok_or(Error::Line)?,
         _ => return Err(Error::Line),
@@ -233,7 +234,7 @@ fn v2_addresses(family: u8, rest: &[u8]) -> Result<Header, Error> {
         0x2 => 36,
         0x3 => 216,
         // Nothing is known of what follows, neither addresses nor extensions.
-        _ => return Ok(Header::Local),
+        _ => return Ok(Header::Unknown),
     };
     let (addresses, extensions) = rest
         .split_at_checked(addresses)
@@ -246,7 +247,7 @@ fn v2_addresses(family: u8, rest: &[u8]) -> Result<Header, Error> {
         },
         (0x21, addresses) => v2_ipv6(addresses).ok_or(Error::AddressesCut)?,
         // A Unix socket, or datagrams.
-        _ => Header::Local,
+        _ => Header::Unknown,
     })
 }
 
@@ -334,12 +335,12 @@ mod tests {
                 "TCP6 2001:db8::1 ::1 56324 443",
                 proxied("[2001:db8::1]:56324", "[::1]:443"),
             ),
-            ("UNKNOWN", Header::Local),
+            ("UNKNOWN", Header::Unknown),
             (
                 "UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535",
-                Header::Local,
+                Header::Unknown,
             ),
-            ("UNKNOWN \u{e4} \n", Header::Local),
+            ("UNKNOWN \u{e4} \n", Header::Unknown),
         ] {
             assert_eq!(
                 parse_whole(format!("PROXY {line}\r\n").as_bytes()),
@@ -387,7 +388,7 @@ mod tests {
         let longest = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_BYTES - 16));
         assert_eq!(
             (longest.len(), parse_whole(longest.as_bytes())),
-            (107, Ok(Header::Local))
+            (107, Ok(Header::Unknown))
         );
         let longer = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_BYTES - 15));
         assert_eq!(parse_whole(longer.as_bytes()), Err(Error::LineTooLong));
@@ -416,10 +417,10 @@ mod tests {
             (v2(0x20, 0x00, &[]), Header::Local),
             (v2(0x20, 0x11, &IPV4), Header::Local),
             (v2(0x20, 0x11, &[1, 2, 3]), Header::Local),
-            (v2(0x21, 0x00, &[1, 2, 3]), Header::Local),
-            (v2(0x21, 0x31, &[0; 216]), Header::Local),
-            (v2(0x21, 0x12, &IPV4), Header::Local),
-            (v2(0x21, 0x22, &ipv6()), Header::Local),
+            (v2(0x21, 0x00, &[1, 2, 3]), Header::Unknown),
+            (v2(0x21, 0x31, &[0; 216]), Header::Unknown),
+            (v2(0x21, 0x12, &IPV4), Header::Unknown),
+            (v2(0x21, 0x22, &ipv6()), Header::Unknown),
         ] {
             assert_eq!(parse_whole(&bytes), Ok(header), "{bytes:x?}");
         }

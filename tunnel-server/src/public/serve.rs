@@ -88,6 +88,11 @@ pub(super) fn serve(
         is_grpc: connection.is_http2() && is_grpc(&parts.headers),
     };
     let accepted = accept(connection, &parts, &mut observation);
+    if let Err(NotCarried::Problem(problem)) = &accepted
+        && !observation.is_logged()
+    {
+        connection.log_refused(Some(&parts), problem);
+    }
     drop(parts);
     let mut incoming = (!incoming.is_end_stream()).then_some(incoming);
     let connection = connection.clone();
@@ -160,7 +165,8 @@ fn accept(
     let route = node.router.route(&checked.host, node.config().offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.origin.address)?;
-        let permit = budget.enter(checked.upgrade.is_some(), || head_bytes(parts))?;
+        let usage = connection.usage.as_ref();
+        let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
     }
     let asked = Asked {

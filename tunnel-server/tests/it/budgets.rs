@@ -1,10 +1,13 @@
 //! What one runtime may use: each limit is named where it is reached, all places come back, rates are
 //! kept, and a runtime at its limits costs its neighbour nothing.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{net::TcpSocket, task::JoinSet, time::Instant};
 
 use crate::{
     deadline::{eventually, soon},
@@ -78,6 +81,53 @@ async fn exchanges_that_are_open_are_bounded_for_each_runtime() {
     let (_first, _feed) = open_when_possible(&rig, &mut feeds).await;
     let (_second, _feed) = open_when_possible(&rig, &mut feeds).await;
     let answer = raw.ask(get("/now")).await;
+    is_limited(&answer, 503, "exchange_limit", "exchanges");
+}
+
+/// Sends a request from another address of this machine.
+async fn ask_from(rig: &Rig, address: &str, request: String) -> Answer {
+    let socket = TcpSocket::new_v4().unwrap();
+    let address: IpAddr = address.parse().unwrap();
+    socket.bind(SocketAddr::new(address, 0)).unwrap();
+    let connecting = socket.connect(rig.addresses.public);
+    let mut raw = Raw::new(soon("a connection", connecting).await.unwrap());
+    raw.ask(request).await
+}
+
+#[tokio::test]
+async fn one_address_leaves_half_of_a_runtime_to_others() {
+    const MOST: usize = 64;
+    let rig = Rig::with(|config| config.limits.exchanges = Some(MOST as u32)).await;
+    let (_client, mut feeds) = answering(&rig, random_instance()).await;
+    let mut held = Vec::new();
+    for _ in 0..MOST / 2 {
+        held.push(open(&rig, &mut feeds).await);
+    }
+    let answer = rig.raw().await.ask(get("/now")).await;
+    assert_eq!(answer.head.status, 429, "{answer:?}");
+    assert_eq!(answer.reason(), "address_limit");
+    assert_eq!(answer.head.value("retry-after"), Some("1"));
+    is_counted(&rig, "address_limit", 1.0).await;
+    // Another address of the same network finds room, and so does this one when it gives some back.
+    let other = ask_from(&rig, "127.0.0.2", get("/now")).await;
+    assert_eq!(other.head.status, 200, "{other:?}");
+    held.pop();
+    is_served(&rig).await;
+}
+
+#[tokio::test]
+async fn a_trusted_proxy_that_speaks_for_many_has_no_share() {
+    let rig = Rig::with(|config| {
+        config.limits.exchanges = Some(64);
+        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+    })
+    .await;
+    let (_client, mut feeds) = answering(&rig, random_instance()).await;
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(open(&rig, &mut feeds).await);
+    }
+    let answer = rig.raw().await.ask(get("/now")).await;
     is_limited(&answer, 503, "exchange_limit", "exchanges");
 }
 

@@ -1,6 +1,7 @@
 //! HTTP/1: what is refused without anybody behind the tunnel having seen it, and its good
 //! neighbours, which pass byte for byte.
 
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -8,6 +9,7 @@ use crate::{
     fake::{BodyEnd, FakeClient, collect, endings, full, status},
     raw::End,
     rig::{PROD, PROD_HOST, Rig, identity},
+    serving::Files,
 };
 
 /// What follows a request that is refused: it must never be served.
@@ -483,4 +485,25 @@ async fn requests_over_tls_are_served_too() {
         client.request(1).await.values("x-forwarded-proto"),
         ["https"]
     );
+}
+
+#[tokio::test]
+async fn what_is_refused_has_a_line_in_the_access_log() {
+    let files = Files::new();
+    files.add("acme", "prod");
+    let serving = files.serve("").await;
+    // By the guard, of which nothing can be told; and by the check, which names what it could read.
+    assert_eq!(serving.status(PROD, "/a#b").await, 400);
+    let line = |line: &Value| line["target"] == "access" && line["status"] == 400;
+    let refused = serving.logged("the guard's refusal", line).await;
+    assert_eq!(refused["end"], "request_malformed");
+    assert!(refused["path"].is_null() && refused["peer"] == "127.0.0.1");
+    let path = "/odd?secret HTTP/1.1\r\nexpect: wonders\r\nz: z";
+    assert_eq!(serving.status(PROD, path).await, 417);
+    let line = |line: &Value| line["path"] == "/odd";
+    let refused = serving.logged("the check's refusal", line).await;
+    let host = refused["host"].as_str().unwrap();
+    assert!(host.starts_with(PROD), "{refused}");
+    assert_eq!(refused["end"], "expectation_failed");
+    assert!(!refused.to_string().contains("secret"), "{refused}");
 }

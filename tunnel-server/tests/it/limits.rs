@@ -5,6 +5,7 @@ use std::{future::Future, net::SocketAddr, process::Stdio, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     net::TcpSocket,
+    task::JoinSet,
     time::{Instant, sleep},
 };
 
@@ -268,6 +269,39 @@ async fn connections_are_bounded_per_address() {
     from("127.0.0.1").await.closes().await;
     assert_eq!(from("127.0.0.2").await.ask(get("/")).await.head.status, 503);
     assert_eq!(from("127.0.0.3").await.ask(get("/")).await.head.status, 503);
+}
+
+/// They shake hands and say nothing more, in number enough to fill the gate and its queue from two addresses.
+#[tokio::test]
+async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
+    let rig = Rig::with(|config| (config.max_handshakes, config.handshake_queue) = (4, 8)).await;
+    let address = rig.addresses.tunnel;
+    let mut flood = JoinSet::new();
+    for number in 0..80 {
+        flood.spawn(async move {
+            let socket = TcpSocket::new_v4().unwrap();
+            let from = [127, 0, 0, 2 + number % 2];
+            socket.bind(SocketAddr::from((from, 0))).unwrap();
+            if let Ok(socket) = socket.connect(address).await
+                && let Ok(held) = try_tls(socket, &[b"http/1.1"]).await
+            {
+                Raw::new(held).closes().await;
+            }
+        });
+    }
+    // As many as find no room are told so, of whom each again may be silent, and the rest is closed.
+    let closed =
+        "tunnel_server_connections_refused_total{cause=\"max_handshakes\",listener=\"tunnel\"}";
+    eventually("a full gate", async || {
+        (rig.metric(closed).await >= 50.0).then_some(())
+    })
+    .await;
+    let request = session_request(rig.token(PROD), random_instance());
+    let socket = connect(address).await;
+    let stream = try_tls(socket, &[b"http/1.1"]).await.unwrap();
+    assert_eq!(dial_over(stream, &request).await.status, 101);
+    let silent = "tunnel_server_connections_refused_total{cause=\"silent\",listener=\"tunnel\"}";
+    assert!(rig.metric(silent).await >= 1.0);
 }
 
 #[tokio::test]

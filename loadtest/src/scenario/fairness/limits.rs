@@ -23,8 +23,8 @@ use crate::{
 const BYTES: u64 = 16 << 20;
 /// Exchanges begun in a second.
 const RATE: u32 = 500;
-/// Exchanges open at once.
-const EXCHANGES: usize = 64;
+/// Exchanges open at once: no more than the server lets one address have however few are left.
+const EXCHANGES: usize = 16;
 /// WebSockets open at once.
 const WEBSOCKETS: usize = 16;
 /// Bytes of a head.

@@ -9,6 +9,7 @@
 //! way bears silence.
 
 use std::{
+    future::pending,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -79,7 +80,8 @@ impl LiveSession {
         Ok(())
     }
 
-    /// Says nothing until the client goes, has had its time or has lost its right.
+    /// Says nothing until the client goes, has had its time, has lost its right, or makes room for another
+    /// account's check.
     async fn idle(&mut self, node: &Arc<Node>) -> SessionEnd {
         let over = Instant::now() + LIFE;
         let reason = loop {
@@ -88,8 +90,15 @@ impl LiveSession {
                 events,
                 driver,
                 credential,
+                check,
                 ..
             } = self;
+            let evicted = async {
+                match check {
+                    Some(place) => place.evicted().await,
+                    None => pending().await,
+                }
+            };
             tokio::select! {
                 end = &mut *driver => {
                     return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
@@ -110,6 +119,7 @@ impl LiveSession {
                 }
                 () = node.draining() => break CloseReason::Drained,
                 () = sleep_until(over) => break CloseReason::Disconnected,
+                () = evicted => break CloseReason::Disconnected,
             }
         };
         self.session.cut(reason);

@@ -19,6 +19,7 @@ use tunnel_proto::{close::CloseReason, control::Control, handshake::Greeting, se
 use crate::{
     admin::events::{Event, EventKind},
     auth::{AuthRefusal, Grant, Presented},
+    log_limit::LogLimit,
     node::Node,
 };
 
@@ -36,6 +37,10 @@ const AWAY: Duration = Duration::from_secs(5);
 const REFRESHES: u32 = 5;
 const REFRESH_EACH: Duration = Duration::from_secs(10);
 
+/// Lines about refused newer tokens of one session: as many as may be shown at once, then one a minute.
+const REFUSAL_LINES: u32 = REFRESHES;
+const REFUSAL_LINE_EACH: Duration = Duration::from_secs(60);
+
 /// A session's credential.
 pub(super) struct Credential {
     grant: Grant,
@@ -45,6 +50,8 @@ pub(super) struct Credential {
     /// An answer that is waited for, while the session goes on.
     asked: Option<Owned<Answer>>,
     refreshes: Refreshes,
+    /// Of lines about newer tokens that are refused.
+    refusal_lines: LogLimit,
     warned: Warned,
 }
 
@@ -114,6 +121,7 @@ impl Credential {
             grant,
             asked: None,
             refreshes: Refreshes::new(),
+            refusal_lines: LogLimit::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
             warned: Warned::Nothing,
         }
     }
@@ -314,8 +322,10 @@ impl Credential {
     }
 
     fn refuse(&self, node: &Node, session: &Session, reason: &'static str, detail: String) {
-        let runtime = self.grant.runtime.label.as_str();
-        tracing::warn!(runtime, reason, "a newer token was refused");
+        if let Some(left_out) = self.refusal_lines.take() {
+            let runtime = self.grant.runtime.label.as_str();
+            tracing::warn!(runtime, reason, left_out, "a newer token was refused");
+        }
         let refreshes = &node.metrics.refreshes_refused;
         refreshes.with_label_values(&[reason]).inc();
         let reason = reason.to_owned();

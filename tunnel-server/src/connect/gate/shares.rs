@@ -1,0 +1,473 @@
+//! Who has a handshake, who waits for one, and whose turn is next: the gate without time, tasks and sockets.
+//!
+//! ```text
+//!   arrive ──▶ waiting ──turn──▶ silent ──spoke──▶ answered        each leaves by itself, or by `leave`
+//!                 │                 │ older than GRACE, and somebody with fewer waits
+//!                 │ queue full      ▼
+//!                 └──────────▶ displaced
+//! ```
+//!
+//! In: arrivals with their address, and the time. Out: the stage of each. Handshakes and the queue are
+//! shared between networks (IPv4 /24, IPv6 /48) first, then between the addresses of a network (IPv4
+//! address, IPv6 /64), so that a crowd from few addresses costs a newcomer from another one at most the
+//! grace of one silent handshake.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::public::places::{network, wide_network};
+
+/// How long a client may be silent, from its turn on, before one of an address with fewer handshakes may
+/// take its place. With TLS 1.3 a client needs one round trip to speak, with TLS 1.2 two: this leaves room
+/// for a slow path and one lost packet.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+
+/// How far a client has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits for its turn.
+    Waiting,
+    /// It has a handshake since then, and its request is not there yet.
+    Silent(Instant),
+    /// Its request is being answered.
+    Answered,
+}
+
+/// All clients at the gate.
+#[derive(Debug)]
+pub(super) struct Shares {
+    handshakes: usize,
+    queue: usize,
+    /// Number of the next client.
+    next: u64,
+    /// Number of the next turn.
+    turn: u64,
+    clients: BTreeMap<u64, Client>,
+    waiting: usize,
+    addresses: HashMap<IpAddr, Address>,
+    networks: HashMap<IpAddr, Network>,
+}
+
+#[derive(Debug)]
+struct Client {
+    address: IpAddr,
+    stage: Stage,
+    /// Told when the stage changes by what another client does, or when it is displaced.
+    changed: Arc<Notify>,
+}
+
+/// The clients of one address. Gone with the last of them, so that whoever comes anew has had no turn.
+#[derive(Debug)]
+struct Address {
+    network: IpAddr,
+    handshakes: usize,
+    last_turn: u64,
+    /// In the order in which they came.
+    waiting: VecDeque<u64>,
+}
+
+/// The clients of one network.
+#[derive(Debug, Default)]
+struct Network {
+    handshakes: usize,
+    last_turn: u64,
+    waiting: usize,
+    addresses: usize,
+}
+
+impl Shares {
+    pub(super) fn new(handshakes: usize, queue: usize) -> Self {
+        Self {
+            handshakes,
+            queue,
+            next: 0,
+            turn: 0,
+            clients: BTreeMap::new(),
+            waiting: 0,
+            addresses: HashMap::new(),
+            networks: HashMap::new(),
+        }
+    }
+
+    /// Takes in a client: gives its number, and what tells it of changes. `None` if there is neither a
+    /// handshake for it nor room in the queue, where it may displace one of an address with more.
+    pub(super) fn arrive(&mut self, address: IpAddr, now: Instant) -> Option<(u64, Arc<Notify>)> {
+        let (number, changed) = self.add(address);
+        self.settle(now);
+        if self.waiting > self.queue {
+            let displaced = self.longest_waiting_share()?;
+            self.leave_to_others(displaced);
+            if displaced == number {
+                return None;
+            }
+        }
+        Some((number, changed))
+    }
+
+    /// How far a client has come; `None` if it was displaced.
+    pub(super) fn stage(&self, number: u64) -> Option<Stage> {
+        Some(self.clients.get(&number)?.stage)
+    }
+
+    /// The client's request is there: it keeps its handshake until it is answered.
+    pub(super) fn spoke(&mut self, number: u64) {
+        if let Some(client) = self.clients.get_mut(&number) {
+            client.stage = Stage::Answered;
+        }
+    }
+
+    /// Takes a client out, if it is still in, and gives what it had to the next.
+    pub(super) fn leave(&mut self, number: u64, now: Instant) {
+        self.remove(number);
+        self.settle(now);
+    }
+
+    /// Gives turns to those that wait for as long as there are handshakes to give.
+    pub(super) fn settle(&mut self, now: Instant) {
+        while self.waiting > 0 {
+            let is_full = self.clients.len() - self.waiting >= self.handshakes;
+            if is_full && !self.has_overdue(now) {
+                return;
+            }
+            let mut candidates: Vec<_> = self
+                .addresses
+                .iter()
+                .filter(|(_, of_address)| !of_address.waiting.is_empty())
+                .map(|(address, of_address)| (self.order(of_address), *address))
+                .collect();
+            candidates.sort_unstable_by_key(|(order, _)| *order);
+            let mut candidates = candidates.iter();
+            if !candidates.any(|(_, address)| self.give_turn(*address, now)) {
+                return;
+            }
+        }
+    }
+
+    /// Addresses that have clients here.
+    pub(super) fn addresses(&self) -> usize {
+        self.addresses.len()
+    }
+
+    fn add(&mut self, address: IpAddr) -> (u64, Arc<Notify>) {
+        let number = self.next;
+        self.next += 1;
+        let (address, wide) = (network(address), wide_network(address));
+        let of_address = self.addresses.entry(address).or_insert_with(|| {
+            self.networks.entry(wide).or_default().addresses += 1;
+            Address {
+                network: wide,
+                handshakes: 0,
+                last_turn: 0,
+                waiting: VecDeque::new(),
+            }
+        });
+        of_address.waiting.push_back(number);
+        if let Some(of_network) = self.networks.get_mut(&wide) {
+            of_network.waiting += 1;
+        }
+        self.waiting += 1;
+        let changed = Arc::new(Notify::new());
+        let client = Client {
+            address,
+            stage: Stage::Waiting,
+            changed: changed.clone(),
+        };
+        self.clients.insert(number, client);
+        (number, changed)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Client> {
+        let client = self.clients.remove(&number)?;
+        let of_address = self.addresses.get_mut(&client.address)?;
+        let of_network = self.networks.get_mut(&of_address.network)?;
+        if client.stage == Stage::Waiting {
+            of_address.waiting.retain(|waiting| *waiting != number);
+            of_network.waiting -= 1;
+            self.waiting -= 1;
+        } else {
+            of_address.handshakes -= 1;
+            of_network.handshakes -= 1;
+        }
+        if of_address.handshakes == 0 && of_address.waiting.is_empty() {
+            of_network.addresses -= 1;
+            if of_network.addresses == 0 {
+                self.networks.remove(&of_address.network);
+            }
+            self.addresses.remove(&client.address);
+        }
+        Some(client)
+    }
+
+    fn leave_to_others(&mut self, number: u64) {
+        if let Some(client) = self.remove(number) {
+            client.changed.notify_one();
+        }
+    }
+
+    /// By what the next turn is given: to who has the fewest handshakes, and then to who has waited longest
+    /// for a turn; among networks first.
+    fn order(&self, of_address: &Address) -> (usize, u64, usize, u64, Option<u64>) {
+        let of_network = self.networks.get(&of_address.network);
+        (
+            of_network.map_or(0, |network| network.handshakes),
+            of_network.map_or(0, |network| network.last_turn),
+            of_address.handshakes,
+            of_address.last_turn,
+            of_address.waiting.front().copied(),
+        )
+    }
+
+    /// Gives the next client of an address its turn, in place of a silent one if need be. `false` when that
+    /// cannot be.
+    fn give_turn(&mut self, address: IpAddr, now: Instant) -> bool {
+        let Some(of_address) = self.addresses.get(&address) else {
+            return false;
+        };
+        let Some(number) = of_address.waiting.front().copied() else {
+            return false;
+        };
+        let of_network = self.networks.get(&of_address.network);
+        let (own, of_network) = (
+            of_address.handshakes,
+            of_network.map_or(0, |network| network.handshakes),
+        );
+        // An address has half at most, a network three quarters, so that others need not wait at all.
+        let is_full = self.clients.len() - self.waiting >= self.handshakes
+            || own >= self.handshakes.div_ceil(2)
+            || of_network >= (self.handshakes * 3).div_ceil(4);
+        if is_full {
+            match self.overdue(address, now) {
+                Some(overdue) => self.leave_to_others(overdue),
+                None => return false,
+            }
+        }
+        self.take_turn(number, now);
+        true
+    }
+
+    fn take_turn(&mut self, number: u64, now: Instant) {
+        let Some(client) = self.clients.get_mut(&number) else {
+            return;
+        };
+        client.stage = Stage::Silent(now);
+        client.changed.notify_one();
+        self.turn += 1;
+        self.waiting -= 1;
+        if let Some(of_address) = self.addresses.get_mut(&client.address) {
+            of_address.waiting.retain(|waiting| *waiting != number);
+            of_address.handshakes += 1;
+            of_address.last_turn = self.turn;
+            if let Some(of_network) = self.networks.get_mut(&of_address.network) {
+                of_network.waiting -= 1;
+                of_network.handshakes += 1;
+                of_network.last_turn = self.turn;
+            }
+        }
+    }
+
+    fn has_overdue(&self, now: Instant) -> bool {
+        let mut clients = self.clients.values();
+        clients.any(|client| is_overdue(client, now))
+    }
+
+    /// The overdue client whose handshake one of this address may take: of the network with the most
+    /// handshakes, there of the address with the most, there the oldest. Those with no more than this
+    /// address has are left alone, but for its own.
+    fn overdue(&self, address: IpAddr, now: Instant) -> Option<u64> {
+        let own = self.addresses.get(&address)?;
+        let own_network = self.networks.get(&own.network)?;
+        let is_full = own.handshakes >= self.handshakes.div_ceil(2);
+        let is_network_full = own_network.handshakes >= (self.handshakes * 3).div_ceil(4);
+        let clients = self.clients.iter();
+        let overdue = clients.filter(|(_, client)| is_overdue(client, now));
+        let takeable = overdue.filter_map(|(number, client)| {
+            let of_address = self.addresses.get(&client.address)?;
+            let of_network = self.networks.get(&of_address.network)?;
+            let may_take = if client.address == address {
+                true
+            } else if is_full {
+                false
+            } else if of_address.network == own.network {
+                of_address.handshakes > own.handshakes
+            } else {
+                !is_network_full && of_network.handshakes > own_network.handshakes
+            };
+            let most = (of_network.handshakes, of_address.handshakes, !*number);
+            may_take.then_some((most, *number))
+        });
+        takeable.max().map(|(_, number)| number)
+    }
+
+    /// The last that came of the address that has the most in the queue, of the network that has the most.
+    fn longest_waiting_share(&self) -> Option<u64> {
+        let addresses = self.addresses.values();
+        let longest = addresses.max_by_key(|of_address| {
+            let of_network = self.networks.get(&of_address.network);
+            let in_network = of_network.map_or(0, |network| network.waiting);
+            let last = of_address.waiting.back().copied();
+            (in_network, of_address.waiting.len(), last)
+        });
+        longest?.waiting.back().copied()
+    }
+}
+
+fn is_overdue(client: &Client, now: Instant) -> bool {
+    matches!(client.stage, Stage::Silent(since) if now.duration_since(since) >= GRACE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Address `number` of network `network`.
+    fn at(network: u8, number: u8) -> IpAddr {
+        [10, 0, network, number].into()
+    }
+
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    fn arrive(shares: &mut Shares, address: IpAddr, now: Instant) -> Option<u64> {
+        shares.arrive(address, now).map(|(number, _)| number)
+    }
+
+    fn has_turn(shares: &Shares, number: u64) -> bool {
+        matches!(shares.stage(number), Some(Stage::Silent(_)))
+    }
+
+    /// Fills gate and queue from these addresses in turn, and says when everybody inside is overdue.
+    fn flooded(shares: &mut Shares, addresses: &[IpAddr]) -> Instant {
+        let now = start();
+        for _ in 0..=(shares.handshakes + shares.queue) / addresses.len() {
+            for address in addresses {
+                arrive(shares, *address, now);
+            }
+        }
+        now + GRACE
+    }
+
+    #[test]
+    fn a_newcomer_has_its_turn_at_once_when_others_have_been_silent_for_too_long() {
+        let network = |network| (0..=255).map(|number| at(network, number)).collect();
+        let floods: [(&str, Vec<IpAddr>, &[IpAddr]); 5] = [
+            ("one address", vec![at(1, 1)], &[at(1, 2), at(2, 1)]),
+            (
+                "two addresses of one network",
+                vec![at(1, 1), at(1, 2)],
+                &[at(1, 3), at(2, 1)],
+            ),
+            (
+                "two networks",
+                vec![at(1, 1), at(2, 1)],
+                &[at(1, 2), at(3, 1)],
+            ),
+            ("a whole network", network(1), &[at(2, 1)]),
+            (
+                "100 networks",
+                (0..100).map(|network| at(network, 1)).collect(),
+                &[at(200, 1)],
+            ),
+        ];
+        for (flood, addresses, newcomers) in floods {
+            for newcomer in newcomers {
+                let mut shares = Shares::new(64, 512);
+                let later = flooded(&mut shares, &addresses);
+                // All who were silent have gone once, and others of the flood have come after them.
+                shares.settle(later);
+                let later = later + GRACE;
+                let number = arrive(&mut shares, *newcomer, later).unwrap();
+                assert!(has_turn(&shares, number), "{flood}, {newcomer}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_displaced_before_the_grace_or_by_one_who_has_as_many() {
+        let mut shares = Shares::new(2, 2);
+        let now = start();
+        let first = arrive(&mut shares, at(1, 1), now).unwrap();
+        let second = arrive(&mut shares, at(2, 1), now).unwrap();
+        let third = arrive(&mut shares, at(1, 1), now).unwrap();
+        shares.settle(now + GRACE - Duration::from_millis(1));
+        assert!(!has_turn(&shares, third));
+        shares.spoke(first);
+        shares.settle(now + GRACE);
+        // What it could take has as many as its own address has; and the other one has spoken.
+        assert!(has_turn(&shares, second) && !has_turn(&shares, third));
+        let other = arrive(&mut shares, at(3, 1), now + GRACE).unwrap();
+        assert!(has_turn(&shares, other));
+        assert_eq!(shares.stage(second), None);
+        assert_eq!(shares.stage(first), Some(Stage::Answered));
+    }
+
+    #[test]
+    fn turns_go_round_networks_and_their_addresses() {
+        let mut shares = Shares::new(1, 10);
+        let now = start();
+        let holder = arrive(&mut shares, at(9, 9), now).unwrap();
+        let flood: Vec<_> = (0..4)
+            .map(|number| arrive(&mut shares, at(1, number % 2), now).unwrap())
+            .collect();
+        let other = arrive(&mut shares, at(2, 1), now).unwrap();
+        shares.leave(holder, now);
+        let mut order = Vec::new();
+        while let Some(next) = (0..shares.next).find(|number| has_turn(&shares, *number)) {
+            order.push(next);
+            shares.leave(next, now);
+        }
+        assert_eq!(order, [flood[0], other, flood[1], flood[2], flood[3]]);
+    }
+
+    #[test]
+    fn a_full_queue_makes_room_for_who_has_less_in_it() {
+        let mut shares = Shares::new(0, 3);
+        let now = start();
+        let flood: Vec<_> = (0..3)
+            .map(|_| arrive(&mut shares, at(1, 1), now).unwrap())
+            .collect();
+        assert_eq!(arrive(&mut shares, at(1, 1), now), None);
+        assert!(arrive(&mut shares, at(1, 2), now).is_some());
+        assert_eq!(shares.stage(flood[2]), None);
+        assert!(arrive(&mut shares, at(2, 1), now).is_some());
+        assert_eq!(shares.stage(flood[1]), None);
+        assert!(arrive(&mut shares, at(3, 1), now).is_some());
+        // Now everybody has one, and who comes last goes.
+        assert_eq!(arrive(&mut shares, at(4, 1), now), None);
+        assert_eq!(shares.stage(flood[0]), Some(Stage::Waiting));
+    }
+
+    #[test]
+    fn an_address_has_half_and_a_network_three_quarters_of_the_handshakes() {
+        let mut shares = Shares::new(8, 100);
+        let now = start();
+        let mut turns = |address| {
+            let arrived: Vec<_> = (0..8)
+                .map(|_| arrive(&mut shares, address, now).unwrap())
+                .collect();
+            let with_turn = arrived.iter().filter(|number| has_turn(&shares, **number));
+            with_turn.count()
+        };
+        assert_eq!(turns(at(1, 1)), 4);
+        assert_eq!(turns(at(1, 2)), 2);
+        assert_eq!(turns(at(2, 1)), 2);
+    }
+
+    #[test]
+    fn nothing_is_left_of_who_has_gone() {
+        let mut shares = Shares::new(2, 3);
+        let later = flooded(&mut shares, &[at(1, 1), at(1, 2), at(2, 1)]);
+        shares.settle(later);
+        for number in 0..shares.next {
+            shares.leave(number, later);
+        }
+        assert!(shares.clients.is_empty() && shares.addresses.is_empty());
+        assert!(shares.networks.is_empty() && shares.waiting == 0);
+    }
+}
