@@ -82,6 +82,8 @@ pub(crate) struct Session {
     offers: Offers,
     /// Until it leaves.
     live: Option<LiveSession>,
+    /// What the tunnel was told last of [`Handle::is_suspect`].
+    is_suspect: bool,
 }
 
 /// What the server said of a session when it began.
@@ -105,6 +107,10 @@ pub(crate) enum Event {
     },
     /// A newer instance holds the runtime.
     Superseded,
+    /// The server is silent although it was asked: the path may be lost.
+    Silent,
+    /// A session that was silent is heard again.
+    HeardAgain,
     /// The credential runs out.
     Expiring {
         /// After this time.
@@ -187,6 +193,7 @@ impl Session {
                 welcome,
                 offers: Offers::new(credential),
                 live: Some(LiveSession::begin(&parts.live)),
+                is_suspect: false,
             }),
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
             Err(_) => {
@@ -221,6 +228,13 @@ impl Session {
                     Some(Notice::Welcome(_)) => None,
                     None => return Event::Ended(ended((&mut self.task).await, self.began)),
                 },
+                is_suspect = self.handle.suspicion(self.is_suspect) => {
+                    self.is_suspect = is_suspect;
+                    return match is_suspect {
+                        true => Event::Silent,
+                        false => Event::HeardAgain,
+                    };
+                }
                 () = at(again_at) => self.offers.again(),
             };
             if let Some(credential) = to_offer {
@@ -269,7 +283,7 @@ impl Session {
         }
     }
 
-    /// Has it prove that it lives, or end within seconds.
+    /// Has it prove within seconds that it lives, or be replaced and end.
     pub(crate) fn suspect(&self) {
         self.handle.suspect();
     }

@@ -165,6 +165,12 @@ impl Wire {
         }
     }
 
+    /// Whether the exchange is open on a session that is suspect.
+    fn is_suspect(&self) -> bool {
+        let outstanding = self.outstanding.as_ref();
+        outstanding.is_some_and(|outstanding| outstanding.session().is_suspect())
+    }
+
     /// Resets the stream, should it still be open.
     fn reset(&mut self) {
         self.stream = None;

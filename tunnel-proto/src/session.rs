@@ -59,8 +59,8 @@ pub enum Side {
 /// What an end may set for a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
-    /// Time between pings; a silent session is dead after two of them, and after about three seconds
-    /// if something was sent on it.
+    /// Time between pings. A silent session is dead after two of them, and after 15 s if something was sent
+    /// on it; in that case it is suspect after 3 s.
     pub ping_interval: Duration,
     /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
     pub exchanges: usize,
@@ -121,7 +121,12 @@ pub(crate) struct Shared {
     is_closing: AtomicBool,
     /// What is open is not to go on until then.
     is_cut: AtomicBool,
-    is_suspected: AtomicBool,
+    /// The driver is to ping the other end at once.
+    is_asked_to_probe: AtomicBool,
+    /// The other end is silent although it was asked.
+    is_suspect: AtomicBool,
+    /// Told when that changes.
+    suspicion_changed: Notify,
     has_ended: AtomicBool,
     /// In microseconds, zero while nothing was measured.
     round_trip: AtomicU64,
@@ -157,7 +162,9 @@ impl Session {
             close: Mutex::new(None),
             is_closing: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
-            is_suspected: AtomicBool::new(false),
+            is_asked_to_probe: AtomicBool::new(false),
+            is_suspect: AtomicBool::new(false),
+            suspicion_changed: Notify::new(),
             has_ended: AtomicBool::new(false),
             round_trip: AtomicU64::new(0),
             smoothed_round_trip: AtomicU64::new(0),
@@ -212,12 +219,31 @@ impl Session {
         ended.or_else(|| *self.shared.close.lock())
     }
 
-    /// Pings the other end now, and ends the session as dead if nothing is heard within a few seconds:
-    /// for whoever has cause to think that the path is gone. Nothing new comes of it while no round
-    /// trip was measured yet.
+    /// Pings the other end now. If nothing is heard within about 2 s the session is suspect, and 12 s later it
+    /// ends as dead. For callers that have cause to think that the path is gone. While no round trip was measured
+    /// yet, only the ping intervals count.
     pub fn suspect(&self) {
-        self.shared.is_suspected.store(true, Ordering::SeqCst);
+        self.shared.is_asked_to_probe.store(true, Ordering::SeqCst);
         self.shared.mux.wake_driver();
+    }
+
+    /// Whether the other end is suspect: it was asked and is silent. What is open goes on, and may yet end well;
+    /// new exchanges should go to another session if there is one.
+    #[must_use]
+    pub fn is_suspect(&self) -> bool {
+        self.shared.is_suspect.load(Ordering::SeqCst)
+    }
+
+    /// Resolves with the new value when [`Self::is_suspect`] is no longer what the caller knows.
+    pub async fn suspicion(&self, known: bool) -> bool {
+        loop {
+            let changed = self.shared.suspicion_changed.notified();
+            let is_suspect = self.is_suspect();
+            if is_suspect != known {
+                return is_suspect;
+            }
+            changed.await;
+        }
     }
 
     /// Whether both handles are of the same session.
@@ -305,6 +331,16 @@ impl Session {
             return Err(OpenError::TooMany);
         }
         Ok(entered)
+    }
+
+    /// Lets all users know that the other end has become suspect, or is no longer. Exchanges that wait for
+    /// their answer are woken, so that they need not watch for it.
+    fn set_suspect(&self, is_suspect: bool) {
+        self.shared.is_suspect.store(is_suspect, Ordering::SeqCst);
+        self.shared.suspicion_changed.notify_waiters();
+        if is_suspect {
+            self.shared.mux.wake_readers();
+        }
     }
 
     /// Whether an exchange waits for its answer.

@@ -409,7 +409,7 @@ impl Slot {
         self.entry.store(entry.clone());
     }
 
-    /// The tunnel and the session that takes the next exchange, if the runtime is online.
+    /// The tunnel and the session that takes the next exchange, if the runtime has one that is not suspect.
     #[must_use]
     pub fn online(&self) -> Option<(Arc<Tunnel>, Session)> {
         let tunnel = self.tunnel()?;
@@ -417,11 +417,19 @@ impl Slot {
         Some((tunnel, session))
     }
 
-    /// The same, after waiting a set time for a runtime that was online a short while ago. `weight` is what
-    /// whoever waits holds meanwhile, in bytes; it is asked only then.
+    /// The tunnel and a session that takes exchanges, suspect or not.
+    fn last_resort(&self) -> Option<(Arc<Tunnel>, Session)> {
+        let tunnel = self.tunnel()?;
+        let session = tunnel.last_resort()?;
+        Some((tunnel, session))
+    }
+
+    /// What [`Self::online`] gives, after waiting a set time for a runtime that was online a short while ago, or
+    /// whose sessions are all suspect. When none has come by then, a suspect session has to do: it may recover.
+    /// `weight` is what the caller holds meanwhile, in bytes; it is asked only then.
     ///
     /// # Errors
-    /// When as many wait, or hold as much, as may.
+    /// When as many wait, or hold as much, as may, and there is no suspect session either.
     pub async fn online_within(
         &self,
         wait: Duration,
@@ -429,16 +437,19 @@ impl Slot {
     ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
         let now = Instant::now();
         if wait.is_zero() || self.state.lock().is_gone(now) {
-            return Ok(None);
+            return Ok(self.last_resort());
         }
-        let _place = self.budget.wait(weight())?;
+        let _place = match self.budget.wait(weight()) {
+            Ok(place) => place,
+            Err(full) => return self.last_resort().map(Some).ok_or(full),
+        };
         loop {
             let joined = self.joined.notified();
             if let Some(online) = self.online() {
                 return Ok(Some(online));
             }
             if timeout_at(now + wait, joined).await.is_err() {
-                return Ok(None);
+                return Ok(self.last_resort());
             }
         }
     }
@@ -474,6 +485,12 @@ impl Membership {
         if self.tunnel.is_leaving() {
             self.held.leave();
         }
+    }
+
+    /// The session was suspect, and is no longer.
+    pub fn on_recovery(&self) {
+        self.tunnel.on_recovery();
+        self.slot.joined.notify_waiters();
     }
 
     /// Resolves with the strongest order to this session that is at least so strong.

@@ -21,7 +21,7 @@ use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics:
 pub struct Tunnel {
     claim: Claim,
     members: OrderedMutex<Members>,
-    /// Told of each order, and of each session that joins.
+    /// Told of each order, and of each session that joins or is suspect no longer.
     changed: Notify,
     /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
     allow_from: Option<Vec<IpNet>>,
@@ -145,16 +145,26 @@ impl Tunnel {
         self.allow_from.as_deref()
     }
 
-    /// The session for the next exchange: of those that take any, the one with the fewest open, and
-    /// among equals the one with the shortest round trip.
+    /// The session for the next exchange: of those that take any and are not suspect, the one with the fewest
+    /// open, and among equals the one with the shortest round trip.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
+        self.pick(|session| !session.is_suspect())
+    }
+
+    /// The session for an exchange that has waited for a better one in vain: it may be suspect.
+    #[must_use]
+    pub fn last_resort(&self) -> Option<Session> {
+        self.pick(|_| true)
+    }
+
+    fn pick(&self, is_good: impl Fn(&Session) -> bool) -> Option<Session> {
         let members = self.members.lock();
         let open = members
             .sessions
             .iter()
             .map(|member| &member.session)
-            .filter(|session| session.is_open());
+            .filter(|session| session.is_open() && is_good(session));
         let rank = |session: &&Session| {
             let unknown = Duration::MAX;
             (
@@ -163,6 +173,22 @@ impl Tunnel {
             )
         };
         open.min_by_key(rank).cloned()
+    }
+
+    /// Resolves when this session is suspect, and another one is not and takes exchanges.
+    pub async fn better_than(&self, session: &Session) {
+        session.suspicion(false).await;
+        let is_better = |other: &Member| {
+            let other = &other.session;
+            !other.is_same(session) && other.is_open() && !other.is_suspect()
+        };
+        self.until(|members| members.sessions.iter().any(is_better).then_some(()))
+            .await;
+    }
+
+    /// A session of this tunnel is suspect no longer.
+    pub(crate) fn on_recovery(&self) {
+        self.changed.notify_waiters();
     }
 
     /// Something went wrong with an exchange.
@@ -283,6 +309,7 @@ impl Tunnel {
 mod tests {
     use std::future::Future;
     use std::pin::pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll, Waker};
 
     use bytes::Bytes;
@@ -355,6 +382,7 @@ mod tests {
     /// A session over a path that takes so long each way; both its ends are carried until this is dropped.
     struct Carried {
         server: Session,
+        is_held: Arc<AtomicBool>,
         _tasks: JoinSet<()>,
     }
 
@@ -362,13 +390,18 @@ mod tests {
         fn over(delay: Duration) -> Self {
             let ((near, near_end), (far_end, far)) = (duplex(65_536), duplex(65_536));
             let mut tasks = JoinSet::new();
+            let is_held = Arc::new(AtomicBool::new(false));
             let (from_near, to_near) = split(near_end);
             let (from_far, to_far) = split(far_end);
             for (mut from, mut to) in [(from_near, to_far), (from_far, to_near)] {
+                let is_held = is_held.clone();
                 tasks.spawn(async move {
                     let mut bytes = [0; 1_024];
                     while let Ok(length @ 1..) = from.read(&mut bytes).await {
                         sleep(delay).await;
+                        while is_held.load(Ordering::SeqCst) {
+                            sleep(Duration::from_millis(10)).await;
+                        }
                         if to.write_all(&bytes[..length]).await.is_err() {
                             return;
                         }
@@ -386,6 +419,7 @@ mod tests {
             });
             Self {
                 server,
+                is_held,
                 _tasks: tasks,
             }
         }
@@ -427,6 +461,33 @@ mod tests {
         tunnel.remove(&middle.server);
         tunnel.remove(&far.server);
         assert!(tunnel.session().unwrap().is_same(&unknown));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspect_session_takes_an_exchange_only_where_there_is_no_other() {
+        let silent = Carried::over(Duration::from_millis(5));
+        let other = Carried::over(Duration::from_millis(80));
+        silent.measured().await;
+        other.measured().await;
+        let tunnel = tunnel().await;
+        tunnel.add(silent.server.clone(), peer(1)).unwrap();
+        assert!(now(tunnel.better_than(&silent.server)).is_none());
+        silent.is_held.store(true, Ordering::SeqCst);
+        silent.server.suspect();
+        assert!(silent.server.suspicion(false).await);
+        assert!(tunnel.session().is_none());
+        assert!(tunnel.last_resort().unwrap().is_same(&silent.server));
+        {
+            let mut better = pin!(tunnel.better_than(&silent.server));
+            assert!(now(better.as_mut()).is_none(), "there is no other");
+            tunnel.add(other.server.clone(), peer(2)).unwrap();
+            assert!(now(better).is_some());
+        }
+        let _opened = open(&other.server).await.unwrap();
+        assert!(tunnel.session().unwrap().is_same(&other.server));
+        silent.is_held.store(false, Ordering::SeqCst);
+        assert!(!silent.server.suspicion(true).await);
+        assert!(tunnel.session().unwrap().is_same(&silent.server));
     }
 
     #[tokio::test]

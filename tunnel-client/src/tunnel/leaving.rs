@@ -166,7 +166,7 @@ async fn see_off(
                     shared.on_expiring(&mut session, within);
                 }
                 // It leaves already, and the session in its stead hears of a newer instance as well.
-                Event::Drain { .. } | Event::Superseded => {}
+                Event::Drain { .. } | Event::Superseded | Event::Silent | Event::HeardAgain => {}
             },
             Ok(()) = credentials.changed() => {
                 let latest = credentials.borrow_and_update().clone();

@@ -5,7 +5,8 @@
 //!                 ▼                                                │
 //!   none ─▶ dial ─▶ serve ── lost ─────────────────────────────────┤
 //!                     ├───── drain, put off by a part of the spread┤  what serves goes on serving
-//!                     └───── renewal: clock, certificate, age ─────┘  until the next is welcome
+//!                     ├───── renewal: clock, certificate, age ─────┤  until the next is welcome
+//!                     └───── silent, until it is heard again ──────┘
 //! ```
 //!
 //! Whatever it is at, it hears what the server says of the session that it has. It ends with the
@@ -54,6 +55,10 @@ enum Need {
     Drained(Duration),
     /// There is none any more.
     Lost,
+    /// What is there is silent although it was asked. It may yet be heard again.
+    Silent,
+    /// What was silent is heard again.
+    HeardAgain,
     /// What is there may be dead, or shows what is out of date.
     Renewal(Renewal),
 }
@@ -90,57 +95,86 @@ impl Place {
 
     /// Keeps a session, whatever happens to it. All state is in `self`, so that this can be dropped.
     async fn keep(&mut self) -> Ending {
+        let mut is_only_silent = false;
         loop {
-            match self.next_session().await {
-                Ok(session) => self.replace(session),
+            match self.next_session(is_only_silent).await {
+                Ok(Some(session)) => self.replace(session),
+                Ok(None) => {}
                 Err(ending) => return ending,
             }
-            if let Err(ending) = self.serve().await {
-                return ending;
+            match self.serve().await {
+                Ok(need) => is_only_silent = matches!(need, Need::Silent),
+                Err(ending) => return ending,
             }
         }
     }
 
-    /// Dials, while what is there goes on.
-    async fn next_session(&mut self) -> Result<Session, Ending> {
+    /// Dials, while what is there goes on. `None` if nothing but the silence of the current session called for
+    /// another one, and it is heard again first.
+    async fn next_session(&mut self, mut is_only_silent: bool) -> Result<Option<Session>, Ending> {
         let (shared, starting) = (Arc::clone(&self.shared), Arc::clone(&self.starting));
         // Boxed, since its state is large, and a dial is rare.
         let dial = || (Instant::now(), Box::pin(shared.dialling.session(&starting)));
         let (mut began, mut dialling) = dial();
         loop {
             tokio::select! {
-                session = &mut dialling => return session,
-                need = self.need() => if let Need::Renewal(Renewal { spares }) = need?
-                    && spares.is_none_or(|jump| began < jump)
-                {
-                    // What this dial has reached so far is as old as the session that it replaces.
-                    (began, dialling) = dial();
-                    if let Some(start) = starting.abandon() {
-                        self.leaving.abandoned(start);
+                session = &mut dialling => return session.map(Some),
+                need = self.need() => match need? {
+                    Need::Silent => {}
+                    Need::HeardAgain if is_only_silent => {
+                        drop(dialling);
+                        self.abandon(&starting);
+                        return Ok(None);
+                    }
+                    Need::HeardAgain => {}
+                    Need::Drained(_) | Need::Lost => is_only_silent = false,
+                    Need::Renewal(Renewal { spares }) => {
+                        is_only_silent = false;
+                        if spares.is_none_or(|jump| began < jump) {
+                            // What this dial has reached so far is as old as the session that it replaces.
+                            (began, dialling) = dial();
+                            self.abandon(&starting);
+                        }
                     }
                 },
             }
         }
     }
 
-    /// Serves by the session that is there until another is to be dialled.
-    async fn serve(&mut self) -> Result<(), Ending> {
+    /// Sees to the end of a session that a dropped dial has begun.
+    fn abandon(&mut self, starting: &Starting) {
+        if let Some(start) = starting.abandon() {
+            self.leaving.abandoned(start);
+        }
+    }
+
+    /// Serves by the session that is there until another is to be dialled; why it is.
+    async fn serve(&mut self) -> Result<Need, Ending> {
         let (shared, due) = (Arc::clone(&self.shared), self.due);
-        let need = tokio::select! {
-            need = self.need() => need?,
-            turn = shared.ages.turn(due) => {
-                tracing::info!("this session has reached its age, another one is dialled");
-                self.aged = Some(turn);
-                self.renewal(Renewal::default())
+        let need = loop {
+            let need = tokio::select! {
+                need = self.need() => need?,
+                turn = shared.ages.turn(due) => {
+                    tracing::info!("this session has reached its age, another one is dialled");
+                    self.aged = Some(turn);
+                    self.renewal(Renewal::default())
+                }
+            };
+            if !matches!(need, Need::HeardAgain) {
+                break need;
             }
         };
         let Need::Drained(spread) = need else {
-            return Ok(());
+            return Ok(need);
         };
+        // Whatever else happens to the session meanwhile, the server wants it to be replaced.
         tokio::select! {
-            () = sleep(fraction(spread.min(SPREAD_MAX), random())) => Ok(()),
-            need = self.need() => need.map(drop),
+            () = sleep(fraction(spread.min(SPREAD_MAX), random())) => {}
+            need = self.need() => {
+                need?;
+            }
         }
+        Ok(need)
     }
 
     /// Returns when another session is needed.
@@ -178,6 +212,14 @@ impl Place {
                     }
                 }
                 Event::Superseded => return Err(Ending::Superseded),
+                Event::Silent => {
+                    tracing::warn!("a session is silent, another one is dialled beside it");
+                    return Ok(Need::Silent);
+                }
+                Event::HeardAgain => {
+                    tracing::info!("a session that was silent is heard again");
+                    return Ok(Need::HeardAgain);
+                }
                 Event::Ended(ended) => {
                     self.is_drained = false;
                     if let Some(session) = self.current.take() {

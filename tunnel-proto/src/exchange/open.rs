@@ -1,6 +1,12 @@
 //! The tunnel server's side of an exchange: a request in, the response out.
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc, task::Poll};
+use std::{
+    convert::Infallible,
+    future::{Future, pending, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -64,7 +70,7 @@ where
     let head = EncodedHead::of(&request);
     let opened = open(session).await?;
     opened
-        .carry(&head, request.into_body(), on_informational)
+        .carry(&head, request.into_body(), on_informational, pending())
         .await
 }
 
@@ -92,8 +98,12 @@ pub async fn open(session: &Session) -> Result<Opened, OpenError> {
 }
 
 impl Opened {
-    /// The same as [`exchange`] for a head that the caller has encoded. It is only read, so that it can
+    /// Does what [`exchange`] does for a head that the caller has encoded. It is only read, so that it can
     /// be sent again.
+    ///
+    /// `elsewhere` is polled only while the session is suspect and nothing was heard of the exchange. When it
+    /// resolves, the exchange is cancelled and fails as lost and unheard, so that the caller can repeat it on
+    /// another session; for a request that may not be repeated, pass a future that never resolves.
     ///
     /// # Errors
     /// See [`ExchangeError`].
@@ -102,6 +112,7 @@ impl Opened {
         head: &EncodedHead,
         body: B,
         on_informational: impl FnMut(StatusCode, HeaderMap),
+        elsewhere: impl Future<Output = ()>,
     ) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -127,7 +138,8 @@ impl Opened {
         } else {
             Sender::new(wire.clone(), head.start(), body)
         };
-        let received = receive_head(&wire, &mut sender, on_informational, is_used).await?;
+        let received =
+            receive_head(&wire, &mut sender, on_informational, is_used, elsewhere).await?;
         if let Some(outstanding) = &mut wire.lock().outstanding {
             outstanding.answered();
         }
@@ -167,10 +179,12 @@ async fn receive_head<B>(
     sender: &mut Sender<B>,
     mut on_informational: impl FnMut(StatusCode, HeaderMap),
     is_used: bool,
+    elsewhere: impl Future<Output = ()>,
 ) -> Result<ResponseHead, ExchangeError<B::Error>>
 where
     B: Body<Data = Bytes>,
 {
+    let mut elsewhere = pin!(elsewhere);
     let mut sending = true;
     // On a stream that is used again, having been accepted says nothing.
     let mut is_heard = false;
@@ -187,12 +201,17 @@ where
         }
         loop {
             let mut wire = wire.lock();
-            let event = match wire.poll_event(cx) {
-                Poll::Ready(event) => event,
-                Poll::Pending => return Poll::Pending,
-            };
+            let polled = wire.poll_event(cx);
             is_heard |= wire.accepted && !is_used;
+            let is_in_doubt = polled.is_pending() && !is_heard && wire.is_suspect();
             drop(wire);
+            let Poll::Ready(event) = polled else {
+                // The driver wakes this task when the session becomes suspect.
+                if is_in_doubt && elsewhere.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Err(given_up()));
+                }
+                return Poll::Pending;
+            };
             match event {
                 Ok(Event::Response(head)) => return Poll::Ready(Ok(head)),
                 Ok(Event::Informational(head)) => {
@@ -227,6 +246,16 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
         problem,
         is_heard,
         close,
+    }
+}
+
+/// An exchange of which nothing was heard on a suspect session, and which is to be repeated elsewhere.
+fn given_up<E>() -> ExchangeError<E> {
+    let detail = "nothing is heard on the session";
+    ExchangeError::Failed {
+        problem: Problem::new(Hop::Server, Reason::SessionLost, detail),
+        is_heard: false,
+        close: None,
     }
 }
 

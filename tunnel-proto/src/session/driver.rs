@@ -90,6 +90,8 @@ pub struct Driver<IO> {
     /// `None` once the session ends.
     owner: Option<Owner>,
     liveness: Liveness,
+    /// What [`Liveness::is_suspect`] said when the session's users were told last.
+    is_suspect: bool,
     acceptance: Acceptance,
     /// A stream that was opened to see whether it is accepted.
     probe: Option<Probe>,
@@ -120,6 +122,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Self {
             websocket,
             liveness: Liveness::new(session.shared.settings.ping_interval, now),
+            is_suspect: false,
             acceptance: Acceptance::new(now),
             probe: None,
             session,
@@ -184,8 +187,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 return Err(SessionEnd::Closed(reason));
             }
         }
-        let is_suspected = &self.session.shared.is_suspected;
-        if is_suspected.load(Ordering::SeqCst) && is_suspected.swap(false, Ordering::SeqCst) {
+        let is_asked = &self.session.shared.is_asked_to_probe;
+        if is_asked.load(Ordering::SeqCst) && is_asked.swap(false, Ordering::SeqCst) {
             let now = Instant::now();
             self.liveness.suspect(now);
             self.timer.as_mut().reset(now);
@@ -203,12 +206,13 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         self.suspect_if_waited_for();
         let mut due = self.liveness.on_time(now);
         // What came, or went, while this thread was busy elsewhere is to be seen first.
-        if due == Due::Dead && (self.receive(cx)? | self.flush(cx).1) {
+        if matches!(due, Due::Suspect | Due::Dead) && (self.receive(cx)? | self.flush(cx).1) {
             now = Instant::now();
             due = self.liveness.on_time(now);
         }
         match due {
             Due::Nothing => {}
+            Due::Suspect => self.liveness.become_suspect(now),
             Due::Probe(number) => self.send_ping(number)?,
             Due::Ping(number) => {
                 self.send_ping(number)?;
@@ -218,9 +222,19 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             Due::Dead => return Err(SessionEnd::Dead),
         }
+        self.publish_suspicion();
         let next = self.liveness.deadline();
         let look = self.look_at_acceptance(cx, now)?;
         Ok(look.map_or(next, |look| look.min(next)))
+    }
+
+    /// Lets the session's users know whether the other end is suspect, if that has changed.
+    fn publish_suspicion(&mut self) {
+        let is_suspect = self.liveness.is_suspect();
+        if is_suspect != self.is_suspect {
+            self.is_suspect = is_suspect;
+            self.session.set_suspect(is_suspect);
+        }
     }
 
     fn send_ping(&mut self, number: u64) -> Result<(), SessionEnd> {
@@ -303,6 +317,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                     self.suspect_if_waited_for();
                     self.hasten();
                 }
+                self.publish_suspicion();
                 heard_at = Some(now);
             }
             work += MESSAGE_BYTES;

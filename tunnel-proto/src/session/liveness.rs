@@ -1,19 +1,24 @@
-//! Whether the other end still lives: when to ping, when to give up, how long a round trip takes.
+//! Whether the other end still lives: when to ping, when to send nothing new, when to give up, how long a
+//! round trip takes.
 //!
 //! ```text
 //!                 sent, and silent          silent for what the path is known to need
-//!   no suspicion ───── 1 s ─────▶ ping ────── at least 2 s ──────▶ dead
-//!        ▲                          │
-//!        └───── anything heard ─────┘
+//!   no suspicion ───── 1 s ─────▶ ping ────── at least 2 s ──────▶ suspect ── 12 s more ──▶ dead
+//!        ▲                          │                                 │
+//!        └────────────────── anything heard ──────────────────────────┘
 //! ```
+//!
+//! Two decisions are taken apart. A suspect session gets no new exchange, which costs nothing if the suspicion is
+//! wrong, so it is raised early. A dead one is closed, and every exchange that is open on it is lost, so the
+//! verdict waits until TCP has had the time to repeat what a short interruption of the path has swallowed.
 //!
 //! While an exchange waits for its answer, silence alone is as suspicious, whatever was heard before: an end
 //! that may take long to answer is asked about once a second whether it is still there.
 //!
-//! Pure: it takes the time as an argument and says what to do. A session is dead when nothing was heard
-//! in answer to a suspicion; when nothing at all was heard for two intervals; or when pings went
-//! unanswered for four although other bytes came, which happens when a proxy on the way answers for
-//! a peer that is gone. It never calls a path dead for being slow, as far as it knows how slow it is.
+//! Pure: it takes the time as an argument and says what to do. A session is dead when a suspect one stays
+//! silent; when nothing at all was heard for two intervals; or when pings went unanswered for four although
+//! other bytes came, which happens when a proxy on the way answers for a peer that is gone. It never calls a
+//! path dead for being slow, as far as it knows how slow it is.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -28,6 +33,10 @@ const UNANSWERED_INTERVALS: u32 = 4;
 const SUSPICIOUS: Duration = Duration::from_secs(1);
 /// Time to answer the ping that follows, at least.
 const ANSWER: Duration = Duration::from_secs(2);
+/// Silence of a suspect session after which it is dead. With the two before it makes 15 s: a TCP sender whose
+/// round trip is short repeats about 0.2, 0.7, 1.6, 3.4, 7 and 14 s after the first loss, and every path that is
+/// back by then has shown it.
+const REPRIEVE: Duration = Duration::from_secs(12);
 /// As many of the slowest round trips are waited for, since a path that is busy is slower than it was.
 const ROUND_TRIPS: u32 = 4;
 /// Bytes each second that any path is thought to carry: what lies before the ping has to pass first.
@@ -57,8 +66,10 @@ pub(super) enum Due {
     Nothing,
     /// Send a ping with this number as payload: an interval is over.
     Ping(u64),
-    /// The same, to find out more.
+    /// Send a ping with this number as payload, to find out more.
     Probe(u64),
+    /// Call [`Liveness::become_suspect`], unless something has come in this very moment.
+    Suspect,
     /// Give up.
     Dead,
 }
@@ -78,9 +89,11 @@ enum Suspicion {
     None,
     /// Something was sent: a ping follows now, unless anything is heard before.
     PingAt(Instant),
-    /// The ping is sent: dead then, unless anything is heard before. `None` while nothing is known of
+    /// The ping is sent: suspect then, unless anything is heard before. `None` while nothing is known of
     /// how long a round trip takes.
-    DeadAt(Option<Instant>),
+    SuspectAt(Option<Instant>),
+    /// The other end is suspect: dead then, unless anything is heard before.
+    DeadAt(Instant),
 }
 
 /// What the round trips of a session were like.
@@ -147,9 +160,16 @@ impl Liveness {
     }
 
     /// The socket was full and takes more again: something on the way there lives, which is no word of
-    /// the other end.
+    /// the other end. It puts off what the suspicion leads to next.
     pub(super) fn on_taken(&mut self, now: Instant) -> bool {
-        !matches!(self.suspicion, Suspicion::None) && self.wait_from(now)
+        match &mut self.suspicion {
+            Suspicion::None => false,
+            Suspicion::DeadAt(at) => {
+                *at = now + REPRIEVE;
+                false
+            }
+            Suspicion::PingAt(_) | Suspicion::SuspectAt(_) => self.wait_from(now),
+        }
     }
 
     /// Something was received.
@@ -163,7 +183,7 @@ impl Liveness {
         match self.last_sent {
             Some(sent) if now < sent + round_trip => self.wait_from(sent),
             _ => {
-                let was_asked = matches!(self.suspicion, Suspicion::DeadAt(_));
+                let was_asked = self.is_asked();
                 self.suspicion = Suspicion::None;
                 was_asked
             }
@@ -178,9 +198,22 @@ impl Liveness {
         }
     }
 
+    /// Whether a ping is out that a suspicion has called for.
+    fn is_asked(&self) -> bool {
+        matches!(
+            self.suspicion,
+            Suspicion::SuspectAt(_) | Suspicion::DeadAt(_)
+        )
+    }
+
+    /// Whether nothing new should be handed to the other end for now.
+    pub(super) fn is_suspect(&self) -> bool {
+        matches!(self.suspicion, Suspicion::DeadAt(_))
+    }
+
     /// Begins anew to wait for an answer.
     fn wait_from(&mut self, sent: Instant) -> bool {
-        let was_asked = matches!(self.suspicion, Suspicion::DeadAt(_));
+        let was_asked = self.is_asked();
         self.suspicion = Suspicion::PingAt(sent + SUSPICIOUS);
         was_asked
     }
@@ -232,7 +265,7 @@ impl Liveness {
 
     /// Suspects the other end without having sent anything: a ping is due now.
     pub(super) fn suspect(&mut self, now: Instant) {
-        if !matches!(self.suspicion, Suspicion::DeadAt(_)) {
+        if !self.is_asked() {
             self.suspicion = Suspicion::PingAt(now);
         }
     }
@@ -243,8 +276,11 @@ impl Liveness {
             return Due::Dead;
         }
         match self.suspicion {
-            Suspicion::DeadAt(Some(at)) if now >= at && now < at + LATE => return Due::Dead,
-            Suspicion::DeadAt(Some(at)) if now >= at => return Due::Probe(self.probe(now)),
+            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) if now >= at + LATE => {
+                return Due::Probe(self.probe(now));
+            }
+            Suspicion::SuspectAt(Some(at)) if now >= at => return Due::Suspect,
+            Suspicion::DeadAt(at) if now >= at => return Due::Dead,
             Suspicion::PingAt(at) if now >= at => return Due::Probe(self.probe(now)),
             _ => {}
         }
@@ -258,8 +294,13 @@ impl Liveness {
         Due::Ping(self.ping(now))
     }
 
+    /// The other end is suspect from now on, until something is heard of it.
+    pub(super) fn become_suspect(&mut self, now: Instant) {
+        self.suspicion = Suspicion::DeadAt(now + REPRIEVE);
+    }
+
     fn probe(&mut self, now: Instant) -> u64 {
-        self.suspicion = Suspicion::DeadAt(self.patience().map(|patience| now + patience));
+        self.suspicion = Suspicion::SuspectAt(self.patience().map(|patience| now + patience));
         self.ping(now)
     }
 
@@ -297,8 +338,10 @@ impl Liveness {
     pub(super) fn deadline(&self) -> Instant {
         let next = self.next_ping.min(self.silent_until());
         match self.suspicion {
-            Suspicion::PingAt(at) | Suspicion::DeadAt(Some(at)) => next.min(at),
-            Suspicion::None | Suspicion::DeadAt(None) => next,
+            Suspicion::PingAt(at) | Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) => {
+                next.min(at)
+            }
+            Suspicion::None | Suspicion::SuspectAt(None) => next,
         }
     }
 

@@ -150,6 +150,12 @@ impl Mux {
         bytes
     }
 
+    /// Wakes everybody who waits for bytes of a stream, although none have come.
+    pub(super) fn wake_readers(&self) {
+        let readers = self.streams.lock().readers();
+        readers.into_iter().for_each(Waker::wake);
+    }
+
     /// Wakes everybody, and keeps the list's space for the next time.
     fn wake(&self, mut woken: Vec<Waker>) {
         if woken.is_empty() {

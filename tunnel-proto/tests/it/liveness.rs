@@ -13,7 +13,7 @@ use tokio::{
 };
 use tunnel_proto::{
     close::CloseReason,
-    exchange::{BodyError, ExchangeError, RecvBody, exchange},
+    exchange::{BodyError, EncodedHead, ExchangeError, RecvBody, exchange, open},
     problem::Reason,
     session::{
         OpenError, ProbeError, Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings,
@@ -49,6 +49,20 @@ enum Answer {
     Never,
 }
 
+/// Time until each of the two is suspect.
+async fn suspicions(pair: &Pair) -> [Duration; 2] {
+    let start = Instant::now();
+    let suspect = async |session: &Session| {
+        assert!(session.suspicion(false).await);
+        start.elapsed()
+    };
+    let (server, client) = tokio::join!(suspect(&pair.server), suspect(&pair.client));
+    [server, client]
+}
+
+/// From a suspicion to the end.
+const REPRIEVE: Duration = Duration::from_secs(12);
+
 /// Time until each of the two is dead.
 async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
     let start = Instant::now();
@@ -62,7 +76,7 @@ async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_traffic_a_black_hole_is_found_within_three_seconds() {
+async fn under_traffic_a_black_hole_is_suspect_within_three_seconds_and_dead_within_fifteen() {
     for delay in [MS, 20 * MS, 150 * MS] {
         for rest in [0, 3, 60, 200] {
             let (relay, mut pair) = over_relay(delay, Answer::AtOnce).await;
@@ -77,10 +91,14 @@ async fn under_traffic_a_black_hole_is_found_within_three_seconds() {
             tokio::time::sleep(20 * SECOND + rest * MS).await;
             assert!(!pair.server.is_closed() && !pair.client.is_closed());
             relay.stop();
-            for (side, time) in deaths(&mut pair).await {
+            for time in suspicions(&pair).await {
                 // The next request has to be sent first.
                 let most = 3 * SECOND + 100 * MS;
-                assert!(time <= most, "{side:?}, {delay:?}: {time:?}");
+                assert!(time <= most, "{delay:?}: {time:?}");
+            }
+            assert!(!pair.server.is_closed() && !pair.client.is_closed());
+            for (side, time) in deaths(&mut pair).await {
+                assert!(time <= REPRIEVE, "{side:?}, {delay:?}: {time:?}");
             }
         }
     }
@@ -96,6 +114,9 @@ async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
         assert!(!pair.server.is_closed(), "slow to answer is not dead");
         relay.stop();
         let start = Instant::now();
+        assert!(pair.server.suspicion(false).await);
+        let took = start.elapsed();
+        assert!(took <= 3 * SECOND + 50 * MS, "after {waited} ms: {took:?}");
         // The client may have sent something a moment before, and find it out too.
         loop {
             let (side, end) = pair.drivers.next_end().await;
@@ -104,8 +125,7 @@ async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
                 break;
             }
         }
-        let took = start.elapsed();
-        assert!(took <= 3 * SECOND + 50 * MS, "after {waited} ms: {took:?}");
+        assert!(start.elapsed() - took <= REPRIEVE, "{:?}", start.elapsed());
     }
 }
 
@@ -154,9 +174,68 @@ async fn whoever_is_suspected_is_asked_at_once() {
     for session in [&pair.server, &pair.client] {
         session.suspect();
     }
-    for (side, time) in deaths(&mut pair).await {
-        assert!(time <= 2 * SECOND + MS, "{side:?}: {time:?}");
+    for time in suspicions(&pair).await {
+        assert!(time <= 2 * SECOND + MS, "{time:?}");
     }
+    for (side, time) in deaths(&mut pair).await {
+        assert!(time <= REPRIEVE, "{side:?}: {time:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_lost_on_a_path_that_is_back_in_time() {
+    for blackout in [2, 4, 10, 14] {
+        let (relay, pair) = over_relay(20 * MS, Answer::AtOnce).await;
+        relay.hold(true);
+        let mut exchanges = JoinSet::new();
+        for _ in 0..12 {
+            start(&mut exchanges, &pair.server, "/");
+        }
+        tokio::time::sleep(blackout * SECOND).await;
+        assert_eq!(pair.server.is_suspect(), blackout > 3);
+        relay.hold(false);
+        assert!(!pair.server.suspicion(true).await);
+        while let Some(done) = within(exchanges.join_next()).await {
+            assert_ne!(done.unwrap().unwrap(), "failed", "{blackout} s");
+        }
+        assert!(!pair.server.is_closed() && !pair.client.is_closed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exchange_of_which_nothing_was_heard_is_given_up_on_a_suspect_session_once_there_is_another()
+ {
+    let (relay, pair) = over_relay(20 * MS, Answer::Never).await;
+    // Used again, so that nothing is heard of an exchange before its answer.
+    within(pair.server.probe()).await.unwrap();
+    let (ready, elsewhere) = tokio::sync::oneshot::channel();
+    let session = pair.server.clone();
+    let mut carried = JoinSet::new();
+    carried.spawn(async move {
+        let opened = open(&session).await.unwrap();
+        let head = EncodedHead::of(&get("/"));
+        let elsewhere = async { elsewhere.await.unwrap() };
+        let carried = opened.carry(&head, get("/").into_body(), |_, _| {}, elsewhere);
+        carried.await.map(drop)
+    });
+    ready.send(()).unwrap();
+    tokio::time::sleep(60 * SECOND).await;
+    assert!(carried.try_join_next().is_none(), "the session is good");
+    relay.stop();
+    let began = Instant::now();
+    let Err(ExchangeError::Failed {
+        problem, is_heard, ..
+    }) = carried.join_next().await.unwrap().unwrap()
+    else {
+        panic!("it was carried");
+    };
+    assert_eq!((problem.reason(), is_heard), (Reason::SessionLost, false));
+    assert!(
+        began.elapsed() <= 3 * SECOND + 50 * MS,
+        "{:?}",
+        began.elapsed()
+    );
+    assert!(!pair.server.is_closed());
 }
 
 /// Exchanges with long contents in both directions, for some minutes.
@@ -250,13 +329,16 @@ async fn a_socket_that_takes_more_is_looked_at_before_anybody_is_given_up() {
     assert!(drive(MS).await.is_some() && server.round_trip().is_some());
     let mut exchanges = JoinSet::new();
     let asked = request(Method::POST, "/", full(pattern(8_000)));
-    exchanges.spawn(async move { exchange(&server, asked, |_, _| {}).await.map(drop) });
+    let asking = server.clone();
+    exchanges.spawn(async move { exchange(&asking, asked, |_, _| {}).await.map(drop) });
     assert!(drive(2_900 * MS).await.is_some());
     // More is taken while this end is busy elsewhere, up to when nobody would wait any longer.
     peer.read_exact(&mut [0; 512]).await.unwrap();
     tokio::time::sleep(200 * MS).await;
-    assert!(drive(500 * MS).await.is_some(), "it is dead");
-    assert!(drive(3 * SECOND).await.is_none(), "it is never found");
+    assert!(drive(500 * MS).await.is_some());
+    assert!(!server.is_suspect());
+    assert!(drive(3 * SECOND).await.is_some() && server.is_suspect());
+    assert!(drive(REPRIEVE).await.is_none(), "it is never found");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -308,6 +308,7 @@ where
 pub(crate) struct Relay {
     tasks: JoinSet<()>,
     stop: tokio::sync::watch::Sender<bool>,
+    held: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -319,13 +320,20 @@ impl Relay {
         let (client_read, client_write) = tokio::io::split(client_side);
         let stop = tokio::sync::watch::Sender::new(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn(pass_on(server_read, client_write, delay, stop.subscribe()));
-        tasks.spawn(pass_on(client_read, server_write, delay, stop.subscribe()));
-        (Self { tasks, stop }, server, client)
+        let held = Arc::new(AtomicBool::new(false));
+        let path = || (delay, held.clone(), stop.subscribe());
+        tasks.spawn(pass_on(server_read, client_write, path()));
+        tasks.spawn(pass_on(client_read, server_write, path()));
+        (Self { tasks, stop, held }, server, client)
     }
 
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// Keeps what comes for later, or passes it on again.
+    pub(crate) fn hold(&self, is_held: bool) {
+        self.held.store(is_held, Ordering::SeqCst);
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -336,14 +344,20 @@ impl Relay {
 async fn pass_on(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    delay: Duration,
-    mut stop: tokio::sync::watch::Receiver<bool>,
+    (delay, held, mut stop): (
+        Duration,
+        Arc<AtomicBool>,
+        tokio::sync::watch::Receiver<bool>,
+    ),
 ) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let passing = async {
         let mut buffer = vec![0; 16 * 1024];
         while let Ok(length @ 1..) = from.read(&mut buffer).await {
             tokio::time::sleep(delay).await;
+            while held.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
             if to.write_all(&buffer[..length]).await.is_err() {
                 break;
             }

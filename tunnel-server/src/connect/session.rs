@@ -222,6 +222,7 @@ impl LiveSession {
         } = self;
         let mut leaving = pin!(leave::leave(node, session, membership));
         let mut round_trip = tokio::time::interval(node.config().ping_interval);
+        let mut is_suspect = false;
         loop {
             tokio::select! {
                 end = &mut *driver => {
@@ -245,6 +246,10 @@ impl LiveSession {
                     if let Some(time) = session.round_trip() {
                         node.metrics.observe_round_trip(time);
                     }
+                }
+                now = session.suspicion(is_suspect) => {
+                    is_suspect = now;
+                    on_suspicion(membership, is_suspect, (&*greeting, *peer));
                 }
                 due = credential.due() => {
                     let lost = match due {
@@ -271,6 +276,18 @@ impl LiveSession {
     async fn end(&mut self) -> SessionEnd {
         let end = (&mut self.driver).await;
         end.unwrap_or(SessionEnd::Closed(CloseReason::Internal))
+    }
+}
+
+/// Says whether the session gets new exchanges from now on; `whose` it is, for the log.
+fn on_suspicion(membership: &Membership, is_suspect: bool, whose: (&Greeting, SocketAddr)) {
+    let (greeting, peer) = whose;
+    let (instance, number) = (&greeting.instance, greeting.session_number);
+    if is_suspect {
+        tracing::warn!(%instance, number, %peer, "a session is silent, new requests go to others");
+    } else {
+        tracing::info!(%instance, number, %peer, "a session that was silent is heard again");
+        membership.on_recovery();
     }
 }
 

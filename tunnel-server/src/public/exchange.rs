@@ -1,10 +1,11 @@
 //! A checked request through a session: routed, sent, and the head of its response received.
 //!
 //! What a session has lost before anything was heard of it is sent once more, as far as that is safe
-//! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little. A body that
-//! was begun cannot be sent twice, and is not; before that, any request can go elsewhere.
+//! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little; so is what waits on a
+//! session that has become suspect, as soon as there is another one. A body that was begun cannot be sent
+//! twice, and is not; before that, any request can go elsewhere.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use http::{HeaderMap, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
@@ -56,11 +57,11 @@ struct Failure {
     is_unheard: bool,
 }
 
-impl Failure {
-    /// Whether the request may be sent once more (RFC 9110 section 9.2.2). An upgrade is a GET to its
-    /// upstream.
-    fn may_repeat(&self, asked: &Asked) -> bool {
-        self.is_unheard && (asked.is_upgrade || asked.method.is_idempotent())
+impl Asked {
+    /// Whether a request of this kind may be sent once more (RFC 9110 section 9.2.2). An upgrade is a GET to
+    /// its upstream.
+    fn may_repeat(&self) -> bool {
+        self.is_upgrade || self.method.is_idempotent()
     }
 }
 
@@ -117,7 +118,13 @@ pub(super) async fn carry(
         if let Some(networks) = tunnel.allow_from() {
             sources::admit(networks, connection.origin.address)?;
         }
-        let opened = match open(&session).await {
+        let opened = tokio::select! {
+            biased;
+            opened = open(&session) => opened,
+            // It waits for its turn on a session that has become suspect.
+            () = elsewhere(&tunnel, &session, true) => Err(OpenError::Closed),
+        };
+        let opened = match opened {
             Ok(opened) => opened,
             // Nothing has left this server: whatever it is, it can go elsewhere.
             Err(OpenError::Closed) if tries.on_not_opened() => continue,
@@ -125,7 +132,7 @@ pub(super) async fn carry(
         };
         let (body, upload, mut unanswered) =
             request_body(connection, asked, incoming.take(), &tunnel, observation);
-        observation.on_routed(tunnel);
+        let tunnel = observation.on_routed(tunnel);
         let on_informational = move |status: StatusCode, headers: HeaderMap| {
             if status == StatusCode::CONTINUE {
                 // hyper says 100 by itself as soon as the body is read.
@@ -134,7 +141,9 @@ pub(super) async fn carry(
                 connection.informational(status, &headers);
             }
         };
-        let failure = match opened.carry(head, body, on_informational).await {
+        let elsewhere = elsewhere(tunnel, &session, tries.may_repeat && asked.may_repeat());
+        let carried = opened.carry(head, body, on_informational, elsewhere);
+        let failure = match carried.await {
             Ok(response) => {
                 return Ok(Carried {
                     response,
@@ -144,10 +153,19 @@ pub(super) async fn carry(
             }
             Err(error) => failure(connection, error),
         };
-        if !tries.on_lost() || !failure.may_repeat(asked) {
+        if !tries.on_lost() || !failure.is_unheard || !asked.may_repeat() {
             return Err(failure.problem);
         }
         lost = Some(failure.problem);
+    }
+}
+
+/// Resolves when the session is suspect and another one can have the request; never if it may not be sent twice.
+/// Boxed when it is first polled, which few requests see.
+async fn elsewhere(tunnel: &Tunnel, session: &Session, may_repeat: bool) {
+    match may_repeat {
+        true => Box::pin(tunnel.better_than(session)).await,
+        false => pending().await,
     }
 }
 

@@ -139,16 +139,17 @@ impl Observation {
     }
 
     /// The exchange is about to be sent through this tunnel.
-    pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) {
+    pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) -> &Tunnel {
         tunnel.metrics.traffic().open.inc();
-        if let Some(before) = self.tunnel.replace(tunnel) {
+        match &self.tunnel {
             // Sent once more.
-            before.metrics.traffic().open.dec();
-            return;
+            Some(before) => before.metrics.traffic().open.dec(),
+            None => {
+                let own_duration = self.began.elapsed().as_secs_f64();
+                self.metrics.own_duration.observe(own_duration);
+            }
         }
-        self.metrics
-            .own_duration
-            .observe(self.began.elapsed().as_secs_f64());
+        self.tunnel.insert(tunnel)
     }
 
     /// The answer's status is known.

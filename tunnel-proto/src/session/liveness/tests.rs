@@ -27,6 +27,14 @@ fn pong(liveness: &mut Liveness, number: u64, now: Instant) -> bool {
     liveness.on_pong(&number.to_be_bytes(), now)
 }
 
+/// The other end has not answered in time.
+fn becomes_suspect(liveness: &mut Liveness, now: Instant) {
+    assert_eq!(liveness.on_time(now), Due::Suspect);
+    assert!(!liveness.is_suspect(), "something may have come");
+    liveness.become_suspect(now);
+    assert!(liveness.is_suspect());
+}
+
 #[test]
 fn the_first_ping_goes_out_at_once_and_measures() {
     let (mut liveness, now) = measured(40 * MS);
@@ -96,7 +104,7 @@ fn a_pong_nobody_asked_for_is_no_proof() {
 }
 
 #[test]
-fn whoever_is_silent_when_spoken_to_is_asked_and_then_dead() {
+fn whoever_is_silent_when_spoken_to_is_asked_then_suspect_and_then_dead() {
     let (mut liveness, now) = measured(MS);
     assert!(liveness.on_sent(100, now));
     // More of the same does not put it off.
@@ -106,7 +114,39 @@ fn whoever_is_silent_when_spoken_to_is_asked_and_then_dead() {
     liveness.on_sent(100, now + 2 * SECOND);
     assert_eq!(liveness.deadline(), now + 3 * SECOND);
     assert_eq!(liveness.on_time(now + 3 * SECOND - MS), Due::Nothing);
-    assert_eq!(liveness.on_time(now + 3 * SECOND), Due::Dead);
+    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    liveness.on_sent(100, now + 4 * SECOND);
+    assert_eq!(liveness.on_time(now + 15 * SECOND - 2 * MS), Due::Nothing);
+    assert_eq!(liveness.on_time(now + 15 * SECOND - MS), Due::Ping(3));
+    assert_eq!(liveness.on_time(now + 15 * SECOND), Due::Dead);
+}
+
+#[test]
+fn whoever_is_heard_again_is_no_longer_suspect() {
+    let (mut liveness, now) = measured(MS);
+    liveness.on_sent(100, now);
+    assert_eq!(liveness.on_time(now + SECOND), Due::Probe(2));
+    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    assert!(liveness.on_heard(now + 14 * SECOND));
+    assert!(!liveness.is_suspect());
+    assert_eq!(liveness.on_time(now + 14 * SECOND), Due::Nothing);
+    assert_eq!(liveness.on_time(now + 15 * SECOND), Due::Ping(3));
+    // The next silence is a suspicion of its own.
+    liveness.on_sent(100, now + 20 * SECOND);
+    assert_eq!(liveness.on_time(now + 21 * SECOND), Due::Probe(4));
+    becomes_suspect(&mut liveness, now + 23 * SECOND);
+}
+
+#[test]
+fn a_full_socket_that_takes_more_puts_the_end_off_and_clears_nobody() {
+    let (mut liveness, now) = measured(MS);
+    liveness.on_sent(100, now);
+    assert_eq!(liveness.on_time(now + SECOND), Due::Probe(2));
+    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    liveness.on_taken(now + 12 * SECOND);
+    assert!(liveness.is_suspect());
+    assert_eq!(liveness.on_time(now + 15 * SECOND), Due::Ping(3));
+    assert_eq!(liveness.on_time(now + 24 * SECOND), Due::Dead);
 }
 
 #[test]
@@ -143,7 +183,7 @@ fn a_path_that_is_known_to_be_slow_has_more_time() {
     assert_eq!(liveness.on_time(now + SECOND), Due::Probe(2));
     assert_eq!(liveness.deadline(), now + 12 * SECOND, "the next ping");
     liveness.on_time(now + 12 * SECOND);
-    assert_eq!(liveness.on_time(now + 13 * SECOND), Due::Dead);
+    becomes_suspect(&mut liveness, now + 13 * SECOND);
 }
 
 #[test]
@@ -226,8 +266,11 @@ fn whoever_finds_out_much_too_late_asks_again() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
     assert_eq!(liveness.on_time(now + SECOND), Due::Probe(2));
-    assert_eq!(liveness.on_time(now + 10 * SECOND), Due::Probe(3));
-    assert_eq!(liveness.on_time(now + 12 * SECOND), Due::Dead);
+    assert_eq!(liveness.on_time(now + 5 * SECOND), Due::Probe(3));
+    becomes_suspect(&mut liveness, now + 7 * SECOND);
+    // Nothing is known of the time in between.
+    assert_eq!(liveness.on_time(now + 28 * SECOND), Due::Probe(4));
+    assert!(!liveness.is_suspect());
 }
 
 #[test]
@@ -238,7 +281,9 @@ fn a_suspicion_from_outside_asks_at_once() {
     assert_eq!(liveness.deadline(), now);
     assert_eq!(liveness.on_time(now), Due::Probe(2));
     liveness.suspect(now + SECOND);
-    assert_eq!(liveness.on_time(now + 2 * SECOND), Due::Dead);
+    becomes_suspect(&mut liveness, now + 2 * SECOND);
+    liveness.suspect(now + 3 * SECOND);
+    assert!(liveness.is_suspect());
 }
 
 /// A path that delays in order, and may stop carrying anything.
@@ -261,7 +306,7 @@ impl Path {
         }
     }
 
-    /// Lives until `until`; whether the other end is still thought to live.
+    /// Lives until `until`; false as soon as the other end becomes suspect, or is thought dead.
     fn live(&mut self, until: Instant, delay: &mut impl FnMut() -> Duration) -> bool {
         loop {
             let pong = self.pongs.front().map(|(at, _)| *at);
@@ -286,6 +331,10 @@ impl Path {
                     let at = (self.now + delay()).max(last);
                     self.pongs.push_back((at, number));
                 }
+                Due::Suspect => {
+                    self.liveness.become_suspect(self.now);
+                    return false;
+                }
                 Due::Dead => return false,
             }
         }
@@ -298,7 +347,7 @@ fn pong_at(liveness: &mut Liveness, number: u64, now: Instant) {
 
 proptest! {
     #[test]
-    fn a_path_is_dead_when_it_is_black_and_never_before(
+    fn a_path_is_suspect_and_dead_when_it_is_black_and_never_before(
         base in 1_u32..3_000,
         delays in proptest::collection::vec(0.0..1.0_f64, 1..100),
         gaps in proptest::collection::vec(1_u32..6_000, 1..200),
@@ -338,6 +387,14 @@ proptest! {
             let gap = MS * longest_gap_after;
             let most = gap + SUSPICIOUS + ANSWER.max(slowest * ROUND_TRIPS);
             prop_assert!(found_after <= most, "{found_after:?}, at most {most:?}");
+        }
+        if path.liveness.is_suspect() {
+            let found_at = path.now;
+            while path.live(path.now + MS * longest_gap_after, &mut delay) {
+                path.liveness.on_sent(300, path.now);
+            }
+            let is_over = path.now == path.liveness.silent_until();
+            prop_assert!(is_over || path.now - found_at == REPRIEVE);
         }
     }
 }

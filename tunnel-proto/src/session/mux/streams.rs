@@ -183,6 +183,12 @@ impl Streams {
         told.filter_map(|stream| stream.unheard_since).min()
     }
 
+    /// The wakers of all that wait for bytes of a stream.
+    pub(super) fn readers(&mut self) -> Vec<Waker> {
+        let streams = self.table.values_mut();
+        streams.filter_map(|stream| stream.reader.take()).collect()
+    }
+
     /// Takes received bytes in.
     pub(super) fn receive(&mut self, mut bytes: Bytes) -> Result<(), MuxError> {
         if self.ended.is_some() {
