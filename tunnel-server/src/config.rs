@@ -87,6 +87,8 @@ pub struct Config {
     pub proxy_protocol: bool,
     /// Origins whose pages may read the tunnel's own answers. Default none.
     pub cors_origins: Vec<Origin>,
+    /// Whether upstreams may set cookies for the domain of all runtimes and its parents. Default false.
+    pub allow_shared_cookies: bool,
     /// Time for a connection's first byte. Default 10 s.
     pub first_byte_timeout: Duration,
     /// Time for a TLS handshake, on both listeners. Default 10 s.
@@ -206,6 +208,7 @@ impl Config {
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             cors_origins: Vec::new(),
+            allow_shared_cookies: false,
             first_byte_timeout: Duration::from_secs(10),
             tls_handshake_timeout: Duration::from_secs(10),
             request_head_timeout: Duration::from_secs(30),
@@ -283,6 +286,7 @@ impl Config {
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.trusted_proxies, source.trusted_proxies.map(plain));
         set(&mut self.proxy_protocol, source.proxy_protocol);
+        set(&mut self.allow_shared_cookies, source.allow_shared_cookies);
         set(&mut self.cors_origins, source.cors_origin);
         set(&mut self.first_byte_timeout, source.first_byte_timeout);
         set(

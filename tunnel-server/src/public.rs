@@ -8,6 +8,7 @@ pub mod answer;
 mod body;
 pub mod check;
 mod connection;
+mod cookies;
 mod ends;
 mod exchange;
 mod observe;

@@ -87,6 +87,11 @@ impl Router {
         self.registry.keep_listed(|label| labels.contains(label));
     }
 
+    /// The domain under which runtimes have their hosts.
+    pub(crate) fn domain(&self) -> &HostName {
+        &self.domain
+    }
+
     /// How many hosts the listed runtimes have.
     pub(crate) fn hosts(&self) -> usize {
         self.hosts.load().len()

@@ -110,6 +110,10 @@ impl Config {
         put("trusted-proxies", list(&self.trusted_proxies));
         put("proxy-protocol", self.proxy_protocol.to_string());
         put("cors-origin", list(&self.cors_origins));
+        put(
+            "allow-shared-cookies",
+            self.allow_shared_cookies.to_string(),
+        );
         put("shards", self.shards.to_string());
         put("access-log", self.access_log.to_string());
         put(

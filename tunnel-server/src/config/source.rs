@@ -211,6 +211,13 @@ pub struct Source {
     )]
     pub cors_origin: Option<Vec<Origin>>,
 
+    /// Let upstreams set cookies for --domain and its parents, which browsers send to all runtimes [default: false]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_SERVER_ALLOW_SHARED_COOKIES"
+    )]
+    pub allow_shared_cookies: Option<bool>,
+
     /// Time for the first byte of a connection [default: 10s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_FIRST_BYTE_TIMEOUT")]
     pub first_byte_timeout: Option<PositiveDuration>,
@@ -423,6 +430,7 @@ impl Source {
             auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage client_ca client_crl
             expiry_grace on_conflict max_handshakes handshake_queue
             max_tunnel_connections_per_address trusted_proxies proxy_protocol cors_origin
+            allow_shared_cookies
             first_byte_timeout tls_handshake_timeout request_head_timeout body_idle_timeout
             keep_alive_timeout expect_wait max_connections max_connections_per_address
             max_head_size offline_wait max_waiting max_waiting_size ping_interval drain_delay

@@ -330,7 +330,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 56] = [
+const FULL: [&str; 57] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
@@ -355,6 +355,7 @@ const FULL: [&str; 56] = [
     "--trusted-proxies=10.0.0.0/8",
     "--proxy-protocol",
     "--cors-origin=https://a.example",
+    "--allow-shared-cookies",
     "--first-byte-timeout=7s",
     "--tls-handshake-timeout=7s",
     "--request-head-timeout=7s",

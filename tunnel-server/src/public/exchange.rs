@@ -19,6 +19,7 @@ use tunnel_proto::{
 use super::{
     body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
     connection::Connection,
+    cookies,
     observe::Observation,
     protocol::STREAM_WINDOW_BYTES,
     serve::Asked,
@@ -133,11 +134,12 @@ pub(super) async fn carry(
         let (body, upload, mut unanswered) =
             request_body(connection, asked, incoming.take(), &tunnel, observation);
         let tunnel = observation.on_routed(tunnel);
-        let on_informational = move |status: StatusCode, headers: HeaderMap| {
+        let on_informational = move |status: StatusCode, mut headers: HeaderMap| {
             if status == StatusCode::CONTINUE {
                 // hyper says 100 by itself as soon as the body is read.
                 unanswered.proceed();
             } else if asked.version == Version::HTTP_11 {
+                cookies::keep_apart(&connection.node, &mut headers);
                 connection.informational(status, &headers);
             }
         };

@@ -27,6 +27,7 @@ use super::{
     body::UpgradeSender,
     check::{check, outgoing},
     connection::Connection,
+    cookies,
     ends::SessionStream,
     exchange::{self, Carried},
     observe::{Observation, Subject},
@@ -217,10 +218,11 @@ async fn carry(
     observation: &mut Observation,
 ) -> Result<Answered, Problem> {
     let Carried {
-        response: received,
+        response: mut received,
         upload,
         session,
     } = exchange::carry(connection, asked, head, incoming, observation).await?;
+    cookies::keep_apart(&connection.node, received.headers_mut());
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
             return Ok(upgraded(asked, received, upload, session));

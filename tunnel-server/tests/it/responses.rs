@@ -28,6 +28,35 @@ fn with_length<B>(mut response: Response<B>, length: u64) -> Response<B> {
 }
 
 #[tokio::test]
+async fn a_cookie_for_all_runtimes_is_set_only_where_that_is_allowed() {
+    let cookies = [
+        "own=1; path=/",
+        "shared=2; domain=tunnels.test",
+        "mine=3; domain=acme-prod.tunnels.test",
+    ];
+    for is_allowed in [false, true] {
+        let rig = Rig::with(|config| config.allow_shared_cookies = is_allowed).await;
+        let _client = FakeClient::new(&rig, PROD, move |_| async move {
+            let mut response = status(200, empty());
+            for cookie in cookies {
+                let value = HeaderValue::from_static(cookie);
+                response.headers_mut().append("set-cookie", value);
+            }
+            Ok(response)
+        })
+        .await;
+        let mut raw = rig.raw().await;
+        let answer = ask(&mut raw, "GET", "/").await;
+        let got = answer.head.values("set-cookie");
+        let expected = match is_allowed {
+            true => cookies.to_vec(),
+            false => vec![cookies[0], cookies[2]],
+        };
+        assert_eq!(got, expected);
+    }
+}
+
+#[tokio::test]
 async fn responses_without_a_body_have_none_and_keep_their_length() {
     let rig = Rig::start().await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {
