@@ -48,8 +48,9 @@ use crate::task::Tasks;
 /// all its requests still gets the quick answers. Less than the second within which an upstream is to
 /// see a hang-up.
 const HANG_UP_GRACE: Duration = Duration::from_millis(500);
-/// Field lines in one request head over HTTP/1: what hyper takes without allocating.
-const MAX_FIELDS: usize = 100;
+/// Most field lines in one request head: what hyper takes over HTTP/1 without an allocation for each request,
+/// and what Envoy and Apache take by default.
+pub const MAX_FIELDS: usize = 100;
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 /// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads

@@ -219,11 +219,16 @@ impl<IO> Guard<IO> {
         true
     }
 
+    /// Whether a part of a head has come: more than the empty line that may stand in front of one.
+    fn has_head_begun(&self) -> bool {
+        !matches!(&self.held[..], b"" | b"\r" | b"\r\n")
+    }
+
     /// What the reader waits for while nothing comes, when that may not take for ever.
     fn wait(&self) -> Option<Wait> {
         match self.framing.phase() {
             Phase::Body => Some(Wait::Body),
-            Phase::Head if !self.held.is_empty() || !self.is_started => Some(Wait::Head),
+            Phase::Head if self.has_head_begun() || !self.is_started => Some(Wait::Head),
             Phase::Head if self.shared.open() == 0 => Some(Wait::NextRequest),
             Phase::Head | Phase::Upgrade | Phase::Raw => None,
         }
@@ -256,7 +261,7 @@ impl<IO> Guard<IO> {
         ready!(self.poll_due(cx, wait));
         self.input = match wait {
             // A client that opened a connection just in case is not told that it was slow.
-            Wait::Head if self.held.is_empty() => Input::Ended,
+            Wait::Head if !self.has_head_begun() => Input::Ended,
             Wait::Head => Input::Refused(Refusal::HeadTimeout),
             Wait::Body => Input::StalledBody,
             Wait::NextRequest | Wait::HangUp => Input::Ended,

@@ -24,5 +24,6 @@ pub mod signals;
 pub mod task;
 pub mod telemetry;
 pub mod tls_files;
+pub mod trailers;
 pub mod upgraded;
 pub mod watch;

@@ -83,7 +83,8 @@ pub fn is_forwarded(name: &HeaderName) -> bool {
 fn is_forbidden_trailer(name: &HeaderName) -> bool {
     is_connection_specific(name)
         || is_forwarded(name)
-        || name.as_str().starts_with("content-")
+        // A digest of the content is known only at its end (RFC 9530).
+        || (name.as_str().starts_with("content-") && name.as_str() != "content-digest")
         || [
             header::ACCEPT_ENCODING,
             header::AGE,

@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
+use tunnel_ops::connection::MAX_FIELDS;
 use tunnel_ops::ends::is_grpc;
 use tunnel_ops::http1::{GuardHandle, InFlight, host_length};
 use tunnel_ops::telemetry::RequestId;
@@ -30,6 +31,7 @@ use crate::exchange::{IncomingBody, Informational, RecordedBody};
 const CHECKER: Checker = Checker {
     hop: Hop::Client,
     host_length,
+    max_fields: MAX_FIELDS,
     // Most routes have none.
     needs_host: false,
 };

@@ -22,10 +22,11 @@
 //!
 //! It has no clock and no socket, keeps no bytes, and never repairs anything.
 
-use super::chunked::{self, Chunks};
+use super::chunked::Chunks;
 use super::head::{self, Body, Head};
 use super::syntax;
 use super::violation::Violation;
+use crate::trailers::may_trail;
 
 /// Most bytes of a trailer section. Trailers are checksums and a status, not a second head.
 const TRAILER_BYTES: usize = 8 * 1024;
@@ -199,9 +200,17 @@ fn read_head(
     input: &[u8],
     limits: HeadLimits,
 ) -> Result<Option<(usize, Body)>, Violation> {
+    // One empty line in front of a request is ignored (RFC 9112 section 2.2): some clients send a line end behind
+    // content. It goes on with the head, of which every reader drops it.
+    let start = match input {
+        [b'\r'] => return Ok(None),
+        [b'\r', b'\n', ..] => 2,
+        _ => 0,
+    };
+    lines.begin_at(start);
     // Not only for the sake of an early answer: what is sent to the wrong port, a TLS hello for
     // one, may have no line end at all.
-    match input.first() {
+    match input.get(start) {
         Some(b'\r' | b'\n') => return Err(Violation::LeadingEmptyLine),
         Some(&byte) if !syntax::is_token_byte(byte) => return Err(Violation::MethodSyntax),
         _ => {}
@@ -233,7 +242,7 @@ fn read_trailers(
             return Ok(Some(lines.read));
         }
         let (name, _) = head::field(line)?;
-        if !chunked::may_trail(name) {
+        if !may_trail(name) {
             return Err(Violation::TrailerForbidden);
         }
         *fields += 1;
@@ -258,6 +267,12 @@ struct Lines {
 }
 
 impl Lines {
+    /// Leaves so many bytes at the front out, if none was looked at yet.
+    fn begin_at(&mut self, start: usize) {
+        self.read = self.read.max(start);
+        self.searched = self.searched.max(start);
+    }
+
     /// The next whole line within the first `most` bytes of `input`, without its end.
     fn next<'a>(&mut self, input: &'a [u8], most: usize) -> Result<Option<&'a [u8]>, Violation> {
         let input = &input[..input.len().min(most)];
@@ -513,9 +528,42 @@ mod tests {
             line(&format!("{} / HTTP/1.1", "M".repeat(33))),
             V::MethodTooLong,
         );
-        for start in ["\r\nGET / HTTP/1.1\r\n", "\nGET", "\r", "\n"] {
+        for start in [
+            "\r\n\r\nGET / HTTP/1.1\r\n",
+            "\r\n\n",
+            "\r\n\r",
+            "\rGET",
+            "\r\r",
+            "\nGET",
+            "\n",
+        ] {
             bad(start, V::LeadingEmptyLine);
         }
+    }
+
+    #[test]
+    fn one_empty_line_in_front_of_a_request_goes_on_with_it() {
+        let get = line("GET / HTTP/1.1");
+        good(format!("\r\n{get}"), 1);
+        good(format!("\r\n{get}\r\n{get}{get}"), 3);
+        let post = with("Content-Length: 1\r\n");
+        good(format!("{post}a\r\n{get}"), 2);
+        let chunked = with("Transfer-Encoding: chunked\r\n");
+        good(format!("{chunked}0\r\n\r\n\r\n{get}"), 2);
+        // Alone it is nothing, and nothing of it is handed on.
+        for piece in ["\r", "\r\n"] {
+            assert_eq!(scan(piece.as_bytes()), Scan::default());
+            let passed = scan(format!("{post}a{piece}").as_bytes());
+            assert_eq!(
+                (passed.pass, passed.heads, passed.violation),
+                (post.len() + 1, 1, None)
+            );
+        }
+        // A second one is what a request could be hidden behind.
+        let two = scan(format!("{post}a\r\n\r\n{get}").as_bytes());
+        assert_eq!(two.violation, Some(V::LeadingEmptyLine));
+        assert_eq!(two.pass, post.len() + 1);
+        bad("\r\n\u{16}\u{3}\u{1}", V::MethodSyntax);
     }
 
     #[test]
@@ -795,7 +843,7 @@ mod tests {
             assert!(found.violation.is_some());
         }
         let mut framing = Framing::new(LIMITS);
-        let violation = framing.scan(b"\r\n").violation;
+        let violation = framing.scan(b"\n").violation;
         let again = framing.scan(smuggled.as_bytes());
         assert_eq!(
             again,
@@ -955,16 +1003,19 @@ mod tests {
     fn accepted(input: &[u8]) -> Option<(usize, usize)> {
         let mut framing = Framing::new(LIMITS);
         let end = (1..=input.len()).find(|&end| framing.scan(&input[..end]).heads == 1)?;
-        let lines = input[..end].windows(2).filter(|two| two == b"\r\n").count();
+        let head = input.strip_prefix(b"\r\n").unwrap_or(input);
+        let head = &head[..end - (input.len() - head.len())];
+        let lines = head.windows(2).filter(|two| two == b"\r\n").count();
         Some((end, lines - 2))
     }
 
     proptest! {
         #[test]
         fn valid_requests_are_handed_on_as_they_came_however_they_are_cut(
-            requests in prop::collection::vec(request(), 1..5),
+            requests in prop::collection::vec(("(\r\n)?", request()), 1..5),
             cuts in prop::collection::vec(1usize..60, 0..40),
         ) {
+            let requests: Vec<_> = requests.iter().map(|(line, request)| format!("{line}{request}")).collect();
             let stream = requests.concat().into_bytes();
             let mut rest = &stream[..];
             let mut pieces = Vec::new();

@@ -516,6 +516,20 @@ async fn a_head_may_trickle_while_an_answer_is_awaited_but_not_longer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_empty_line_behind_a_request_is_not_the_start_of_a_head() {
+    let mut client = Client::connect(|_, _| async { ok("[done]") });
+    client.send([GET, "\r\n"].concat()).await;
+    client.until("]").await;
+    sleep(CONFIG.head_timeout * 2).await;
+    client.send([GET, "\r\n"].concat()).await;
+    client.until("]").await;
+    assert_eq!(client.rest().await, "");
+    client.end().await.unwrap();
+    let expected = CONFIG.head_timeout * 2 + CONFIG.keep_alive_timeout;
+    assert_eq!(client.elapsed(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_connection_at_rest_ends_after_a_while_but_never_one_that_works() {
     let mut client = Client::connect(|_, _| async {
         sleep(CONFIG.keep_alive_timeout * 10).await;
@@ -649,7 +663,7 @@ proptest! {
     /// seen as one body, and each request is seen once.
     #[test]
     fn hyper_sees_the_requests_that_the_guard_saw(
-        requests in prop::collection::vec((0..4u8, prop::collection::vec("[ -~\r\n]{1,60}", 0..4)), 1..8),
+        requests in prop::collection::vec((0..5u8, prop::collection::vec("[ -~\r\n]{1,60}", 0..4)), 1..8),
         cut in 1usize..200,
     ) {
         let mut stream = String::new();
@@ -657,7 +671,9 @@ proptest! {
         for (kind, parts) in &requests {
             let body = parts.concat().replace(['[', ']'], "x");
             match kind {
-                0 => {
+                0 | 4 => {
+                    // Perhaps with an empty line in front.
+                    stream.push_str(if *kind == 0 { "" } else { "\r\n" });
                     stream.push_str(GET);
                     expected.push("/get ".to_owned());
                     continue;

@@ -75,7 +75,7 @@ impl Violation {
 
     const fn verdict(self) -> (u16, &'static str) {
         match self {
-            Self::LeadingEmptyLine => (400, "empty line before the request line"),
+            Self::LeadingEmptyLine => (400, "more than one empty line before the request line"),
             Self::RequestLine => (400, "request line is not method, target and version"),
             Self::MethodSyntax => (400, "method is not a token"),
             Self::MethodTooLong => (501, "method is longer than any that is known"),

@@ -19,8 +19,28 @@ use crate::{
     problem::{Hop, Problem, Reason},
 };
 
-/// Field lines in one head: with those that are added, fewer than the other end of the wire takes.
-const MAX_FIELDS: usize = limits::FIELDS / 2;
+/// Field lines in one head, those of cookies too: with those that are added, fewer than the other end of the
+/// wire takes.
+const MAX_LINES: usize = limits::FIELDS / 2;
+
+/// Fields that may stand once in a request: those whose grammar in RFC 9110 is no list. Two programs could go by
+/// different ones of several. `Host`, `Content-Length` and `Expect` are looked at on their own.
+const SINGLETONS: [HeaderName; 14] = [
+    header::AUTHORIZATION,
+    header::CONTENT_LOCATION,
+    header::CONTENT_RANGE,
+    header::CONTENT_TYPE,
+    header::DATE,
+    header::FROM,
+    header::IF_MODIFIED_SINCE,
+    header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE,
+    header::MAX_FORWARDS,
+    header::PROXY_AUTHORIZATION,
+    header::RANGE,
+    header::REFERER,
+    header::USER_AGENT,
+];
 
 /// A request that is well-formed, unambiguous, and for one host.
 #[derive(Debug)]
@@ -83,6 +103,10 @@ pub struct Checker {
     /// The length of the host in a host that may have a port, if it is one: the same function that the
     /// guard of HTTP/1 goes by, so that the two cannot disagree.
     pub host_length: fn(&[u8]) -> Option<usize>,
+    /// Most field lines of a request: as many as the guard of HTTP/1 takes, so that it does not depend on the
+    /// version what is too many. All lines of `Cookie` count as one, since a client of HTTP/2 may send each
+    /// cookie in a line of its own (RFC 9113 section 8.2.3).
+    pub max_fields: usize,
     /// Whether a request has to name its host. HTTP/1.0 knows requests that do not, and probes are often
     /// such; where they can be answered without one, they may be.
     pub needs_host: bool,
@@ -156,12 +180,16 @@ fn check<'a>(
     } = request;
     let version = *version;
     let seen = Seen::look(headers)?;
-    // HTTP/1 was bounded more narrowly before this.
-    if headers.len() > MAX_FIELDS {
+    // The guard of HTTP/1 has counted before this.
+    if headers.len() > checker.max_fields && has_too_many(headers, checker.max_fields) {
         return Err((Reason::HeadTooLarge, "too many field lines"));
     }
     if seen.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
         return Err((Reason::HeadTooLarge, "too many options in connection"));
+    }
+    // Most requests repeat no field at all, which two numbers tell.
+    if headers.len() > headers.keys_len() && SINGLETONS.iter().any(|name| repeats(headers, name)) {
+        return Err(malformed("a field more than once that may stand only once"));
     }
     let upgrade = upgrade(method, version, headers, seen, protocol)?;
     if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
@@ -211,6 +239,15 @@ fn check<'a>(
         headers,
         seen,
     })
+}
+
+fn has_too_many(headers: &HeaderMap, max_fields: usize) -> bool {
+    let cookies = headers.get_all(header::COOKIE).iter().count();
+    headers.len() > MAX_LINES || headers.len() - cookies.saturating_sub(1) > max_fields
+}
+
+fn repeats(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.get_all(name).iter().nth(1).is_some()
 }
 
 /// The upgrade to a protocol that is carried, in either of its forms (RFC 9110 section 7.8, RFC 8441).
@@ -374,6 +411,7 @@ fn check_http2(headers: &HeaderMap) -> Result<(), Refused> {
 #[cfg(test)]
 mod tests {
     use http::Request;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -391,6 +429,7 @@ mod tests {
                     && port.iter().skip(1).all(u8::is_ascii_digit);
                 is_good.then_some(name.len())
             },
+            max_fields: 100,
             needs_host: true,
         }
     }
@@ -540,6 +579,59 @@ mod tests {
                 .unwrap()
                 .wants_trailers
         );
+    }
+
+    /// Fields that may stand more than once, for all that RFC 9110 and others say.
+    const LISTS: [&str; 12] = [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "content-encoding",
+        "content-language",
+        "cookie",
+        "forwarded",
+        "if-match",
+        "if-none-match",
+        "via",
+        "x-anything",
+    ];
+
+    proptest! {
+        #[test]
+        fn a_request_is_refused_if_a_field_that_is_no_list_stands_twice(
+            fields in prop::collection::vec(0..LISTS.len() + SINGLETONS.len() + 12, 0..12),
+        ) {
+            let name = |number: &usize| match number.checked_sub(LISTS.len()) {
+                None => LISTS[*number],
+                // The lists are more likely, so that about as many requests are good as bad.
+                Some(number) => SINGLETONS.get(number).map_or("via", HeaderName::as_str),
+            };
+            let names: Vec<_> = fields.iter().map(name).collect();
+            let is_repeated = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
+            let is_bad = SINGLETONS.iter().any(|field| is_repeated(field.as_str()));
+            let fields: Vec<_> = names.iter().map(|name| (*name, "1")).collect();
+            let expected = is_bad.then_some(Reason::RequestMalformed);
+            let with_host = [&[("host", "a.test")], &fields[..]].concat();
+            prop_assert_eq!(http1("OPTIONS", "/", &with_host).err(), expected);
+            prop_assert_eq!(http2("OPTIONS", "http://a.test/", &fields).err(), expected);
+        }
+    }
+
+    #[test]
+    fn fields_are_counted_alike_in_both_versions_and_cookies_as_one() {
+        let others = |count| vec![("x-field", "1"); count];
+        let cookies = |count| vec![("cookie", "a=1"); count];
+        let ask = |fields: &[_]| http2("GET", "http://a.test/", fields).err();
+        let too_large = Some(Reason::HeadTooLarge);
+        assert_eq!(ask(&others(100)), None);
+        assert_eq!(ask(&others(101)), too_large);
+        assert_eq!(ask(&[others(99), cookies(300)].concat()), None);
+        assert_eq!(ask(&[others(100), cookies(2)].concat()), too_large);
+        assert_eq!(ask(&cookies(MAX_LINES + 1)), too_large);
+        let with_host = |count| [vec![("host", "a.test")], others(count)].concat();
+        assert_eq!(http1("GET", "/", &with_host(99)).err(), None);
+        assert_eq!(http1("GET", "/", &with_host(100)).err(), too_large);
     }
 
     #[test]

@@ -13,7 +13,10 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
-use tunnel_ops::content::{Gate, Silence, is_timed_out};
+use tunnel_ops::{
+    content::{Gate, Silence, is_timed_out},
+    trailers::clean_frame,
+};
 
 use super::{
     observe::Upload,
@@ -184,7 +187,11 @@ fn poll_received(
             if let Some(silence) = silence {
                 silence.end();
             }
-            Poll::Ready(frame.map(|frame| frame.map_err(failed)))
+            Poll::Ready(match frame {
+                Some(Ok(frame)) => clean_frame(frame).map(Ok),
+                Some(Err(error)) => Some(Err(failed(error))),
+                None => None,
+            })
         }
         Poll::Pending => {
             let Some(silence) = silence else {

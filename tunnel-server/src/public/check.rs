@@ -2,7 +2,7 @@
 //! both programs do alike, with this one's names.
 
 use http::{HeaderValue, request::Parts};
-use tunnel_ops::{http1::host_length, telemetry::RequestId};
+use tunnel_ops::{connection::MAX_FIELDS, http1::host_length, telemetry::RequestId};
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
     front::{self, CheckedRequest, Checker, Origin, ViaName},
@@ -12,6 +12,7 @@ use tunnel_proto::{
 const CHECKER: Checker = Checker {
     hop: Hop::Server,
     host_length,
+    max_fields: MAX_FIELDS,
     needs_host: true,
 };
 

@@ -118,7 +118,7 @@ async fn targets_and_versions_that_no_gateway_serves_are_refused() {
         bad("GET /", 400),
         bad("G@T / HTTP/1.1", 400),
         bad(" GET / HTTP/1.1", 400),
-        bad("\r\nGET / HTTP/1.1", 400),
+        bad("\r\n\r\nGET / HTTP/1.1", 400),
         bad(&format!("CONNECT {PROD_HOST}:443 HTTP/1.1"), 405),
         bad("TRACE / HTTP/1.1", 405),
         bad(&format!("{} / HTTP/1.1", "M".repeat(40)), 501),

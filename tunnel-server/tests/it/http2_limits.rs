@@ -224,6 +224,7 @@ async fn large_heads_pass_up_to_the_limit() {
     assert_eq!(response.status(), 431);
     let response = http2.ask(with(1_500, 1)).await.unwrap();
     assert_eq!(response.status(), 431);
-    assert_eq!(http2.ask(with(400, 1)).await.unwrap().status(), 200);
+    assert_eq!(http2.ask(with(101, 1)).await.unwrap().status(), 431);
+    assert_eq!(http2.ask(with(100, 1)).await.unwrap().status(), 200);
     assert_eq!(client.seen().len(), 2);
 }
