@@ -15,7 +15,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -28,7 +28,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 use self::{
     rate::{Rate, TooOften},
     shaper::Shaper,
-    usage::{Counted, Usage},
+    usage::{Counted, Free, Share, Usage},
     waiting::{NoRoom, Place, Room},
 };
 use crate::runtimes::RuntimeLimits;
@@ -38,6 +38,9 @@ const OPEN_RETRY: Duration = Duration::from_secs(1);
 
 /// The same of a full waiting room, which empties when the runtime is back or the wait is over.
 const WAITING_RETRY: Duration = Duration::from_secs(5);
+
+/// The number of the next budget.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// What all runtimes of this node may use together, and what each may whose own limits do not say.
 #[derive(Debug)]
@@ -67,6 +70,8 @@ pub struct NodeLimits {
 /// What one runtime may use, and what it uses now.
 #[derive(Debug)]
 pub struct Budget {
+    /// No other budget has the same.
+    number: u64,
     node: Arc<NodeBudget>,
     /// As listed for this runtime, without the defaults.
     own: Mutex<RuntimeLimits>,
@@ -85,8 +90,8 @@ pub struct Budget {
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
-    /// What its address uses; `None` where addresses are not counted.
-    usage: Option<Arc<Usage>>,
+    /// Its address's share; `None` where addresses are not counted.
+    share: Option<Share>,
     is_upgrade: bool,
 }
 
@@ -140,6 +145,7 @@ impl Budget {
     #[must_use]
     pub fn new(node: Arc<NodeBudget>) -> Arc<Self> {
         let budget = Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             node,
             own: Mutex::default(),
             exchanges: Count::unlimited(),
@@ -218,13 +224,17 @@ impl Budget {
         }
         let mut permit = Permit {
             budget: self.clone(),
-            usage: None,
+            share: None,
             is_upgrade: false,
         };
         if let Some(usage) = usage {
-            let free = self.exchanges.free().min(self.node.open.free());
-            usage.enter(Counted::Exchange, free)?;
-            permit.usage = Some(usage.clone());
+            let free = Free {
+                runtime: self.exchanges.free(),
+                node: self.node.open.free(),
+            };
+            let share = usage.at(self.number);
+            share.enter(Counted::Exchange, free)?;
+            permit.share = Some(share);
         }
         if is_upgrade {
             permit.enter_websocket()?;
@@ -313,8 +323,8 @@ impl Permit {
     pub fn not_upgraded(&mut self) {
         if std::mem::take(&mut self.is_upgrade) {
             self.budget.leave_websocket();
-            if let Some(usage) = &self.usage {
-                usage.leave(Counted::Websocket);
+            if let Some(share) = &self.share {
+                share.leave(Counted::Websocket);
             }
         }
     }
@@ -323,9 +333,12 @@ impl Permit {
     fn enter_websocket(&mut self) -> Result<(), Problem> {
         let budget = &self.budget;
         budget.enter_websocket()?;
-        if let Some(usage) = &self.usage {
-            let free = budget.websockets.free().min(budget.node.websockets.free());
-            let entered = usage.enter(Counted::Websocket, free);
+        if let Some(share) = &self.share {
+            let free = Free {
+                runtime: budget.websockets.free(),
+                node: budget.node.websockets.free(),
+            };
+            let entered = share.enter(Counted::Websocket, free);
             entered.inspect_err(|_| budget.leave_websocket())?;
         }
         self.is_upgrade = true;
@@ -350,8 +363,8 @@ impl Drop for Permit {
         self.not_upgraded();
         self.budget.node.open.leave(1);
         self.budget.exchanges.leave(1);
-        if let Some(usage) = &self.usage {
-            usage.leave(Counted::Exchange);
+        if let Some(share) = &self.share {
+            share.leave(Counted::Exchange);
         }
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use parking_lot::Mutex;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::OPEN_RETRY;
@@ -45,13 +46,31 @@ pub(crate) enum Whose {
 /// What is open for the platform clients of one address. Shared by the connections from there.
 #[derive(Debug)]
 pub struct Usage {
+    /// Of all runtimes together.
+    all: Open,
+    network: Arc<NetworkUsage>,
+    /// Of each runtime, by its budget's number. Locked when an exchange begins, by connections of this address
+    /// only.
+    runtimes: Mutex<Vec<(u64, Arc<OfRuntime>)>>,
+}
+
+/// What is open for the platform clients of one network.
+#[derive(Debug, Default)]
+pub struct NetworkUsage {
+    all: Open,
+    runtimes: Mutex<Vec<(u64, Arc<Open>)>>,
+}
+
+/// What one address, and its network, have open at one runtime.
+#[derive(Debug, Default)]
+struct OfRuntime {
     own: Open,
     network: Arc<Open>,
 }
 
 /// Numbers of what is open.
 #[derive(Debug, Default)]
-pub struct Open {
+struct Open {
     exchanges: AtomicUsize,
     websockets: AtomicUsize,
 }
@@ -65,45 +84,104 @@ pub enum Counted {
     Websocket,
 }
 
+/// Where the exchanges of one address at one runtime are counted.
+#[derive(Debug)]
+pub(super) struct Share {
+    usage: Arc<Usage>,
+    runtime: Arc<OfRuntime>,
+}
+
+/// How many more there may be, of one runtime and of all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Free {
+    pub(super) runtime: usize,
+    pub(super) node: usize,
+}
+
 impl Usage {
     /// What one address uses, which lies in a network that uses this.
     #[must_use]
-    pub fn new(network: Arc<Open>) -> Arc<Self> {
+    pub fn new(network: Arc<NetworkUsage>) -> Arc<Self> {
         Arc::new(Self {
-            own: Open::default(),
+            all: Open::default(),
             network,
+            runtimes: Mutex::default(),
         })
     }
 
+    /// Where its exchanges at the runtime with this number are counted.
+    pub(super) fn at(self: &Arc<Self>, runtime: u64) -> Share {
+        let runtime = entry(&self.runtimes, runtime, || OfRuntime {
+            own: Open::default(),
+            network: entry(&self.network.runtimes, runtime, Open::default),
+        });
+        Share {
+            usage: self.clone(),
+            runtime,
+        }
+    }
+}
+
+/// The entry of a runtime, made if it is not there. Those that nobody uses are forgotten then.
+fn entry<T>(entries: &Mutex<Vec<(u64, Arc<T>)>>, runtime: u64, new: impl FnOnce() -> T) -> Arc<T> {
+    let mut entries = entries.lock();
+    if let Some((_, found)) = entries.iter().find(|(number, _)| *number == runtime) {
+        return found.clone();
+    }
+    entries.retain(|(_, entry)| Arc::strong_count(entry) > 1);
+    let entry = Arc::new(new());
+    entries.push((runtime, entry.clone()));
+    entry
+}
+
+impl Share {
     /// Counts one more in, when so many are free.
     ///
     /// # Errors
     /// When the address, or its network, has as many already as are left for others. Nothing is counted
     /// then.
-    pub(super) fn enter(&self, counted: Counted, free: usize) -> Result<(), Problem> {
-        let (own, network) = (self.own.of(counted), self.network.of(counted));
-        let of_address = own.load(Ordering::Relaxed);
-        let of_network = network.load(Ordering::Relaxed);
-        is_within(of_address, of_network, free).map_err(|whose| {
-            let (whose, open) = match whose {
-                Whose::Address => ("address", of_address),
-                Whose::Network => ("address's network", of_network),
-            };
-            let what = match counted {
-                Counted::Exchange => "exchanges",
-                Counted::Websocket => "upgraded connections",
-            };
-            let detail = format!("the {whose} has {open} {what} open, its share of what is left");
-            Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
-        })?;
-        own.fetch_add(1, Ordering::Relaxed);
-        network.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn enter(&self, counted: Counted, free: Free) -> Result<(), Problem> {
+        let [own, network, all, all_of_network] = self.counts(counted);
+        let is_within = |own: &AtomicUsize, network: &AtomicUsize, free| {
+            let of_address = own.load(Ordering::Relaxed);
+            let of_network = network.load(Ordering::Relaxed);
+            is_within(of_address, of_network, free).map_err(|whose| {
+                let (whose, open) = match whose {
+                    Whose::Address => ("address", of_address),
+                    Whose::Network => ("address's network", of_network),
+                };
+                let what = match counted {
+                    Counted::Exchange => "exchanges",
+                    Counted::Websocket => "upgraded connections",
+                };
+                let detail =
+                    format!("the {whose} has {open} {what} open, its share of what is left");
+                Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
+            })
+        };
+        is_within(own, network, free.runtime)?;
+        is_within(all, all_of_network, free.node)?;
+        for count in [own, network, all, all_of_network] {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
     pub(super) fn leave(&self, counted: Counted) {
-        self.own.of(counted).fetch_sub(1, Ordering::Relaxed);
-        self.network.of(counted).fetch_sub(1, Ordering::Relaxed);
+        for count in self.counts(counted) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Of the address and its network at the runtime, and of both at all runtimes.
+    fn counts(&self, counted: Counted) -> [&AtomicUsize; 4] {
+        let (runtime, usage) = (&self.runtime, &self.usage);
+        [
+            runtime.own.of(counted),
+            runtime.network.of(counted),
+            usage.all.of(counted),
+            usage.network.all.of(counted),
+        ]
     }
 }
 
@@ -120,15 +198,25 @@ impl Open {
 mod tests {
     use super::*;
 
+    const UNLIMITED: usize = usize::MAX;
+
+    fn enter(share: &Share, counted: Counted, runtime: usize) -> Result<(), Problem> {
+        let free = Free {
+            runtime,
+            node: UNLIMITED,
+        };
+        share.enter(counted, free)
+    }
+
     /// Takes as many of `max` as each address gets, in turn; how many they have, and how many are free.
-    fn taken(max: usize, addresses: &[Arc<Usage>]) -> (Vec<usize>, usize) {
+    fn taken(max: usize, addresses: &[Share]) -> (Vec<usize>, usize) {
         let mut taken = vec![0; addresses.len()];
         loop {
             let before: usize = taken.iter().sum();
-            for (taken_here, usage) in taken.iter_mut().zip(addresses) {
-                let free = max - addresses.iter().map(|usage| open(usage)).sum::<usize>();
-                if free > 0 && usage.enter(Counted::Exchange, free).is_ok() {
-                    *taken_here += 1;
+            for (number, share) in addresses.iter().enumerate() {
+                let free = max - taken.iter().sum::<usize>();
+                if free > 0 && enter(share, Counted::Exchange, free).is_ok() {
+                    taken[number] += 1;
                 }
             }
             let after: usize = taken.iter().sum();
@@ -138,16 +226,15 @@ mod tests {
         }
     }
 
-    fn open(usage: &Usage) -> usize {
-        usage.own.exchanges.load(Ordering::Relaxed)
+    fn of_one_network(number: usize) -> Vec<Share> {
+        let network = Arc::default();
+        let new = || Usage::new(Arc::clone(&network)).at(1);
+        (0..number).map(|_| new()).collect()
     }
 
-    fn addresses(number: usize, network: &Arc<Open>) -> Vec<Arc<Usage>> {
-        (0..number).map(|_| Usage::new(network.clone())).collect()
-    }
-
-    fn apart(number: usize) -> Vec<Arc<Usage>> {
-        (0..number).map(|_| Usage::new(Arc::default())).collect()
+    fn apart(number: usize) -> Vec<Share> {
+        let new = || Usage::new(Arc::default()).at(1);
+        (0..number).map(|_| new()).collect()
     }
 
     #[test]
@@ -167,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_network_of_many_addresses_leaves_a_quarter() {
-        let (_, free) = taken(2_048, &addresses(500, &Arc::default()));
+        let (_, free) = taken(2_048, &of_one_network(500));
         assert!((500..=512).contains(&free), "{free}");
     }
 
@@ -177,21 +264,49 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_counted_no_more() {
+    fn what_is_open_at_one_runtime_takes_nothing_of_anothers() {
         let usage = Usage::new(Arc::default());
-        for _ in 0..FEW {
-            usage.enter(Counted::Websocket, 1).unwrap();
+        let (one, other) = (usage.at(1), usage.at(2));
+        for _ in 0..1_000 {
+            enter(&one, Counted::Exchange, 2_000).unwrap();
         }
-        let refused = usage.enter(Counted::Websocket, 1).unwrap_err();
+        for _ in 0..FEW {
+            enter(&other, Counted::Exchange, 1).unwrap();
+        }
+        assert!(enter(&other, Counted::Exchange, 1).is_err());
+        // But of what all runtimes share.
+        let free = Free {
+            runtime: UNLIMITED,
+            node: 1_000,
+        };
+        let refused = other.enter(Counted::Exchange, free).unwrap_err();
         assert_eq!(refused.reason(), Reason::AddressLimit);
+    }
+
+    #[test]
+    fn what_is_given_back_is_counted_no_more_and_forgotten() {
+        let usage = Usage::new(Arc::default());
+        let share = usage.at(1);
+        for _ in 0..FEW {
+            enter(&share, Counted::Websocket, 1).unwrap();
+        }
+        let refused = enter(&share, Counted::Websocket, 1).unwrap_err();
         assert_eq!(refused.retry_after_value().unwrap(), "1");
         // Of another kind, and where more is free.
-        usage.enter(Counted::Exchange, 1).unwrap();
-        usage.enter(Counted::Websocket, FEW + 1).unwrap();
+        enter(&share, Counted::Exchange, 1).unwrap();
+        enter(&share, Counted::Websocket, FEW + 1).unwrap();
         for _ in 0..=FEW {
-            usage.leave(Counted::Websocket);
+            share.leave(Counted::Websocket);
         }
-        assert_eq!(usage.network.websockets.load(Ordering::Relaxed), 0);
-        assert_eq!(usage.network.exchanges.load(Ordering::Relaxed), 1);
+        share.leave(Counted::Exchange);
+        for counted in [Counted::Websocket, Counted::Exchange] {
+            let left = share
+                .counts(counted)
+                .map(|count| count.load(Ordering::Relaxed));
+            assert_eq!(left, [0; 4]);
+        }
+        drop(share);
+        let _other = usage.at(2);
+        assert_eq!(usage.runtimes.lock().len(), 1);
     }
 }

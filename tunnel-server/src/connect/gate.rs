@@ -39,8 +39,8 @@ const AWAY_MAX: Duration = Duration::from_secs(60);
 /// The gate.
 pub(crate) struct Gate {
     shares: Mutex<Shares>,
-    /// For those that are sent away, which takes a handshake too: as many as have a pass, a quarter of
-    /// them from one address.
+    /// For those that are sent away, which takes a handshake too: as many as have a pass, half of them from
+    /// one address.
     refusals: Arc<Places>,
     /// Clients sent away since there was room without waiting.
     sent_away: AtomicUsize,
@@ -67,7 +67,7 @@ impl Gate {
     pub(crate) fn new(handshakes: usize, queue: usize) -> Arc<Self> {
         Arc::new(Self {
             shares: Mutex::new(Shares::new(handshakes, queue)),
-            refusals: Places::new(handshakes, handshakes.div_ceil(4)),
+            refusals: Places::new(handshakes, handshakes.div_ceil(2)),
             sent_away: AtomicUsize::new(0),
         })
     }

@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::budget::usage::{Open, Usage, is_within};
+use crate::budget::usage::{NetworkUsage, Usage, is_within};
 
 /// Connections that a listener may have, however few files the process may have open.
 const FEWEST: usize = 32;
@@ -40,7 +40,7 @@ struct FromAddress {
 struct FromNetwork {
     addresses: usize,
     connections: usize,
-    open: Arc<Open>,
+    usage: Arc<NetworkUsage>,
 }
 
 /// One connection's place; given back when dropped.
@@ -164,7 +164,7 @@ impl Taken {
             network.addresses += 1;
             FromAddress {
                 connections: 0,
-                usage: Usage::new(network.open.clone()),
+                usage: Usage::new(network.usage.clone()),
             }
         });
         let is_full = from.connections >= self.max_per_address
