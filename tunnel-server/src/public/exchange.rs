@@ -116,6 +116,12 @@ pub(super) async fn carry(
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
+        // The list may have come with the session that was waited for, or have changed meanwhile.
+        if waits_until.is_some()
+            && let Some(budget) = asked.route.budget()
+        {
+            budget.admit(connection.origin.address)?;
+        }
         if let Some(networks) = tunnel.allow_from() {
             sources::admit(networks, connection.origin.address)?;
         }

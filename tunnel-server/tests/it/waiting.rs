@@ -8,7 +8,7 @@ use crate::{
     frames::{ACK, DATA, END_HEADERS, Frames, HEADERS, PING, block, frame},
     raw::Raw,
     rig::{PROD_HOST, connect},
-    serving::{Files, Serving},
+    serving::{Files, Serving, VERSION},
 };
 
 const MIB: usize = 1024 * 1024;
@@ -92,6 +92,32 @@ async fn upload(serving: &Serving) -> Raw {
     raw.send([head.as_bytes(), &vec![b'x'; WINDOW]].concat())
         .await;
     raw
+}
+
+/// As where a platform's answer brings the list, which the server does not have while the runtime is offline.
+#[tokio::test]
+async fn who_waited_for_a_runtime_is_judged_by_the_list_that_it_has_then() {
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    let serving = files.serve("offline_wait = \"10m\"\n").await;
+    let mut raw = Raw::new(connect(serving.public).await);
+    raw.send(format!("GET /now HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
+    all_wait(&serving, 1).await;
+    let listed = serving.folder.read("runtimes.toml");
+    let name = "name = \"prod\"\n";
+    assert!(listed.contains(name), "{listed}");
+    let narrowed = format!("{name}allow_from = [\"192.0.2.0/24\"]\n");
+    let text = listed.replacen(name, &narrowed, 1);
+    serving.folder.write("runtimes.toml", &text);
+    serving.metric_becomes(VERSION, 2.0).await;
+    let (client, _feeds) = serving.client(token.expose()).await;
+    let answer = raw.answer().await;
+    assert_eq!(
+        (answer.head.status, answer.reason().as_str()),
+        (403, "address_denied")
+    );
+    assert!(client.seen().is_empty());
 }
 
 #[tokio::test]
