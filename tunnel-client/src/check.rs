@@ -35,7 +35,8 @@ use std::time::{Duration, SystemTime};
 use rustls::CertificateError;
 use tokio::time::Instant;
 use tunnel_ops::tls_files::TlsFilesError;
-use tunnel_proto::handshake::{Greeting, InstanceId};
+use tunnel_proto::handshake::{Greeting, InstanceSecret};
+use tunnel_proto::refusal::RefusalReason;
 
 use self::facts::{ClockFacts, Facts, Leg, TlsTrouble, Trouble};
 pub use self::idle_probe::IdleReport;
@@ -157,7 +158,7 @@ impl Dialling {
         Ok(Self {
             dialler: dialler?,
             greeting: Greeting {
-                instance: InstanceId::from_random(random),
+                instance: InstanceSecret::from_random(random),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 session_number: 1,
                 allow_from: networks(&config.allow_from),
@@ -367,16 +368,18 @@ fn is_about_credential(facts: &Facts) -> bool {
     let refusal = answer.and_then(|answer| answer.refusal.as_ref());
     refusal.is_some_and(|refusal| {
         !matches!(
-            refusal.reason.as_str(),
-            "path_unknown"
-                | "method_not_allowed"
-                | "origin_not_allowed"
-                | "upgrade_required"
-                | "version_unsupported"
-                | "greeting_malformed"
-                | "allow_from_malformed"
-                | "handshake_queue"
-                | "server_draining"
+            refusal.known(),
+            Some(
+                RefusalReason::PathUnknown
+                    | RefusalReason::MethodNotAllowed
+                    | RefusalReason::OriginNotAllowed
+                    | RefusalReason::UpgradeRequired
+                    | RefusalReason::VersionUnsupported
+                    | RefusalReason::GreetingMalformed
+                    | RefusalReason::AllowFromMalformed
+                    | RefusalReason::HandshakeQueue
+                    | RefusalReason::ServerDraining
+            )
         )
     })
 }

@@ -21,7 +21,7 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
 use tunnel_proto::session::SessionSettings;
 
 use crate::admin::{self, LiveSessions};
@@ -82,7 +82,7 @@ pub enum ClientError {
     /// What was given.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The server refuses for good.
+    /// The server refuses what a person has to mend.
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
 }
@@ -164,7 +164,7 @@ impl Client {
     /// Keeps the tunnel up until asked to stop.
     ///
     /// # Errors
-    /// When the server refuses for good, and the client is not told to wait then.
+    /// When the server refuses what a person has to mend, and the client is not told to wait then.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
             admin,
@@ -213,10 +213,11 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
     let dialling = DiallingParts {
         dialler,
         credentials: Arc::clone(&credentials),
-        instance: InstanceId::from_random(random),
+        instance: InstanceSecret::from_random(random),
         allow_from: networks(&config.allow_from),
         sessions,
         refusal_wait: config.refusal_wait,
+        exits_on_refusal: config.on_refusal == OnRefusal::Exit,
         redial: RedialSettings {
             base: config.redial_base,
             cap: config.redial_cap,
@@ -229,10 +230,6 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
         files,
         sessions: config.sessions,
         max_age: config.max_session_age,
-        after_refusal: match config.on_refusal {
-            OnRefusal::Exit => None,
-            OnRefusal::Retry => Some(config.refusal_wait),
-        },
         grace_period: config.grace_period,
     }))
 }

@@ -153,14 +153,14 @@ pub struct Config {
     pub log_level: LogFilter,
 }
 
-/// What to do when the server refuses for good: the token is bad, or another instance has taken
-/// over.
+/// What to do when the server refuses what a person has to mend: the credential is revoked, or has been refused for
+/// minutes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnRefusal {
     /// End, so that a supervisor sees it.
     #[default]
     Exit,
-    /// Wait long, and dial again.
+    /// Dial again after growing waits.
     Retry,
 }
 

@@ -105,15 +105,31 @@ impl Credentials {
         let _ = self.subscribe().wait_for(is_other).await;
     }
 
-    /// Reads the files whenever one of them has changed.
+    /// Has whoever listens show the credential again, although it is the last one: on SIGHUP.
+    fn show_again(&self) {
+        let copy = |last: &Arc<Credential>| {
+            Arc::new(Credential {
+                token: last.token.clone(),
+                identity: last.identity.clone(),
+            })
+        };
+        self.last
+            .send_modify(|last| *last = last.as_ref().map(copy));
+    }
+
+    /// Reads the files whenever one of them has changed, and on SIGHUP.
     pub(crate) async fn follow(&self, mut files: FileWatch) {
         // Whoever dials reads them too, perhaps before this hears of a change.
         let mut told = self.read().ok();
         loop {
-            files.changed().await;
+            let change = files.changed().await;
             match self.read() {
                 Ok(read) => {
                     let changed = read.news(told.as_deref());
+                    if change.is_requested && told.as_ref().is_some_and(|told| told.is_same(&read))
+                    {
+                        self.show_again();
+                    }
                     tracing::info!(changed, "the files of the credential have been read again");
                     told = Some(read);
                 }
@@ -249,6 +265,21 @@ mod tests {
         let second = credentials.read().unwrap();
         assert!(heard.has_changed().unwrap());
         assert!(!second.has_token_of(&first) && second.has_identity_of(&first));
+    }
+
+    /// As SIGHUP asks for it: what a refused place or session waits for.
+    #[tokio::test]
+    async fn the_last_credential_can_be_shown_again() {
+        let folder = Folder::new();
+        let credentials = folder.credentials();
+        let first = credentials.read().unwrap();
+        let mut heard = credentials.subscribe();
+        credentials.show_again();
+        assert!(heard.has_changed().unwrap());
+        let again = heard.borrow_and_update().clone().unwrap();
+        credentials.other_than(&first).await;
+        assert!(again.is_same(&first));
+        assert!(Arc::ptr_eq(&again, &credentials.read().unwrap()));
     }
 
     #[test]

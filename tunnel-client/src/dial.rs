@@ -34,9 +34,10 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tunnel_ops::tls_files::TlsFilesError;
-use tunnel_proto::handshake::Greeting;
+use tunnel_proto::handshake::{Greeting, Refusal};
 #[cfg(target_os = "linux")]
 use tunnel_proto::limits;
+use tunnel_proto::refusal::Finality;
 
 use self::link::Link;
 use self::observe::{Logged, Observer, Seen, Walk};
@@ -81,6 +82,15 @@ pub(crate) enum DialError {
         /// What it was shown.
         shown: Arc<Credential>,
     },
+}
+
+/// A `Retry-After`, by who gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetryAfter {
+    /// A tunnel server, beside a refusal of its own.
+    Server(Duration),
+    /// Something else that answers in the server's name, such as a load balancer.
+    Other(Duration),
 }
 
 /// Dials one server.
@@ -293,26 +303,16 @@ async fn connect_any(
 }
 
 impl DialError {
-    /// Whether a person has to do something before dialling again can help.
-    pub(crate) fn is_fatal(&self) -> bool {
+    /// What can end it.
+    pub(crate) fn finality(&self) -> Finality {
         match self {
-            // That another instance holds the runtime ends when that one does.
-            Self::Refused { refused, .. } if refused.status == StatusCode::CONFLICT => false,
-            // Only a tunnel server can say so: a proxy on the way may be mended.
-            Self::Refused { refused, .. } => refused
-                .refusal
-                .as_ref()
-                .is_some_and(|refusal| refusal.fatal),
+            // Only a tunnel server can refuse for longer: a proxy on the way may be mended.
+            Self::Refused { refused, .. } => {
+                let refusal = refused.refusal.as_ref();
+                refusal.map_or(Finality::Passing, Refusal::finality)
+            }
             // Files are often put in place, or replaced, while a client runs.
-            Self::Credential(_) | Self::Step { .. } => false,
-        }
-    }
-
-    /// What was shown to a server that has refused for good.
-    pub(crate) fn shown_in_vain(&self) -> Option<&Arc<Credential>> {
-        match self {
-            Self::Refused { shown, .. } if self.is_fatal() => Some(shown),
-            _ => None,
+            Self::Credential(_) | Self::Step { .. } => Finality::Passing,
         }
     }
 
@@ -330,9 +330,12 @@ impl DialError {
     }
 
     /// When the server wants to be dialled again at the earliest.
-    pub(crate) fn retry_after(&self) -> Option<Duration> {
+    pub(crate) fn retry_after(&self) -> Option<RetryAfter> {
         match self {
-            Self::Refused { refused, .. } => refused.retry_after,
+            Self::Refused { refused, .. } => Some(match refused.refusal {
+                Some(_) => RetryAfter::Server(refused.retry_after?),
+                None => RetryAfter::Other(refused.retry_after?),
+            }),
             Self::Credential(_) | Self::Step { .. } => None,
         }
     }
@@ -399,14 +402,14 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tunnel_ops::task::Owned;
     use tunnel_ops::tls_files::{self, Roots};
-    use tunnel_proto::handshake::Refusal;
+    use tunnel_proto::refusal::RefusalReason;
 
     use super::*;
     use crate::credential::CredentialFiles;
 
     fn greeting() -> Greeting {
         Greeting {
-            instance: tunnel_proto::handshake::InstanceId::from_random([0; 16]),
+            instance: tunnel_proto::handshake::InstanceSecret::from_random([0; 16]),
             version: "0".to_owned(),
             session_number: 1,
             allow_from: None,
@@ -445,35 +448,43 @@ mod tests {
 
     #[test]
     fn only_a_tunnel_server_can_refuse_for_good() {
-        let fatal = || Refusal {
+        let unknown = |fatal| Refusal {
             reason: "token_unknown".to_owned(),
             detail: "this token is not known: make a new one".to_owned(),
-            fatal: true,
+            fatal,
         };
-        let error = refused(401, Some(fatal()));
-        assert!(error.is_fatal());
+        let error = refused(401, Some(unknown(true)));
+        assert_eq!(error.finality(), Finality::Final);
         assert_eq!(
             error.to_string(),
             "wss://tunnel.example.com refused: this token is not known: make a new one \
              (token_unknown), status 401"
         );
-        let transient = Refusal {
-            fatal: false,
-            ..fatal()
-        };
-        assert!(!refused(503, Some(transient)).is_fatal());
-        assert!(
-            !refused(409, Some(fatal())).is_fatal(),
-            "the other may leave"
-        );
+        let passing = refused(401, Some(unknown(false)));
+        assert_eq!(passing.finality(), Finality::Passing);
         let proxy = refused(407, None);
-        assert!(!proxy.is_fatal());
+        assert_eq!(proxy.finality(), Finality::Passing);
         assert!(
             proxy
                 .to_string()
                 .contains("a proxy on the way wants a password"),
             "{proxy}"
         );
+    }
+
+    /// What the server says beside a reason that this version knows does not count: it may be older.
+    #[test]
+    fn every_reason_that_a_server_can_send_has_its_consequence() {
+        for reason in RefusalReason::ALL {
+            for fatal in [true, false] {
+                let said = Refusal {
+                    fatal,
+                    ..Refusal::new(*reason, "x")
+                };
+                let error = refused(reason.status().as_u16(), Some(said));
+                assert_eq!(error.finality(), reason.finality(), "{reason:?}");
+            }
+        }
     }
 
     #[test]
@@ -506,7 +517,10 @@ mod tests {
         let Err(error) = dialler.dial(&greeting()).await else {
             panic!("no token")
         };
-        assert_eq!((error.name(), error.is_fatal()), ("token", false));
+        assert_eq!(
+            (error.name(), error.finality()),
+            ("token", Finality::Passing)
+        );
     }
 
     /// Notes what it sees, a line for each thing.

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! What ends the tunnel ends it as a whole: whatever the place that hears of it, all of them take no
-//! new exchange, finish those that are open, and leave. Then the client gives up, or stays away for a
-//! while and begins anew.
+//! new exchange, finish those that are open, and leave. Then the client waits and begins anew; after a
+//! refusal that a person has to mend it ends instead, if it is set to.
 
 mod age;
 mod clock;
@@ -40,8 +40,8 @@ use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
 use self::leaving::Owners;
 use self::place::Place;
-use self::redial::HoldOff;
 pub(crate) use self::redial::RedialSettings;
+use self::redial::Standby;
 use crate::credential::Credentials;
 use crate::session::Session;
 
@@ -60,8 +60,6 @@ pub(crate) struct TunnelParts {
     pub(crate) sessions: usize,
     /// Longest time that one of them is used.
     pub(crate) max_age: Option<Duration>,
-    /// How long to stay away after a refusal that a person has to mend; `None` to give up instead.
-    pub(crate) after_refusal: Option<Duration>,
     /// For open exchanges when a session leaves.
     pub(crate) grace_period: Duration,
 }
@@ -71,7 +69,7 @@ pub(crate) struct Tunnel {
     shared: Arc<Shared>,
     files: FileWatch,
     sessions: usize,
-    hold_off: HoldOff,
+    standby: Standby,
     wall: WallClock,
 }
 
@@ -95,8 +93,10 @@ enum Ending {
     Asked,
     /// A newer instance holds the runtime.
     Superseded,
-    /// The server refuses for good, and this is why.
+    /// A person has to mend what the server refuses, and this is why.
     Refused(String),
+    /// A fault of this program.
+    Fault(String),
 }
 
 /// Why a client does not dial again.
@@ -109,6 +109,7 @@ impl Tunnel {
     pub(crate) fn new(parts: TunnelParts) -> Self {
         let (ending, _) = watch::channel(None);
         let (renewals, _) = watch::channel(None);
+        let standby = Standby::new(parts.dialling.refusal_wait);
         Self {
             shared: Arc::new(Shared {
                 dialling: Dialling::new(parts.dialling),
@@ -121,7 +122,7 @@ impl Tunnel {
             }),
             files: parts.files,
             sessions: parts.sessions,
-            hold_off: HoldOff::new(parts.after_refusal),
+            standby,
             wall: Box::new(SystemTime::now),
         }
     }
@@ -134,46 +135,56 @@ impl Tunnel {
     /// Keeps the tunnel up until asked to stop, and then leaves without loss.
     ///
     /// # Errors
-    /// When the server refuses for good, or the runtime is lost to another instance.
+    /// When the server refuses what a person has to mend, and the client is to end then.
     pub(crate) async fn run(self, shutdown: &Shutdown) -> Result<(), GivenUp> {
         let Self {
             shared,
             files,
             sessions,
-            mut hold_off,
+            mut standby,
             wall,
         } = self;
         let parts = shared.dialling.parts();
         tracing::info!(
             server = %parts.dialler.server(),
             proxy = parts.dialler.proxy().map(tracing::field::display),
-            instance = %parts.instance,
+            instance = %parts.instance.id(),
             sessions,
             "dialling"
         );
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {
-            let began = Instant::now();
-            let (why, wait, is_mended_by_file) = match shared.hold(sessions, &wall, shutdown).await
-            {
+            let wait = match shared.hold(sessions, &wall, shutdown).await {
                 Ending::Asked => return Ok(()),
                 Ending::Superseded => {
-                    let why = "another instance of this runtime has taken over: a runtime has one tunnel client";
-                    let wait = hold_off.after_superseded(began.elapsed(), random());
-                    (why.to_owned(), wait, false)
+                    let wait = standby.after_superseded(shared.dialling.held_for(), random());
+                    tracing::warn!(
+                        ?wait,
+                        "another instance of this runtime has taken over: a runtime has one tunnel client, stop one \
+                         of them. This one stands by, and takes the runtime when no other holds it"
+                    );
+                    wait
                 }
-                Ending::Refused(why) => (why, hold_off.after_refusal(), true),
+                Ending::Refused(why) if shared.dialling.parts().exits_on_refusal => {
+                    return Err(GivenUp(why));
+                }
+                Ending::Refused(why) => {
+                    let wait = shared.dialling.after_refusal();
+                    tracing::error!(why, ?wait, "refused, dialling again later");
+                    wait
+                }
+                Ending::Fault(why) => {
+                    tracing::error!(why, "a fault of this program, dialling again");
+                    shared.dialling.after_fault();
+                    continue;
+                }
             };
-            let Some(wait) = wait else {
-                return Err(GivenUp(why));
-            };
-            tracing::warn!(why, ?wait, "refused for good, dialling again later");
             let mut credential = shared.credentials.subscribe();
             tokio::select! {
                 () = sleep(wait) => {}
-                Ok(()) = credential.changed(), if is_mended_by_file => {
-                    tracing::info!("the credential has changed, dialling now");
+                Ok(()) = credential.changed() => {
+                    tracing::info!("the credential has changed, or SIGHUP came: dialling now");
                 }
                 () = shutdown.asked() => return Ok(()),
             }
@@ -190,6 +201,7 @@ impl Shared {
         shutdown: &Shutdown,
     ) -> Ending {
         self.ending.send_replace(None);
+        self.dialling.begin();
         let mut places = JoinSet::new();
         for _ in 0..sessions {
             places.spawn(Place::new(Arc::clone(self)).run());
@@ -199,7 +211,7 @@ impl Shared {
             () = shutdown.asked() => self.end(Ending::Asked),
             // No place ends before the tunnel does, unless by a fault of ours.
             Some(Err(error)) = places.join_next() => {
-                self.end(Ending::Refused(format!("a place for a session failed: {error}")))
+                self.end(Ending::Fault(format!("a place for a session failed: {error}")))
             }
             never = self.follow_clock(wall) => match never {},
         };
@@ -253,7 +265,7 @@ impl Shared {
             }
             if let Some(renewal) = renewals.on_tick(jump.is_some(), Instant::now()) {
                 tracing::info!("all sessions are replaced, since time has jumped");
-                self.dialling.hurry();
+                self.dialling.after_jump();
                 self.renewals.send_replace(Some(renewal));
             }
         }

@@ -92,7 +92,8 @@ pub enum Control {
     /// The other answer to `refresh-token`: the session goes on by the credential before, for as long
     /// as that is good.
     RefreshRefused {
-        /// Why, as a stable name.
+        /// The name of a [`RefusalReason`](crate::refusal::RefusalReason), which may be one that only the
+        /// sender knows.
         reason: String,
         /// Why, for a person.
         #[serde(default)]

@@ -4,9 +4,11 @@
 //! every limit and deadline is our own. Authentication comes before the 101; a refusal is an
 //! ordinary answer with a [`Refusal`] as its JSON body.
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, header};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
+use crate::refusal::{Finality, RefusalReason};
 pub use crate::session::websocket::{accept_key, new_key};
 
 /// Path of the tunnel listener that opens a session.
@@ -21,7 +23,7 @@ pub const SUBPROTOCOL: &str = "tunnel.v1";
 /// whoever holds it.
 pub const CHECK_SUBPROTOCOL: &str = "tunnel-check.v1";
 
-/// Carries the tunnel client's instance id.
+/// Carries the tunnel client's [`InstanceSecret`].
 pub const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 
 /// Carries the version of the tunnel client program.
@@ -37,35 +39,68 @@ pub const ALLOW_FROM: HeaderName = HeaderName::from_static("tunnel-allow-from");
 /// Longest list of networks in [`ALLOW_FROM`], in bytes: some 200 of them.
 const ALLOW_FROM_BYTES: usize = 4096;
 
-/// A random id that a tunnel client draws when it starts: 32 lower-case hexadecimal digits.
+/// The secret that a tunnel client draws when it starts, 32 lower-case hexadecimal digits, and the id that
+/// follows from it. The client shows the secret in [`INSTANCE`] with each session; a session of the same
+/// instance cannot be opened without it. Everything else (logs, refusals, control messages, the operator's
+/// API) has only the id.
+#[derive(Clone, PartialEq, Eq)]
+pub struct InstanceSecret {
+    text: String,
+    id: InstanceId,
+}
+
+/// Names an instance: the first 16 bytes of the SHA-256 of its secret's text, in lower-case hexadecimal
+/// digits. It is public: the secret cannot be computed from it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InstanceId(String);
 
-/// Text that is no instance id.
+/// Text that is no instance secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an instance id is 32 lower-case hexadecimal digits")]
-pub struct BadInstanceId;
+#[error("an instance secret is 32 lower-case hexadecimal digits")]
+pub struct BadInstanceSecret;
 
-impl InstanceId {
-    /// The id made of these 16 random bytes.
+impl InstanceSecret {
+    /// The secret made of these 16 random bytes.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
-        Self(format!("{:032x}", u128::from_be_bytes(bytes)))
+        Self::new(hex(bytes))
     }
 
-    /// Reads an id.
+    /// Reads a secret.
     ///
     /// # Errors
     /// When it is not 32 lower-case hexadecimal digits.
-    pub fn parse(text: &str) -> Result<Self, BadInstanceId> {
+    pub fn parse(text: &str) -> Result<Self, BadInstanceSecret> {
         let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if text.len() == 32 && text.bytes().all(is_hex) {
-            Ok(Self(text.to_owned()))
+            Ok(Self::new(text.to_owned()))
         } else {
-            Err(BadInstanceId)
+            Err(BadInstanceSecret)
         }
     }
 
+    fn new(text: String) -> Self {
+        let mut half = [0; 16];
+        half.copy_from_slice(&Sha256::digest(text.as_bytes())[..16]);
+        let id = InstanceId(hex(half));
+        Self { text, id }
+    }
+
+    /// The id of the instance.
+    #[must_use]
+    pub fn id(&self) -> &InstanceId {
+        &self.id
+    }
+}
+
+/// Shows the id alone.
+impl std::fmt::Debug for InstanceSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("InstanceSecret").field(&self.id.0).finish()
+    }
+}
+
+impl InstanceId {
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -79,23 +114,56 @@ impl std::fmt::Display for InstanceId {
     }
 }
 
+fn hex(bytes: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(bytes))
+}
+
 /// Body of an answer that refuses a session. The tunnel client shows it as it stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Why, as a stable name.
+    /// The name of a [`RefusalReason`], which may be one that only the sender knows.
     pub reason: String,
     /// Why, for a person, and what to do about it.
     pub detail: String,
-    /// Whether dialling again cannot help before a person has done something.
+    /// Whether dialling again cannot help before a person has done something. Counts where the reader does
+    /// not know the reason.
     #[serde(default)]
     pub fatal: bool,
+}
+
+impl Refusal {
+    /// A refusal for this reason, with a sentence for a person.
+    #[must_use]
+    pub fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
+        Self {
+            reason: reason.name().to_owned(),
+            detail: detail.into(),
+            fatal: reason.finality() == Finality::Final,
+        }
+    }
+
+    /// The reason, where this version knows it.
+    #[must_use]
+    pub fn known(&self) -> Option<RefusalReason> {
+        RefusalReason::from_name(&self.reason)
+    }
+
+    /// What can end it; by what the server says of it where the reason is not known.
+    #[must_use]
+    pub fn finality(&self) -> Finality {
+        match self.known() {
+            Some(reason) => reason.finality(),
+            None if self.fatal => Finality::Final,
+            None => Finality::Passing,
+        }
+    }
 }
 
 /// What the tunnel client says of itself when it dials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
-    /// The instance that dials.
-    pub instance: InstanceId,
+    /// The instance that dials, and the proof that it is this one.
+    pub instance: InstanceSecret,
     /// Version of the program.
     pub version: String,
     /// Number of the session within the instance, from 1.
@@ -138,7 +206,7 @@ pub enum NotASession {
     /// Not the subprotocol of this server.
     #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
     Subprotocol,
-    /// Instance id, version or session number is missing or malformed, or what else the client says of
+    /// Instance secret, version or session number is missing or malformed, or what else the client says of
     /// itself is.
     #[error(
         "the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid, and \
@@ -148,35 +216,16 @@ pub enum NotASession {
 }
 
 impl NotASession {
-    /// The status of the answer.
+    /// The reason that it is refused for.
     #[must_use]
-    pub fn status(self) -> StatusCode {
+    pub fn reason(self) -> RefusalReason {
         match self {
-            Self::Path => StatusCode::NOT_FOUND,
-            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Origin => StatusCode::FORBIDDEN,
-            Self::NotWebSocket | Self::Subprotocol => StatusCode::UPGRADE_REQUIRED,
-            Self::Greeting => StatusCode::BAD_REQUEST,
-        }
-    }
-
-    /// The answer's body.
-    #[must_use]
-    pub fn refusal(self) -> Refusal {
-        let reason = match self {
-            Self::Path => "path_unknown",
-            Self::Method => "method_not_allowed",
-            Self::Origin => "origin_not_allowed",
-            Self::NotWebSocket => "upgrade_required",
-            Self::Subprotocol => "version_unsupported",
-            Self::Greeting => "greeting_malformed",
-        };
-        // A proxy that removes the upgrade may be mended while the client waits.
-        let fatal = !matches!(self, Self::NotWebSocket);
-        Refusal {
-            reason: reason.into(),
-            detail: self.to_string(),
-            fatal,
+            Self::Path => RefusalReason::PathUnknown,
+            Self::Method => RefusalReason::MethodNotAllowed,
+            Self::Origin => RefusalReason::OriginNotAllowed,
+            Self::NotWebSocket => RefusalReason::UpgradeRequired,
+            Self::Subprotocol => RefusalReason::VersionUnsupported,
+            Self::Greeting => RefusalReason::GreetingMalformed,
         }
     }
 }
@@ -184,6 +233,10 @@ impl NotASession {
 /// The client's request for a session, without `Host` and `Authorization`.
 #[must_use]
 pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
+    // 32 hexadecimal digits are always a valid field value.
+    let mut instance =
+        HeaderValue::try_from(&greeting.instance.text).unwrap_or(HeaderValue::from_static(""));
+    instance.set_sensitive(true);
     let request = Request::builder()
         .method(Method::GET)
         .header(header::CONNECTION, "upgrade")
@@ -191,7 +244,7 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
         .header(header::SEC_WEBSOCKET_VERSION, "13")
         .header(header::SEC_WEBSOCKET_KEY, key)
         .header(header::SEC_WEBSOCKET_PROTOCOL, greeting.subprotocol())
-        .header(INSTANCE, greeting.instance.as_str())
+        .header(INSTANCE, instance)
         .header(CLIENT_VERSION, greeting.version.as_str())
         .header(SESSION_NUMBER, greeting.session_number);
     match &greeting.allow_from {
@@ -254,7 +307,7 @@ fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
         Some(_) => Some(text(ALLOW_FROM).filter(|list| list.len() <= ALLOW_FROM_BYTES)?),
     };
     Some(Greeting {
-        instance: InstanceId::parse(text(INSTANCE)?).ok()?,
+        instance: InstanceSecret::parse(text(INSTANCE)?).ok()?,
         version: version.to_owned(),
         session_number,
         allow_from: allow_from.map(str::to_owned),
@@ -291,7 +344,7 @@ mod tests {
 
     fn greeting() -> Greeting {
         Greeting {
-            instance: InstanceId::from_random([7; 16]),
+            instance: InstanceSecret::from_random([7; 16]),
             version: "0.1.0".into(),
             session_number: 1,
             allow_from: Some("10.0.0.0/8, 2001:db8::/32".into()),
@@ -309,6 +362,22 @@ mod tests {
     #[test]
     fn our_own_request_is_accepted() {
         assert_eq!(check_request(&session_request()), Ok(greeting()));
+    }
+
+    #[test]
+    fn what_is_told_of_an_instance_opens_no_session_of_it() {
+        let secret = InstanceSecret::parse("0123456789abcdef0123456789abcdef").unwrap();
+        let id = secret.id().as_str();
+        // SHA-256 of the 32 digits, as any other program computes it.
+        assert_eq!(id, "3eb1bd439947eb762998e566ccc2e099");
+        let shown = InstanceSecret::parse(id).unwrap();
+        assert_ne!(shown.id(), secret.id());
+        let debug = format!("{secret:?} {:?}", session_request());
+        assert!(
+            debug.contains(id) && !debug.contains("0123456789abcdef"),
+            "{debug}"
+        );
+        assert!(!debug.contains(&"07".repeat(16)), "{debug}");
     }
 
     #[test]

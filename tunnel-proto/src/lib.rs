@@ -15,6 +15,7 @@
 //! - [`handshake`], [`control`], [`close`]: how a session begins, what the ends tell each other
 //!   beside the exchanges, and why it ended.
 //! - [`front`]: how requests come in from outside, and how they are answered, alike at both programs.
+//! - [`refusal`]: the one table of why a session is refused.
 //! - [`problem`]: the one table from what went wrong to what is answered.
 //! - [`limits`], [`fields`]: what a peer may send, and what never travels.
 //!
@@ -31,4 +32,5 @@ pub mod front;
 pub mod handshake;
 pub mod limits;
 pub mod problem;
+pub mod refusal;
 pub mod session;

@@ -26,7 +26,7 @@ use tunnel_ops::{
 };
 use tunnel_proto::{
     front::{Origin, ViaName},
-    handshake::InstanceId,
+    handshake::InstanceSecret,
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };
 use tunnel_server::{
@@ -200,13 +200,13 @@ impl Table {
         let registry = Registry::new(Metrics::new().unwrap(), Events::new("b"));
         let router = Router::new(&runtimes, &domain, &registry).unwrap();
         let live = Live::new();
-        let instance = InstanceId::from_random([7; 16]);
+        let secret = InstanceSecret::from_random([7; 16]);
         let mut online = Vec::new();
         let mut memberships = Vec::new();
         for entry in runtimes.iter().step_by(count.div_ceil(ONLINE)) {
             let joining = Joining {
                 runtime: entry,
-                instance: &instance,
+                instance: secret.id(),
                 session: &live.session,
                 peer: Peer {
                     address: ([192, 0, 2, 1], 1).into(),

@@ -44,7 +44,7 @@ pub use self::refusal::AuthRefusal;
 use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub(crate) use self::setup::Prepared;
 pub use self::setup::{AuthSetupError, load_platform_token};
-use crate::runtimes::{RuntimeEntry, Runtimes};
+use crate::runtimes::{AccountName, RuntimeEntry, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
 /// What a tunnel client shows.
@@ -188,23 +188,24 @@ impl Authenticator {
             check_same(&named, &other.named)?;
             parts.push(other.part);
         }
-        let runtime = self.labels.entry(&self.runtimes.load(), &named)?;
         for part in &parts {
-            self.check_revoked(part, &runtime)?;
+            self.check_revoked(part, (&named.account, &named.name))?;
         }
         let shown = Arc::new(Shown {
             named,
             parts,
             question,
         });
+        // Not only by the handshake: it may be of a while ago, or have taken up an older one.
+        let trusted = self.check_certificate(&shown, None, now)?;
         Ok(Grant {
-            runtime,
+            // The last, since it remembers whose the label is: who is refused leaves nothing behind.
+            runtime: self.labels.entry(&self.runtimes.load(), &shown.named)?,
             credential,
             expires: shown.parts.iter().filter_map(|part| part.expires).min(),
             renew_at,
             renewable_end,
-            // Not only by the handshake: it may be of a while ago, or have taken up an older one.
-            trusted: self.check_certificate(&shown, None, now)?,
+            trusted,
             shown,
         })
     }
@@ -224,7 +225,7 @@ impl Authenticator {
                 Some((id, sha256)) => listed_end(&runtimes, *id, sha256, grant)?,
                 None => part.expires,
             };
-            self.check_revoked(part, &grant.runtime)?;
+            self.check_revoked(part, (&grant.runtime.account, &grant.runtime.name))?;
             if let (Some(jwt), Some(key)) = (&self.jwt, &part.signed_with) {
                 jwt.check_key(key)?;
             }
@@ -245,7 +246,7 @@ impl Authenticator {
     /// The grant for another while: the platform is asked again, the others are looked at again.
     ///
     /// # Errors
-    /// When it is to be cut: [`AuthRefusal::is_fatal`] tells a no from a platform that is away.
+    /// When it is to be cut: [`AuthRefusal::is_no`] tells a no from a platform that is away.
     pub async fn renew(&self, grant: &Grant) -> Result<Grant, AuthRefusal> {
         let (Some(platform), Some(question)) = (&self.platform, &grant.shown.question) else {
             return self.as_of(grant, SystemTime::now());
@@ -357,13 +358,22 @@ impl Authenticator {
         platform.map_or(0, PlatformJudge::answers_known)
     }
 
+    /// Whether the list of revocations that the configuration names has an entry.
+    pub(crate) fn has_revocation_list(&self) -> bool {
+        !self.revocations.load().is_empty()
+    }
+
     /// Whether the platform gave no answer when it was asked last; `None` where it is not asked.
     #[must_use]
     pub fn is_platform_away(&self) -> Option<bool> {
         self.platform.as_ref().map(PlatformJudge::is_away)
     }
 
-    fn check_revoked(&self, part: &Part, runtime: &RuntimeEntry) -> Result<(), AuthRefusal> {
+    fn check_revoked(
+        &self,
+        part: &Part,
+        runtime: (&AccountName, &RuntimeName),
+    ) -> Result<(), AuthRefusal> {
         let covered = |revocations: &ArcSwap<Revocations>| {
             revocations.load().cover(&part.id, part.issued, runtime)
         };

@@ -31,7 +31,10 @@ use tokio_rustls::{
     server::TlsStream,
 };
 use tunnel_ops::listener::accept;
-use tunnel_proto::handshake::{self, Greeting, Refusal};
+use tunnel_proto::{
+    handshake::{self, Greeting, NotASession},
+    refusal::RefusalReason,
+};
 
 use self::{
     checks::CheckPlace,
@@ -41,7 +44,7 @@ use self::{
 use crate::public::places::Place;
 use crate::{
     admin::events::{Event, EventKind},
-    auth::{Grant, Presented, bearer},
+    auth::{AuthRefusal, Grant, Presented, bearer},
     budget::sources,
     directory::ClaimRefusal,
     metrics::OpenConnection,
@@ -64,6 +67,13 @@ const HELD_RETRY: Duration = Duration::from_secs(10);
 
 /// When a check that finds no place is to come back.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
+
+/// Why a request is not let in, and when to come back where that is known.
+struct Refusal {
+    reason: RefusalReason,
+    detail: String,
+    retry_after: Option<Duration>,
+}
 
 /// A request that was let in.
 struct Admitted {
@@ -259,31 +269,46 @@ async fn admit(
 /// The answer to one request: 101, or a refusal that says what to do.
 async fn answer(
     node: &Node,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    entry: (&Entrance, &[CertificateDer<'static>]),
+    admitted: &Mutex<Option<Admitted>>,
+) -> Response<Full<Bytes>> {
+    match let_in(node, request, peer, entry, admitted).await {
+        Ok(response) => response,
+        Err(refusal) => refuse(node, &refusal),
+    }
+}
+
+/// The 101 to a request that is let in, which is left in `admitted`.
+async fn let_in(
+    node: &Node,
     mut request: Request<Incoming>,
     peer: SocketAddr,
     (entrance, certificates): (&Entrance, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
-) -> Response<Full<Bytes>> {
+) -> Result<Response<Full<Bytes>>, Refusal> {
     entrance.spoke();
-    let greeting = match handshake::check_request(&request) {
-        Ok(greeting) => greeting,
-        Err(error) => {
-            tracing::debug!(%peer, %error, "a request that is not for a session");
-            return refuse(node, error.status(), &error.refusal());
-        }
-    };
+    let greeting = handshake::check_request(&request).inspect_err(
+        |error| tracing::debug!(%peer, %error, "a request that is not for a session"),
+    )?;
     if let Some(after) = entrance.away {
         let detail = "this server has too many handshakes to do: dial again later";
-        return not_now(node, "handshake_queue", detail, after);
+        return Err(Refusal::for_now(
+            RefusalReason::HandshakeQueue,
+            detail,
+            after,
+        ));
     }
     if node.is_draining() {
-        let detail = "this server is going away: dial again";
-        return not_now(node, "server_draining", detail, Duration::from_secs(1));
+        let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
+        return Err(Refusal::for_now(
+            reason,
+            "this server is going away: dial again",
+            after,
+        ));
     }
-    let allow_from = match allow_from(&greeting) {
-        Ok(allow_from) => allow_from,
-        Err(refusal) => return refuse(node, StatusCode::BAD_REQUEST, &refusal),
-    };
+    let allow_from = allow_from(&greeting)?;
     let presented = Presented {
         bearer: bearer(request.headers()),
         certificates,
@@ -291,25 +316,17 @@ async fn answer(
         peer,
     };
     let changed = node.authenticator.changed();
-    let grant = match node.authenticator.authenticate(&presented).await {
-        Ok(grant) => grant,
-        Err(error) => {
-            let instance = greeting.instance.as_str();
-            let reason = error.name();
-            if let Some(left_out) = node.refusal_lines.take() {
-                tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
-            }
-            return refuse_for(node, error.status(), &error.refusal(), error.retry_after());
+    let grant = node.authenticator.authenticate(&presented).await;
+    let grant = grant.inspect_err(|error| {
+        let (instance, reason) = (greeting.instance.id().as_str(), error.name());
+        if let Some(left_out) = node.refusal_lines.take() {
+            tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
         }
-    };
-    let check = match may_begin(node, &grant, &greeting, peer).await {
-        Ok(check) => check,
-        Err(refusal) => return *refusal,
-    };
-    let result = if check.is_some() {
-        "checked"
-    } else {
-        "accepted"
+    })?;
+    let check = may_begin(node, &grant, &greeting, peer).await?;
+    let result = match check {
+        Some(_) => "checked",
+        None => "accepted",
     };
     node.metrics.handshakes.with_label_values(&[result]).inc();
     let response = switch(&request, greeting.subprotocol());
@@ -322,7 +339,7 @@ async fn answer(
         upgrade,
         check,
     });
-    response
+    Ok(response)
 }
 
 /// Whether a session can begin now that its credential is good: for a check, when there is a place for it; for
@@ -332,25 +349,29 @@ async fn may_begin(
     grant: &Grant,
     greeting: &Greeting,
     peer: SocketAddr,
-) -> Result<Option<CheckPlace>, Box<Response<Full<Bytes>>>> {
+) -> Result<Option<CheckPlace>, Refusal> {
     let runtime = &grant.runtime;
     if greeting.is_check {
         let place = node.checks.enter(&runtime.account, &runtime.label);
         let detail = "too many checks are under way: check again later";
         return match place {
             Some(place) => Ok(Some(place)),
-            None => Err(not_now(node, "check_limit", detail, CHECK_RETRY).into()),
+            None => Err(Refusal::for_now(
+                RefusalReason::CheckLimit,
+                detail,
+                CHECK_RETRY,
+            )),
         };
     }
     let looked = node.registry.look(
         &runtime.label,
-        &greeting.instance,
+        greeting.instance.id(),
         node.config().on_conflict,
     );
     let Err(refusal) = looked.await else {
         return Ok(None);
     };
-    let (label, instance) = (runtime.label.as_str(), greeting.instance.as_str());
+    let (label, instance) = (runtime.label.as_str(), greeting.instance.id().as_str());
     if let Some(left_out) = node.refusal_lines.take() {
         tracing::warn!(runtime = label, instance, %peer, %refusal, left_out, "a tunnel client was refused");
     }
@@ -359,59 +380,17 @@ async fn may_begin(
         node.events
             .tell(contested.detail(format!("{takeovers} takeovers in a row")));
     }
-    Err(conflict(node, &refusal).into())
+    Err(refusal.into())
 }
 
 /// Where the instance itself lets its runtime be reached from.
 fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
     let list = greeting.allow_from.as_deref().map(sources::parse);
     list.transpose().map_err(|error| Refusal {
-        reason: "allow_from_malformed".into(),
+        reason: RefusalReason::AllowFromMalformed,
         detail: format!("the tunnel client's source addresses: {error}"),
-        fatal: true,
+        retry_after: None,
     })
-}
-
-/// The runtime is another instance's.
-fn conflict(node: &Node, refusal: &ClaimRefusal) -> Response<Full<Bytes>> {
-    let after = match refusal {
-        ClaimRefusal::Superseded { .. } => None,
-        ClaimRefusal::Held { .. } => Some(HELD_RETRY),
-        ClaimRefusal::Contested { retry_after, .. } => Some(*retry_after),
-    };
-    let body = Refusal {
-        reason: refusal.name().into(),
-        detail: refusal.to_string(),
-        // A superseded instance is done for, whenever it comes.
-        fatal: after.is_none(),
-    };
-    refuse_for(node, StatusCode::CONFLICT, &body, after)
-}
-
-/// A refusal that time heals.
-fn not_now(node: &Node, reason: &str, detail: &str, after: Duration) -> Response<Full<Bytes>> {
-    let refusal = Refusal {
-        reason: reason.into(),
-        detail: detail.into(),
-        fatal: false,
-    };
-    refuse_for(node, StatusCode::SERVICE_UNAVAILABLE, &refusal, Some(after))
-}
-
-/// A refusal, with the time after which to come back if there is one.
-fn refuse_for(
-    node: &Node,
-    status: StatusCode,
-    refusal: &Refusal,
-    after: Option<Duration>,
-) -> Response<Full<Bytes>> {
-    let mut answer = refuse(node, status, refusal);
-    if let Some(after) = after {
-        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-        let headers = answer.headers_mut();
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    answer
 }
 
 fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Full<Bytes>> {
@@ -435,13 +414,13 @@ fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Fu
     response
 }
 
-fn refuse(node: &Node, status: StatusCode, refusal: &Refusal) -> Response<Full<Bytes>> {
-    node.metrics
-        .handshakes
-        .with_label_values(&[&refusal.reason])
-        .inc();
+fn refuse(node: &Node, refusal: &Refusal) -> Response<Full<Bytes>> {
+    let (reason, status) = (refusal.reason, refusal.reason.status());
+    let refused = node.metrics.handshakes.with_label_values(&[reason.name()]);
+    refused.inc();
     // Serialising strings into memory has no way to fail.
-    let body = serde_json::to_vec(refusal).unwrap_or_default();
+    let body = handshake::Refusal::new(reason, refusal.detail.as_str());
+    let body = serde_json::to_vec(&body).unwrap_or_default();
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -459,7 +438,57 @@ fn refuse(node: &Node, status: StatusCode, refusal: &Refusal) -> Response<Full<B
         }
         _ => {}
     }
+    if let Some(after) = refusal.retry_after {
+        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
     response
+}
+
+impl Refusal {
+    /// A refusal that time heals.
+    fn for_now(reason: RefusalReason, detail: &str, after: Duration) -> Self {
+        Self {
+            reason,
+            detail: detail.to_owned(),
+            retry_after: Some(after),
+        }
+    }
+}
+
+impl From<NotASession> for Refusal {
+    fn from(error: NotASession) -> Self {
+        Self {
+            reason: error.reason(),
+            detail: error.to_string(),
+            retry_after: None,
+        }
+    }
+}
+
+impl From<AuthRefusal> for Refusal {
+    fn from(refusal: AuthRefusal) -> Self {
+        Self {
+            reason: refusal.reason(),
+            detail: refusal.to_string(),
+            retry_after: refusal.retry_after(),
+        }
+    }
+}
+
+/// The runtime is another instance's.
+impl From<ClaimRefusal> for Refusal {
+    fn from(refusal: ClaimRefusal) -> Self {
+        let retry_after = match refusal {
+            ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => HELD_RETRY,
+            ClaimRefusal::Contested { retry_after, .. } => retry_after,
+        };
+        Self {
+            reason: refusal.reason(),
+            detail: refusal.to_string(),
+            retry_after: Some(retry_after),
+        }
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -24,7 +24,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
 use tunnel_ops::config_value::{self, ValueError};
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
 use crate::{lock::Mutex, runtimes::RuntimeLabel};
@@ -173,13 +173,13 @@ impl Drop for Held {
 }
 
 impl ClaimRefusal {
-    /// The reason's name, in the answer and in the metric.
+    /// The reason in the answer and in the metric.
     #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub fn reason(&self) -> RefusalReason {
         match self {
-            Self::Held { .. } => "runtime_held",
-            Self::Superseded { .. } => "superseded",
-            Self::Contested { .. } => "runtime_contested",
+            Self::Held { .. } => RefusalReason::RuntimeHeld,
+            Self::Superseded { .. } => RefusalReason::Superseded,
+            Self::Contested { .. } => RefusalReason::RuntimeContested,
         }
     }
 }

@@ -111,6 +111,20 @@ pub(crate) enum ApplyError {
     /// The operator's token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
+    /// A file that held entries holds none.
+    #[error(
+        "{0}: the file holds no entries any more, as while it is being written: send SIGHUP to take it as it is"
+    )]
+    Emptied(&'static str),
+}
+
+/// What becomes of a runtimes file or revocation list that held entries and holds none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Emptied {
+    /// It is not taken over.
+    Refuse,
+    /// A person has asked for it.
+    Take,
 }
 
 /// What the listeners show of themselves, and ask of tunnel clients.
@@ -166,9 +180,16 @@ impl Node {
     ///
     /// # Errors
     /// When a file that it names cannot be used. All that was good before then stays.
-    pub(crate) fn apply(&self, mut config: Config) -> Result<Vec<Difference>, ApplyError> {
+    pub(crate) fn apply(
+        &self,
+        mut config: Config,
+        emptied: Emptied,
+    ) -> Result<Vec<Difference>, ApplyError> {
         // All that can fail.
         let credentials = Prepared::read(&config)?;
+        if emptied == Emptied::Refuse {
+            self.check_not_emptied(&config, &credentials)?;
+        }
         let told = config.effective(&credentials.contents());
         let differences = differences(&self.effective(), &told);
         config.keep_started(&self.config());
@@ -191,6 +212,20 @@ impl Node {
         // The last, since sessions look around when it is done.
         self.authenticator.replace(credentials);
         Ok(differences)
+    }
+
+    /// Refuses files that held entries and hold none: whoever writes a file in place empties it first, which would
+    /// disconnect everybody, or lift all revocations, for the gap.
+    fn check_not_emptied(&self, config: &Config, next: &Prepared) -> Result<(), ApplyError> {
+        let had_runtimes = self.config().runtimes.iter().next().is_some();
+        if had_runtimes && config.runtimes.iter().next().is_none() {
+            return Err(ApplyError::Emptied("runtimes"));
+        }
+        let is_list_named = config.credentials.revocations.is_some();
+        if is_list_named && self.authenticator.has_revocation_list() && !next.has_revocations() {
+            return Err(ApplyError::Emptied("revocations"));
+        }
+        Ok(())
     }
 
     /// The configuration was read again.

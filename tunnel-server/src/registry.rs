@@ -537,6 +537,8 @@ mod tests {
     use tunnel_ops::config_file::TomlFile;
     use tunnel_proto::session::{Driver, SessionEvents, SessionSettings, Side};
 
+    use tunnel_proto::handshake::InstanceSecret;
+
     use super::*;
     use crate::runtimes::Runtimes;
 
@@ -578,7 +580,8 @@ mod tests {
     }
 
     pub(super) fn instance(number: u8) -> InstanceId {
-        InstanceId::from_random([number; 16])
+        let secret = InstanceSecret::from_random([number; 16]);
+        secret.id().clone()
     }
 
     pub(super) fn entry() -> Arc<RuntimeEntry> {

@@ -319,6 +319,8 @@ mod tests {
     use tunnel_proto::exchange::open;
     use tunnel_proto::session::{SessionSettings, Side};
 
+    use tunnel_proto::handshake::InstanceSecret;
+
     use super::*;
     use crate::directory::{Directory, OnConflict};
     use crate::metrics::Metrics;
@@ -346,9 +348,10 @@ mod tests {
 
     async fn tunnel() -> Tunnel {
         let label = RuntimeLabel::new(&"acme".parse().unwrap(), &"prod".parse().unwrap()).unwrap();
-        let instance = InstanceId::from_random([1; 16]);
+        let secret = InstanceSecret::from_random([1; 16]);
+        let instance = secret.id();
         let held = Directory::default()
-            .claim(&label, &instance, OnConflict::Supersede)
+            .claim(&label, instance, OnConflict::Supersede)
             .await;
         let metrics = Metrics::new().unwrap().runtime(&label);
         Tunnel::new(held.unwrap().claim().clone(), None, metrics)
@@ -495,7 +498,7 @@ mod tests {
         let tunnel = tunnel().await;
         tunnel.add(session(), peer(1)).unwrap();
         assert!(tunnel.session().is_some());
-        let by = InstanceId::from_random([2; 16]);
+        let by = InstanceSecret::from_random([2; 16]).id().clone();
         tunnel.order(Order::Superseded { by });
         assert!(tunnel.session().is_none());
     }

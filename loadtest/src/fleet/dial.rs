@@ -14,7 +14,10 @@ use hyper::body::Incoming;
 use rustls_pki_types::ServerName;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
-use tunnel_proto::handshake::{self, Greeting, Refusal};
+use tunnel_proto::{
+    handshake::{self, Greeting, Refusal},
+    refusal::Finality,
+};
 
 use crate::{
     client::{body::Outgoing, http1::Http1, kind_of_connect, stream::Stream},
@@ -152,7 +155,7 @@ async fn refused(answer: Response<Incoming>, mut connection: Http1) -> NoSession
     let refusal = serde_json::from_slice::<Refusal>(&text);
     NoSession {
         kind: Kind::Status(head.status.as_u16()),
-        is_fatal: refusal.is_ok_and(|refusal| refusal.fatal),
+        is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
         retry_after: retry_after(&head.headers),
     }
 }
@@ -170,7 +173,7 @@ mod tests {
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
     };
-    use tunnel_proto::handshake::InstanceId;
+    use tunnel_proto::handshake::InstanceSecret;
 
     use super::*;
 
@@ -191,7 +194,7 @@ mod tests {
                 .await
                 .unwrap();
             let greeting = Greeting {
-                instance: InstanceId::from_random([1; 16]),
+                instance: InstanceSecret::from_random([1; 16]),
                 version: "0.1.0".to_owned(),
                 session_number: 3,
                 allow_from: None,
@@ -219,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_fatal_refusal_is_known_by_its_content() {
-        let content = r#"{"reason":"token_refused","detail":"x","fatal":true}"#;
+        let content = r#"{"reason":"credential_revoked","detail":"x","fatal":true}"#;
         let length = content.len();
         let refusal =
             format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {length}\r\n\r\n{content}");

@@ -23,7 +23,7 @@ use tunnel_proto::{
     close::CloseReason,
     control::Control,
     exchange::{AsProblem, RecvBody, serve},
-    handshake::{Greeting, InstanceId},
+    handshake::{Greeting, InstanceSecret},
     problem::{Hop, Problem},
     session::{Session, SessionEvent, SessionSettings, Side},
 };
@@ -82,7 +82,7 @@ pub(super) async fn run(crew: Rc<Crew>, member: Member) {
     // Without it a client would only be harder to tell from another in the server's log.
     let _ = getrandom::fill(&mut instance);
     let mut greeting = Greeting {
-        instance: InstanceId::from_random(instance),
+        instance: InstanceSecret::from_random(instance),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         session_number: 0,
         allow_from: None,
@@ -305,7 +305,7 @@ mod tests {
         let serving = async {
             let busy = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n\r\n";
             let first = answer(&listener, &tls, busy).await;
-            let content = r#"{"reason":"token_refused","detail":"x","fatal":true}"#;
+            let content = r#"{"reason":"credential_revoked","detail":"x","fatal":true}"#;
             let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
             answer(&listener, &tls, &never).await - first
         };

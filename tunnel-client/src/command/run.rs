@@ -12,13 +12,14 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 }
 
 async fn serve(given: Given) -> Result<(), Failure> {
+    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    let shutdown = Shutdown::on_signals()
+        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     // All that can be wrong with the configuration is told before anybody is dialled.
     let client = Client::with_reload(given).map_err(|error| match error {
         ClientError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;
-    let shutdown = Shutdown::on_signals()
-        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
     // It holds the whole client, too much to be moved about on the stack.
     Box::pin(client.run(shutdown))

@@ -239,11 +239,11 @@ pub struct Source {
     #[arg(long, value_name = "WHAT", env = "TUNNEL_CLIENT_TELL_ROUTES")]
     pub tell_routes: Option<TellRoutes>,
 
-    /// What to do when the server refuses for good: exit or retry [default: exit]
+    /// What to do when a person has to mend what the server refuses: exit or retry [default: exit]
     #[arg(long, value_name = "ACTION", env = "TUNNEL_CLIENT_ON_REFUSAL")]
     pub on_refusal: Option<OnRefusal>,
 
-    /// How long to wait after such a refusal before the next dial [default: 5m]
+    /// Longest wait after a refusal, or after another instance took over [default: 5m]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_REFUSAL_WAIT")]
     pub refusal_wait: Option<PositiveDuration>,
 

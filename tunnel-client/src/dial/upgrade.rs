@@ -192,13 +192,13 @@ fn cause(error: &hyper::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-    use tunnel_proto::handshake::{InstanceId, accept_key};
+    use tunnel_proto::handshake::{InstanceSecret, accept_key};
 
     use super::*;
 
     fn greeting() -> Greeting {
         Greeting {
-            instance: InstanceId::from_random([1; 16]),
+            instance: InstanceSecret::from_random([1; 16]),
             version: "0.1.0".to_owned(),
             session_number: 3,
             allow_from: None,

@@ -13,19 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use crate::credential::Credential;
 
 /// Bounds of the pause before a credential is offered again; it doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(5 * 60));
-
-/// Reasons of a refusal that pass without anybody doing something.
-const PASSING: [&str; 4] = [
-    "auth_busy",
-    "auth_unavailable",
-    "token_key_unknown",
-    "token_not_yet_valid",
-];
 
 /// The credentials of one session.
 #[derive(Debug)]
@@ -54,12 +47,11 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// A refusal for this reason.
+    /// A refusal for the reason with this name. One that this version does not know may pass.
     pub(super) fn refused(reason: &str) -> Self {
-        if PASSING.contains(&reason) {
-            Self::NotNow
-        } else {
-            Self::Refused
+        match RefusalReason::from_name(reason).map(RefusalReason::finality) {
+            Some(Finality::Final) => Self::Refused,
+            Some(Finality::Passing | Finality::Pending) | None => Self::NotNow,
         }
     }
 }
@@ -206,6 +198,40 @@ mod tests {
         assert!(offers.own().is_same(&one));
     }
 
+    /// A token that reaches the client before the server's list is taken once the list has it.
+    #[test]
+    fn only_what_a_person_has_to_change_is_not_offered_again() {
+        for reason in RefusalReason::ALL {
+            let expected = match reason.finality() {
+                Finality::Final => Answer::Refused,
+                Finality::Passing | Finality::Pending => Answer::NotNow,
+            };
+            assert_eq!(Answer::refused(reason.name()), expected, "{reason:?}");
+        }
+        for reason in [
+            "token_refused",
+            "refresh_too_often",
+            "auth_unclear",
+            "of_a_newer_server",
+        ] {
+            assert_eq!(Answer::refused(reason), Answer::NotNow, "{reason}");
+        }
+    }
+
+    /// As SIGHUP has it: the latest credential is wanted again.
+    #[test]
+    fn what_was_refused_is_offered_at_once_when_it_is_wanted_again() {
+        for answer in [Answer::NotNow, Answer::Refused] {
+            let [one, two] = credentials(["1", "2"]);
+            let mut offers = Offers::new(one);
+            offers.want(Arc::clone(&two));
+            assert_eq!(token(offers.on_answer(answer, Instant::now())), None);
+            assert!(!offers.wanted().is_same(&two));
+            assert_eq!(token(offers.want(two)).as_deref(), Some("2"));
+            assert_eq!(offers.again_at(), None);
+        }
+    }
+
     #[test]
     fn what_is_refused_for_now_is_offered_again_after_growing_pauses() {
         let [one, two, three] = credentials(["1", "2", "3"]);
@@ -226,7 +252,7 @@ mod tests {
         offers.on_answer(Answer::NotNow, now);
         assert_eq!(offers.again_at(), Some(now + 5 * SECOND));
         offers.again();
-        offers.on_answer(Answer::refused("token_unknown"), now);
+        offers.on_answer(Answer::refused("runtime_differs"), now);
         assert_eq!(offers.again_at(), None, "that does not pass");
     }
 }

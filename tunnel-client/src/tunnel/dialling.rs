@@ -13,10 +13,11 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as Queue;
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_proto::close::{AfterClose, CloseReason};
-use tunnel_proto::handshake::{Greeting, InstanceId};
+use tunnel_proto::handshake::{Greeting, InstanceSecret};
+use tunnel_proto::refusal::Finality;
 
 use super::path;
-use super::redial::{Due, Redial, RedialSettings};
+use super::redial::{Due, PENDING_LIMIT, Redial, RedialSettings, Refusals};
 use super::starting::Starting;
 use super::{Ending, random};
 use crate::credential::{Credential, Credentials};
@@ -30,13 +31,15 @@ pub(crate) struct DiallingParts {
     /// What it shows.
     pub(crate) credentials: Arc<Credentials>,
     /// Of this client, drawn once.
-    pub(crate) instance: InstanceId,
+    pub(crate) instance: InstanceSecret,
     /// Networks that the runtime may be reached from, as the wire has them.
     pub(crate) allow_from: Option<String>,
     /// What all sessions have.
     pub(crate) sessions: SessionParts,
-    /// How long to wait after a refusal that a person has to mend, while sessions are there.
+    /// Longest wait after a refusal of the credential, and after the runtime was lost to another instance.
     pub(crate) refusal_wait: Duration,
+    /// Whether a refusal that a person has to mend ends the client once no session is left.
+    pub(crate) exits_on_refusal: bool,
     /// When to dial again.
     pub(crate) redial: RedialSettings,
 }
@@ -46,6 +49,9 @@ pub(super) struct Dialling {
     parts: DiallingParts,
     turn: Queue<Turn>,
     redial: Mutex<Redial>,
+    refusals: Mutex<Refusals>,
+    /// When the runtime was taken: the first welcome since the places began.
+    held_since: Mutex<Option<Instant>>,
     /// Whether it was said what finds out more about a dial that failed on the way.
     has_hinted: AtomicBool,
 }
@@ -57,6 +63,12 @@ struct Turn {
     number: u32,
     /// Where the server was last reached.
     peer: Option<SocketAddr>,
+}
+
+/// A refusal of the credential that is waited out.
+struct Refused<'a> {
+    shown: &'a Arc<Credential>,
+    wait: Duration,
 }
 
 /// Why there is no session after a dial.
@@ -72,6 +84,8 @@ impl Dialling {
         Self {
             turn: Queue::default(),
             redial: Mutex::new(Redial::new(parts.redial.clone())),
+            refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
+            held_since: Mutex::default(),
             has_hinted: AtomicBool::new(false),
             parts,
         }
@@ -86,7 +100,7 @@ impl Dialling {
     /// `starting`.
     ///
     /// # Errors
-    /// When the server refuses for good, and no session is left.
+    /// When the server refuses, no session is left, and that is to end the client.
     pub(super) async fn session(&self, starting: &Starting) -> Result<Session, Ending> {
         loop {
             // Whoever asks again waits behind those that wait already.
@@ -98,12 +112,35 @@ impl Dialling {
                     return Ok(session);
                 }
                 Err(failure) => {
-                    self.after_failure(&failure)?;
-                    // In turn, since the others would be refused as well.
-                    self.sit_out(&failure).await;
+                    if let Some(refused) = self.after_failure(&failure)? {
+                        // In turn, since the others would be refused as well.
+                        self.sit_out(refused).await;
+                    }
                 }
             }
         }
+    }
+
+    /// The places begin, and hold nothing yet.
+    pub(super) fn begin(&self) {
+        *self.held_since.lock() = None;
+    }
+
+    /// For how long the runtime was held since then, if it was.
+    pub(super) fn held_for(&self) -> Option<Duration> {
+        self.held_since.lock().map(|since| since.elapsed())
+    }
+
+    /// The credential was refused: how long to wait before it is shown again.
+    pub(super) fn after_refusal(&self) -> Duration {
+        let mut refusals = self.refusals.lock();
+        refusals.on_refusal(Instant::now(), random())
+    }
+
+    /// A fault of this program has ended all places.
+    pub(super) fn after_fault(&self) {
+        let mut redial = self.redial.lock();
+        redial.after_fault(Instant::now(), random());
     }
 
     /// A session has ended that went by this credential.
@@ -144,8 +181,13 @@ impl Dialling {
     }
 
     /// Things may have changed: only what the server asked for is waited for.
-    pub(super) fn hurry(&self) {
+    fn hurry(&self) {
         self.redial.lock().hurry();
+    }
+
+    /// Time has jumped: nothing is waited for.
+    pub(super) fn after_jump(&self) {
+        self.redial.lock().after_jump();
     }
 
     /// Lets the time pass that is to pass before the next dial.
@@ -157,7 +199,12 @@ impl Dialling {
                 Due::Now => return,
                 Due::NotBefore(at) => sleep_until(at).await,
                 Due::At(at) => {
-                    if path::wait(at - now, || path::look(peer)).await {
+                    let mut credential = self.parts.credentials.subscribe();
+                    let has_changed = tokio::select! {
+                        has_changed = path::wait(at - now, || path::look(peer)) => has_changed,
+                        Ok(()) = credential.changed() => true,
+                    };
+                    if has_changed {
                         self.hurry();
                     }
                 }
@@ -171,22 +218,19 @@ impl Dialling {
         latest.is_ok_and(|latest| !latest.is_same(credential))
     }
 
-    /// After a refusal for good, which concerns only this dial as long as there are sessions: waits
-    /// long, but not when the credential has changed, nor when no session is left.
-    async fn sit_out(&self, failure: &Failure) {
-        let Failure::Dial(error) = failure else {
-            return;
-        };
-        let Some(shown) = error.shown_in_vain() else {
-            return;
-        };
+    /// Waits after a refusal that concerns the credential, unless another one is there to be shown, SIGHUP asks
+    /// for it, or the last session is lost meanwhile.
+    async fn sit_out(&self, Refused { shown, wait }: Refused<'_>) {
+        let live = &self.parts.sessions.live;
+        let had_sessions = live.any();
         tokio::select! {
-            () = sleep(self.parts.refusal_wait) => {}
+            () = sleep(wait) => return,
             () = self.parts.credentials.other_than(shown) => {
-                tracing::info!("the credential has changed, dialling now");
+                tracing::info!("the credential has changed, or SIGHUP came: dialling now");
             }
-            () = self.parts.sessions.live.none_left() => {}
+            () = live.none_left(), if had_sessions => {}
         }
+        self.refusals.lock().start_over();
     }
 
     async fn dial(&self, turn: &mut Turn, starting: &Starting) -> Result<Session, Failure> {
@@ -210,6 +254,8 @@ impl Dialling {
 
     fn on_welcome(&self, session: &Session, number: u32) {
         self.parts.sessions.metrics.on_dial("accepted");
+        self.refusals.lock().start_over();
+        self.held_since.lock().get_or_insert_with(Instant::now);
         let welcome = session.welcome();
         tracing::info!(
             server = %self.parts.dialler.server(),
@@ -221,25 +267,24 @@ impl Dialling {
         );
     }
 
-    fn after_failure(&self, failure: &Failure) -> Result<(), Ending> {
+    /// What follows a dial that gave no session: the growing delay, a longer wait, or the end.
+    fn after_failure<'a>(&self, failure: &'a Failure) -> Result<Option<Refused<'a>>, Ending> {
         let metrics = &self.parts.sessions.metrics;
         let (why, retry_after) = match failure {
             Failure::Dial(error) => {
                 metrics.on_dial(error.name());
-                if error.is_fatal() {
-                    let why = error.to_string();
-                    if !self.parts.sessions.live.any() {
-                        return Err(Ending::Refused(why));
-                    }
-                    let wait = self.parts.refusal_wait;
-                    tracing::error!(why, ?wait, "refused for good, other sessions go on for now");
-                    return Ok(());
+                if let DialError::Refused { shown, .. } = error
+                    && error.finality() != Finality::Passing
+                {
+                    let wait = self.after_lasting_refusal(error)?;
+                    return Ok(Some(Refused { shown, wait }));
                 }
                 (error.to_string(), error.retry_after())
             }
             Failure::NotWelcome(NotWelcome::Ended(ended), credential) => {
                 metrics.on_dial("unwelcome");
-                return self.after_session(ended, credential);
+                self.after_session(ended, credential)?;
+                return Ok(None);
             }
             Failure::NotWelcome(error @ NotWelcome::Late(_), _) => {
                 metrics.on_dial("unwelcome");
@@ -253,7 +298,37 @@ impl Dialling {
         drop(redial);
         tracing::warn!(why, ?wait, "no session, dialling again");
         self.hint(failure);
-        Ok(())
+        Ok(None)
+    }
+
+    /// After a refusal that does not pass by itself within seconds: how long to wait.
+    ///
+    /// # Errors
+    /// When it ends the client: at once where a person has to change something, and after some minutes where the
+    /// server could have taken it back by itself.
+    fn after_lasting_refusal(&self, error: &DialError) -> Result<Duration, Ending> {
+        let wait = self.after_refusal();
+        let is_final = error.finality() == Finality::Final;
+        let is_over = is_final || self.refusals.lock().lasted(Instant::now()) >= PENDING_LIMIT;
+        let why = error.to_string();
+        if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {
+            return Err(Ending::Refused(why));
+        }
+        if is_final {
+            tracing::error!(
+                why,
+                ?wait,
+                "refused until a person changes something, dialling again later"
+            );
+        } else {
+            tracing::error!(
+                why,
+                ?wait,
+                "the credential is refused, dialling again: if the server knows it a moment later, all is well; \
+                 if not, put a good one into its file, or have the server's list corrected"
+            );
+        }
+        Ok(wait)
     }
 
     /// Says once what tells more about a network that does not let through, which no single dial can.

@@ -10,11 +10,26 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel_proto::close::{AfterClose, CloseReason};
 
+use crate::dial::RetryAfter;
+
 /// Longest time that a server can make a client wait with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Longest time that a superseded client stays away, unless its first time is set to a longer one.
-const HOLD_OFF_MAX: Duration = Duration::from_secs(60 * 60);
+/// The same for an answer that is not a tunnel server's own: what a load balancer says of its own maintenance
+/// is no promise of the server behind it.
+const RETRY_AFTER_OTHER_MAX: Duration = Duration::from_secs(60);
+
+/// Bound of the first wait after a refusal that concerns the credential: a list that is being edited, or was not
+/// read yet, is right a moment later.
+const REFUSED_FIRST: Duration = Duration::from_secs(10);
+
+/// For how long refusals that may pass are waited out by a client that ends on refusals: longer than it takes to
+/// bring a token to both ends (a kubelet needs up to two minutes for each), short enough to be noticed.
+pub(crate) const PENDING_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// Bound of the first wait after the runtime was lost to another instance: about as often as a server that
+/// keeps the older one is asked.
+const STANDBY_FIRST: Duration = Duration::from_secs(30);
 
 /// How a client waits.
 #[derive(Debug, Clone)]
@@ -51,13 +66,28 @@ pub(crate) struct Redial {
     not_before: Option<Instant>,
 }
 
-/// How long a tunnel stays away after a refusal for good, if it ever comes back.
+/// Waits that begin with a bound, which doubles up to a longest one. Each is drawn from the upper half of its
+/// bound, so that clients that were refused together do not come back together.
 #[derive(Debug)]
-pub(crate) struct HoldOff {
-    /// The first time; `None` to give up instead.
-    first: Option<Duration>,
-    /// How often the tunnel was superseded without having held the runtime for long.
-    superseded: u32,
+struct HoldOff {
+    first: Duration,
+    longest: Duration,
+    /// Waits since the last start.
+    count: u32,
+}
+
+/// Refusals of the credential, one after the other.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    hold_off: HoldOff,
+    /// When the first of them came.
+    since: Option<Instant>,
+}
+
+/// How a client that lost its runtime to another instance comes back for it.
+#[derive(Debug)]
+pub(crate) struct Standby {
+    hold_off: HoldOff,
 }
 
 impl Due {
@@ -94,17 +124,29 @@ impl Redial {
     /// After a dial that gave no session. `random` is any number.
     pub(crate) fn after_failure(
         &mut self,
-        retry_after: Option<Duration>,
+        retry_after: Option<RetryAfter>,
         now: Instant,
         random: u64,
     ) {
         let wait = self.grow(random);
         self.at = self.at.max(Some(now + wait));
-        if let Some(after) = retry_after {
-            // Later than asked, never earlier, and not all at the same moment.
-            let not_before = now + after.min(RETRY_AFTER_MAX) + wait;
-            self.not_before = self.not_before.max(Some(not_before));
+        // Later than asked, never earlier, and not all at the same moment.
+        match retry_after {
+            Some(RetryAfter::Server(after)) => {
+                let not_before = now + after.min(RETRY_AFTER_MAX) + wait;
+                self.not_before = self.not_before.max(Some(not_before));
+            }
+            Some(RetryAfter::Other(after)) => {
+                let at = now + after.min(RETRY_AFTER_OTHER_MAX) + wait;
+                self.at = self.at.max(Some(at));
+            }
+            None => {}
         }
+    }
+
+    /// After a fault of this program, which may come again.
+    pub(crate) fn after_fault(&mut self, now: Instant, random: u64) {
+        self.after_failure(None, now, random);
     }
 
     /// After a session that lasted for `lived`. `random` is any number.
@@ -159,6 +201,12 @@ impl Redial {
         self.at = None;
     }
 
+    /// Time has jumped: what the server asked for was counted by a clock that stood still.
+    pub(crate) fn after_jump(&mut self) {
+        self.at = None;
+        self.not_before = None;
+    }
+
     fn grow(&mut self, random: u64) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let bound = self.settings.base.saturating_mul(factor);
@@ -168,32 +216,70 @@ impl Redial {
 }
 
 impl HoldOff {
-    /// Stays away for `first`, or does not come back when that is `None`.
-    pub(crate) fn new(first: Option<Duration>) -> Self {
+    fn new(first: Duration, longest: Duration) -> Self {
         Self {
-            first,
-            superseded: 0,
+            first: first.min(longest),
+            longest,
+            count: 0,
         }
     }
 
-    /// After a refusal that a person has to mend.
-    pub(crate) fn after_refusal(&self) -> Option<Duration> {
-        self.first
+    fn next(&mut self, random: u64) -> Duration {
+        let factor = 1_u32.checked_shl(self.count).unwrap_or(u32::MAX);
+        self.count = self.count.saturating_add(1);
+        let bound = self.first.saturating_mul(factor).min(self.longest);
+        bound / 2 + fraction(bound / 2, random)
     }
 
-    /// After another instance took the runtime over that this one held for `held`. Two that fight for
-    /// it would do so without end: so each time is longer than the last.
-    pub(crate) fn after_superseded(&mut self, held: Duration, random: u64) -> Option<Duration> {
-        let first = self.first?;
-        let longest = HOLD_OFF_MAX.max(first);
-        if held > longest {
-            // Longer than the other can have stayed away: this is no fight.
-            self.superseded = 0;
+    fn start_over(&mut self) {
+        self.count = 0;
+    }
+}
+
+impl Refusals {
+    /// No wait is longer than `longest`.
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self {
+            hold_off: HoldOff::new(REFUSED_FIRST, longest),
+            since: None,
         }
-        let factor = 1_u32.checked_shl(self.superseded).unwrap_or(u32::MAX);
-        self.superseded = self.superseded.saturating_add(1);
-        let bound = first.saturating_mul(factor).min(longest);
-        Some(bound + fraction(bound / 4, random))
+    }
+
+    /// After a refusal: how long to wait.
+    pub(crate) fn on_refusal(&mut self, now: Instant, random: u64) -> Duration {
+        self.since.get_or_insert(now);
+        self.hold_off.next(random)
+    }
+
+    /// For how long nothing but refusals came.
+    pub(crate) fn lasted(&self, now: Instant) -> Duration {
+        self.since
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// A session began, or another credential is there to be shown.
+    pub(crate) fn start_over(&mut self) {
+        self.since = None;
+        self.hold_off.start_over();
+    }
+}
+
+impl Standby {
+    /// No wait is longer than `longest`.
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self {
+            hold_off: HoldOff::new(STANDBY_FIRST, longest),
+        }
+    }
+
+    /// After another instance has taken the runtime over, which this one had held for `held`, or not at all: how
+    /// long to wait. The server gives the runtime back only when no other instance holds it; so the waits grow
+    /// only where that happens again and again.
+    pub(crate) fn after_superseded(&mut self, held: Option<Duration>, random: u64) -> Duration {
+        if held.is_none_or(|held| held > self.hold_off.longest) {
+            self.hold_off.start_over();
+        }
+        self.hold_off.next(random)
     }
 }
 
@@ -332,7 +418,7 @@ mod tests {
     fn retry_after_is_kept_but_not_for_ever() {
         for (asked, kept) in [(7 * SECOND, 7 * SECOND), (Duration::MAX, RETRY_AFTER_MAX)] {
             let (mut redial, now) = redial();
-            redial.after_failure(Some(asked), now, 0);
+            redial.after_failure(Some(RetryAfter::Server(asked)), now, 0);
             assert_eq!(redial.due(now), Due::NotBefore(now + kept));
             redial.hurry();
             assert_eq!(redial.due(now), Due::NotBefore(now + kept));
@@ -349,26 +435,56 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_has_to_mend_ends_it_or_waits_long() {
-        let minutes = 5 * 60 * SECOND;
-        let mut hold_off = HoldOff::new(None);
-        assert_eq!(hold_off.after_refusal(), None);
-        assert_eq!(hold_off.after_superseded(SECOND, 0), None);
-        assert_eq!(HoldOff::new(Some(minutes)).after_refusal(), Some(minutes));
+    fn a_credential_that_is_refused_is_shown_again_after_seconds_and_then_less_often() {
+        let now = Instant::now();
+        let mut refusals = Refusals::new(5 * 60 * SECOND);
+        assert_eq!(refusals.lasted(now), Duration::ZERO);
+        for seconds in [10, 20, 40, 80, 160, 300, 300] {
+            assert_eq!(refusals.on_refusal(now, LARGEST), seconds * SECOND);
+        }
+        assert_eq!(refusals.on_refusal(now, 0), 150 * SECOND, "not all at once");
+        assert_eq!(refusals.lasted(now + SECOND), SECOND);
+        refusals.start_over();
+        assert_eq!(refusals.on_refusal(now + SECOND, 0), 5 * SECOND);
+        assert_eq!(refusals.lasted(now + SECOND), Duration::ZERO);
+        let mut short = Refusals::new(SECOND);
+        assert_eq!(short.on_refusal(now, LARGEST), SECOND);
+    }
+
+    /// Somebody else's client that runs for ten seconds costs the runtime no more than a standby's wait.
+    #[test]
+    fn who_lost_the_runtime_stands_by_and_waits_longer_only_after_losing_it_again() {
+        let minute = 60 * SECOND;
+        let mut standby = Standby::new(5 * minute);
+        let held = Some(SECOND);
+        for seconds in [30, 60, 120, 240, 300, 300] {
+            assert_eq!(standby.after_superseded(held, LARGEST), seconds * SECOND);
+        }
+        assert_eq!(standby.after_superseded(held, 0), 150 * SECOND);
+        let long = Some(6 * minute);
+        assert_eq!(standby.after_superseded(long, 0), 15 * SECOND);
+        for _ in 0..3 {
+            let waited = standby.after_superseded(None, LARGEST);
+            assert_eq!(waited, 30 * SECOND, "it has not had it in between");
+        }
     }
 
     #[test]
-    fn two_that_fight_stay_away_longer_each_time() {
-        let minute = 60 * SECOND;
-        let mut hold_off = HoldOff::new(Some(5 * minute));
-        for minutes in [5, 10, 20, 40, 60, 60] {
-            let held = 59 * minute;
-            let waited = hold_off.after_superseded(held, 0);
-            assert_eq!(waited, Some(minutes * minute));
-        }
-        assert_eq!(hold_off.after_superseded(61 * minute, 0), Some(5 * minute));
-        let longest = hold_off.after_superseded(SECOND, LARGEST);
-        assert_eq!(longest, Some(10 * minute * 5 / 4), "not both at once");
+    fn a_load_balancer_keeps_a_client_away_for_a_minute_and_not_after_a_change_of_path() {
+        let (mut redial, now) = redial();
+        let hour = RetryAfter::Other(3_600 * SECOND);
+        redial.after_failure(Some(hour), now, 0);
+        assert_eq!(redial.due(now), Due::At(now + 60 * SECOND));
+        redial.hurry();
+        assert_eq!(redial.due(now), Due::Now);
+    }
+
+    #[test]
+    fn a_jump_of_time_ends_every_wait() {
+        let (mut redial, now) = redial();
+        redial.after_failure(Some(RetryAfter::Server(600 * SECOND)), now, 0);
+        redial.after_jump();
+        assert_eq!(redial.due(now), Due::Now);
     }
 
     proptest! {

@@ -19,6 +19,7 @@ mod dns;
 mod http1;
 mod http2;
 mod network;
+mod panics;
 mod pool;
 mod probe;
 mod program;

@@ -8,6 +8,7 @@
 
 use std::{
     future::Future,
+    hash::{BuildHasher, RandomState},
     mem,
     pin::Pin,
     sync::atomic::{AtomicU64, Ordering},
@@ -99,6 +100,8 @@ pub struct Driver<IO> {
     /// Until when a close waits for what is on its way out.
     patience: Option<Pin<Box<Sleep>>>,
     unknown_controls: usize,
+    /// Makes the payloads of pings.
+    ping_key: RandomState,
     state: State,
 }
 
@@ -130,6 +133,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             timer: Box::pin(sleep_until(now)),
             patience: None,
             unknown_controls: 0,
+            ping_key: RandomState::new(),
             state: State::Running,
         }
     }
@@ -237,8 +241,17 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
+    /// The payload of the ping with this number: the number, and a keyed hash of it. Without the hash of a ping that
+    /// has not arrived, a peer could send its pong ahead, and look nearer than it is.
+    fn ping_payload(&self, number: u64) -> [u8; 16] {
+        let mut payload = [0; 16];
+        payload[..8].copy_from_slice(&number.to_be_bytes());
+        payload[8..].copy_from_slice(&self.ping_key.hash_one(number).to_be_bytes());
+        payload
+    }
+
     fn send_ping(&mut self, number: u64) -> Result<(), SessionEnd> {
-        let payload = Bytes::copy_from_slice(&number.to_be_bytes());
+        let payload = Bytes::copy_from_slice(&self.ping_payload(number));
         self.websocket
             .send_ping(payload)
             .map_err(SessionEnd::WebSocket)
@@ -349,7 +362,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     }
 
     fn on_pong(&mut self, payload: &[u8]) {
-        if self.liveness.on_pong(payload, Instant::now())
+        let Some(number) = payload.first_chunk().copied().map(u64::from_be_bytes) else {
+            return;
+        };
+        if payload == self.ping_payload(number)
+            && self.liveness.on_pong(number, Instant::now())
             && let Some(times) = self.liveness.round_trips()
         {
             let shared = &self.session.shared;

@@ -64,7 +64,7 @@ const SMOOTHING: u32 = 8;
 pub(super) enum Due {
     /// Nothing before the next deadline.
     Nothing,
-    /// Send a ping with this number as payload: an interval is over.
+    /// Send the ping with this number: an interval is over.
     Ping(u64),
     /// Send a ping with this number as payload, to find out more.
     Probe(u64),
@@ -218,12 +218,9 @@ impl Liveness {
         was_asked
     }
 
-    /// A pong was received; whether it has measured a round trip.
-    pub(super) fn on_pong(&mut self, payload: &[u8], now: Instant) -> bool {
+    /// The pong to the ping with this number was received; whether it has measured a round trip.
+    pub(super) fn on_pong(&mut self, number: u64, now: Instant) -> bool {
         self.on_heard(now);
-        let Ok(number) = payload.try_into().map(u64::from_be_bytes) else {
-            return false;
-        };
         if number == 0 || number > self.number {
             return false;
         }

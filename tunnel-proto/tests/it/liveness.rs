@@ -11,6 +11,7 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
+use tokio_tungstenite::tungstenite::Message;
 use tunnel_proto::{
     close::CloseReason,
     exchange::{BodyError, EncodedHead, ExchangeError, RecvBody, exchange, open},
@@ -73,6 +74,33 @@ async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
         deaths.push((side, start.elapsed()));
     }
     deaths
+}
+
+/// A pong that is sent before its ping has arrived would make the path look shorter than it is.
+#[tokio::test(start_paused = true)]
+async fn the_payload_of_the_next_ping_cannot_be_told_from_those_before() {
+    let mut drivers = Drivers::default();
+    let (server, _events, mut peer) = Peer::of(Side::Server, &mut drivers).await;
+    let first = peer.next_ping().await;
+    tokio::time::sleep(50 * MS).await;
+    assert!(peer.send(Message::Pong(first.clone())).await);
+    tokio::time::sleep(SECOND).await;
+    let honest = server.round_trip().unwrap();
+    assert!(honest >= 50 * MS, "{honest:?}");
+    // The second ping has left, and is not read yet.
+    tokio::time::sleep(14 * SECOND - 40 * MS).await;
+    for counter in [0..8, first.len() - 8..first.len()] {
+        let mut guess = first.to_vec();
+        let next = u64::from_be_bytes(guess[counter.clone()].try_into().unwrap()).wrapping_add(1);
+        guess[counter].copy_from_slice(&next.to_be_bytes());
+        assert!(peer.send(Message::Pong(guess.into())).await);
+        tokio::time::sleep(MS).await;
+        assert_eq!(server.round_trip(), Some(honest));
+    }
+    let second = peer.next_ping().await;
+    assert!(peer.send(Message::Pong(second)).await);
+    tokio::time::sleep(MS).await;
+    assert_ne!(server.round_trip(), Some(honest));
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,13 +167,13 @@ async fn whoever_waits_for_an_answer_asks_about_once_a_second_and_nobody_else_do
     };
     let mut exchanges = JoinSet::new();
     start(&mut exchanges, &pair.server, "/");
-    // A ping with its mask is 14 bytes at most; those of the interval and of the other end are among them.
+    // A ping with its mask is 22 bytes; those of the interval and of the other end are among them.
     let waiting = bytes().await;
-    assert!((50 * 10..100 * 14).contains(&waiting), "{waiting} bytes");
+    assert!((50 * 18..100 * 22).contains(&waiting), "{waiting} bytes");
     exchanges.shutdown().await;
     tokio::time::sleep(30 * SECOND).await;
     let resting = bytes().await;
-    assert!(resting < 15 * 14, "{resting} bytes");
+    assert!(resting < 15 * 22, "{resting} bytes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,9 +350,9 @@ async fn a_socket_that_takes_more_is_looked_at_before_anybody_is_given_up() {
     let mut drive = async |time| tokio::time::timeout(time, &mut driver).await.err();
     assert!(drive(MS).await.is_some());
     // One ping is answered, and that is all that is ever said.
-    let mut ping = [0; 10];
+    let mut ping = [0; 18];
     peer.read_exact(&mut ping).await.unwrap();
-    let pong = [&[0x8a, 0x88, 0, 0, 0, 0], &ping[2..]].concat();
+    let pong = [&[0x8a, 0x90, 0, 0, 0, 0], &ping[2..]].concat();
     peer.write_all(&pong).await.unwrap();
     assert!(drive(MS).await.is_some() && server.round_trip().is_some());
     let mut exchanges = JoinSet::new();

@@ -199,6 +199,21 @@ impl Peer {
         .await
     }
 
+    /// The payload of the next ping, which is answered when the next message is read.
+    pub(crate) async fn next_ping(&mut self) -> Bytes {
+        within(async {
+            loop {
+                match self.socket.next().await.expect("the session has ended") {
+                    Ok(Message::Ping(payload)) => return payload,
+                    Ok(Message::Binary(bytes)) => self.buffer.extend_from_slice(&bytes),
+                    Ok(_) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+        .await
+    }
+
     /// The next frame that is wanted.
     async fn next_that(&mut self, is_wanted: impl Fn(&Frame) -> bool) -> Frame {
         within(async {

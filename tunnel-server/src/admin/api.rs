@@ -18,7 +18,7 @@ use super::{
     DESCRIPTION, event_stream,
     view::{self, OperationError, RuntimeView, Which},
 };
-use crate::node::Node;
+use crate::{auth::CredentialId, node::Node};
 
 /// Every route lies below this.
 pub const ROOT: &str = "/api/v1";
@@ -28,9 +28,6 @@ const PAGE: usize = 100;
 
 /// Most runtimes in a page: about 1 MB.
 pub const PAGE_MAX: usize = 1_000;
-
-/// Longest id that a revocation may name, in bytes, as in the file of revocations.
-const ID_BYTES: usize = 256;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -326,7 +323,7 @@ impl RevocationOrder {
             Self::Id(id) if id.starts_with("tnlrt_") => {
                 Err("`id` is the token's id, its 16 digits after `tnlrt_`, alone")
             }
-            Self::Id(id) if id.is_empty() || id.len() > ID_BYTES => Err("`id` has 1 to 256 bytes"),
+            Self::Id(id) if !CredentialId::is_id(&id) => Err(CredentialId::EXPECTED),
             Self::Id(id) => Ok(Which::Credential(id)),
         }
     }

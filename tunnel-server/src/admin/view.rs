@@ -453,11 +453,15 @@ pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, Operatio
     };
     let sessions = members.iter().filter(is_meant).count();
     let revocation = match which {
-        // What is issued from now on is good: the operator means what is out there.
-        Which::All => Revocation {
-            target: RevocationTarget::Runtime(account, name),
-            before: Some(SystemTime::now()),
-        },
+        // What is issued from now on is good: the operator means what is out there. Only JSON Web Tokens tell when
+        // they were issued, by a clock that may be ahead of this one by the leeway.
+        Which::All => {
+            let leeway = node.config().credentials.jwt.as_ref().map(|jwt| jwt.leeway);
+            Revocation {
+                target: RevocationTarget::Runtime(account, name),
+                before: Some(SystemTime::now() + leeway.unwrap_or_default()),
+            }
+        }
         Which::Credential(id) => Revocation {
             target: RevocationTarget::CredentialOf(account, name, id.clone()),
             before: None,

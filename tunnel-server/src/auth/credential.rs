@@ -8,9 +8,6 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-/// Longest id taken from a credential, in bytes; one that is longer is known by its hash.
-const ID_BYTES: usize = 128;
-
 /// Digits of a hash that stand for a credential: 64 bits, so that two do not meet by chance.
 const HASH_DIGITS: usize = 16;
 
@@ -58,13 +55,24 @@ impl CredentialId {
 
     /// By the id that the issuer gave it, or else by the hash of what cannot be written in another way.
     pub(super) fn of_token(kind: CredentialKind, given: Option<&str>, whole: &str) -> Self {
-        let is_fit = |id: &&str| {
-            !id.is_empty() && id.len() <= ID_BYTES && id.bytes().all(|byte| byte.is_ascii_graphic())
-        };
-        match given.filter(is_fit) {
+        match given.filter(|id| Self::is_id(id)) {
             Some(id) => Self::new(kind, id),
             None => Self::new(kind, hash_digits(whole.as_bytes())),
         }
+    }
+
+    /// Longest id taken from a credential, in bytes; one that is longer is known by its hash.
+    pub(crate) const ID_BYTES: usize = 128;
+
+    /// What an id has to be, for whoever names one.
+    pub(crate) const EXPECTED: &str = "expected an id of 1 to 128 printable ASCII characters without spaces; a \
+        credential whose own id is none is known by 16 digits of its hash, which the log and `runtimes show` have";
+
+    /// Whether a credential can have this id.
+    pub(crate) fn is_id(text: &str) -> bool {
+        !text.is_empty()
+            && text.len() <= Self::ID_BYTES
+            && text.bytes().all(|byte| byte.is_ascii_graphic())
     }
 
     /// What kind of credential it is.

@@ -134,7 +134,7 @@ impl Question {
         Self {
             token: token.into(),
             sha256: sha256(token),
-            instance: greeting.instance.as_str().to_owned(),
+            instance: greeting.instance.id().as_str().to_owned(),
             version: greeting.version.clone(),
             session: greeting.session_number,
             peer,
@@ -236,22 +236,34 @@ impl PlatformJudge {
                 self.memory.lock().good(question.sha256, good.clone());
                 Verdict::Yes(good)
             }
-            Said::No(status, told) => {
-                let no = No::new(AuthRefusal::PlatformRefused { status, told });
-                self.memory.lock().refused(question.sha256, no.clone());
-                Verdict::No(no)
+            Said::No(told) => self.refused(question, AuthRefusal::PlatformRefused(told)),
+            Said::Rejected(told) => self.refused(question, AuthRefusal::PlatformRejected(told)),
+            Said::Busy(status) => {
+                tracing::warn!(%url, %status, "the platform has no time to say who a token is");
+                self.unclear(question, AuthRefusal::AuthBusy)
             }
             Said::Unclear(fault) => {
                 tracing::warn!(%url, fault, "the platform's answer about a token cannot be used: mend the platform");
-                let no = No::new(AuthRefusal::PlatformUnclear(fault));
-                self.memory.lock().unclear(question.sha256, no.clone());
-                Verdict::Unclear(no)
+                self.unclear(question, AuthRefusal::PlatformUnclear(fault))
             }
             Said::Nothing(fault) => {
                 tracing::warn!(%url, fault, "the platform cannot be asked who a token is");
                 Verdict::Away
             }
         }
+    }
+
+    fn refused(&self, question: &Question, refusal: AuthRefusal) -> Verdict {
+        let no = No::new(refusal);
+        self.memory.lock().refused(question.sha256, no.clone());
+        Verdict::No(no)
+    }
+
+    /// Neither yes nor no: the refusal is for a token that was not good before.
+    fn unclear(&self, question: &Question, refusal: AuthRefusal) -> Verdict {
+        let no = No::new(refusal);
+        self.memory.lock().unclear(question.sha256, no.clone());
+        Verdict::Unclear(no)
     }
 
     fn request(&self, question: &Question) -> Option<Request<Full<bytes::Bytes>>> {

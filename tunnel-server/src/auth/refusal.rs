@@ -1,11 +1,9 @@
-//! Why nobody is let in: each cause with its own name, status and advice.
-//!
-//! A name is the same in the answer, the log and the metric. No text here holds a credential.
+//! Why a credential lets nobody in: each cause with its [`RefusalReason`] and a sentence of advice. No text here
+//! holds a credential.
 
 use std::time::{Duration, SystemTime};
 
-use http::StatusCode;
-use tunnel_proto::handshake::Refusal;
+use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use super::credential::CredentialId;
 use crate::runtimes::{Moment, RuntimeLabel};
@@ -29,15 +27,13 @@ pub enum AuthRefusal {
     /// It has the form, and is not one of those listed. Whether the id is known is not told.
     #[error("the token is not known or no longer good: ask for a new one")]
     TokenRefused,
-    /// The platform says no.
-    #[error("the platform refused the token{told}")]
-    PlatformRefused {
-        /// As the platform said: 401, 403, or another one that is about the question and not about the
-        /// platform.
-        status: StatusCode,
-        /// What it said of why, fit to be shown; empty or beginning with `: `.
-        told: String,
-    },
+    /// The platform says no. What it said of why is fit to be shown; empty or beginning with `: `.
+    #[error("the platform refused the token{0}")]
+    PlatformRefused(String),
+    /// The platform answers with another 4xx than 401 and 403, which may be about the token (404) or about a
+    /// platform that is being changed. What it said is fit to be shown.
+    #[error("the platform refused the token: {0}")]
+    PlatformRejected(String),
     /// The platform says neither yes nor no, or yes to what cannot be.
     #[error("the platform's answer about the token cannot be used: {0}")]
     PlatformUnclear(String),
@@ -127,68 +123,47 @@ pub enum AuthRefusal {
 }
 
 impl AuthRefusal {
-    /// The status of the answer.
+    /// The reason in the answer, the log and the metric.
     #[must_use]
-    pub fn status(&self) -> StatusCode {
+    pub fn reason(&self) -> RefusalReason {
         match self {
-            Self::PlatformRefused {
-                status: StatusCode::FORBIDDEN,
-                ..
-            }
-            | Self::CredentialRevoked(_)
-            | Self::RuntimeLabelTaken(_)
-            | Self::CredentialsDisagree(..) => StatusCode::FORBIDDEN,
-            Self::AuthUnavailable(_) | Self::AuthBusy => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::UNAUTHORIZED,
-        }
-    }
-
-    /// The reason's name, in the answer and in the metric.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::CredentialMissing => "credential_missing",
+            Self::CredentialMissing => RefusalReason::CredentialMissing,
             Self::NotAToken
             | Self::TokenRefused
-            | Self::PlatformRefused { .. }
-            | Self::PlatformUnclear(_) => "token_refused",
-            Self::TokenExpired { .. } => "token_expired",
-            Self::TokenNotYetValid { .. } => "token_not_yet_valid",
-            Self::TokenAudience { .. } => "token_audience",
-            Self::TokenIssuer { .. } => "token_issuer",
-            Self::TokenMalformed(_) => "token_malformed",
-            Self::TokenAlgorithm(_) => "token_algorithm",
-            Self::TokenSignature => "token_signature",
-            Self::TokenKeyUnknown(_) => "token_key_unknown",
-            Self::CredentialRevoked(_) => "credential_revoked",
-            Self::RuntimeLabelTaken(_) => "runtime_label_taken",
-            Self::CertificateExpired { .. } => "certificate_expired",
-            Self::CertificateNotYetValid { .. } => "certificate_not_yet_valid",
-            Self::CertificateWithoutRuntime(_) => "certificate_without_runtime",
-            Self::CertificateUntrusted => "certificate_untrusted",
-            Self::CredentialsDisagree(..) => "credentials_disagree",
-            Self::AuthUnavailable(_) => "auth_unavailable",
-            Self::AuthBusy => "auth_busy",
+            | Self::PlatformRefused(_)
+            | Self::PlatformRejected(_) => RefusalReason::TokenRefused,
+            Self::PlatformUnclear(_) => RefusalReason::AuthUnclear,
+            Self::TokenExpired { .. } => RefusalReason::TokenExpired,
+            Self::TokenNotYetValid { .. } => RefusalReason::TokenNotYetValid,
+            Self::TokenAudience { .. } => RefusalReason::TokenAudience,
+            Self::TokenIssuer { .. } => RefusalReason::TokenIssuer,
+            Self::TokenMalformed(_) => RefusalReason::TokenMalformed,
+            Self::TokenAlgorithm(_) => RefusalReason::TokenAlgorithm,
+            Self::TokenSignature => RefusalReason::TokenSignature,
+            Self::TokenKeyUnknown(_) => RefusalReason::TokenKeyUnknown,
+            Self::CredentialRevoked(_) => RefusalReason::CredentialRevoked,
+            Self::RuntimeLabelTaken(_) => RefusalReason::RuntimeLabelTaken,
+            Self::CertificateExpired { .. } => RefusalReason::CertificateExpired,
+            Self::CertificateNotYetValid { .. } => RefusalReason::CertificateNotYetValid,
+            Self::CertificateWithoutRuntime(_) => RefusalReason::CertificateWithoutRuntime,
+            Self::CertificateUntrusted => RefusalReason::CertificateUntrusted,
+            Self::CredentialsDisagree(..) => RefusalReason::CredentialsDisagree,
+            Self::AuthUnavailable(_) => RefusalReason::AuthUnavailable,
+            Self::AuthBusy => RefusalReason::AuthBusy,
         }
     }
 
-    /// Whether dialling again cannot help before a person has done something.
+    /// The reason's name.
     #[must_use]
-    pub fn is_fatal(&self) -> bool {
-        // Clocks and platforms are mended and keys are published without anybody at the client doing
-        // something.
-        if let Self::PlatformRefused { status, .. } = self {
-            return is_plain_no(*status);
-        }
-        !matches!(
-            self,
-            Self::AuthUnavailable(_)
-                | Self::AuthBusy
-                | Self::PlatformUnclear(_)
-                | Self::TokenNotYetValid { .. }
-                | Self::CertificateNotYetValid { .. }
-                | Self::TokenKeyUnknown(_)
-        )
+    pub fn name(&self) -> &'static str {
+        self.reason().name()
+    }
+
+    /// Whether it is an answer about the credential, and the answer is no. Otherwise nobody can say now, or
+    /// the credential will be good by itself.
+    #[must_use]
+    pub fn is_no(&self) -> bool {
+        !matches!(self, Self::PlatformRejected(_)) && self.reason().finality() != Finality::Passing
     }
 
     /// Whether a credential ran out that was good.
@@ -200,39 +175,24 @@ impl AuthRefusal {
         )
     }
 
-    /// Whether somebody took the credential back, or gave its place to another. What is only gone, as when
-    /// a file was cut short or a key changed, may be back soon: the client is to dial again.
+    /// Whether somebody took the credential back, or gave its place to another. What is only gone, as when a
+    /// file was cut short, a key changed or a platform said no once, may be good again soon: the client is to
+    /// dial again.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
-        match self {
-            Self::PlatformRefused { status, .. } => is_plain_no(*status),
-            Self::CredentialRevoked(_) | Self::RuntimeLabelTaken(_) => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::CredentialRevoked(_) | Self::RuntimeLabelTaken(_)
+        )
     }
 
     /// When to come back, where that is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::AuthUnavailable(_) => Some(RETRY_AWAY),
+            Self::AuthUnavailable(_) | Self::PlatformUnclear(_) => Some(RETRY_AWAY),
             Self::AuthBusy => Some(RETRY_BUSY),
             _ => None,
         }
     }
-
-    /// The answer's body.
-    #[must_use]
-    pub fn refusal(&self) -> Refusal {
-        Refusal {
-            reason: self.name().into(),
-            detail: self.to_string(),
-            fatal: self.is_fatal(),
-        }
-    }
-}
-
-/// Whether it can only be about the token. A 404 may as well be of a platform that is being changed.
-fn is_plain_no(status: StatusCode) -> bool {
-    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }

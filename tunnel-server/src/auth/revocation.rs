@@ -14,10 +14,7 @@ use toml::Spanned;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 
 use super::credential::{CredentialId, CredentialKind, hash_digits};
-use crate::runtimes::{AccountName, Moment, RuntimeEntry, RuntimeName, RuntimesError};
-
-/// Longest id that an entry may name, in bytes.
-const ID_BYTES: usize = 256;
+use crate::runtimes::{AccountName, Moment, RuntimeName, RuntimesError};
 
 /// Most entries that the operator may make while the server runs: each makes a copy of all.
 const OPERATOR_ENTRIES: usize = 10_000;
@@ -187,18 +184,18 @@ impl Revocations {
         &self,
         credential: &CredentialId,
         issued: Option<SystemTime>,
-        runtime: &RuntimeEntry,
+        (account, name): (&AccountName, &RuntimeName),
     ) -> bool {
         if self.is_empty() {
             return false;
         }
-        let pair = (runtime.account.clone(), runtime.name.clone());
+        let pair = (account.clone(), name.clone());
         let own_ids = self.own_ids.get(&pair);
         [
             self.ids.get(credential),
             own_ids.and_then(|ids| ids.get(credential)),
             self.runtimes.get(&pair),
-            self.accounts.get(&runtime.account),
+            self.accounts.get(account),
         ]
         .into_iter()
         .flatten()
@@ -252,10 +249,9 @@ fn revocation(
 ) -> Result<Revocation, ConfigFileError> {
     let target = match (raw.id, raw.account, raw.runtime) {
         (Some(id), None, None) => {
-            let is_id = !id.get_ref().is_empty() && id.get_ref().len() <= ID_BYTES;
-            if !is_id {
-                let problem = format!("expected an id of 1 to {ID_BYTES} bytes");
-                return Err(file.error_at(id.span(), "revoked.id", problem));
+            // It would match no credential, and take nothing back.
+            if !CredentialId::is_id(id.get_ref()) {
+                return Err(file.error_at(id.span(), "revoked.id", CredentialId::EXPECTED));
             }
             // Whoever puts the whole token here has given it away, and would cut nobody off.
             if id.get_ref().starts_with("tnlrt_") {
@@ -298,6 +294,11 @@ mod tests {
 
     use super::*;
     use crate::auth::labels::tests::entry;
+    use crate::runtimes::RuntimeEntry;
+
+    fn pair(entry: &RuntimeEntry) -> (&AccountName, &RuntimeName) {
+        (&entry.account, &entry.name)
+    }
 
     fn read(text: &str) -> Result<Revocations, RuntimesError> {
         Revocations::parse(&TomlFile::from_text("v.toml", text))
@@ -334,7 +335,11 @@ mod tests {
         .unwrap();
         assert_eq!(list.len(), 4);
         let covers = |kind, id: &str, (account, name), issued| {
-            list.cover(&CredentialId::new(kind, id), issued, &entry(account, name))
+            list.cover(
+                &CredentialId::new(kind, id),
+                issued,
+                pair(&entry(account, name)),
+            )
         };
         use CredentialKind::{Certificate, Jwt, Token};
         let prod = ("acme", "prod");
@@ -371,7 +376,11 @@ mod tests {
             (Jwt, "a-1", "globex", "prod", false),
             (Certificate, "aff", "globex", "prod", false),
         ] {
-            let given = list.cover(&CredentialId::new(kind, id), None, &entry(account, name));
+            let given = list.cover(
+                &CredentialId::new(kind, id),
+                None,
+                pair(&entry(account, name)),
+            );
             assert_eq!(given, covered, "{id} of {account}-{name}");
         }
     }
@@ -391,8 +400,27 @@ mod tests {
             (format!("{all}{early}"), true),
         ] {
             let list = read(&text).unwrap();
-            assert_eq!(list.cover(&id, issued, &entry("a", "b")), covered, "{text}");
+            assert_eq!(
+                list.cover(&id, issued, pair(&entry("a", "b"))),
+                covered,
+                "{text}"
+            );
         }
+    }
+
+    /// An id of another form belongs to no credential: such a one is known by its hash.
+    #[test]
+    fn an_entry_that_could_take_nothing_back_is_refused() {
+        for bad in [String::new(), "a b".into(), "é".into(), "x".repeat(129)] {
+            let error = read(&format!("[[revoked]]\nid = \"{bad}\"\n"))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with("v.toml:2:6: revoked.id: expected an id of 1 to 128"),
+                "{error}"
+            );
+        }
+        assert!(read(&format!("[[revoked]]\nid = \"{}\"\n", "x".repeat(128))).is_ok());
     }
 
     #[test]

@@ -58,6 +58,11 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    /// Whether the list of revocations has an entry.
+    pub(crate) fn has_revocations(&self) -> bool {
+        !self.revocations.is_empty()
+    }
+
     /// Reads the files.
     ///
     /// # Errors

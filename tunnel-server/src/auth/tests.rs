@@ -11,7 +11,8 @@ use rcgen::{
 use tempfile::NamedTempFile;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::tls_files::Identity;
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
+use tunnel_proto::refusal::RefusalReason;
 
 use super::revocation::RevocationTarget;
 use super::*;
@@ -55,7 +56,7 @@ fn added(text: &str, account: &str, runtime: &str) -> (String, Token) {
 
 fn greeting(version: &str, allow_from: Option<&str>) -> Greeting {
     Greeting {
-        instance: InstanceId::from_random([7; 16]),
+        instance: InstanceSecret::from_random([7; 16]),
         version: version.into(),
         session_number: 1,
         allow_from: allow_from.map(str::to_owned),
@@ -253,12 +254,8 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
         changed.mark_unchanged();
         let refusal = authenticator.as_of(&grant, now).unwrap_err();
         assert_eq!(
-            (
-                refusal.name(),
-                refusal.status().as_u16(),
-                refusal.is_fatal()
-            ),
-            ("credential_revoked", 403, true)
+            (refusal.reason(), refusal.is_no()),
+            (RefusalReason::CredentialRevoked, true)
         );
         assert!(refusal.is_revoked());
         let again = show(&authenticator, Some(token.expose()), &[]).await;
@@ -445,6 +442,21 @@ async fn whom_the_file_names_later_keeps_his_label() {
 }
 
 #[tokio::test]
+async fn a_credential_that_lets_nobody_in_keeps_no_label() {
+    let authenticator = authenticator("", with_certificates);
+    let revoked = AUTHORITY.leaf("tunnel://a-b/c", 0x0b);
+    let target = RevocationTarget::Credential("0b".to_owned());
+    authenticator.revoke(&revocation(target, None)).unwrap();
+    let refused = show(&authenticator, None, &[revoked]).await;
+    assert_eq!(name(refused), "credential_revoked");
+    let foreign = Authority::new("theirs").leaf("tunnel://a-b/c", 0x0c);
+    let refused = show(&authenticator, None, &[foreign]).await;
+    assert_eq!(name(refused), "certificate_untrusted");
+    let rightful = show(&authenticator, None, &[leaf("tunnel://a/b-c")]).await;
+    assert_eq!(name(rightful), "good");
+}
+
+#[tokio::test]
 async fn a_token_has_one_judge_by_its_form() {
     let authenticator = authenticator("", |_| {});
     for (text, reason) in [
@@ -498,8 +510,7 @@ async fn nothing_that_is_shown_holds_a_secret() {
     let runtimes = runtimes(&text);
     let listed = runtimes.tokens().next().unwrap();
     let shown = format!(
-        "{presented:?} {grant:?} {authenticator:?} {refusal:?} {refusal} {:?} {listed:?} {runtimes:?}",
-        refusal.refusal()
+        "{presented:?} {grant:?} {authenticator:?} {refusal:?} {refusal} {listed:?} {runtimes:?}"
     );
     assert!(shown.contains("acme-prod") && shown.contains(token.id().as_str()));
     assert!(!shown.contains(secret) && !shown.contains(&hash), "{shown}");
@@ -542,7 +553,7 @@ proptest! {
         let (text, _) = added(&text, "globex", "dev");
         let authenticator = authenticator(&text, |_| {});
         let greeting = Greeting {
-            instance: InstanceId::from_random(instance),
+            instance: InstanceSecret::from_random(instance),
             version,
             session_number,
             allow_from,

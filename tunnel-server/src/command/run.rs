@@ -24,6 +24,9 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 }
 
 async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
+    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    let shutdown = Shutdown::on_signals()
+        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     let reloader = Reloader::new(given.clone())
         .map_err(|error| Failure::running(format_args!("cannot watch files: {error}")))?;
     // All that can be wrong with the configuration is told before anything is bound.
@@ -32,8 +35,6 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     if config.runtimes.token_count() == 0 && !config.credentials.is_any() {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
-    let shutdown = Shutdown::on_signals()
-        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
     let (wanted, limit) = (config.max_connections, descriptors::limit());
     let connections = places::within(wanted, limit);

@@ -18,7 +18,7 @@ use super::{ConfigFault, Source};
 const LEEWAY: Duration = Duration::from_secs(30);
 
 /// An `https` URL, or an `http` one to this very machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HttpUrl(Uri);
 
 /// Where the keys of JSON Web Tokens are.
@@ -248,9 +248,24 @@ impl FromStr for HttpUrl {
     }
 }
 
+/// Without the query, which often holds a key: it is shown in logs and in the effective configuration.
 impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        let (scheme, authority) = (self.0.scheme_str(), self.0.authority());
+        if let (Some(scheme), Some(authority)) = (scheme, authority) {
+            write!(f, "{scheme}://{authority}")?;
+        }
+        f.write_str(self.0.path())?;
+        match self.0.query() {
+            Some(_) => f.write_str("?(hidden)"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for HttpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -327,6 +342,16 @@ mod tests {
             assert!(fault.starts_with(&format!("--{flag}: ")), "{fault}");
         }
         assert_eq!(given.len(), 4, "{given:?}");
+    }
+
+    #[test]
+    fn what_a_url_asks_with_is_not_shown() {
+        let url: HttpUrl = "https://a.example:8443/x?key=s3cr3t".parse().unwrap();
+        assert_eq!(url.to_string(), "https://a.example:8443/x?(hidden)");
+        assert_eq!(format!("{url:?}"), "https://a.example:8443/x?(hidden)");
+        assert_eq!(url.uri().query(), Some("key=s3cr3t"));
+        let bare: HttpUrl = "http://[::1]:1".parse().unwrap();
+        assert_eq!(bare.to_string(), "http://[::1]:1/");
     }
 
     #[test]

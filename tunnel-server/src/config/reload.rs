@@ -13,7 +13,7 @@ use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
 use super::effective::Difference;
 use super::{Config, ConfigError, Given, JwksSource};
-use crate::node::{ApplyError, Node};
+use crate::node::{ApplyError, Emptied, Node};
 
 /// Follows the files.
 pub(crate) struct Reloader {
@@ -62,7 +62,7 @@ impl Reloader {
             asked = change.is_requested,
             "reading the configuration again"
         );
-        let result = self.take_over(node, telemetry);
+        let result = self.take_over(node, telemetry, change.is_requested);
         node.on_reload(result.is_ok());
         match result {
             Ok(differences) => tell(&differences),
@@ -81,11 +81,16 @@ impl Reloader {
         &self,
         node: &Node,
         telemetry: &Telemetry,
+        is_requested: bool,
     ) -> Result<Vec<Difference>, ReloadError> {
         let source = self.given.clone().merge().map_err(ConfigError::from)?;
         let config = Config::check(source)?;
         let log_level = config.log_level.clone();
-        let differences = node.apply(config)?;
+        let emptied = match is_requested {
+            true => Emptied::Take,
+            false => Emptied::Refuse,
+        };
+        let differences = node.apply(config, emptied)?;
         telemetry.set_filter(&log_level);
         Ok(differences)
     }

@@ -91,7 +91,7 @@ impl LiveSession {
             session_number,
             ..
         } = &self.greeting;
-        format!("{instance}/{session_number}")
+        format!("{}/{session_number}", instance.id())
     }
 
     fn label(&self) -> RuntimeLabel {
@@ -117,7 +117,7 @@ impl LiveSession {
             .with_label_values(&[reason])
             .inc();
         let (instance, number) = (
-            self.greeting.instance.as_str(),
+            self.greeting.instance.id().as_str(),
             self.greeting.session_number,
         );
         let (runtime, peer) = (self.label(), self.peer);
@@ -130,7 +130,7 @@ impl LiveSession {
     /// Makes the session one of its runtime's, once an echo has come back through it, and says
     /// welcome.
     async fn join(&mut self, node: &Arc<Node>) -> Result<Membership, CloseReason> {
-        let (instance, number) = (&self.greeting.instance, self.greeting.session_number);
+        let (instance, number) = (self.greeting.instance.id(), self.greeting.session_number);
         let (runtime, peer) = (self.label(), self.peer);
         let probed = tokio::select! {
             probed = timeout(READY, self.session.probe()) => probed,

@@ -167,6 +167,8 @@ mod tests {
 
     use OnConflict::{Reject, Supersede};
 
+    use tunnel_proto::handshake::InstanceSecret;
+
     use super::*;
 
     fn label(name: &str) -> RuntimeLabel {
@@ -174,7 +176,8 @@ mod tests {
     }
 
     fn instance(number: u8) -> InstanceId {
-        InstanceId::from_random([number; 16])
+        let secret = InstanceSecret::from_random([number; 16]);
+        secret.id().clone()
     }
 
     fn claim(

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt, sync::Semaphore, task::JoinSet};
-use tunnel_proto::handshake::{Greeting, InstanceId, Refusal};
+use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
+use tunnel_proto::refusal::RefusalReason;
 use tunnel_server::{
     auth::{AuthRefusal, Authenticator, CredentialKind, Grant, Presented},
     certs::{self, Certificates},
@@ -72,7 +73,7 @@ fn platform(
 
 async fn show(authenticator: &Authenticator, token: &str) -> Result<Grant, AuthRefusal> {
     let greeting = Greeting {
-        instance: InstanceId::from_random([7; 16]),
+        instance: InstanceSecret::from_random([7; 16]),
         version: "0.1.0".into(),
         session_number: 2,
         allow_from: None,
@@ -351,12 +352,8 @@ async fn without_keys_nobody_is_let_in_and_the_client_is_to_come_back() {
         let refusal = show(&authenticator, &issuer.sign("acme", "prod")).await;
         let refusal = refusal.unwrap_err();
         assert_eq!(
-            (
-                refusal.name(),
-                refusal.status().as_u16(),
-                refusal.is_fatal()
-            ),
-            ("auth_unavailable", 503, false)
+            (refusal.reason(), refusal.is_no()),
+            (RefusalReason::AuthUnavailable, false)
         );
         assert!(refusal.retry_after().is_some());
     }
@@ -402,7 +399,7 @@ async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
     assert!(changed.has_changed().unwrap());
     let refusal = authenticator.as_of(&grant, now).unwrap_err();
     assert_eq!(
-        (refusal.name(), refusal.is_fatal(), refusal.is_revoked()),
+        (refusal.name(), refusal.is_no(), refusal.is_revoked()),
         ("token_key_unknown", false, false)
     );
     authenticator.replace_jwks(read(Issuer::keys(&[&old])));
@@ -456,7 +453,7 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
     assert_eq!(
         body,
         json!({
-            "token": TOKEN, "instance": "07".repeat(16), "version": "0.1.0", "session": 2,
+            "token": TOKEN, "instance": InstanceSecret::from_random([7; 16]).id().as_str(), "version": "0.1.0", "session": 2,
             "peer": "192.0.2.7:4000",
         })
     );
@@ -472,9 +469,9 @@ async fn a_no_is_shown_as_the_platform_says_it() {
         let folder = Folder::new();
         let authenticator = platform(&folder, |_| {}, &asked.url);
         let refusal = show(&authenticator, TOKEN).await.unwrap_err();
-        assert_eq!(refusal.status().as_u16(), status);
-        assert_eq!(refusal.name(), "token_refused");
-        assert!(refusal.is_fatal() && refusal.is_revoked());
+        assert_eq!(refusal.reason(), RefusalReason::TokenRefused);
+        // It may say yes a moment later: the session is cut, and its client dials again.
+        assert!(refusal.is_no() && !refusal.is_revoked());
         assert_eq!(
             refusal.to_string(),
             "the platform refused the token: unpaid: (the token) is of a closed account"
@@ -491,8 +488,6 @@ async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
     let before = show(&authenticator, TOKEN).await.unwrap();
     for reply in [
         Reply::Answer(500, YES.into()),
-        Reply::Answer(408, String::new()),
-        Reply::Answer(429, String::new()),
         Reply::Answer(503, format!("{YES}{}", " ".repeat(64 * 1024))),
         Reply::Silence,
     ] {
@@ -504,12 +499,8 @@ async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
         assert!(grant.expires.is_some() && grant.renew_at < grant.expires);
         let refusal = show(&authenticator, "s3cr3t-of-nobody").await.unwrap_err();
         assert_eq!(
-            (
-                refusal.name(),
-                refusal.status().as_u16(),
-                refusal.is_fatal()
-            ),
-            ("auth_unavailable", 503, false)
+            (refusal.reason(), refusal.is_no()),
+            (RefusalReason::AuthUnavailable, false)
         );
         assert_eq!(authenticator.is_platform_away(), Some(true));
     }
@@ -521,6 +512,45 @@ async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
     later(Duration::from_secs(5)).await;
     show(&authenticator, TOKEN).await.unwrap();
     assert_eq!(authenticator.is_platform_away(), Some(false));
+}
+
+/// Strangers' tokens can drive a platform to its limit of questions; that neither hides what it says of other
+/// tokens nor keeps anybody out who was let in.
+#[tokio::test]
+async fn a_platform_that_limits_questions_is_busy_and_not_away() {
+    for status in [408, 429] {
+        let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+        let folder = Folder::new();
+        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let before = show(&authenticator, TOKEN).await.unwrap();
+        asked.reply(Reply::Answer(status, String::new()));
+        for number in 0..10 {
+            let stranger = format!("s3cr3t-{number}");
+            let refusal = show(&authenticator, &stranger).await.unwrap_err();
+            assert_eq!(refusal.reason(), RefusalReason::AuthBusy);
+            assert!(refusal.retry_after().is_some() && !refusal.is_no());
+        }
+        assert_eq!(authenticator.is_platform_away(), Some(false));
+        assert!(
+            show(&authenticator, TOKEN).await.unwrap().expires.is_some(),
+            "not for ever"
+        );
+        assert!(
+            authenticator
+                .renew(&before)
+                .await
+                .unwrap()
+                .expires
+                .is_some()
+        );
+        asked.reply(Reply::Answer(401, String::new()));
+        let no = authenticator.renew(&before).await.unwrap_err();
+        assert_eq!(
+            no.reason(),
+            RefusalReason::TokenRefused,
+            "it is asked all the same"
+        );
+    }
 }
 
 #[tokio::test]
@@ -557,12 +587,8 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
             let stranger = format!("s3cr3t-{number}");
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
             assert_eq!(
-                (
-                    refusal.name(),
-                    refusal.status().as_u16(),
-                    refusal.is_fatal()
-                ),
-                ("token_refused", 401, false)
+                (refusal.reason(), refusal.is_no()),
+                (RefusalReason::AuthUnclear, false)
             );
             let text = refusal.to_string();
             assert!(text.contains(told) && !text.contains("s3cr3t"), "{text}");
@@ -589,12 +615,8 @@ async fn strangers_whose_question_the_platform_dislikes_keep_nobody_out() {
             let stranger = format!("s3cr3t-{}", number % 10);
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
             assert_eq!(
-                (
-                    refusal.name(),
-                    refusal.status().as_u16(),
-                    refusal.is_fatal()
-                ),
-                ("token_refused", 401, false)
+                (refusal.reason(), refusal.is_no()),
+                (RefusalReason::TokenRefused, false)
             );
             let text = refusal.to_string();
             assert!(text.contains(&format!("it answered {status} ")), "{text}");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
 use tunnel_server::runtimes::Moment;
 
 use crate::{
@@ -142,7 +142,7 @@ async fn a_runtime_comes_online_and_goes_offline() {
 async fn who_takes_over_and_who_fights_is_told() {
     let rig = Rig::start().await;
     let mut watcher = Watcher::new(&rig, None).await;
-    let mut older: Option<(InstanceId, FakeClient)> = None;
+    let mut older: Option<(InstanceSecret, FakeClient)> = None;
     // The runtime passes from hand to hand, until it is too much.
     for _ in 0..4 {
         let instance = random_instance();
@@ -151,7 +151,7 @@ async fn who_takes_over_and_who_fights_is_told() {
         if let Some((older, _)) = older.replace((instance, client)) {
             let superseded = watcher.kind("superseded").await;
             assert_eq!(superseded["label"], PROD);
-            assert_eq!(superseded["detail"], format!("instance {older}"));
+            assert_eq!(superseded["detail"], format!("instance {}", older.id()));
         }
     }
     let another = session_request(rig.token(PROD), random_instance());

@@ -23,7 +23,7 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{
     control::Control,
     exchange::{AsProblem, BodyError, Informational, Protocol, RecvBody, serve},
-    handshake::{self, Greeting, InstanceId},
+    handshake::{self, Greeting, InstanceSecret},
     problem::Problem,
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
@@ -118,11 +118,11 @@ impl FakeClient {
         Self::of_instance(rig, runtime, random_instance(), handler).await
     }
 
-    /// A client of `runtime` that says it is this instance.
+    /// A client of `runtime` that is this instance.
     pub(crate) async fn of_instance<H, F>(
         rig: &Rig,
         runtime: &str,
-        instance: InstanceId,
+        instance: InstanceSecret,
         handler: H,
     ) -> Self
     where
@@ -236,7 +236,7 @@ impl FakeClient {
 }
 
 /// The request for a session, as the real client sends it.
-pub(crate) fn session_request(token: &str, instance: InstanceId) -> Request<()> {
+pub(crate) fn session_request(token: &str, instance: InstanceSecret) -> Request<()> {
     let greeting = Greeting {
         instance,
         version: "1.2.3".into(),
@@ -289,11 +289,11 @@ pub(crate) async fn dial_over(mut io: TlsStream<TcpStream>, request: &Request<()
     }
 }
 
-/// An instance id that no other client has.
-pub(crate) fn random_instance() -> InstanceId {
+/// The secret of an instance that no other client has.
+pub(crate) fn random_instance() -> InstanceSecret {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).unwrap();
-    InstanceId::from_random(bytes)
+    InstanceSecret::from_random(bytes)
 }
 
 /// A body of one piece.

@@ -14,7 +14,7 @@ use tracing::{
     field::{Field, Visit},
     span,
 };
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
     deadline::soon,
@@ -25,7 +25,10 @@ use crate::{
 
 /// What makes the log panic: a path, and an instance.
 pub(crate) const PATH: &str = "/panic-on-purpose";
-const INSTANCE: &str = "badbadbadbadbadbadbadbadbadbad00";
+const SECRET: &str = "badbadbadbadbadbadbadbadbadbad00";
+/// The id of the instance with that secret.
+static INSTANCE: LazyLock<String> =
+    LazyLock::new(|| InstanceSecret::parse(SECRET).unwrap().id().to_string());
 
 /// What the access log has said last of each path, by field.
 static LOGGED: LazyLock<Mutex<HashMap<String, Line>>> = LazyLock::new(Mutex::default);
@@ -76,7 +79,7 @@ impl Visit for Spark {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let is_cause = match field.name() {
             "path" => format!("{value:?}").contains(PATH),
-            "instance" => format!("{value:?}").contains(INSTANCE),
+            "instance" => format!("{value:?}").contains(INSTANCE.as_str()),
             _ => false,
         };
         assert!(!is_cause, "on purpose");
@@ -126,7 +129,7 @@ async fn a_panic_in_a_session_costs_that_session() {
     set_the_fuse();
     let rig = Rig::start().await;
     for _ in 0..4 {
-        let request = session_request(rig.token(PROD), InstanceId::parse(INSTANCE).unwrap());
+        let request = session_request(rig.token(PROD), InstanceSecret::parse(SECRET).unwrap());
         let connected = dial(&rig, &request).await;
         assert_eq!(connected.status, 101);
         Raw::new(connected.io).rest().await;

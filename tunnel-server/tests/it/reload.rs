@@ -178,6 +178,43 @@ async fn a_configuration_counts_wholly_or_not_at_all() {
     serving.stop().await;
 }
 
+/// Whoever writes a file in place empties it first.
+#[tokio::test]
+async fn a_file_that_became_empty_counts_only_when_a_person_asks_for_it() {
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    files
+        .folder
+        .write("revocations.toml", "[[revoked]]\nid = \"x\"\n");
+    let serving = files.serve("revocations = \"revocations.toml\"\n").await;
+    let (mut prod, mut feeds) = serving.client(token.expose()).await;
+    let mut stream = serving.stream(PROD, &mut feeds).await;
+    for (file, name) in [
+        ("runtimes.toml", "runtimes"),
+        ("revocations.toml", "revocations"),
+    ] {
+        let good = serving.folder.read(file);
+        serving.folder.write(file, "");
+        serving.metric_becomes(SUCCEEDED, 0.0).await;
+        let told = format!("{name}: the file holds no entries any more");
+        let is_told = |line: &Value| {
+            line["fault"]
+                .as_str()
+                .is_some_and(|it| it.starts_with(&told))
+        };
+        serving.logged(&told, is_told).await;
+        stream.goes_on().await;
+        serving.folder.write(file, &good);
+        serving.metric_becomes(SUCCEEDED, 1.0).await;
+    }
+    serving.folder.write("runtimes.toml", "");
+    serving.metric_becomes(SUCCEEDED, 0.0).await;
+    serving.signal("-HUP").await;
+    cut(&mut prod, Instant::now()).await;
+    serving.metric_becomes(SUCCEEDED, 1.0).await;
+    serving.stop().await;
+}
+
 #[tokio::test]
 async fn a_hangup_asks_to_look_again_and_ends_nothing() {
     let files = Files::new();

@@ -7,9 +7,10 @@ use tokio::{io::AsyncReadExt, sync::mpsc};
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
-    handshake::{InstanceId, Refusal},
+    handshake::{InstanceSecret, Refusal},
     session::SessionEnd,
 };
+use tunnel_server::directory::OnConflict;
 
 use crate::{
     deadline::{eventually, soon},
@@ -128,7 +129,7 @@ async fn only_a_token_of_the_runtime_lets_in() {
         .await;
         assert_eq!(
             (code, why.reason.as_str(), why.fatal),
-            (401, reason, true),
+            (401, reason, reason == "credential_missing"),
             "{what:?}"
         );
         assert!(
@@ -278,9 +279,9 @@ async fn an_exchange_that_nothing_was_heard_of_is_tried_once_more_when_that_is_s
 /// A client whose exchanges wait for the test to answer them.
 pub(crate) async fn answering(
     rig: &Rig,
-    instance: InstanceId,
+    instance: InstanceSecret,
 ) -> (FakeClient, mpsc::Receiver<Feed>) {
-    let name = instance.to_string();
+    let name = instance.id().to_string();
     let request = session_request(rig.token(PROD), instance);
     answering_on(dial(rig, &request).await, name).await
 }
@@ -320,7 +321,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     let (newer, _feeds) = answering(&rig, instance.clone()).await;
     let mut raw = rig.raw().await;
     for _ in 0..5 {
-        assert_eq!(raw.ask(get("/now")).await.text(), instance.as_str());
+        assert_eq!(raw.ask(get("/now")).await.text(), instance.id().as_str());
     }
     let told = older
         .control(|control| matches!(control, Control::Superseded { .. }))
@@ -328,7 +329,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     assert_eq!(
         told,
         Control::Superseded {
-            instance: instance.to_string()
+            instance: instance.id().to_string()
         }
     );
     feed.send(data("done")).await.unwrap();
@@ -348,8 +349,27 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     .await;
     rig.metric_becomes("tunnel_server_takeovers_total", 1.0)
         .await;
-    assert_eq!(raw.ask(get("/now")).await.text(), instance.as_str());
+    assert_eq!(raw.ask(get("/now")).await.text(), instance.id().as_str());
     assert_eq!(newer.seen().len(), 6);
+}
+
+/// The refusal of a second client tells which instance holds the runtime: whoever shows that is another one.
+#[tokio::test]
+async fn what_the_server_tells_of_an_instance_does_not_let_into_its_tunnel() {
+    let rig = Rig::with(|config| config.on_conflict = OnConflict::Reject).await;
+    let _holder = FakeClient::describing(&rig, PROD).await;
+    let (code, why) = refusal(&rig, |_| {}).await;
+    assert_eq!((code, why.reason.as_str()), (409, "runtime_held"));
+    let is_id = |word: &&str| word.len() == 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut words = why.detail.split([' ', ',']);
+    let told = HeaderValue::from_str(words.find(is_id).unwrap()).unwrap();
+    let (code, why) = refusal(&rig, |request| {
+        request
+            .headers_mut()
+            .insert("tunnel-instance", told.clone());
+    })
+    .await;
+    assert_eq!((code, why.reason.as_str()), (409, "runtime_held"));
 }
 
 #[tokio::test]

@@ -298,9 +298,8 @@ async fn a_tunnel_client_that_dials_a_stopping_server_is_sent_elsewhere() {
     raw.send(format!(
         "GET /connect HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
          sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-         sec-websocket-protocol: tunnel.v1\r\ntunnel-instance: {}\r\ntunnel-client-version: 1\r\n\
+         sec-websocket-protocol: tunnel.v1\r\ntunnel-instance: 00000000000000000000000000000000\r\ntunnel-client-version: 1\r\n\
          tunnel-session: 1\r\nauthorization: Bearer {}\r\n\r\n",
-        random_instance(),
         rig.token(PROD),
     ))
     .await;

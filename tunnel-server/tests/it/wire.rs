@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 use tokio_rustls::client::TlsStream;
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
     deadline::soon,
@@ -56,14 +56,14 @@ impl Wire {
         Self::of_instance(rig, runtime, random_instance()).await
     }
 
-    pub(crate) async fn of_instance(rig: &Rig, runtime: &str, instance: InstanceId) -> Self {
+    pub(crate) async fn of_instance(rig: &Rig, runtime: &str, instance: InstanceSecret) -> Self {
         let mut wire = Self::mute(rig, runtime, instance).await;
         wire.be_ready().await;
         wire
     }
 
     /// One that was let in, and has not given the server's echo.
-    pub(crate) async fn mute(rig: &Rig, runtime: &str, instance: InstanceId) -> Self {
+    pub(crate) async fn mute(rig: &Rig, runtime: &str, instance: InstanceSecret) -> Self {
         let request = session_request(rig.token(runtime), instance);
         let connected = dial(rig, &request).await;
         assert_eq!(connected.status, 101);

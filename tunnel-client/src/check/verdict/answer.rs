@@ -7,10 +7,14 @@ use std::time::Duration;
 
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::handshake::Refusal;
+use tunnel_proto::refusal::RefusalReason;
 
 use super::{Verdict, tls};
 use crate::check::facts::{AnswerFacts, Facts};
 use crate::check::words::{listed, printable, span};
+
+/// What to do about a token that is not good any more, or was never known.
+const ASK: &str = "ask whoever runs the server for a new token, and put it into the token file";
 
 /// Where TLS 1.3 tells, behind the handshake, that the client's certificate is not taken.
 const ALERT: &str = "received fatal alert: ";
@@ -306,62 +310,88 @@ fn by_server(facts: &Facts, answer: &AnswerFacts, refusal: &Refusal) -> Verdict 
     if answer.is_public {
         return public_listener(facts, refusal);
     }
-    let ask = "ask whoever runs the server for a new token, and put it into the token file";
-    match refusal.reason.as_str() {
-        "upgrade_required" => {
+    let Some(reason) = refusal.known() else {
+        return own("refused", "do what the server says");
+    };
+    match reason {
+        RefusalReason::UpgradeRequired => {
             let seen = "the request reached the tunnel server without its Upgrade".to_owned();
             stripped(facts, answer, &seen)
         }
-        "path_unknown"
-        | "method_not_allowed"
-        | "origin_not_allowed"
-        | "greeting_malformed"
-        | "allow_from_malformed" => own(
+        RefusalReason::PathUnknown
+        | RefusalReason::MethodNotAllowed
+        | RefusalReason::OriginNotAllowed
+        | RefusalReason::GreetingMalformed
+        | RefusalReason::AllowFromMalformed => own(
             "request_changed",
             "something between changes the request (its path, method or fields): whoever runs the load balancer has \
              to pass it on as it is",
         ),
-        "version_unsupported" => own(
+        RefusalReason::VersionUnsupported => own(
             "version_unsupported",
             "the server is of another version, or too old for checks: install programs that match",
         ),
-        "handshake_queue" | "server_draining" | "auth_unavailable" | "auth_busy"
-        | "check_limit" => own(
+        RefusalReason::HandshakeQueue
+        | RefusalReason::ServerDraining
+        | RefusalReason::AuthUnavailable
+        | RefusalReason::AuthUnclear
+        | RefusalReason::AuthBusy
+        | RefusalReason::CheckLimit
+        | RefusalReason::RefreshTooOften => own(
             "server_busy",
             "the server is there and has no time now: try again in a minute",
         ),
-        "token_expired" => out_of_time(facts, "token_expired", &detail, ask),
-        "token_not_yet_valid" => out_of_time(
+        RefusalReason::TokenExpired => out_of_time(facts, "token_expired", &detail, ASK),
+        RefusalReason::TokenNotYetValid => out_of_time(
             facts,
             "token_not_yet_valid",
             &detail,
             "wait until then; if it should be good already, its issuer's clock and the server's differ",
         ),
-        "credential_missing" => own(
+        RefusalReason::Superseded
+        | RefusalReason::RuntimeHeld
+        | RefusalReason::RuntimeContested => conflict(refusal),
+        about_credential => {
+            let (name, advice) = credential(about_credential);
+            own(name, advice)
+        }
+    }
+}
+
+/// Verdict and advice for what is wrong with a credential.
+fn credential(reason: RefusalReason) -> (&'static str, &'static str) {
+    match reason {
+        RefusalReason::CredentialMissing => (
             "credential_missing",
             "something between removes the Authorization field (have it passed on), or the server takes no client \
              certificates: give a token by --token-file",
         ),
-        "token_refused" | "token_key_unknown" => own("token_unknown", ask),
-        "token_audience" | "token_issuer" | "token_malformed" | "token_algorithm"
-        | "token_signature" => own(
+        RefusalReason::TokenRefused | RefusalReason::TokenKeyUnknown => ("token_unknown", ASK),
+        RefusalReason::TokenAudience
+        | RefusalReason::TokenIssuer
+        | RefusalReason::TokenMalformed
+        | RefusalReason::TokenAlgorithm
+        | RefusalReason::TokenSignature => (
             "token_unfit",
             "the token is for another server, or was changed: ask for one that is for this server",
         ),
-        "credential_revoked" => own("credential_revoked", ask),
-        "certificate_expired"
-        | "certificate_not_yet_valid"
-        | "certificate_without_runtime"
-        | "certificate_untrusted" => own(
+        RefusalReason::CredentialRevoked => ("credential_revoked", ASK),
+        RefusalReason::CertificateExpired
+        | RefusalReason::CertificateNotYetValid
+        | RefusalReason::CertificateWithoutRuntime
+        | RefusalReason::CertificateUntrusted => (
             "certificate_refused",
             "give another certificate by --client-cert and --client-key",
         ),
-        "superseded" | "runtime_held" | "runtime_contested" => conflict(refusal),
-        "runtime_label_taken" => own(
+        RefusalReason::CredentialsDisagree | RefusalReason::RuntimeDiffers => (
+            "credentials_disagree",
+            "give a token and a client certificate of the same runtime, or one of the two alone",
+        ),
+        RefusalReason::RuntimeLabelTaken => (
             "runtime_label_taken",
             "ask whoever runs the server: the runtime needs another name, and its client a token for that",
         ),
-        _ => own("refused", "do what the server says"),
+        _ => ("refused", "do what the server says"),
     }
 }
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
+const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::admin::{
     events::{EventKind, EventView},
     timestamp::Timestamp,

@@ -1,8 +1,8 @@
 //! The platform's answers, understood strictly.
 //!
 //! An answer with a field that is not known is not used: a misspelt limit must not become no limit. What
-//! is wrong with one token's answer says nothing of the platform: only no answer, and those by which it
-//! says that it cannot or will not answer now, are about itself.
+//! is wrong with one token's answer says nothing of the platform: only no answer, and a 5xx, mean that it is
+//! away. A platform that limits the rate of questions (429) is busy: strangers can drive it there.
 
 use std::time::Duration;
 
@@ -32,7 +32,11 @@ const SECRET_LETTERS: usize = 6;
 pub(super) enum Said {
     Yes(Answer),
     /// A no, and what it says of why, fit to be shown.
-    No(StatusCode, String),
+    No(String),
+    /// Another 4xx, which may not be about the token; what it is, fit to be shown.
+    Rejected(String),
+    /// It is there, and has no time for this question; its status.
+    Busy(StatusCode),
     /// An answer that means nothing, and why, fit to be shown.
     Unclear(String),
     /// No answer, and why, fit to be shown.
@@ -79,15 +83,13 @@ impl Said {
                 Ok(answer) => Self::Yes(answer),
                 Err(fault) => Self::Unclear(without(&fault, token)),
             },
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                Self::Nothing(format!("the answer is {status}"))
-            }
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Self::Busy(status),
             status if status.is_server_error() => Self::Nothing(format!("the answer is {status}")),
             status if status.is_client_error() => {
                 let why = told(&body.unwrap_or_default(), token);
                 match status {
-                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::No(status, why),
-                    status => Self::No(status, format!(": it answered {status}{why}")),
+                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::No(why),
+                    status => Self::Rejected(format!("it answered {status}{why}")),
                 }
             }
             status => Self::Unclear(format!("it is {status}")),
@@ -198,22 +200,29 @@ mod tests {
             let body = Bytes::from(body.to_owned());
             Said::of(Ok((status.try_into().unwrap(), body)), "s3cr3t-x")
         };
-        for status in [408, 429, 500, 502, 503, 599] {
+        for status in [408, 429] {
+            assert!(matches!(said(status, "{}"), Said::Busy(_)), "{status}");
+        }
+        for status in [500, 502, 503, 599] {
             assert!(matches!(said(status, "{}"), Said::Nothing(_)), "{status}");
         }
         let nobody = Err(AskError::Deadline);
         assert!(matches!(Said::of(nobody, "s3cr3t-x"), Said::Nothing(_)));
-        for (status, told) in [
-            (401, ": gone"),
-            (403, ": gone"),
-            (400, ": it answered 400 Bad Request: gone"),
-            (404, ": it answered 404 Not Found: gone"),
-            (422, ": it answered 422 Unprocessable Entity: gone"),
-        ] {
-            let Said::No(no, why) = said(status, r#"{"reason": "gone"}"#) else {
+        for status in [401, 403] {
+            let Said::No(why) = said(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} is no no");
             };
-            assert_eq!((no.as_u16(), why.as_str()), (status, told));
+            assert_eq!(why, ": gone");
+        }
+        for (status, told) in [
+            (400, "it answered 400 Bad Request: gone"),
+            (404, "it answered 404 Not Found: gone"),
+            (422, "it answered 422 Unprocessable Entity: gone"),
+        ] {
+            let Said::Rejected(why) = said(status, r#"{"reason": "gone"}"#) else {
+                panic!("{status} may not be about the token");
+            };
+            assert_eq!(why, told);
         }
         for (status, body) in [
             (200, "<html>"),

@@ -2,7 +2,7 @@
 //! tests of the whole server.
 
 use tokio::time::advance;
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::handshake::InstanceSecret;
 
 use super::*;
 use crate::config::HttpUrl;
@@ -26,7 +26,7 @@ fn judge() -> PlatformJudge {
 
 fn question(token: &str) -> Arc<Question> {
     let greeting = Greeting {
-        instance: InstanceId::from_random([7; 16]),
+        instance: InstanceSecret::from_random([7; 16]),
         version: "0.1.0".into(),
         session_number: 1,
         allow_from: None,
@@ -109,7 +109,7 @@ async fn a_good_token_whose_answer_cannot_be_used_goes_on_for_the_same_time() {
     let going_on = judge.judge(&known).await.unwrap();
     assert!(going_on.part.expires.is_some() && going_on.renew_at < going_on.part.expires);
     let over = judge.judge(&short).await.err().unwrap();
-    assert_eq!(over.name(), "token_refused", "it had run out before");
+    assert_eq!(over.name(), "auth_unclear", "it had run out before");
     // Neither more of the same nor a platform that goes away in between makes it longer.
     advance(OUTAGE - Duration::from_secs(1)).await;
     unclear(&known);
@@ -118,8 +118,8 @@ async fn a_good_token_whose_answer_cannot_be_used_goes_on_for_the_same_time() {
     advance(Duration::from_secs(1)).await;
     let over = judge.judge(&known).await.err().unwrap();
     assert_eq!(
-        (over.name(), over.is_fatal(), over.is_revoked()),
-        ("token_refused", false, false)
+        (over.name(), over.is_no(), over.is_revoked()),
+        ("auth_unclear", false, false)
     );
 }
 

@@ -39,7 +39,11 @@ impl LiveSession {
             }
         };
         let reason = end.reason().name();
-        let (instance, runtime, peer) = (self.greeting.instance.as_str(), self.label(), self.peer);
+        let (instance, runtime, peer) = (
+            self.greeting.instance.id().as_str(),
+            self.label(),
+            self.peer,
+        );
         tracing::info!(%runtime, instance, %peer, reason, %end, "a check has ended");
     }
 
@@ -57,7 +61,7 @@ impl LiveSession {
         }
         let grant = self.credential.grant();
         let label = &grant.runtime.label;
-        let (instance, on_conflict) = (&self.greeting.instance, node.config().on_conflict);
+        let (instance, on_conflict) = (self.greeting.instance.id(), node.config().on_conflict);
         let looked = node.registry.look(label, instance, on_conflict).await;
         let expires_in = grant.expires.map(|end| {
             let left = end.duration_since(SystemTime::now());
@@ -129,9 +133,5 @@ impl LiveSession {
 
 /// As an ordinary session would be told.
 fn conflict(refusal: &ClaimRefusal) -> Refusal {
-    Refusal {
-        reason: refusal.name().into(),
-        detail: refusal.to_string(),
-        fatal: false,
-    }
+    Refusal::new(refusal.reason(), refusal.to_string())
 }

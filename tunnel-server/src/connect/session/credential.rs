@@ -14,7 +14,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tunnel_ops::task::Owned;
-use tunnel_proto::{close::CloseReason, control::Control, handshake::Greeting, session::Session};
+use tunnel_proto::{
+    close::CloseReason, control::Control, handshake::Greeting, refusal::RefusalReason,
+    session::Session,
+};
 
 use crate::{
     admin::events::{Event, EventKind},
@@ -203,7 +206,7 @@ impl Credential {
         self.asked = None;
         match answer {
             Some(Answer::Renewed(Ok(grant))) => self.take(grant),
-            Some(Answer::Renewed(Err(refusal))) if refusal.is_fatal() => {
+            Some(Answer::Renewed(Err(refusal))) if refusal.is_no() => {
                 return Some(self.lost(node, session, &refusal));
             }
             // Until the answer before has run out it goes on by that.
@@ -284,7 +287,7 @@ impl Credential {
         if !self.refreshes.enter() {
             let detail =
                 "newer tokens come too often: wait, and show the last one again".to_owned();
-            self.refuse(node, session, "refresh_too_often", detail);
+            self.refuse(node, session, RefusalReason::RefreshTooOften, detail);
             return;
         }
         let authenticator = node.authenticator.clone();
@@ -315,13 +318,14 @@ impl Credential {
             }
             Ok(_) => {
                 let detail = "the newer token is for another runtime".to_owned();
-                self.refuse(node, session, "runtime_differs", detail);
+                self.refuse(node, session, RefusalReason::RuntimeDiffers, detail);
             }
-            Err(refusal) => self.refuse(node, session, refusal.name(), refusal.to_string()),
+            Err(refusal) => self.refuse(node, session, refusal.reason(), refusal.to_string()),
         }
     }
 
-    fn refuse(&self, node: &Node, session: &Session, reason: &'static str, detail: String) {
+    fn refuse(&self, node: &Node, session: &Session, reason: RefusalReason, detail: String) {
+        let reason = reason.name();
         if let Some(left_out) = self.refusal_lines.take() {
             let runtime = self.grant.runtime.label.as_str();
             tracing::warn!(runtime, reason, left_out, "a newer token was refused");

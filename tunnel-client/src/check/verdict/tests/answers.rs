@@ -1,5 +1,7 @@
 //! Verdicts on answers: of a tunnel server, and of anybody else.
 
+use tunnel_proto::refusal::RefusalReason;
+
 use super::*;
 
 #[test]
@@ -150,6 +152,19 @@ fn a_listener_for_platform_clients_is_known_by_any_of_its_words() {
             facts.plain = Some(problem(reason));
         });
         check(&stripping, &Trouble::Refused, "public_listener");
+    }
+}
+
+#[test]
+fn every_reason_of_the_server_has_a_verdict_of_its_own() {
+    for reason in RefusalReason::ALL {
+        let seen = facts(|facts| {
+            facts.answer = Some(answered(reason.status().as_u16(), |answer| {
+                answer.refusal = Some(refusal(reason.name()));
+            }));
+        });
+        let verdict = verdict(&seen, &Trouble::Refused);
+        assert_ne!(verdict.name, "refused", "{reason:?}");
     }
 }
 
