@@ -282,7 +282,7 @@ impl LiveSession {
 /// Says whether the session gets new exchanges from now on; `whose` it is, for the log.
 fn on_suspicion(membership: &Membership, is_suspect: bool, whose: (&Greeting, SocketAddr)) {
     let (greeting, peer) = whose;
-    let (instance, number) = (&greeting.instance, greeting.session_number);
+    let (instance, number) = (greeting.instance.id(), greeting.session_number);
     if is_suspect {
         tracing::warn!(%instance, number, %peer, "a session is silent, new requests go to others");
     } else {
