@@ -49,9 +49,12 @@ pub(crate) use self::upgrade::Refused;
 use crate::config::{Config, ProxyUrl, ServerUrl, dialled};
 use crate::credential::{Credential, CredentialError, Credentials};
 
+/// What the requests of a dial say of their program, to the server and to a proxy: some refuse requests
+/// without it.
+const USER_AGENT: &str = concat!("tunnel-client/", env!("CARGO_PKG_VERSION"));
+
 /// How long written bytes may stay with the kernel before it gives a session's connection up: as
-/// long as a silent session lives. Not for upstreams: it counts the time too in which a peer that
-/// is there takes nothing, which an upstream may.
+/// long as a silent session lives.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 

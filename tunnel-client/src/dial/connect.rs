@@ -1,4 +1,5 @@
-//! From addresses to a TCP connection, with the options that every connection of a client has.
+//! From addresses to a TCP connection, with the options that every connection of a client has, and
+//! those of connections to upstreams.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,34 +10,42 @@ use tokio::net::TcpStream;
 
 use super::race::{Won, race};
 
-/// Silence after which the kernel asks whether the peer is still there, and then how often.
+/// Silence on a connection to the server after which the kernel sends a keepalive probe, and the
+/// time between two probes: with [`KEEPALIVE_RETRIES`] a lost peer is found after 30 s.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
-/// Questions without an answer after which the peer is gone: half a minute of silence in all.
+/// As [`KEEPALIVE`], to upstreams: 20 s, the time for which bytes may stay unacknowledged there. Where
+/// that limit is set, the kernel goes by it instead of the number of probes, so that longer intervals
+/// would end a connection after one lost probe.
+const UPSTREAM_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(4));
+/// Probes without an answer after which the peer is lost.
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// A connection to the first of these addresses that takes one, see [`super::race`].
+/// A connection to an upstream: to the first of these addresses that takes one, see
+/// [`super::race`].
 ///
 /// # Errors
 /// When none does: which ones, and why, as an [`super::race::AllFailed`].
 pub(crate) async fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
-    Ok(connect_first(addresses, limit).await?.made)
+    let won = race(addresses, limit, TcpStream::connect).await?;
+    set_options(&won.made, UPSTREAM_KEEPALIVE)?;
+    Ok(won.made)
 }
 
-/// The same, with what was tried in vain before.
+/// A connection towards the server, and the addresses that were tried in vain before.
 pub(super) async fn connect_first(
     addresses: &[SocketAddr],
     limit: Duration,
 ) -> io::Result<Won<TcpStream>> {
     let won = race(addresses, limit, TcpStream::connect).await?;
-    set_options(&won.made)?;
+    set_options(&won.made, KEEPALIVE)?;
     Ok(won)
 }
 
-fn set_options(stream: &TcpStream) -> io::Result<()> {
+fn set_options(stream: &TcpStream, keepalive: (Duration, Duration)) -> io::Result<()> {
     // Whatever is written is a whole piece already; waiting for more would only delay it.
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
-    let (idle, interval) = KEEPALIVE;
+    let (idle, interval) = keepalive;
     let keepalive = TcpKeepalive::new().with_time(idle).with_interval(interval);
     socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES))
 }
@@ -73,12 +82,6 @@ mod tests {
         assert!(stream.nodelay().unwrap());
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().unwrap());
-        #[cfg(target_os = "linux")]
-        assert_eq!(
-            socket.tcp_user_timeout().unwrap(),
-            None,
-            "an upstream may take nothing for a while"
-        );
     }
 
     #[tokio::test]

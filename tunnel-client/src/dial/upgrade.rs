@@ -8,7 +8,7 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HOST, RETRY_AFTER};
+use http::header::{AUTHORIZATION, HOST, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper::body::Incoming;
@@ -104,7 +104,9 @@ pub(super) async fn look<IO>(
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    let request = Request::get(handshake::CONNECT_PATH).header(HOST, host);
+    let request = Request::get(handshake::CONNECT_PATH)
+        .header(HOST, host)
+        .header(USER_AGENT, super::USER_AGENT);
     let request = request.body(Empty::new()).map_err(io::Error::other)?;
     let (response, connection) = ask(io, request, limit).await?;
     let answered = refused(response, connection).await;
@@ -138,7 +140,8 @@ fn request(
 ) -> io::Result<Request<Empty<Bytes>>> {
     let mut request = handshake::request(greeting, key)
         .uri(handshake::CONNECT_PATH)
-        .header(HOST, host);
+        .header(HOST, host)
+        .header(USER_AGENT, super::USER_AGENT);
     if let Some(token) = token {
         // Neither error repeats the value.
         let bearer = format!("Bearer {}", token.expose_secret());
@@ -249,6 +252,7 @@ mod tests {
         let answer = dial(|head| {
             assert!(head.starts_with("GET /connect HTTP/1.1\r\n"), "{head}");
             assert_eq!(field(head, "host"), "tunnel.example.com");
+            assert!(field(head, "user-agent").starts_with("tunnel-client/"));
             assert_eq!(field(head, "authorization"), "Bearer tnlrt_1_secret");
             assert_eq!(field(head, "tunnel-session"), "3");
             switching(head) + "first bytes"

@@ -34,6 +34,10 @@ use crate::config::UpstreamScheme;
 use crate::exchange::{IncomingBody, Informational};
 use tunnel_ops::alarm::Alarm;
 
+/// Content up to this many bytes is acknowledged by the host of any HTTP/1.1 upstream, whether the
+/// upstream reads it or not: receive buffers are larger.
+const BUFFERED_BYTES: u64 = 16 * 1024;
+
 /// What is asked of an upstream.
 pub(crate) struct Asked {
     head: Parts,
@@ -54,16 +58,12 @@ pub(super) struct Failed {
     pub(super) is_untouched: bool,
     /// Somebody else has dialled in vain, and told of it already.
     pub(super) is_known: bool,
-    /// A connection that others used as well is lost.
-    is_lost: bool,
 }
 
 /// Why a request has no response.
 struct Unanswered {
     problem: Problem,
     seen: Seen,
-    /// See [`Failed::is_lost`].
-    is_lost: bool,
 }
 
 /// What the upstream has seen of a request that it did not answer.
@@ -148,7 +148,6 @@ impl Asked {
             may_ask_another,
             is_untouched,
             is_known: false,
-            is_lost: unanswered.is_lost,
         }
     }
 
@@ -228,6 +227,7 @@ impl Upstream {
             Ok(link) => link,
             Err(no_link) => return Err(asked.unlinked(no_link, content)),
         };
+        let is_http2 = matches!(connection, LinkKind::Http2(_));
         let failed = match self.ask_once(asked, content, connection).await {
             Ok(response) => return Ok(response),
             Err(unanswered) => asked.failed(unanswered, is_bare),
@@ -235,20 +235,21 @@ impl Upstream {
         if !is_used || !failed.may_ask_another {
             return Err(failed);
         }
-        Box::pin(self.ask_again(asked, is_bare, failed.is_lost)).await
+        Box::pin(self.ask_again(asked, is_bare, is_http2)).await
     }
 
-    /// Asks over a connection that nobody has used; or, when many have lost theirs at once, over one
-    /// that is made for all of them.
+    /// Asks once more: over HTTP/1.1 on a connection that nobody has used; after HTTP/2 on one that is
+    /// there, or is made for all who have lost theirs. So an upstream that refuses streams gets no
+    /// connection for each of them.
     async fn ask_again(
         &self,
         asked: &mut Asked,
         is_bare: bool,
-        is_lost: bool,
+        is_http2: bool,
     ) -> Result<Response<UpstreamBody>, Failed> {
         let content = asked.take_content();
         let linking = async {
-            if is_lost {
+            if is_http2 {
                 return self.dialled_link().await;
             }
             Ok(self.new_link().await?)
@@ -316,7 +317,13 @@ impl Upstream {
             keep_end_to_end(&mut headers);
             progress.on_informational(informational.push(status, headers));
         };
-        let head = |cx: &mut Context<'_>| connection.poll_head(cx, pass);
+        let head = |cx: &mut Context<'_>| {
+            let head = connection.poll_head(cx, pass);
+            if progress.bytes() > BUFFERED_BYTES {
+                connection.limit_unacknowledged(false);
+            }
+            head
+        };
         let answered = self
             .head_in_time(progress, waited, &mut alarm, watch, expects, head)
             .await?;
@@ -324,7 +331,6 @@ impl Upstream {
         answered.map_err(|error| Unanswered {
             problem: failure::no_answer(&error),
             seen: asked.seen(&error, connection),
-            is_lost: false,
         })
     }
 
@@ -345,8 +351,8 @@ impl Upstream {
             // What hyper tells is that the stream was reset, not that it was us, nor why.
             Some(failure) => failure.clone().into(),
             None => {
-                let unanswered = Unanswered::new(error);
-                if unanswered.is_lost {
+                let (unanswered, is_lost) = Unanswered::new(error);
+                if is_lost {
                     self.http2.let_go(lease);
                 }
                 unanswered
@@ -437,25 +443,42 @@ impl Upstream {
             UpstreamScheme::Http => None,
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
-            UpstreamScheme::H2c => {
-                let link = self.link(asked).await?;
-                let LinkKind::Http2(mut lease) = link.connection else {
-                    return Err(upgrade::failed("no connection of HTTP/2").into());
-                };
-                if !Asked::wait(&mut asked.waited, lease.has_extended_connect()).await {
-                    let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
-                    return Err(upgrade::failed(detail).into());
-                }
-                Some(lease)
-            }
+            UpstreamScheme::H2c => return self.ask_upgrade_any(asked, protocol).await,
         };
         if let Some(lease) = lease {
             return Ok(self.upgrade_http2(asked, protocol, lease).await?);
         }
         let dialled = Asked::wait(&mut asked.waited, self.dial(Offer::Http1)).await;
-        let (socket, peer) = dialled.map_err(NoLink::from)?;
+        let (socket, peer) = match dialled {
+            Ok(dialled) => dialled,
+            // Perhaps it speaks HTTP/2 alone.
+            Err(problem) if problem.reason() == Reason::TlsProtocolError => {
+                return self.ask_upgrade_any(asked, protocol).await;
+            }
+            Err(problem) => return Err(NoLink::from(problem).into()),
+        };
         let connection = Box::new(Connection::new(socket, peer));
         Ok(self.upgrade_http1(asked, protocol, connection).await?)
+    }
+
+    /// Asks for an upgrade over whatever the upstream speaks.
+    async fn ask_upgrade_any(
+        &self,
+        asked: &mut Asked,
+        protocol: Protocol,
+    ) -> Result<Response<UpstreamBody>, Failed> {
+        match self.link(asked).await?.connection {
+            LinkKind::Http1(connection) => {
+                Ok(self.upgrade_http1(asked, protocol, connection).await?)
+            }
+            LinkKind::Http2(mut lease) => {
+                if !Asked::wait(&mut asked.waited, lease.has_extended_connect()).await {
+                    let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
+                    return Err(upgrade::failed(detail).into());
+                }
+                Ok(self.upgrade_http2(asked, protocol, lease).await?)
+            }
+        }
     }
 
     async fn upgrade_http1(
@@ -529,8 +552,9 @@ fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) ->
 }
 
 impl Unanswered {
-    /// Over HTTP/2, where a refusal says more than silence.
-    fn new(mut error: TrySendError<Request<Http2Content>>) -> Self {
+    /// Over HTTP/2, where a refusal says more than silence; and whether the connection is lost for all
+    /// who use it.
+    fn new(mut error: TrySendError<Request<Http2Content>>) -> (Self, bool) {
         let problem = failure::no_response(error.error());
         let message = error.take_message();
         // A connection that takes no more is gone.
@@ -541,11 +565,7 @@ impl Unanswered {
             None if is_lost => Seen::Perhaps,
             None => Seen::Something,
         };
-        Self {
-            problem,
-            seen,
-            is_lost,
-        }
+        (Self { problem, seen }, is_lost)
     }
 }
 
@@ -557,7 +577,6 @@ impl From<NoLink> for Failed {
             may_ask_another: true,
             is_untouched: true,
             is_known,
-            is_lost: false,
         }
     }
 }
@@ -569,7 +588,6 @@ impl From<Problem> for Failed {
             may_ask_another: false,
             is_untouched: false,
             is_known: false,
-            is_lost: false,
         }
     }
 }
@@ -579,7 +597,6 @@ impl From<Problem> for Unanswered {
         Self {
             problem,
             seen: Seen::Something,
-            is_lost: false,
         }
     }
 }

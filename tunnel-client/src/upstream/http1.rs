@@ -17,11 +17,13 @@ mod sending;
 use std::io;
 use std::net::IpAddr;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::Frame;
 use tokio::io::{AsyncRead, ReadHalf};
+use tokio::time::Instant;
 use tunnel_ops::task::Owned;
 use tunnel_proto::exchange::BodyError;
 
@@ -51,6 +53,12 @@ pub(super) struct Connection {
     content: Content,
     /// For the heads of its responses.
     pub(super) alarm: Alarm,
+    /// See [`Socket::limit_unacknowledged`].
+    is_limited: bool,
+    /// How long the upstream keeps it open between two requests, as it said with its last response.
+    keep_alive: Option<Duration>,
+    /// Until when it may be used again, if the upstream said so.
+    usable_until: Option<Instant>,
 }
 
 /// Why a request has no response.
@@ -69,6 +77,7 @@ pub(super) enum NoAnswer {
 impl Connection {
     /// A new connection, to this address of the upstream's name if it has one.
     pub(super) fn new(socket: Socket, peer: Option<IpAddr>) -> Self {
+        socket.limit_unacknowledged(true);
         Self {
             socket,
             peer,
@@ -79,6 +88,18 @@ impl Connection {
             is_kept: true,
             content: Content::Ended,
             alarm: Alarm::default(),
+            is_limited: true,
+            keep_alive: None,
+            usable_until: None,
+        }
+    }
+
+    /// Limits the time for which sent bytes may stay unacknowledged, or lifts the limit. Costs a system
+    /// call only where that changes something.
+    pub(super) fn limit_unacknowledged(&mut self, is_limited: bool) {
+        if self.is_limited != is_limited {
+            self.is_limited = is_limited;
+            self.socket.limit_unacknowledged(is_limited);
         }
     }
 
@@ -94,6 +115,7 @@ impl Connection {
         body: OutgoingBody,
         write: impl FnOnce(&mut Vec<u8>, &OutgoingBody) -> Framing,
     ) {
+        self.limit_unacknowledged(true);
         self.is_head = *method == Method::HEAD;
         let framing = write(self.sending.head(), &body);
         self.sending.begin(framing, body);
@@ -126,6 +148,7 @@ impl Connection {
                     continue;
                 }
                 self.is_kept = head.is_kept;
+                self.keep_alive = head.keep_alive;
                 self.content = head.content;
                 let mut response = Response::new(());
                 *response.status_mut() = head.status;
@@ -187,15 +210,23 @@ impl Connection {
         self.is_kept && self.is_sent() && self.has_ended() && self.input.is_empty()
     }
 
-    /// Gives memory back that it only needs while it is busy.
+    /// Gives memory back that it only needs while it is busy, and notes until when the upstream keeps
+    /// it open. The clock is read only where the upstream said so.
     pub(super) fn rest(&mut self) {
+        self.usable_until = self.keep_alive.map(|limit| Instant::now() + limit);
         self.input.rest();
         self.sending.rest();
     }
 
-    /// Whether a connection that rested is still good: the upstream may have closed it meanwhile,
-    /// or sent what nobody asked for.
+    /// Whether a connection that rested may be used: it is false near the end of the time for which
+    /// the upstream keeps it, and when the upstream has closed it or sent what nobody asked for.
     pub(super) fn is_alive(&mut self) -> bool {
+        if self
+            .usable_until
+            .is_some_and(|until| Instant::now() >= until)
+        {
+            return false;
+        }
         let mut unheard = Context::from_waker(Waker::noop());
         let read = self.input.poll_fill(&mut self.socket, &mut unheard);
         read.is_pending()
@@ -203,12 +234,15 @@ impl Connection {
 
     /// The connection below, and what was read of it past the last head.
     pub(super) fn into_parts(mut self) -> (Socket, Bytes) {
+        self.limit_unacknowledged(false);
         let unread = std::mem::take(self.input.bytes()).freeze();
         (self.socket, unread)
     }
 
     /// Has the rest of the request sent by a task, so that neither direction holds up the other.
-    pub(super) fn split(self) -> Split {
+    pub(super) fn split(mut self) -> Split {
+        // The host has answered, and the upstream may take the rest as slowly as it likes.
+        self.limit_unacknowledged(false);
         let (reader, mut writer) = tokio::io::split(self.socket);
         let mut sending = self.sending;
         let sending = Owned::spawn("upstream request", async move {
@@ -280,5 +314,35 @@ fn poll_frame(
             content.on_end_of_input()?;
             return Poll::Ready(None);
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use socket2::SockRef;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::progress::Progress;
+    use super::*;
+
+    #[tokio::test]
+    async fn unacknowledged_bytes_end_a_connection_unless_the_upstream_may_close_its_window() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let mut connection = Connection::new(Socket::Plain(stream.unwrap()), None);
+        let limit = |connection: &Connection| {
+            let tcp = SockRef::from(connection.socket.tcp().unwrap());
+            tcp.tcp_user_timeout().unwrap()
+        };
+        let is_set = Some(Duration::from_secs(20));
+        assert_eq!(limit(&connection), is_set);
+        connection.limit_unacknowledged(false);
+        assert_eq!(limit(&connection), None);
+        let empty = OutgoingBody::empty(Progress::of_test());
+        connection.send(&Method::GET, empty, |_, _| Framing::Length);
+        assert_eq!(limit(&connection), is_set, "for the next request");
+        let (socket, _) = connection.into_parts();
+        let tcp = SockRef::from(socket.tcp().unwrap());
+        assert_eq!(tcp.tcp_user_timeout().unwrap(), None, "upgraded");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper::rt::Executor;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,8 +28,6 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * limits::EXCHANGES as u32;
 /// Bytes that wait on a stream to be sent.
 const SEND_BUFFER: usize = 256 * 1024;
-/// How often an upstream that says nothing is asked whether it is there, and how long it has.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// How long a connection is new: the time in which its settings, the first frame, have to come.
 const SETTINGS_WAIT: Duration = Duration::from_secs(1);
 /// Time between two looks at the settings of a new connection, and of any other.
@@ -124,15 +122,15 @@ impl Shared {
     async fn new(socket: Socket, peer: Option<IpAddr>) -> hyper::Result<Self> {
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
         let executor = ConnectionTasks(Arc::downgrade(&tasks));
-        let (interval, patience) = KEEPALIVE;
+        // No PING frames: gRPC servers count those that come without data, and end the connection with
+        // `too_many_pings` where their interval is below five minutes. The kernel finds a host that has
+        // vanished: by unacknowledged data, and by keepalive probes while nothing is sent.
+        socket.limit_unacknowledged(true);
         let (sender, driver) = http2::Builder::new(executor)
-            .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(limits::HEAD_BYTES as u32)
-            .keep_alive_interval(interval)
-            .keep_alive_timeout(patience)
             .handshake(TokioIo::new(socket))
             .await?;
         let (told, settings) = watch::channel(settings(&driver));
@@ -223,9 +221,85 @@ where
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::{TcpListener, TcpStream};
+    use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
+    use tunnel_ops::task::Owned;
 
+    use super::super::outgoing::OutgoingBody;
+    use super::super::progress::Progress;
     use super::*;
+
+    /// What a gRPC server's defaults allow: two PING frames in less than five minutes without data, not
+    /// three.
+    const STRIKES: usize = 2;
+
+    /// Reads one frame: its type, its flags and its content.
+    async fn frame(peer: &mut UnixStream) -> Option<(u8, u8, Vec<u8>)> {
+        let mut head = [0; 9];
+        peer.read_exact(&mut head).await.ok()?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut content = vec![0; length as usize];
+        peer.read_exact(&mut content).await.ok()?;
+        Some((head[3], head[4], content))
+    }
+
+    /// A server that answers the first request with a head, says nothing for ten minutes, and then ends
+    /// the response. As gRPC servers do, it leaves the connection when too many PING frames come.
+    async fn quiet_server(mut peer: UnixStream) {
+        const PING: u8 = 6;
+        const HEADERS: u8 = 1;
+        let mut preface = [0; 24];
+        peer.read_exact(&mut preface).await.unwrap();
+        peer.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        let mut pings = 0;
+        let quiet = sleep(Duration::from_secs(600));
+        tokio::pin!(quiet);
+        loop {
+            let next = tokio::select! {
+                next = frame(&mut peer) => next,
+                () = &mut quiet => break,
+            };
+            match next {
+                Some((HEADERS, ..)) => {
+                    let head = b"\0\0\x01\x01\x04\0\0\0\x01\x88";
+                    peer.write_all(head).await.unwrap();
+                }
+                Some((PING, 0, content)) => {
+                    pings += 1;
+                    if pings > STRIKES {
+                        let leave = b"\0\0\x16\x07\0\0\0\0\0\0\0\0\x01\0\0\0\x0btoo_many_pings";
+                        peer.write_all(leave).await.unwrap();
+                        return;
+                    }
+                    let ack = [b"\0\0\x08\x06\x01\0\0\0\0", &content[..]].concat();
+                    peer.write_all(&ack).await.unwrap();
+                }
+                Some(_) => {}
+                None => return,
+            }
+        }
+        peer.write_all(b"\0\0\x03\0\x01\0\0\0\x01end")
+            .await
+            .unwrap();
+        while frame(&mut peer).await.is_some() {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_quiet_for_ten_minutes_is_not_cut_for_too_many_pings() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let _server = Owned::spawn("server", quiet_server(theirs));
+        let http2 = Http2::default();
+        let mut lease = http2.add(Socket::Unix(ours), None).await.unwrap();
+        let taken_back: fn(tunnel_proto::exchange::BodyError) -> h2::Error =
+            |_| h2::Reason::CANCEL.into();
+        let content = OutgoingBody::empty(Progress::of_test());
+        let mut request = http::Request::new(http_body_util::BodyExt::map_err(content, taken_back));
+        *request.uri_mut() = http::Uri::from_static("http://a.test/watch");
+        let response = lease.sender.send_request(request).await.unwrap();
+        let content = http_body_util::BodyExt::collect(response.into_body()).await;
+        assert_eq!(content.unwrap().to_bytes(), Bytes::from_static(b"end"));
+    }
 
     #[tokio::test]
     async fn a_sweep_keeps_what_is_used_and_one_to_spare() {
@@ -264,6 +338,6 @@ mod tests {
         let (mut theirs, _) = listener.accept().await.unwrap();
         drop(lease);
         let mut rest = Vec::new();
-        let _ = tokio::io::AsyncReadExt::read_to_end(&mut theirs, &mut rest).await;
+        let _ = theirs.read_to_end(&mut rest).await;
     }
 }

@@ -12,8 +12,9 @@ use parking_lot::Mutex;
 
 use super::Connection;
 
-/// How long a connection may rest. Many upstreams wait longer; where one does not (Node.js waits for
-/// 5 s), the look at the connection when it is taken and the one safe retry do the rest.
+/// How long a connection may rest, unless the upstream announces a shorter time in `Keep-Alive`. Most
+/// upstreams wait longer; where one closes before, the look at the connection when it is taken and the
+/// one safe retry do the rest.
 pub(super) const REST: Duration = Duration::from_secs(30);
 
 /// Sweeps in that time. Age is counted in them: a look at the clock for each exchange is not free.
@@ -109,6 +110,56 @@ impl AtRest {
         match (&self.addresses, connection.peer()) {
             (Some(addresses), Some(peer)) => addresses.contains(&peer),
             _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+    use tokio::time::advance;
+
+    use super::super::socket::Socket;
+    use super::*;
+
+    /// A connection whose upstream has just answered with this field.
+    async fn answered(field: &str) -> (Box<Connection>, UnixStream) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{field}\r\n\r\n");
+        theirs.write_all(head.as_bytes()).await.unwrap();
+        let mut connection = Box::new(Connection::new(Socket::Unix(ours), None));
+        poll_fn(|cx| connection.poll_head(cx, |_, _| {}))
+            .await
+            .unwrap();
+        (connection, theirs)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_not_used_near_the_end_of_what_the_upstream_announces() {
+        let second = Duration::from_secs(1);
+        for (field, used, unused) in [
+            ("Keep-Alive: timeout=5", 3900, 4100),
+            ("keep-alive: max=100, Timeout = 5", 3900, 4100),
+            ("Keep-Alive: timeout=1", 400, 600),
+        ] {
+            let pool = Pool::new(8);
+            let (connection, _theirs) = answered(field).await;
+            pool.put(connection);
+            advance(Duration::from_millis(used)).await;
+            let connection = pool.take().expect(field);
+            pool.put(connection);
+            advance(Duration::from_millis(unused)).await;
+            assert!(pool.take().is_none(), "{field}");
+        }
+        for field in ["Keep-Alive: max=5", "Keep-Alive: timeout=x", "x-other: 1"] {
+            let pool = Pool::new(8);
+            let (connection, _theirs) = answered(field).await;
+            pool.put(connection);
+            advance(20 * second).await;
+            assert!(pool.take().is_some(), "{field}");
         }
     }
 }

@@ -202,26 +202,30 @@ impl Members {
         // There is always one.
         let now = Instant::now();
         let first = self.balance.next(&[], now).unwrap_or_default();
+        let are_all_out = self.balance.is_out(first, now);
         match self.ask_one(first, asked, now).await {
             Ok(response) => Ok(response),
             Err(failed) if !failed.may_ask_another => Err(failed.problem),
-            Err(failed) => Box::pin(self.ask_others(first, failed, asked)).await,
+            Err(failed) => Box::pin(self.ask_others(first, are_all_out, failed, asked)).await,
         }
     }
 
-    /// Asks the others, after one has failed.
+    /// Asks the others, after one has failed. Of those that are out one is asked, or all, each once, when
+    /// there were no others to begin with: some of them may be well again.
     async fn ask_others(
         &self,
         first: usize,
+        are_all_out: bool,
         mut failed: Failed,
         asked: &mut Asked,
     ) -> Result<Response<UpstreamBody>, Problem> {
         let mut tried = vec![first];
         loop {
             let now = Instant::now();
-            // One that is out is better than none, but not worth the time of a dial after others.
-            let next = self.balance.next(&tried, now);
-            let next = next.filter(|next| tried.len() == 1 || !self.balance.is_out(*next, now));
+            let next = self.balance.next(&tried, now).filter(|next| {
+                // One that is out is better than none, but not worth the time of a dial after others.
+                are_all_out || tried.len() == 1 || !self.balance.is_out(*next, now)
+            });
             let Some(next) = next else {
                 return Err(self.none_reached(&failed.problem));
             };

@@ -3,10 +3,17 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
+
+/// Longest time for which bytes that were sent may stay unacknowledged: several retransmissions get
+/// lost in it, one of them after more than 6 s.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
 /// One of the three.
 pub(crate) enum Socket {
@@ -25,6 +32,31 @@ impl Socket {
             Self::Plain(_) | Self::Unix(_) => false,
             Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
         }
+    }
+
+    /// The TCP connection below; none for a Unix socket.
+    pub(super) fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Plain(stream) => Some(stream),
+            Self::Tls(stream) => Some(stream.get_ref().0),
+            Self::Unix(_) => None,
+        }
+    }
+
+    /// Says whether the kernel ends the connection, with `ETIMEDOUT`, when the peer acknowledges
+    /// nothing for [`UNACKNOWLEDGED`]. Without that, a request to a host that has vanished waits for
+    /// minutes, since keepalive probes are not sent while data is unacknowledged. The kernel counts a
+    /// closed receive window in the same way, so this is off while an upstream may have reason to
+    /// close it.
+    pub(super) fn limit_unacknowledged(&self, is_limited: bool) {
+        #[cfg(target_os = "linux")]
+        if let Some(stream) = self.tcp() {
+            let limit = is_limited.then_some(UNACKNOWLEDGED);
+            // A connection without the limit is as good as any other until its host vanishes.
+            let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(limit);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = is_limited;
     }
 }
 

@@ -117,6 +117,10 @@ pub(super) fn check_switch(
     protocol: Protocol,
     key: &Key,
 ) -> Result<Response<()>, Problem> {
+    // Both are required of a server (RFC 6455 section 4.1, RFC 9110 section 7.8).
+    if !has_token(&headers, CONNECTION, "upgrade") {
+        return Err(failed("the upstream's 101 has no `Connection: upgrade`"));
+    }
     if !has_token(&headers, UPGRADE, protocol.as_str()) {
         return Err(failed(
             "the upstream changed to another protocol than the one asked for",
@@ -286,17 +290,23 @@ mod tests {
     fn our_own_key_is_checked_and_its_answer_ends_here() {
         let key = Key::Own("dGhlIHNhbXBsZSBub25jZQ==".to_owned());
         let right = ("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-        let response = switch(&[right, ("sec-websocket-protocol", "chat")], &key).unwrap();
+        let switched = ("connection", "Upgrade");
+        let protocol = ("sec-websocket-protocol", "chat");
+        let response = switch(&[right, protocol, switched], &key).unwrap();
         assert_eq!(response.headers().len(), 1);
         assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
-        assert_eq!(switch(&[], &key).unwrap_err(), Reason::UpgradeFailed);
         let wrong = ("sec-websocket-accept", "x");
-        assert_eq!(switch(&[wrong], &key).unwrap_err(), Reason::UpgradeFailed);
+        for answer in [&[switched][..], &[switched, wrong], &[right, protocol]] {
+            assert_eq!(switch(answer, &key).unwrap_err(), Reason::UpgradeFailed);
+        }
     }
 
     #[test]
     fn another_protocol_is_no_agreement() {
-        let headers = HeaderMap::from_iter([(UPGRADE, HeaderValue::from_static("h2c"))]);
+        let headers = HeaderMap::from_iter([
+            (UPGRADE, HeaderValue::from_static("h2c")),
+            (CONNECTION, HeaderValue::from_static("upgrade")),
+        ]);
         let answer = check_switch(headers, Protocol::WEBSOCKET, &Key::PlatformClients);
         assert_eq!(answer.unwrap_err().reason(), Reason::UpgradeFailed);
     }

@@ -19,6 +19,8 @@ pub(crate) enum Said {
     Addresses(Vec<IpAddr>, u32),
     /// Those of IPv6 among these; for IPv4 the server cannot tell.
     OnlyIpv6(Vec<IpAddr>, u32),
+    /// Those of IPv4 among these; questions for IPv6 are dropped.
+    SilentOnIpv6(Vec<IpAddr>, u32),
     /// The server cannot tell.
     Failure,
     /// Nothing at all.
@@ -101,10 +103,13 @@ fn answer(packet: &[u8], shared: &mut Shared) -> Option<Vec<u8>> {
         None => (3, Vec::new(), 0),
         Some(Said::Failure) => (2, Vec::new(), 0),
         Some(Said::Silence) => return None,
+        Some(Said::SilentOnIpv6(..)) if kind == AAAA => return None,
         Some(Said::OnlyIpv6(..)) if kind == A => (2, Vec::new(), 0),
-        Some(Said::Addresses(addresses, ttl) | Said::OnlyIpv6(addresses, ttl)) => {
-            (0, addresses.clone(), *ttl)
-        }
+        Some(
+            Said::Addresses(addresses, ttl)
+            | Said::OnlyIpv6(addresses, ttl)
+            | Said::SilentOnIpv6(addresses, ttl),
+        ) => (0, addresses.clone(), *ttl),
     };
     let of_kind =
         |address: &&IpAddr| matches!((kind, address), (A, IpAddr::V4(_)) | (AAAA, IpAddr::V6(_)));

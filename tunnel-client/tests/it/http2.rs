@@ -591,3 +591,46 @@ async fn a_connection_that_breaks_costs_no_harmless_request() {
     assert_eq!(problem.reason(), Reason::ConnectionTerminated, "{problem}");
     assert_eq!(connections.load(Ordering::SeqCst), 2);
 }
+
+#[tokio::test]
+async fn an_upstream_that_refuses_streams_gets_no_connection_for_each_of_them() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let _serving = Owned::spawn("upstream", async move {
+        let mut tasks = JoinSet::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+            tasks.spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    if request.uri().path() == "/first" {
+                        respond.send_response(Response::new(()), true).unwrap();
+                    } else {
+                        respond.send_reset(h2::Reason::REFUSED_STREAM);
+                    }
+                }
+            });
+        }
+    });
+    let setup = Setup::new(&url).await;
+    setup.session.fetch(get("/first")).await;
+    for _ in 0..10 {
+        let reason = setup.session.failure(get("/")).await;
+        assert_eq!(reason, Reason::ConnectionTerminated);
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_websocket_is_opened_over_https_where_only_http2_is_spoken() {
+    let (server, roots) = tls(&[b"h2"]);
+    let upstream = Http2Upstream::start(Some(server), 200, echo).await;
+    let setup = Setup::with(&upstream.url("https"), |config| {
+        config.upstream_roots = Some(roots);
+    })
+    .await;
+    check_echo(&setup).await;
+}

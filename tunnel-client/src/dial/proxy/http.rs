@@ -15,7 +15,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
+use http::header::{CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, response};
 use http_body_util::Empty;
 use hyper::body::Incoming;
@@ -120,7 +120,8 @@ impl<'a> Asking<'a> {
         let mut request = Request::builder()
             .method(Method::CONNECT)
             .uri(uri.build().map_err(fault)?)
-            .header(HOST, self.authority);
+            .header(HOST, self.authority)
+            .header(USER_AGENT, crate::dial::USER_AGENT);
         if let Some((_, value)) = &self.show {
             let bytes = value.expose_secret().as_bytes();
             let value = HeaderValue::from_bytes(bytes).map_err(|error| fault(error.into()));
@@ -404,6 +405,10 @@ mod tests {
         );
         assert!(
             heads[0].contains("\r\nhost: [2001:db8::1]:443\r\n"),
+            "{heads:?}"
+        );
+        assert!(
+            heads[0].contains("\r\nuser-agent: tunnel-client/"),
             "{heads:?}"
         );
         assert_eq!(shown(&heads[0]), None);

@@ -4,6 +4,7 @@
 //! (RFC 9112 section 6.3). What may be sent on of it is judged by others.
 
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use bytes::Buf;
 use http::header::{CONNECTION, TRANSFER_ENCODING};
@@ -17,12 +18,21 @@ use crate::upstream::HEAD_BYTES;
 /// Fields for which there is room without asking for memory. Almost no head has more.
 const USUAL_FIELDS: usize = 32;
 
+/// The name of the field with which a server says for how long it keeps an idle connection.
+const KEEP_ALIVE: &str = "keep-alive";
+
+/// Time before the end of what a server announces in which its connection is not used any more: a
+/// request that is on its way when the server closes is lost.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(1);
+
 /// The head of a response.
 pub(super) struct Head {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     /// The upstream keeps the connection for another request.
     pub(super) is_kept: bool,
+    /// How long the connection may be idle before it is used again, if the upstream says so.
+    pub(super) keep_alive: Option<Duration>,
     pub(super) content: Content,
 }
 
@@ -138,6 +148,7 @@ fn head(
     let bytes = input.take(line.bytes);
     let mut headers = HeaderMap::with_capacity(line.fields);
     let (mut is_kept, mut is_closed, mut has_coding) = (line.is_http11, false, false);
+    let mut keep_alive = None;
     for place in &places[..line.fields] {
         let name = &bytes[place.name.0 as usize..place.name.1 as usize];
         let name = HeaderName::from_bytes(name).map_err(http::Error::from)?;
@@ -148,6 +159,8 @@ fn head(
             is_kept |= has_option(&value, b"keep-alive");
         } else if name == TRANSFER_ENCODING {
             has_coding = true;
+        } else if name == KEEP_ALIVE {
+            keep_alive = idle_limit(&value);
         }
         headers.try_append(name, value).map_err(http::Error::from)?;
     }
@@ -169,8 +182,26 @@ fn head(
         headers,
         // What ends with its connection leaves none behind.
         is_kept: is_kept && !is_closed && !matches!(content, Content::ToEnd),
+        keep_alive,
         content,
     })
+}
+
+/// How long an idle connection may be used, from a `Keep-Alive` field such as `timeout=5, max=100`: a
+/// second less than the server keeps it, or half of a single second. None without a time.
+fn idle_limit(value: &HeaderValue) -> Option<Duration> {
+    let mut parameters = value.to_str().ok()?.split(',');
+    let seconds = parameters.find_map(|parameter| {
+        let (name, seconds) = parameter.split_once('=')?;
+        let is_timeout = name.trim().eq_ignore_ascii_case("timeout");
+        is_timeout.then(|| seconds.trim().parse::<u32>().ok())?
+    });
+    let timeout = Duration::from_secs(seconds?.into());
+    Some(
+        timeout
+            .saturating_sub(KEEP_ALIVE_MARGIN)
+            .max(timeout.min(KEEP_ALIVE_MARGIN) / 2),
+    )
 }
 
 fn has_option(value: &HeaderValue, option: &[u8]) -> bool {

@@ -5,7 +5,9 @@
 //! even when the name before it got none, and the two mean different things to whoever has
 //! connections to it.
 
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +19,7 @@ use hickory_resolver::proto::op::{Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, TokioResolver, system_conf};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Found, LookUpError};
 
@@ -27,6 +29,9 @@ const FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 const LOOK: Duration = Duration::from_secs(5);
 /// Longest wait for one answer: a question that was lost is sent again while somebody still waits.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
+/// How long the answer for one kind of addresses is waited for when those of the other are there:
+/// some name servers drop the questions for IPv6.
+const OTHER_KIND_WAIT: Duration = Duration::from_millis(300);
 /// Most addresses that are taken of an answer.
 const ADDRESSES: usize = 64;
 
@@ -231,11 +236,19 @@ fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
 
 /// Asks for both kinds of addresses of a whole name.
 async fn ask_one(resolver: &TokioResolver, name: Name) -> Result<Found, LookUpError> {
-    let (v4, v6) = tokio::join!(
-        resolver.lookup(name.clone(), RecordType::A),
-        resolver.lookup(name, RecordType::AAAA)
-    );
-    let (v4, v6) = (found(v4), found(v6));
+    let mut asking_v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
+    let mut asking_v6 = pin!(resolver.lookup(name, RecordType::AAAA));
+    let (v4, v6) = tokio::select! {
+        v4 = &mut asking_v4 => {
+            let v4 = found(v4);
+            let v6 = other_kind(&v4, asking_v6).await;
+            (v4, v6)
+        }
+        v6 = &mut asking_v6 => {
+            let v6 = found(v6);
+            (other_kind(&v6, asking_v4).await, v6)
+        }
+    };
     match (v4, v6) {
         (Ok(mut v4), Ok(v6)) => {
             v4.addresses.extend(v6.addresses);
@@ -250,6 +263,18 @@ async fn ask_one(resolver: &TokioResolver, name: Name) -> Result<Found, LookUpEr
         // Only two that agree say that there is none.
         (Err(LookUpError::NotFound), Err(error)) | (Err(error), Err(_)) => Err(error),
     }
+}
+
+/// The addresses of the second kind, for which the wait is short when the first answer has some.
+async fn other_kind(
+    first: &Result<Found, LookUpError>,
+    asking: impl Future<Output = Result<Lookup, NetError>>,
+) -> Result<Found, LookUpError> {
+    if first.is_err() {
+        return found(asking.await);
+    }
+    let answered = timeout(OTHER_KIND_WAIT, asking).await;
+    answered.map_or(Err(LookUpError::TimedOut), found)
 }
 
 fn found(looked_up: Result<Lookup, NetError>) -> Result<Found, LookUpError> {
@@ -393,6 +418,21 @@ mod tests {
             !setup.ask("app").await.unwrap().is_half,
             "there is no other"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_drops_questions_for_ipv6_costs_little_time() {
+        let server = NameServer::start().await;
+        let setup = cluster(&server);
+        let addresses = vec!["10.0.0.1".parse().unwrap()];
+        server.say(
+            "app.ns.svc.cluster.local",
+            Said::SilentOnIpv6(addresses, 300),
+        );
+        let start = Instant::now();
+        let found = setup.ask("app").await.unwrap();
+        assert!(start.elapsed() <= OTHER_KIND_WAIT, "{:?}", start.elapsed());
+        assert_eq!((found.addresses.len(), found.is_half), (1, true));
     }
 
     #[test]

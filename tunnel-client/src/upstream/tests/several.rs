@@ -194,6 +194,26 @@ async fn when_all_are_down_that_is_said_and_each_is_tried_again() {
 }
 
 #[tokio::test]
+async fn when_all_are_out_each_is_asked_until_one_answers() {
+    let mut members = Vec::new();
+    for _ in 0..8 {
+        members.push((closed().await, 1));
+    }
+    let (route, set) = set(&members, &options(), None, Some(ejection()));
+    while conditions(&set).contains(&"unreachable") || conditions(&set).contains(&"unknown") {
+        route.ask(post()).await.unwrap_err();
+    }
+    assert_eq!(conditions(&set), ["ejected"; 8]);
+    let _back = Scripted::start_at(members[5].0, |mut connection: Connection| async move {
+        while connection.head().await.is_some() {
+            connection.send(answer("back")).await;
+        }
+    })
+    .await;
+    assert_eq!(route.fetch(get("/")).await, "back");
+}
+
+#[tokio::test]
 async fn as_many_are_asked_as_it_takes_while_nothing_was_sent() {
     let good = good("good").await;
     let mut members = Vec::new();
