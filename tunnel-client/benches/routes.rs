@@ -11,6 +11,7 @@ use std::hint::black_box;
 use divan::{AllocProfiler, Bencher};
 use http::Method;
 use tunnel_client::routes::matcher::{Conditions, FirstLine, Matcher};
+use tunnel_client::routes::odd::OddParts;
 use tunnel_client::routes::pattern::Pattern;
 use tunnel_client::routes::rewrite::Prefix;
 use tunnel_client::routes::template::Template;
@@ -31,12 +32,16 @@ fn main() {
     divan::main();
 }
 
-fn route(host: Option<&str>, path: &str, allow_odd_paths: bool) -> Conditions {
+fn route(host: Option<&str>, path: &str, takes_odd: bool) -> Conditions {
     Conditions {
         host: host.map(|host| host.parse().unwrap()),
         methods: Vec::new(),
         path: path.parse().unwrap(),
-        allow_odd_paths,
+        allow_paths_with: match takes_odd {
+            true => OddParts::ALL,
+            false => OddParts::NONE,
+        },
+        is_denial: false,
     }
 }
 

@@ -17,6 +17,7 @@ pub mod dry_run;
 pub mod explain;
 pub mod host;
 pub mod matcher;
+pub mod odd;
 pub mod own_answer;
 pub mod pattern;
 pub mod rewrite;
@@ -114,7 +115,7 @@ impl Routes {
         let found = found.and_then(|place| table.routes.get(place).ok_or(NoRoute::Unknown));
         match found {
             Ok(InForce { route, .. }) => Ok(Arc::clone(route)),
-            Err(none) => Err(table.problem(none)),
+            Err(none) => Err(table.problem(none, head)),
         }
     }
 
@@ -131,15 +132,16 @@ impl Routes {
 }
 
 impl Table {
-    fn problem(&self, none: NoRoute) -> Problem {
-        let name = match none {
-            NoRoute::OddPath(place) => self.routes.get(place).map(|one| one.route.name()),
+    fn problem(&self, none: NoRoute, head: &Parts) -> Problem {
+        let route = match none {
+            NoRoute::OddPath(place) => self.routes.get(place).map(|one| one.route.config()),
             NoRoute::Unknown => None,
         };
-        let detail = match name {
-            Some(name) => format!(
-                "route `{name}` does not take an odd path (dot or empty segments, encoded slashes, backslashes, `;`)"
-            ),
+        let detail = match route {
+            Some(route) => {
+                let parts = route.conditions.refused_parts(head.uri.path().as_bytes());
+                format!("route `{}` does not take a path with {parts}", route.name)
+            }
             None => "no route of this client takes the request".to_owned(),
         };
         Problem::new(Hop::Client, Reason::RouteUnknown, detail)

@@ -39,9 +39,8 @@ fn verdict(trial: &Trial<'_>) -> Result<(), Failure> {
         Outcome::SegmentRefused(refused) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 segment_refused): {refused}"
         ))),
-        Outcome::OddPath(name) => Err(Failure::running(format_args!(
-            "route `{name}` refuses it (404 route_unknown): the path is odd (dot or empty segments, encoded \
-             slashes, backslashes, `;`), and allow_odd_paths is not set"
+        Outcome::OddPath(name, parts) => Err(Failure::running(format_args!(
+            "route `{name}` refuses it (404 route_unknown): the path has {parts}; see allow_paths_with"
         ))),
         Outcome::Unknown => Err(Failure::running("no route takes it (404 route_unknown)")),
     }
@@ -71,7 +70,7 @@ fn print(trial: &Trial<'_>) {
         Outcome::Answered(status) => println!("answers    {status}, by itself"),
         Outcome::Denied(words) => println!("denies     403, \"{words}\""),
         Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
-        Outcome::OddPath(_) | Outcome::Unknown => {}
+        Outcome::OddPath(..) | Outcome::Unknown => {}
     }
     let others = trial
         .verdicts
@@ -102,8 +101,8 @@ fn as_json(trial: &Trial<'_>) -> Value {
         Outcome::SegmentRefused(refused) => {
             json!({ "kind": "segment_refused", "status": 404, "detail": refused })
         }
-        Outcome::OddPath(name) => {
-            let detail = format!("route `{name}` does not take an odd path");
+        Outcome::OddPath(name, parts) => {
+            let detail = format!("route `{name}` does not take a path with {parts}");
             json!({ "kind": "route_unknown", "status": 404, "detail": detail })
         }
         Outcome::Unknown => json!({ "kind": "route_unknown", "status": 404 }),
@@ -116,7 +115,7 @@ fn as_json(trial: &Trial<'_>) -> Value {
         "route": trial.winner.map(|route| route.name.to_string()),
         "line": trial.winner.and_then(|route| route.line),
         "segments": captures.map(|(name, text)| json!({ "name": name, "value": text })).collect::<Vec<_>>(),
-        "odd_path": trial.is_odd,
+        "odd_path": trial.odd_parts.names().collect::<Vec<_>>(),
         "outcome": outcome,
         "routes": others.collect::<Vec<_>>(),
     })

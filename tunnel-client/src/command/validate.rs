@@ -4,7 +4,7 @@
 use super::Failure;
 use super::routes::print_table;
 use crate::cli::ValidateArgs;
-use crate::config::{Config, ServeConfig};
+use crate::config::{Config, RouteList, ServeConfig};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
@@ -13,6 +13,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
         let (listen, routes) = (config.listen.address, config.routes);
         println!("ok: listen {listen}, routes {}", routes.len());
         print_table(&routes);
+        print_warnings(&routes);
         return Ok(());
     }
     let config = Config::check(source).map_err(Failure::configuration)?;
@@ -30,7 +31,14 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
             let routes = config.all_routes();
             println!("ok: server {server}{proxy}, routes {}", routes.len());
             print_table(&routes);
+            print_warnings(&routes);
         }
     }
     Ok(())
+}
+
+fn print_warnings(routes: &RouteList) {
+    for warning in routes.warnings() {
+        println!("warning: {warning}");
+    }
 }

@@ -26,6 +26,7 @@ pub(crate) use self::difference::RoutesDifference;
 pub use self::raw::RawRoute;
 use super::{ConfigError, ConfigFault, Source, UpstreamUrl};
 use crate::routes::matcher::{Conditions, Matcher};
+use crate::routes::odd::OddParts;
 use crate::routes::own_answer::{CorsPolicy, FixedAnswer};
 use crate::routes::pattern::{Pattern, segment_at};
 use crate::routes::rewrite::Rewrite;
@@ -198,10 +199,40 @@ impl RouteList {
     /// there to deny something, no path gets around them by looking like another one.
     #[must_use]
     pub(crate) fn with_default(&self, upstream: UpstreamUrl, options: UpstreamOptions) -> Self {
-        let allow_odd_paths = self.is_empty();
+        let allowed = match self.is_empty() {
+            true => OddParts::ALL,
+            false => OddParts::NONE,
+        };
         let mut routes = self.0.clone();
-        routes.push(RouteConfig::default_to(upstream, options, allow_odd_paths));
+        routes.push(RouteConfig::default_to(upstream, options, allowed));
         Self(routes)
+    }
+}
+
+impl RouteList {
+    /// What is allowed and may not be meant, one sentence each: routes that take odd paths where a
+    /// narrower one denies something, since nobody knows how every upstream reads such a path.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for denial in self.iter().filter(|route| route.conditions.is_denial) {
+            let is_beside = |route: &&RouteConfig| {
+                let (own, other) = (&denial.conditions, &route.conditions);
+                let is_of_host =
+                    other.host.is_none() || own.host.is_none() || other.host == own.host;
+                !other.is_denial
+                    && !other.allow_paths_with.is_empty()
+                    && is_of_host
+                    && other.path.covers(&own.path)
+            };
+            for route in self.iter().filter(is_beside) {
+                warnings.push(format!(
+                    "route `{}` takes paths with {}: an upstream may read one of them as a path that \
+                     route `{}` denies",
+                    route.name, route.conditions.allow_paths_with, denial.name
+                ));
+            }
+        }
+        warnings
     }
 }
 
@@ -216,7 +247,7 @@ impl<'a> IntoIterator for &'a RouteList {
 
 impl RouteConfig {
     /// The route to an upstream for everything that no other takes.
-    fn default_to(url: UpstreamUrl, options: UpstreamOptions, allow_odd_paths: bool) -> Self {
+    fn default_to(url: UpstreamUrl, options: UpstreamOptions, allowed: OddParts) -> Self {
         Self {
             name: DEFAULT_ROUTE.into(),
             line: None,
@@ -224,7 +255,8 @@ impl RouteConfig {
                 host: None,
                 methods: Vec::new(),
                 path: Pattern::all(),
-                allow_odd_paths,
+                allow_paths_with: allowed,
+                is_denial: false,
             },
             values: Vec::new(),
             action: RouteAction::Upstreams(UpstreamsConfig {

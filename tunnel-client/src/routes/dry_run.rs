@@ -12,7 +12,8 @@ use tunnel_ops::config_value::ValueError;
 
 use super::explain::{Verdict, explain};
 use super::matcher::FirstLine;
-use super::pattern::{is_odd, segment_at};
+use super::odd::OddParts;
+use super::pattern::segment_at;
 use super::rewrite::HostHeader;
 use crate::config::{RouteAction, RouteConfig, RouteList, UpstreamUrl};
 
@@ -34,8 +35,8 @@ pub struct Trial<'a> {
     pub verdicts: Vec<(&'a RouteConfig, Verdict)>,
     /// The named segments, with what the path has in their places.
     pub captures: Vec<(&'a str, String)>,
-    /// What the path may look like to others.
-    pub is_odd: bool,
+    /// The odd parts of the path.
+    pub odd_parts: OddParts,
     /// What is done with it.
     pub outcome: Outcome,
 }
@@ -52,8 +53,8 @@ pub enum Outcome {
     Denied(String),
     /// Its path is refused, for what a segment is or what is left of it.
     SegmentRefused(String),
-    /// The path is odd, and the route with this name does not take it.
-    OddPath(String),
+    /// The route with this name does not take these odd parts of the path.
+    OddPath(String, OddParts),
     /// No route takes it.
     Unknown,
 }
@@ -139,10 +140,13 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
         .iter()
         .find(|(_, verdict)| *verdict == Verdict::Wins);
     let winner = winner.map(|(route, _)| *route);
-    let refuses = |(_, verdict): &&(_, Verdict)| *verdict == Verdict::OddPath;
-    let outcome = match (winner, verdicts.iter().find(refuses)) {
+    let mut refused = (verdicts.iter()).filter_map(|(route, verdict)| match verdict {
+        Verdict::OddPath(parts) => Some(Outcome::OddPath(route.name.to_string(), *parts)),
+        _ => None,
+    });
+    let outcome = match (winner, refused.next()) {
         (Some(route), _) => outcome(route, question),
-        (None, Some((route, _))) => Outcome::OddPath(route.name.to_string()),
+        (None, Some(refused)) => refused,
         (None, None) => Outcome::Unknown,
     };
     let names = winner
@@ -155,7 +159,7 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
     Trial {
         captures: captures.collect(),
         outcome,
-        is_odd: is_odd(path),
+        odd_parts: OddParts::of(path),
         winner,
         verdicts,
     }

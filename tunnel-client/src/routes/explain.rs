@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use super::matcher::{Conditions, FirstLine, Matcher, NoRoute};
+use super::odd::OddParts;
 
 /// What one route says to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +20,11 @@ pub enum Verdict {
     OtherHost,
     /// Another path.
     OtherPath,
-    /// It is the most specific that matches, and refuses the path, which upstreams might read as
-    /// another one.
-    OddPath,
+    /// It is the most specific that matches, and does not take these odd parts of the path.
+    OddPath(OddParts),
+    /// It is the most specific that matches, but a lenient upstream reads another path, which the winner
+    /// denies.
+    ReadAsDenied,
     /// Another method.
     OtherMethod,
 }
@@ -42,7 +45,10 @@ pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
     let (matcher, _) = Matcher::new(routes.iter().copied());
     let (decides, verdict) = match matcher.find(line) {
         Ok(place) => (Some(place), Verdict::Wins),
-        Err(NoRoute::OddPath(place)) => (Some(place), Verdict::OddPath),
+        Err(NoRoute::OddPath(place)) => {
+            let refused = routes[place].refused_parts(line.path);
+            (Some(place), Verdict::OddPath(refused))
+        }
         Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
     };
     let deciding = decides.and_then(|place| routes.get(place));
@@ -58,6 +64,9 @@ pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
         }
         if !route.matches_method(line) {
             return Verdict::OtherMethod;
+        }
+        if deciding.is_some_and(|deciding| !deciding.matches(line)) {
+            return Verdict::ReadAsDenied;
         }
         // Some route matches, so one decides.
         let rule = deciding.map_or(Rule::Methods, |deciding| rule(deciding, route));
@@ -83,6 +92,12 @@ fn rule(winner: &Conditions, other: &Conditions) -> Rule {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::OddPath(parts) = self {
+            return write!(
+                f,
+                "matches, but does not take a path with {parts}: see allow_paths_with"
+            );
+        }
         f.write_str(match self {
             Self::Wins => "wins",
             Self::LessSpecific(Rule::Host) => "matches, but the other names its host more exactly",
@@ -92,9 +107,9 @@ impl fmt::Display for Verdict {
             Self::LessSpecific(Rule::Methods) => "matches, but the other names the method",
             Self::OtherHost => "is for another host",
             Self::OtherPath => "is for another path",
-            Self::OddPath => {
-                "matches, but refuses the path, which is odd (dot or empty segments, encoded slashes, \
-                 backslashes, `;`): allow_odd_paths is not set"
+            Self::OddPath(_) => "",
+            Self::ReadAsDenied => {
+                "matches, but an upstream may read the path as one that the other denies"
             }
             Self::OtherMethod => "is for another method",
         })
@@ -112,7 +127,8 @@ mod tests {
             host: host.map(|host| host.parse().unwrap()),
             methods: methods.to_vec(),
             path: path.parse().unwrap(),
-            allow_odd_paths: false,
+            allow_paths_with: OddParts::NONE,
+            is_denial: false,
         }
     }
 
@@ -153,7 +169,8 @@ mod tests {
         assert_eq!(verdicts("other.example.com", "/a/b")[..4], [host; 4]);
         let odd = verdicts("a.test", "/a/..");
         let methods = Verdict::LessSpecific(Rule::Methods);
-        assert_eq!(odd[..4], [path, path, Verdict::OddPath, methods]);
+        let refused = Verdict::OddPath(OddParts::DOT_SEGMENT);
+        assert_eq!(odd[..4], [path, path, refused, methods]);
         assert!(!odd.contains(&Verdict::Wins));
     }
 }

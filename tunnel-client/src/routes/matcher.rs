@@ -7,11 +7,13 @@
 //!
 //! In: the conditions of all routes, once, and the first lines of requests. Out: the place of a route
 //! in the list. The first match of this search is the most specific one, since it tries in the order
-//! of [`Conditions::compare`]. A search takes no memory, and time that depends on the routes, never on
+//! of [`Conditions::compare`]. That search takes no memory, and time that depends on the routes, never on
 //! what a request brings.
 //!
 //! Whether an odd path may go on is asked of that one route alone: if the next were asked after it, an
-//! odd spelling of a path would be a way around the route that was made for it.
+//! odd spelling of a path would be a way around the route that was made for it. A path that a route
+//! takes, and that a lenient upstream reads as another one, is denied where a route that denies takes
+//! that other one, see [`Denials`].
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -19,7 +21,8 @@ use std::collections::HashMap;
 use http::Method;
 
 use super::host::{HOST_OCTETS, HostPattern, bare_host};
-use super::pattern::{Pattern, Segment, Tail, is_odd};
+use super::odd::{OddParts, lenient};
+use super::pattern::{Pattern, Segment, Tail};
 
 /// Routes that a table may have.
 pub const ROUTES_MAX: usize = 4096;
@@ -33,9 +36,11 @@ pub struct Conditions {
     pub methods: Vec<Method>,
     /// Its path.
     pub path: Pattern,
-    /// Whether its path may be one that upstreams might read as another one; if not, such a request is
-    /// refused, and goes to no other route.
-    pub allow_odd_paths: bool,
+    /// Odd parts that its path may have. A request whose path has others is refused, and goes to no
+    /// other route.
+    pub allow_paths_with: OddParts,
+    /// Whether the route denies what it takes.
+    pub is_denial: bool,
 }
 
 /// What routes look at.
@@ -74,6 +79,20 @@ pub struct Matcher {
     exact: HashMap<Box<[u8]>, Tree>,
     below: HashMap<Box<[u8]>, Tree>,
     any: Tree,
+    /// None where no route denies anything.
+    denials: Option<Box<Denials>>,
+}
+
+/// The routes that deny, asked once more for paths that an upstream may read as others: as it stands
+/// `/%61dmin` is not `/admin`, but most upstreams take it for that.
+#[derive(Debug)]
+struct Denials {
+    /// The routes that deny, by patterns for paths in the form of [`lenient`].
+    matcher: Matcher,
+    /// Their places in the list.
+    places: Vec<usize>,
+    /// All routes.
+    routes: Vec<Conditions>,
 }
 
 /// The paths of the routes of one host.
@@ -104,7 +123,8 @@ struct Choices {
 #[derive(Debug, Clone, Copy)]
 struct Choice {
     route: usize,
-    allows_odd: bool,
+    allows: OddParts,
+    is_denial: bool,
 }
 
 impl Conditions {
@@ -124,9 +144,9 @@ impl Conditions {
         self.methods.is_empty() || self.methods.contains(line.method)
     }
 
-    /// Whether the path is odd, and may not be.
-    pub fn refuses_path(&self, line: &FirstLine<'_>) -> bool {
-        !self.allow_odd_paths && is_odd(line.path)
+    /// The odd parts of a path for which the route refuses it.
+    pub fn refused_parts(&self, path: &[u8]) -> OddParts {
+        OddParts::of(path).without(self.allow_paths_with)
     }
 
     /// Which of two that match one request says more about it: the greater. First by host, then by
@@ -143,6 +163,14 @@ impl Conditions {
 impl Matcher {
     /// Makes one of all routes, and tells those that overlap; of them the first counts.
     pub fn new<'a>(routes: impl IntoIterator<Item = &'a Conditions>) -> (Self, Vec<Overlap>) {
+        let routes: Vec<_> = routes.into_iter().collect();
+        let (mut matcher, overlaps) = Self::as_written(routes.iter().copied());
+        matcher.denials = Denials::new(&routes).map(Box::new);
+        (matcher, overlaps)
+    }
+
+    /// One that knows of no denials.
+    fn as_written<'a>(routes: impl IntoIterator<Item = &'a Conditions>) -> (Self, Vec<Overlap>) {
         let mut matcher = Self::default();
         let mut overlaps = Vec::new();
         for (route, conditions) in routes.into_iter().enumerate() {
@@ -151,7 +179,8 @@ impl Matcher {
                 .choices(&conditions.path);
             let choice = Choice {
                 route,
-                allows_odd: conditions.allow_odd_paths,
+                allows: conditions.allow_paths_with,
+                is_denial: conditions.is_denial,
             };
             if let Some(first) = choices.add(&conditions.methods, choice) {
                 overlaps.push(Overlap {
@@ -163,21 +192,30 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// The place of the most specific route that matches a request.
+    /// The place of the most specific route that matches a request; or of one that denies it, as a
+    /// lenient upstream reads its path, and is no less specific.
     ///
     /// # Errors
-    /// When none does, or that one does not take odd paths, and this is one.
+    /// When none does, or the path has odd parts that this one does not take.
     pub fn find(&self, line: &FirstLine<'_>) -> Result<usize, NoRoute> {
+        let found = self.find_as_written(line).ok_or(NoRoute::Unknown)?;
+        if found.allows != OddParts::ALL
+            && !OddParts::of(line.path).without(found.allows).is_empty()
+        {
+            return Err(NoRoute::OddPath(found.route));
+        }
+        match &self.denials {
+            Some(denials) if !found.is_denial => Ok(denials.find(line, found.route)),
+            _ => Ok(found.route),
+        }
+    }
+
+    fn find_as_written(&self, line: &FirstLine<'_>) -> Option<Choice> {
         // Most tables name no host at all.
         let names_hosts = !(self.exact.is_empty() && self.below.is_empty());
         let by_host = (names_hosts.then_some(line.host).flatten())
             .and_then(|host| self.find_by_host(host, line));
-        let found = by_host.or_else(|| self.any.find(line));
-        let Choice { route, allows_odd } = found.ok_or(NoRoute::Unknown)?;
-        if !allows_odd && is_odd(line.path) {
-            return Err(NoRoute::OddPath(route));
-        }
-        Ok(route)
+        by_host.or_else(|| self.any.find(line))
     }
 
     fn find_by_host(&self, host: &[u8], line: &FirstLine<'_>) -> Option<Choice> {
@@ -209,6 +247,47 @@ impl Matcher {
             Some(HostPattern::Below(name)) => (&mut self.below, name),
         };
         trees.entry(name.as_bytes().into()).or_default()
+    }
+}
+
+impl Denials {
+    fn new(routes: &[&Conditions]) -> Option<Self> {
+        let places = routes.iter().enumerate();
+        let places = places.filter_map(|(place, route)| route.is_denial.then_some(place));
+        let places: Vec<_> = places.collect();
+        if places.is_empty() {
+            return None;
+        }
+        let lenient = places.iter().map(|place| Conditions {
+            path: routes[*place].path.lenient(),
+            ..routes[*place].clone()
+        });
+        let lenient: Vec<_> = lenient.collect();
+        // Two that come to be alike both deny.
+        let (matcher, _) = Matcher::as_written(&lenient);
+        Some(Self {
+            matcher,
+            places,
+            routes: routes.iter().copied().cloned().collect(),
+        })
+    }
+
+    /// The route that decides about a request that the route at a place takes: the same, or one that
+    /// denies it and is no less specific. Takes memory only for a path that can be read in two ways.
+    fn find(&self, line: &FirstLine<'_>, found: usize) -> usize {
+        if !line.path.contains(&b'%') && OddParts::of(line.path).is_empty() {
+            return found;
+        }
+        let read = lenient(line.path);
+        let line = FirstLine {
+            path: &read,
+            ..*line
+        };
+        let denial = self.matcher.find_as_written(&line);
+        let denial = denial.and_then(|choice| self.places.get(choice.route).copied());
+        denial
+            .filter(|denial| self.routes[*denial].compare(&self.routes[found]).is_ge())
+            .unwrap_or(found)
     }
 }
 

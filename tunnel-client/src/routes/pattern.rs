@@ -1,4 +1,4 @@
-//! Path patterns of routes, and what makes a path odd.
+//! Path patterns of routes.
 //!
 //! ```text
 //!   /readyz                          exactly this path
@@ -8,14 +8,16 @@
 //! ```
 //!
 //! In: the bytes of a path as they will be forwarded. Nothing is decoded or tidied up first, so what
-//! is matched is what the upstream reads. A path that an upstream might read as another one is *odd*,
-//! and only routes that allow it take it.
+//! is matched is what the upstream reads. What upstreams read in more than one way is the matter of
+//! [`super::odd`].
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 use tunnel_ops::config_value::ValueError;
+
+use super::odd::lenient_literal;
 
 /// Segments that a pattern may have. A match looks at no more of a path, however long that is.
 const SEGMENTS_MAX: usize = 32;
@@ -110,6 +112,34 @@ impl Pattern {
         all && (self.tail == Tail::Rest || found.next().is_none())
     }
 
+    /// Whether every path that the other matches is one that this matches too.
+    pub fn covers(&self, other: &Self) -> bool {
+        let covers = |(own, other): (&Segment, &Segment)| match (own, other) {
+            (Segment::Literal(own), Segment::Literal(other)) => own == other,
+            (Segment::Named(_), Segment::Literal(other)) => !other.is_empty(),
+            (Segment::Named(_), Segment::Named(_)) => true,
+            (Segment::Literal(_), Segment::Named(_)) => false,
+        };
+        let is_long_enough = match self.tail {
+            Tail::Rest => self.segments.len() <= other.segments.len(),
+            Tail::End => self.segments.len() == other.segments.len() && other.tail == Tail::End,
+        };
+        is_long_enough && self.segments.iter().zip(&other.segments).all(covers)
+    }
+
+    /// The pattern for paths in the form of [`super::odd::lenient`].
+    pub(super) fn lenient(&self) -> Self {
+        let segments = self.segments.iter().map(|segment| match segment {
+            Segment::Literal(text) => Segment::Literal(lenient_literal(text).into()),
+            Segment::Named(name) => Segment::Named(name.clone()),
+        });
+        Self {
+            text: self.text.clone(),
+            segments: segments.collect(),
+            tail: self.tail,
+        }
+    }
+
     /// Whether both match the same paths by the same means.
     pub fn has_shape_of(&self, other: &Self) -> bool {
         let same = |(own, other): (&Segment, &Segment)| match (own, other) {
@@ -146,40 +176,6 @@ pub fn segment_at(path: &[u8], place: usize) -> &[u8] {
     let path = path.strip_prefix(b"/").unwrap_or(path);
     let mut segments = path.split(|byte| *byte == b'/');
     segments.nth(place).unwrap_or_default()
-}
-
-/// Whether an upstream might read a path as another one than it looks: it has dot segments (also
-/// encoded), encoded slashes, backslashes, empty segments before the last, or parameters of segments
-/// (`;a`), which some leave out before they compare.
-pub fn is_odd(path: &[u8]) -> bool {
-    // Most paths have none of these bytes; these are loops without branches.
-    let is_double_slash = |found, (byte, next): (&u8, &u8)| found | (*byte == b'/' && next == byte);
-    let after = path.get(1..).unwrap_or_default();
-    if path.iter().zip(after).fold(false, is_double_slash) {
-        return true;
-    }
-    let suspect = |found, byte: &u8| found | matches!(byte, b'.' | b'%' | b'\\' | b';');
-    if !path.iter().fold(false, suspect) {
-        return false;
-    }
-    let is_encoded_slash =
-        |bytes: &[u8]| bytes.eq_ignore_ascii_case(b"%2f") || bytes.eq_ignore_ascii_case(b"%5c");
-    path.iter().any(|byte| matches!(byte, b'\\' | b';'))
-        || path.windows(3).any(is_encoded_slash)
-        || path.split(|byte| *byte == b'/').any(is_dot_segment)
-}
-
-fn is_dot_segment(segment: &[u8]) -> bool {
-    let mut rest = segment;
-    let mut dots = 0;
-    loop {
-        rest = match rest {
-            [b'.', rest @ ..] | [b'%', b'2', b'e' | b'E', rest @ ..] => rest,
-            _ => break,
-        };
-        dots += 1;
-    }
-    matches!(dots, 1 | 2) && matches!(rest, [] | [b'%', b'3', b'b' | b'B', ..])
 }
 
 impl FromStr for Pattern {
@@ -377,52 +373,6 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_odd_when_another_could_read_it_as_another_one() {
-        for odd in [
-            "/a/..",
-            "/../a",
-            "/./",
-            "/.",
-            "/a/%2e%2E/b",
-            "/.%2e",
-            "/a%2fb",
-            "/a%2Fb",
-            "/a%5Cb",
-            "/a\\b",
-            "/..;x/a",
-            "/%2e;",
-            "/.%3b",
-            "//",
-            "//a",
-            "/a//",
-            "/a//b",
-            "/a;x/b",
-            "/a;",
-            "/;",
-        ] {
-            assert!(is_odd(odd.as_bytes()), "{odd}");
-        }
-        for plain in [
-            "/",
-            "/a.b/c",
-            "/...",
-            "/.well-known/x",
-            "/a..b/",
-            "/a%20b",
-            "/%252e%252e/",
-            "*",
-            "",
-            "/a/",
-            "/%3f",
-            "/a%3bb",
-            "/x%2",
-            "/..a",
-        ] {
-            assert!(!is_odd(plain.as_bytes()), "{plain}");
-        }
-    }
-
-    #[test]
     fn segments_are_found_by_their_place() {
         assert_eq!(segment_at(b"/a/b//c", 1), b"b");
         assert_eq!(segment_at(b"/a/b//c", 2), b"");
@@ -441,7 +391,6 @@ mod tests {
             if let Ok(pattern) = text.parse::<Pattern>() {
                 pattern.matches(&path);
             }
-            is_odd(&path);
         }
     }
 }

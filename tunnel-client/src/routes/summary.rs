@@ -2,6 +2,7 @@
 
 use tunnel_proto::control::RouteState;
 
+use super::odd::OddParts;
 use crate::config::{RouteAction, RouteConfig};
 use crate::upstream::UpstreamCondition::{self, Ejected, Unhealthy, Unknown, Unreachable, Up};
 
@@ -35,10 +36,10 @@ pub(crate) fn conditions(route: &RouteConfig) -> String {
         true => String::new(),
         false => format!("{} ", methods.join(",")),
     };
-    let is_denial = matches!(route.action, RouteAction::Deny(_));
-    let odd = match conditions.allow_odd_paths && !is_denial {
-        true => " (odd paths too)",
-        false => "",
+    let odd = match conditions.allow_paths_with {
+        parts if parts.is_empty() || conditions.is_denial => String::new(),
+        OddParts::ALL => " (odd paths too)".to_owned(),
+        parts => format!(" (with {})", parts.names().collect::<Vec<_>>().join(", ")),
     };
     format!(
         "{}{methods}{}{odd}",

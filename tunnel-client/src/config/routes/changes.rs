@@ -9,7 +9,8 @@ use toml::Spanned;
 use super::CorsPolicy;
 use super::check::Checker;
 use super::raw::{RawChanges, RawCors, RawRoute, Text};
-use crate::routes::pattern::{Pattern, Segment, is_odd};
+use crate::routes::odd::OddParts;
+use crate::routes::pattern::{Pattern, Segment};
 use crate::routes::rewrite::{
     CHANGES_BYTES, CHANGES_MAX, Changes, HostHeader, Prefix, Rewrite, is_changeable,
 };
@@ -63,7 +64,10 @@ impl Checker<'_> {
     fn prefix_text(&mut self, text: &Text, key: &str) -> Option<()> {
         let bytes = text.get_ref().as_bytes();
         let fits = |byte: &u8| byte.is_ascii_graphic() && !b"?#{}*".contains(byte);
-        if bytes.first() != Some(&b'/') || !bytes.iter().all(fits) || is_odd(bytes) {
+        if bytes.first() != Some(&b'/')
+            || !bytes.iter().all(fits)
+            || !OddParts::of(bytes).is_empty()
+        {
             let problem = "expected whole segments of a path such as `/workflows`, without dot segments and `;`";
             self.fault(text.span(), key, problem);
             return None;

@@ -6,7 +6,8 @@ use super::SegmentValues;
 use super::check::Checker;
 use super::raw::RawRoute;
 use crate::routes::matcher::Conditions;
-use crate::routes::pattern::{Pattern, Segment, is_odd};
+use crate::routes::odd::OddParts;
+use crate::routes::pattern::{Pattern, Segment};
 use crate::routes::template::{Template, is_dns_label};
 
 /// Most values that a segment may be allowed.
@@ -15,12 +16,6 @@ const VALUES_MAX: usize = 4096;
 /// Most methods of one route.
 const METHODS_MAX: usize = 32;
 
-/// A route that denies has nothing to fear of any path, and whoever spells one in an odd way is denied
-/// all the same.
-fn takes_odd_paths(raw: &RawRoute) -> bool {
-    raw.allow_odd_paths || raw.deny.is_some()
-}
-
 impl Checker<'_> {
     pub(super) fn conditions(&mut self, raw: &RawRoute) -> Option<Conditions> {
         let host = match &raw.host {
@@ -28,24 +23,50 @@ impl Checker<'_> {
             None => Some(None),
         };
         let methods = self.methods(raw);
-        let path = self.path(raw);
+        let allowed = self.odd_parts(raw);
+        let path = self.path(raw, allowed.unwrap_or(OddParts::ALL));
         Some(Conditions {
             host: host?,
             methods: methods?,
             path: path?,
-            allow_odd_paths: takes_odd_paths(raw),
+            allow_paths_with: allowed?,
+            is_denial: raw.deny.is_some(),
         })
     }
 
-    fn path(&mut self, raw: &RawRoute) -> Option<Pattern> {
+    /// The odd parts that a path may have: those that the route names, or all where it denies, since
+    /// whoever spells a path in an odd way is denied all the same.
+    fn odd_parts(&mut self, raw: &RawRoute) -> Option<OddParts> {
+        if let Some(old) = &raw.allow_odd_paths {
+            let problem = "it is not known any more: name what the route's paths may have, such as \
+                           `allow_paths_with = [\"encoded_slash\"]`";
+            self.fault(old.span(), "route.allow_odd_paths", problem);
+            return None;
+        }
+        let mut parts = Some(OddParts::NONE);
+        for text in &raw.allow_paths_with {
+            let part = self.take::<OddParts>(text, "route.allow_paths_with");
+            parts = parts.zip(part).map(|(parts, part)| parts.with(part));
+        }
+        match raw.deny {
+            Some(_) => parts.map(|_| OddParts::ALL),
+            None => parts,
+        }
+    }
+
+    fn path(&mut self, raw: &RawRoute, allowed: OddParts) -> Option<Pattern> {
         let path: Pattern = self.take(&raw.path, "route.path")?;
-        let is_odd = |segment: &Segment| match segment {
-            Segment::Literal(text) => is_odd(text.as_bytes()),
-            Segment::Named(_) => false,
+        let odd_parts = |segment: &Segment| match segment {
+            Segment::Literal(text) => OddParts::of(text.as_bytes()),
+            Segment::Named(_) => OddParts::NONE,
         };
-        if !takes_odd_paths(raw) && path.segments().iter().any(is_odd) {
-            let problem = "it has dot segments, encoded slashes, backslashes or `;`, so that it takes nothing unless \
-                           allow_odd_paths is set";
+        let parts = path.segments().iter().map(odd_parts);
+        let refused = parts.fold(OddParts::NONE, OddParts::with).without(allowed);
+        if !refused.is_empty() {
+            let problem = format!(
+                "it has {refused}, so that it takes nothing unless allow_paths_with names that: {}",
+                refused.names().collect::<Vec<_>>().join(", ")
+            );
             self.fault(raw.path.span(), "route.path", problem);
             return None;
         }

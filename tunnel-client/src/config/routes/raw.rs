@@ -20,7 +20,9 @@ pub struct RawRoute {
     pub(super) methods: Option<Spanned<Vec<Text>>>,
     pub(super) path: Text,
     #[serde(default)]
-    pub(super) allow_odd_paths: bool,
+    pub(super) allow_paths_with: Vec<Text>,
+    /// What `allow_paths_with` was once, for an error that says so.
+    pub(super) allow_odd_paths: Option<Spanned<bool>>,
     #[serde(default)]
     pub(super) values: BTreeMap<String, Spanned<Vec<Text>>>,
     pub(super) upstream: Option<Text>,

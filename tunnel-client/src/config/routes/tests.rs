@@ -48,7 +48,7 @@ fn a_whole_table_is_read() {
         host = "*.Example.com"
         methods = ["POST", "OPTIONS"]
         path = "/webhooks/{namespace}/{event_source}/*"
-        allow_odd_paths = true
+        allow_paths_with = ["encoded_slash", "semicolon"]
         values = { namespace = ["argo", "team-a"] }
         upstream = "http://{event_source}-eventsource-svc.{namespace}.svc.cluster.local"
         replace_prefix = { from = "/webhooks", to = "/hooks" }
@@ -75,7 +75,8 @@ fn a_whole_table_is_read() {
     assert_eq!((hooks.line, &*hooks.name), (Some(5), "webhooks"));
     let conditions = &hooks.conditions;
     assert_eq!(conditions.methods, [Method::POST, Method::OPTIONS]);
-    assert!(conditions.allow_odd_paths);
+    let parts = OddParts::ENCODED_SLASH.with(OddParts::SEMICOLON);
+    assert_eq!(conditions.allow_paths_with, parts);
     assert_eq!(hooks.values[0].place, 1);
     assert_eq!(hooks.check_values(b"/webhooks/argo/x"), Ok(()));
     assert_eq!(
@@ -479,7 +480,22 @@ fn numbers_and_lists_are_bounded() {
     refused(
         "path = \"/a/..\"\nrespond = {}",
         "route.path",
-        "unless allow_odd_paths is set",
+        "unless allow_paths_with names that: dot_segment",
+    );
+    refused(
+        "path = \"/a%2Db%2F\"\nallow_paths_with = [\"encoded_slash\"]\nrespond = {}",
+        "route.path",
+        "unless allow_paths_with names that: encoded_unreserved",
+    );
+    refused(
+        "path = \"/a\"\nallow_paths_with = [\"slashes\"]\nrespond = {}",
+        "route.allow_paths_with",
+        "expected one of encoded_slash, backslash, empty_segment, semicolon, dot_segment,",
+    );
+    refused(
+        "path = \"/a\"\nallow_odd_paths = true\nrespond = {}",
+        "route.allow_odd_paths",
+        "allow_paths_with = [\"encoded_slash\"]",
     );
     let route = |number: usize| {
         format!("[[route]]\nname = \"r{number}\"\npath = \"/{number}\"\ndeny = \"no\"\n")
@@ -498,9 +514,11 @@ fn a_route_that_denies_takes_odd_paths_whatever_it_says() {
         let routes = read(&format!("[[route]]\nname = \"a\"\n{text}")).unwrap();
         routes.0[0].conditions.clone()
     };
-    assert!(conditions("path = \"/a/*\"\ndeny = \"no\"").allow_odd_paths);
-    assert!(conditions("path = \"/a;b\"\nallow_odd_paths = false\ndeny = \"no\"").allow_odd_paths);
-    assert!(!conditions("path = \"/a/*\"\nrespond = {}").allow_odd_paths);
+    let allowed = |text: &str| conditions(text).allow_paths_with;
+    assert_eq!(allowed("path = \"/a/*\"\ndeny = \"no\""), OddParts::ALL);
+    let named = "path = \"/a;b\"\nallow_paths_with = [\"backslash\"]\ndeny = \"no\"";
+    assert_eq!(allowed(named), OddParts::ALL);
+    assert_eq!(allowed("path = \"/a/*\"\nrespond = {}"), OddParts::NONE);
 }
 
 #[test]
@@ -510,10 +528,35 @@ fn the_default_route_takes_odd_paths_only_when_it_is_alone() {
         let routes = read(text)
             .unwrap()
             .with_default("http://a".parse().unwrap(), options());
-        routes.0.last().unwrap().conditions.allow_odd_paths
+        routes.0.last().unwrap().conditions.allow_paths_with == OddParts::ALL
     };
     assert!(with_default(""));
     assert!(!with_default(
         "[[route]]\nname = \"a\"\npath = \"/a\"\ndeny = \"no\"\n"
     ));
+}
+
+#[test]
+fn a_denial_beside_a_wider_route_that_takes_odd_paths_is_warned_of() {
+    let warnings = |wide: &str, host: &str| {
+        let text = format!(
+            "[[route]]\nname = \"no\"\npath = \"/admin/*\"\ndeny = \"no\"\n{host}\n\
+             [[route]]\nname = \"all\"\nupstream = \"http://a\"\n{wide}\n"
+        );
+        read(&text).unwrap().warnings()
+    };
+    let odd = "allow_paths_with = [\"encoded_slash\", \"semicolon\"]";
+    assert_eq!(
+        warnings(&format!("path = \"/*\"\n{odd}"), ""),
+        [
+            "route `all` takes paths with an encoded slash (`%2F`), a `;`: an upstream may read one of \
+             them as a path that route `no` denies"
+        ]
+    );
+    let none: [&str; 0] = [];
+    assert_eq!(warnings("path = \"/*\"", ""), none);
+    assert_eq!(warnings(&format!("path = \"/app/*\"\n{odd}"), ""), none);
+    let other = format!("path = \"/*\"\n{odd}\nhost = \"b.test\"");
+    assert_eq!(warnings(&other, "host = \"a.test\""), none);
+    assert_eq!(warnings(&other, "").len(), 1);
 }

@@ -13,7 +13,7 @@ struct Written {
     host: Option<&'static str>,
     methods: Vec<Method>,
     path: String,
-    allow_odd_paths: bool,
+    takes_odd: bool,
 }
 
 impl Written {
@@ -22,7 +22,11 @@ impl Written {
             host: self.host.map(|host| host.parse().unwrap()),
             methods: self.methods.clone(),
             path: self.path.parse().unwrap(),
-            allow_odd_paths: self.allow_odd_paths,
+            allow_paths_with: match self.takes_odd {
+                true => OddParts::ALL,
+                false => OddParts::NONE,
+            },
+            is_denial: false,
         }
     }
 
@@ -69,6 +73,26 @@ impl Written {
 }
 
 fn looks_odd(path: &str) -> bool {
+    let has_encoded = |what: std::ops::RangeInclusive<char>| {
+        what.into_iter().any(|one| {
+            path.to_lowercase()
+                .contains(&format!("%{:02x}", one as u32))
+        })
+    };
+    if [
+        '\0'..='\x1f',
+        '0'..='9',
+        'A'..='Z',
+        'a'..='z',
+        '-'..='.',
+        '_'..='_',
+        '~'..='\x7f',
+    ]
+    .into_iter()
+    .any(has_encoded)
+    {
+        return true;
+    }
     let path = path.to_lowercase().replace("%2e", ".");
     path.contains(['\\', ';'])
         || path.contains("//")
@@ -95,9 +119,7 @@ fn reference(
         .map(|(_, place)| place);
     match best {
         None => Err(NoRoute::Unknown),
-        Some(place) if looks_odd(path) && !routes[place].allow_odd_paths => {
-            Err(NoRoute::OddPath(place))
-        }
+        Some(place) if looks_odd(path) && !routes[place].takes_odd => Err(NoRoute::OddPath(place)),
         Some(place) => Ok(place),
     }
 }
@@ -122,11 +144,11 @@ fn written() -> impl Strategy<Value = Written> {
     let methods = vec(select(vec![Method::GET, Method::POST, Method::PUT]), 0..3);
     let hosts = vec!["a.test", "b.a.test", "*.a.test", "*.test", "*.b.a.test"];
     (option::of(select(hosts)), methods, path, any::<bool>()).prop_map(
-        |(host, methods, path, allow_odd_paths)| Written {
+        |(host, methods, path, takes_odd)| Written {
             host,
             methods,
             path,
-            allow_odd_paths,
+            takes_odd,
         },
     )
 }
@@ -171,7 +193,17 @@ fn conditions(host: Option<&str>, methods: &[Method], path: &str) -> Conditions 
         host: host.map(|host| host.parse().unwrap()),
         methods: methods.to_vec(),
         path: path.parse().unwrap(),
-        allow_odd_paths: false,
+        allow_paths_with: OddParts::NONE,
+        is_denial: false,
+    }
+}
+
+/// The same, as a route that denies has it.
+fn denial(conditions: Conditions) -> Conditions {
+    Conditions {
+        allow_paths_with: OddParts::ALL,
+        is_denial: true,
+        ..conditions
     }
 }
 
@@ -275,7 +307,7 @@ fn routes_of_which_neither_is_more_specific_are_told() {
 #[test]
 fn an_odd_spelling_of_a_path_is_no_way_around_its_route() {
     let allowing = |conditions: Conditions| Conditions {
-        allow_odd_paths: true,
+        allow_paths_with: OddParts::ALL,
         ..conditions
     };
     let routes = [
@@ -305,6 +337,153 @@ fn an_odd_spelling_of_a_path_is_no_way_around_its_route() {
     assert_eq!(alone, Err(NoRoute::Unknown));
 }
 
+#[test]
+fn a_route_takes_the_odd_parts_that_it_names_and_no_others() {
+    let routes = [Conditions {
+        allow_paths_with: OddParts::ENCODED_SLASH.with(OddParts::SEMICOLON),
+        ..conditions(None, &[], "/*")
+    }];
+    for (path, expected) in [
+        ("/a%2fb;c", Ok(0)),
+        ("/a//b", Err(NoRoute::OddPath(0))),
+        ("/a%2f..", Ok(0)),
+        ("/a%2f/..", Err(NoRoute::OddPath(0))),
+        ("/%61", Err(NoRoute::OddPath(0))),
+    ] {
+        assert_eq!(found(&routes, "", Method::GET, path), expected, "{path}");
+    }
+}
+
+#[test]
+fn what_a_lenient_upstream_reads_as_denied_is_denied() {
+    let allowing = |conditions: Conditions| Conditions {
+        allow_paths_with: OddParts::ALL,
+        ..conditions
+    };
+    let routes = [
+        allowing(conditions(None, &[], "/*")),
+        denial(conditions(None, &[], "/admin/*")),
+        allowing(conditions(None, &[], "/admin/public/*")),
+        denial(conditions(None, &[Method::PUT], "/{a}")),
+        denial(conditions(None, &[], "/caf%c3%A9/@me")),
+    ];
+    for (method, path, expected) in [
+        (Method::GET, "/admin/x", 1),
+        (Method::GET, "/%61dmin/x", 1),
+        (Method::GET, "//admin", 1),
+        (Method::GET, "/x/../admin", 1),
+        (Method::GET, "/x%2f..%5cadmin;a", 1),
+        (Method::GET, "/\\admin", 1),
+        (Method::GET, "/admin%00", 1),
+        (Method::GET, "/caf%C3%a9/%40me", 4),
+        (Method::GET, "/admin/public/a%2fb", 2),
+        (Method::GET, "/x%2fy//z", 0),
+        // What denies is less specific than what takes the path as it stands.
+        (Method::PUT, "/admin/public/..%2f..%2fx", 2),
+        (Method::PUT, "/x//", 0),
+    ] {
+        assert_eq!(found(&routes, "", method, path), Ok(expected), "{path}");
+    }
+}
+
+/// A path in the normal form of RFC 3986 section 6.2.2.
+fn normal(path: &str) -> String {
+    let mut text = String::new();
+    let mut rest = path;
+    while let Some(first) = rest.chars().next() {
+        let code = rest.get(1..3).filter(|_| first == '%');
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                let letter = char::from(byte);
+                match letter.is_ascii_alphanumeric() || "-._~".contains(letter) {
+                    true => text.push(letter),
+                    false => text.push_str(&rest[..3].to_uppercase()),
+                }
+                rest = &rest[3..];
+            }
+            None => {
+                text.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+    }
+    let mut segments: Vec<&str> = Vec::new();
+    let given: Vec<_> = text.split('/').skip(1).collect();
+    for (place, segment) in given.iter().enumerate() {
+        match *segment {
+            "." | ".." => {
+                if *segment == ".." {
+                    segments.pop();
+                }
+                if place + 1 == given.len() {
+                    segments.push("");
+                }
+            }
+            other => segments.push(other),
+        }
+    }
+    format!("/{}", segments.join("/"))
+}
+
+fn disguised_path() -> impl Strategy<Value = String> {
+    let segment = select(vec![
+        "a",
+        "%61",
+        "b",
+        "%62",
+        "%2E",
+        "..",
+        ".",
+        "%2e.",
+        "x",
+        "%78",
+        "",
+        "a%20b",
+        "%61%20%62",
+        "%c3%a9",
+        "%C3%A9",
+        "a%2fb",
+        "a;b",
+    ]);
+    vec(segment, 0..6).prop_map(|segments| format!("/{}", segments.join("/")))
+}
+
+fn table_with_denials() -> impl Strategy<Value = Vec<Conditions>> {
+    let segment = select(vec!["a", "b", "x", "a%20b", "%C3%A9", "{n}"]);
+    let path = (vec(segment, 0..3), any::<bool>()).prop_map(|(mut segments, takes_rest)| {
+        let mut names = ["{n}", "{m}", "{o}"].into_iter();
+        for segment in segments.iter_mut().filter(|segment| **segment == "{n}") {
+            *segment = names.next().unwrap();
+        }
+        segments.extend(takes_rest.then_some("*"));
+        format!("/{}", segments.join("/"))
+    });
+    let route = (path, any::<bool>()).prop_map(|(path, denies)| {
+        let route = conditions(None, &[], &path);
+        if denies { denial(route) } else { route }
+    });
+    vec(route, 1..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #[test]
+    fn no_spelling_of_a_path_gets_around_a_route_that_denies_it(
+        routes in table_with_denials(),
+        paths in vec(disguised_path(), 1..16),
+    ) {
+        for path in &paths {
+            if let Ok(place) = found(&routes, "", Method::GET, &normal(path))
+                && routes[place].is_denial
+            {
+                let takes = found(&routes, "", Method::GET, path);
+                let is_forwarded = takes.is_ok_and(|place| !routes[place].is_denial);
+                prop_assert!(!is_forwarded, "{} {:?} {:?}", path, takes, routes);
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
@@ -331,7 +510,8 @@ proptest! {
             let matching: Vec<_> = routes.iter().filter(|route| route.matches(&line)).collect();
             prop_assert_eq!(matching.is_empty(), expected == Err(NoRoute::Unknown));
             if let Ok(decides) | Err(NoRoute::OddPath(decides)) = expected {
-                prop_assert_eq!(routes[decides].refuses_path(&line), expected.is_err());
+                let refused = routes[decides].refused_parts(line.path);
+                prop_assert_eq!(!refused.is_empty(), expected.is_err());
                 prop_assert!(matching.iter().all(|other| routes[decides].compare(other).is_ge()));
             }
         }
