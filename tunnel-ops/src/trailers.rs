@@ -28,7 +28,7 @@ pub fn clean_frame<D>(frame: Frame<D>) -> Option<Frame<D>> {
 /// the head has decided without it. Nor when some programs read the name as another one.
 #[must_use]
 pub fn may_trail(name: &[u8]) -> bool {
-    const FORBIDDEN: [&str; 36] = [
+    const FORBIDDEN: [&str; 37] = [
         "accept-encoding",
         "age",
         "authentication-info",
@@ -58,6 +58,7 @@ pub fn may_trail(name: &[u8]) -> bool {
         "te",
         "trailer",
         "transfer-encoding",
+        "tunnel-via",
         "upgrade",
         "vary",
         "via",

@@ -90,7 +90,7 @@ const BROWSER_REQUEST: Lines = &[
         "forwarded",
         "for=203.0.113.7;host=acme-prod.tunnel.example;proto=https",
     ),
-    ("via", "1.1 tunnel-6f1d2c"),
+    ("tunnel-via", "tunnel-6f1d2c"),
     ("x-request-id", "0190d6a1-7c3e-7b52-9a57-2f1c9f0b6d11"),
 ];
 

@@ -136,7 +136,7 @@ fn request(method: Method, path: &str, length: usize) -> Request<Content> {
         .header("forwarded", "for=203.0.113.7;proto=https")
         .header("x-forwarded-for", "203.0.113.7")
         .header("x-forwarded-proto", "https")
-        .header("via", "1.1 tunnel-6f1d2c")
+        .header("tunnel-via", "tunnel-6f1d2c")
         .header("x-request-id", "0190d6a1-7c3e-7b52-9a57-2f1c9f0b6d11")
         .body(Content::new(length))
         .unwrap()

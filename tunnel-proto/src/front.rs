@@ -18,5 +18,5 @@ pub use self::{
         problem, refusal, switching_protocols,
     },
     check::{CheckedRequest, Checker, Seen},
-    outgoing::{FieldSink, Origin, ViaName, X_REQUEST_ID, outgoing},
+    outgoing::{FieldSink, Origin, TUNNEL_VIA, ViaName, X_REQUEST_ID, outgoing},
 };

@@ -148,7 +148,7 @@ fn build_outgoing(bencher: Bencher<'_, '_>, head: Head) {
     let checked = check(&parts).unwrap();
     let origin = Origin::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
     let via = ViaName::new("6f1d2c");
-    bencher.bench_local(|| outgoing(black_box(&checked), &origin, &via).unwrap());
+    bencher.bench_local(|| outgoing(black_box(&checked), &origin, &via, false).unwrap());
 }
 
 // === The host ===

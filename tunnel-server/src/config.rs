@@ -85,6 +85,8 @@ pub struct Config {
     pub trusted_proxies: Vec<IpNet>,
     /// Whether trusted proxies send a PROXY header. Default false.
     pub proxy_protocol: bool,
+    /// Whether requests get a `Via`. Default no.
+    pub via: bool,
     /// Origins whose pages may read the tunnel's own answers. Default none.
     pub cors_origins: Vec<Origin>,
     /// Whether upstreams may set cookies for the domain of all runtimes and its parents. Default false.
@@ -207,6 +209,7 @@ impl Config {
             max_tunnel_connections_per_address: 1_000,
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
+            via: false,
             cors_origins: Vec::new(),
             allow_shared_cookies: false,
             first_byte_timeout: Duration::from_secs(10),
@@ -286,6 +289,7 @@ impl Config {
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.trusted_proxies, source.trusted_proxies.map(plain));
         set(&mut self.proxy_protocol, source.proxy_protocol);
+        set(&mut self.via, source.via);
         set(&mut self.allow_shared_cookies, source.allow_shared_cookies);
         set(&mut self.cors_origins, source.cors_origin);
         set(&mut self.first_byte_timeout, source.first_byte_timeout);

@@ -73,7 +73,7 @@ pub struct Node {
     pub(crate) refusal_lines: LogLimit,
     /// Pages that may read our own answers.
     pub cors: ArcSwap<Cors>,
-    /// Our name in `Via`.
+    /// Our name in `Tunnel-Via` and `Via`.
     pub via: ViaName,
     /// What happens, for whoever watches.
     pub events: Arc<Events>,

@@ -95,7 +95,7 @@ async fn its_page_works_in_a_browser() {
         format!("document.getElementById('{part}-log').innerText.includes('{text}')")
     };
     let expected = [
-        shows("fetch", "via: 1.1 tunnel-"),
+        shows("fetch", "via: tunnel-"),
         shows("events", "#1"),
         shows("ws", "hello"),
         shows("upload", "the same on both sides"),

@@ -187,7 +187,7 @@ async fn the_server_says_who_asked_and_believes_nobody_else() {
         !text.contains("1.2.3.4") && !text.contains("evil"),
         "{text}"
     );
-    assert!(echo.head.values("via")[0].starts_with("1.1 "), "{text}");
+    assert!(echo.head.values("via").is_empty(), "{text}");
 
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let response = client

@@ -119,6 +119,8 @@ pub struct ListenConfig {
     pub certificate: Option<CertificateFiles>,
     /// Networks of the ingress controllers, which may say who asked before them. Default none.
     pub trusted_proxies: Vec<IpNet>,
+    /// Whether requests get a `Via`. Default no.
+    pub via: bool,
     /// Connections at once. Default 1024.
     pub max_connections: usize,
     /// Exchanges at once, upgraded connections among them. Default 1024.
@@ -142,6 +144,7 @@ impl Default for ListenConfig {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080),
             certificate: None,
             trusted_proxies: Vec::new(),
+            via: false,
             max_connections: 1_024,
             max_exchanges: 1_024,
             max_head_bytes: 64 * 1024,
@@ -162,6 +165,7 @@ impl ListenConfig {
         set(&mut listen.address, source.listen);
         let trusted = source.trusted_proxies.iter().flatten();
         listen.trusted_proxies = trusted.copied().map(IpNet::from).collect();
+        set(&mut listen.via, source.via);
         set(&mut listen.max_connections, source.max_connections);
         set(&mut listen.max_exchanges, source.max_exchanges);
         set(&mut listen.max_head_bytes, source.max_head_size);

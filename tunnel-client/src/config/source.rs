@@ -39,7 +39,7 @@ macro_rules! every_setting {
             tell_routes
             admin_listen admin_host dial_timeout redial_base redial_cap redial_stable on_refusal
             refusal_wait upstream_connect_timeout upstream_head_timeout upstream_idle_pool
-            ping_interval grace_period listen listen_cert listen_key trusted_proxies max_connections
+            ping_interval grace_period listen listen_cert listen_key trusted_proxies via max_connections
             max_exchanges max_head_size request_head_timeout keep_alive_timeout body_idle_timeout
             drain_delay access_log log_format log_level
         }
@@ -291,6 +291,13 @@ pub struct Source {
         env = "TUNNEL_CLIENT_TRUSTED_PROXIES"
     )]
     pub trusted_proxies: Option<Vec<Network>>,
+
+    /// Of serve: add Via to requests; nginx compresses nothing for those that have it [default: false]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_CLIENT_VIA"
+    )]
+    pub via: Option<bool>,
 
     /// Of serve: connections at once, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_MAX_CONNECTIONS")]

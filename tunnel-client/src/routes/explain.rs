@@ -46,8 +46,10 @@ pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
     let (decides, verdict) = match matcher.find(line) {
         Ok(place) => (Some(place), Verdict::Wins),
         Err(NoRoute::OddPath(place)) => {
-            let refused = routes[place].refused_parts(line.path);
-            (Some(place), Verdict::OddPath(refused))
+            let refused = routes
+                .get(place)
+                .map(|route| route.refused_parts(line.path));
+            (Some(place), Verdict::OddPath(refused.unwrap_or_default()))
         }
         Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
     };

@@ -98,8 +98,9 @@ pub fn is_changeable(name: &HeaderName) -> bool {
         HOST,
         VIA,
     ];
-    const OURS: [&str; 6] = [
+    const OURS: [&str; 7] = [
         "proxy-status",
+        "tunnel-via",
         "x-forwarded-for",
         "x-forwarded-host",
         "x-forwarded-port",

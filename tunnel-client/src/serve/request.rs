@@ -155,8 +155,8 @@ fn accept(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let (origin, via) = (&connection.origin, &front.via);
-    let request_id = front::outgoing(&checked, origin, via, new_id, &mut headers)?;
+    let (origin, via, sends_via) = (&connection.origin, &front.via, front.listen.via);
+    let request_id = front::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
     let way = Way {
         guard: connection.guard.as_ref(),
         version: checked.version,

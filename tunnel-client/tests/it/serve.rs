@@ -179,7 +179,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
     assert_eq!(field(&head, "x-hop"), None);
     assert_eq!(field(&head, "x-forwarded-user"), None);
     assert!(
-        field(&head, "via").unwrap().starts_with("1.1 tunnel-"),
+        field(&head, "tunnel-via").unwrap().starts_with("tunnel-"),
         "{head}"
     );
     // The same connection, in a row.

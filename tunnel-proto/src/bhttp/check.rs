@@ -71,6 +71,7 @@ fn usual_name(bytes: &[u8]) -> Option<HeaderName> {
     const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
     const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+    const TUNNEL_VIA: HeaderName = crate::front::TUNNEL_VIA;
     Some(match bytes {
         b"accept" => header::ACCEPT,
         b"accept-encoding" => header::ACCEPT_ENCODING,
@@ -87,6 +88,7 @@ fn usual_name(bytes: &[u8]) -> Option<HeaderName> {
         b"server" => header::SERVER,
         b"set-cookie" => header::SET_COOKIE,
         b"user-agent" => header::USER_AGENT,
+        b"tunnel-via" => TUNNEL_VIA,
         b"vary" => header::VARY,
         b"via" => header::VIA,
         b"x-forwarded-for" => X_FORWARDED_FOR,

@@ -87,8 +87,8 @@ pub struct Seen {
     max_forwards: bool,
     /// `Cookie`.
     pub cookie: bool,
-    /// `Via`.
-    pub via: bool,
+    /// `Tunnel-Via`.
+    pub tunnel_via: bool,
     /// `X-Request-Id`.
     pub request_id: bool,
     /// `Origin`.
@@ -129,7 +129,7 @@ impl Seen {
                 "expect" => seen.expect = true,
                 "max-forwards" => seen.max_forwards = true,
                 "cookie" => seen.cookie = true,
-                "via" => seen.via = true,
+                "tunnel-via" => seen.tunnel_via = true,
                 "x-request-id" => seen.request_id = true,
                 "origin" => seen.origin = true,
                 // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.

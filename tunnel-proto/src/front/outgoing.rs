@@ -21,6 +21,10 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 /// Names the request in the logs of every program on its way.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Names the programs of ours that a request has passed, by which a loop is found. Not `Via`: upstreams
+/// such as nginx compress nothing for requests that have it.
+pub const TUNNEL_VIA: HeaderName = HeaderName::from_static("tunnel-via");
+
 /// Longest request id that is taken over from a platform client.
 const REQUEST_ID_BYTES: usize = 128;
 
@@ -105,7 +109,8 @@ impl Origin {
     }
 }
 
-/// The name by which this program adds itself to `Via`, and knows that a request was here before.
+/// The name by which this program adds itself to [`TUNNEL_VIA`], and to `Via` where that is wanted, and
+/// knows that a request was here before.
 #[derive(Debug, Clone)]
 pub struct ViaName {
     name: Box<str>,
@@ -133,19 +138,19 @@ impl ViaName {
         }
     }
 
-    /// Whether the name stands in a received `Via`.
+    /// Whether the name stands in a received [`TUNNEL_VIA`].
     fn is_in(&self, headers: &HeaderMap) -> bool {
-        headers.get_all(header::VIA).iter().any(|value| {
-            value
-                .as_bytes()
-                .windows(self.name.len())
-                .any(|part| part == self.name.as_bytes())
+        headers.get_all(TUNNEL_VIA).iter().any(|value| {
+            // Whoever stands in between may have joined lines.
+            let mut names = value.as_bytes().split(|byte| *byte == b',');
+            names.any(|name| name.trim_ascii() == self.name.as_bytes())
         })
     }
 }
 
 /// Writes the fields to send on, but for the host, and says which id the request has in all logs:
-/// its own, if that is a plain one, or what `new_id` makes.
+/// its own, if that is a plain one, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
+/// if `sends_via`; one that was received goes on in any case.
 ///
 /// # Errors
 /// When the request was here before.
@@ -153,10 +158,11 @@ pub fn outgoing(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
     via: &ViaName,
+    sends_via: bool,
     new_id: impl FnOnce() -> HeaderValue,
     head: &mut impl FieldSink,
 ) -> Result<HeaderValue, Problem> {
-    if checked.seen.via && via.is_in(checked.headers) {
+    if checked.seen.tunnel_via && via.is_in(checked.headers) {
         let what = "the request has passed this program before";
         return Err(Problem::new(checked.hop, Reason::LoopDetected, what));
     }
@@ -177,7 +183,10 @@ pub fn outgoing(
         head.field(&header::MAX_FORWARDS, left.as_bytes());
     }
     add_forwarded(checked, origin, told, head);
-    head.field(&header::VIA, via.value(checked.version).as_bytes());
+    head.field(&TUNNEL_VIA, via.name.as_bytes());
+    if sends_via {
+        head.field(&header::VIA, via.value(checked.version).as_bytes());
+    }
     let id = given_id(checked).unwrap_or_else(new_id);
     head.field(&X_REQUEST_ID, id.as_bytes());
     Ok(id)
@@ -317,10 +326,10 @@ mod tests {
         let origin = Origin::new("192.0.2.7".parse().unwrap(), is_trusted, false);
         let (method, authority) = (&checked.method, checked.authority);
         let mut head = HeadEncoder::new(method, origin.scheme(), authority, &checked.path, None);
-        outgoing(&checked, &origin, &ViaName::new("x1"), id, &mut head).unwrap();
+        outgoing(&checked, &origin, &ViaName::new("x1"), false, id, &mut head).unwrap();
         let head = decoded(&head.finish());
         let mut map = HeaderMap::new();
-        outgoing(&checked, &origin, &ViaName::new("x1"), id, &mut map).unwrap();
+        outgoing(&checked, &origin, &ViaName::new("x1"), false, id, &mut map).unwrap();
         assert_eq!(map, head.fields.map, "both sinks take the same");
         assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
         assert_eq!(head.authority, "a-b.test:8080");
@@ -396,7 +405,7 @@ mod tests {
     fn no_connection_line_takes_our_own_fields_away() {
         let headers = sent(
             &[
-                ("connection", "x-forwarded-for, host, via, x-mine"),
+                ("connection", "x-forwarded-for, host, tunnel-via, x-mine"),
                 ("connection", "x-request-id, close"),
                 ("x-mine", "1"),
                 ("x-other", "2"),
@@ -406,7 +415,8 @@ mod tests {
             false,
         );
         assert_eq!(values(&headers, "x-forwarded-for"), ["192.0.2.7"]);
-        assert_eq!(values(&headers, "via"), ["1.1 tunnel-x1"]);
+        assert_eq!(values(&headers, "tunnel-via"), ["tunnel-x1"]);
+        assert!(!headers.contains_key("via"));
         assert_eq!(values(&headers, "te"), ["trailers"]);
         assert_eq!(values(&headers, "x-other"), ["2"]);
         assert!(headers.contains_key("x-request-id"));
@@ -438,22 +448,23 @@ mod tests {
         let request = Request::builder()
             .uri("/")
             .header("host", "a")
-            .header("via", "1.0 fred, 1.1 tunnel-x1")
+            .header("tunnel-via", "tunnel-fred, tunnel-x1")
             .body(())
             .unwrap();
         let parts = request.into_parts().0;
         let checked = CHECKER.check(&parts, None).unwrap();
         let origin = Origin::new("::1".parse().unwrap(), false, true);
-        let pass = |name| {
-            outgoing(
-                &checked,
-                &origin,
-                &ViaName::new(name),
-                id,
-                &mut HeaderMap::new(),
-            )
+        let mut head = HeaderMap::new();
+        let mut pass = |name, sends_via| {
+            let via = ViaName::new(name);
+            outgoing(&checked, &origin, &via, sends_via, id, &mut head)
         };
-        assert_eq!(pass("x1").unwrap_err().reason(), Reason::LoopDetected);
-        assert!(pass("x2").is_ok());
+        assert_eq!(pass("x1", true).unwrap_err().reason(), Reason::LoopDetected);
+        assert!(pass("x", true).is_ok());
+        assert_eq!(
+            values(&head, "tunnel-via"),
+            ["tunnel-fred, tunnel-x1", "tunnel-x"]
+        );
+        assert_eq!(values(&head, "via"), ["1.1 tunnel-x"]);
     }
 }

@@ -109,6 +109,7 @@ impl Config {
         }
         put("trusted-proxies", list(&self.trusted_proxies));
         put("proxy-protocol", self.proxy_protocol.to_string());
+        put("via", self.via.to_string());
         put("cors-origin", list(&self.cors_origins));
         put(
             "allow-shared-cookies",

@@ -202,6 +202,13 @@ pub struct Source {
     )]
     pub proxy_protocol: Option<bool>,
 
+    /// Add Via to requests; nginx as an upstream compresses nothing for those that have it [default: false]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "TUNNEL_SERVER_VIA"
+    )]
+    pub via: Option<bool>,
+
     /// Origins whose pages may read the answers that the tunnel itself gives
     #[arg(
         long,
@@ -429,8 +436,8 @@ impl Source {
             jwt_audience jwt_account_claim jwt_runtime_claim jwt_leeway auth_url auth_token_file
             auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage client_ca client_crl
             expiry_grace on_conflict max_handshakes handshake_queue
-            max_tunnel_connections_per_address trusted_proxies proxy_protocol cors_origin
-            allow_shared_cookies
+            max_tunnel_connections_per_address trusted_proxies proxy_protocol via
+            cors_origin allow_shared_cookies
             first_byte_timeout tls_handshake_timeout request_head_timeout body_idle_timeout
             keep_alive_timeout expect_wait max_connections max_connections_per_address
             max_head_size offline_wait max_waiting max_waiting_size ping_interval drain_delay

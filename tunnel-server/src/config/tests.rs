@@ -187,6 +187,7 @@ fn a_file_says_the_same_as_flags() {
         domain = "Tunnels.Example"
         trusted_proxies = ["10.0.0.7/8", "192.0.2.7"]
         proxy_protocol = true
+        via = true
         cors_origin = ["https://a.example", "https://b.example"]
         max_connections = 5
         max_head_size = "64KiB"
@@ -206,6 +207,7 @@ fn a_file_says_the_same_as_flags() {
         "--domain=tunnels.example",
         "--trusted-proxies=10.0.0.7/8,192.0.2.7",
         "--proxy-protocol",
+        "--via",
         "--cors-origin=https://a.example",
         "--cors-origin=https://b.example",
         "--max-connections=5",
@@ -330,7 +332,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 57] = [
+const FULL: [&str; 58] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
@@ -354,6 +356,7 @@ const FULL: [&str; 57] = [
     "--max-tunnel-connections-per-address=7",
     "--trusted-proxies=10.0.0.0/8",
     "--proxy-protocol",
+    "--via",
     "--cors-origin=https://a.example",
     "--allow-shared-cookies",
     "--first-byte-timeout=7s",

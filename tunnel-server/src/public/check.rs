@@ -33,6 +33,7 @@ pub fn outgoing(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
     via: &ViaName,
+    sends_via: bool,
 ) -> Result<(EncodedHead, HeaderValue), Problem> {
     let mut head = HeadEncoder::new(
         &checked.method,
@@ -44,6 +45,6 @@ pub fn outgoing(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let id = front::outgoing(checked, origin, via, new_id, &mut head)?;
+    let id = front::outgoing(checked, origin, via, sends_via, new_id, &mut head)?;
     Ok((head.finish(), id))
 }

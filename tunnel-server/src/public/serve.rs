@@ -159,7 +159,7 @@ fn accept(
         connection.not_upgraded();
     }
     let node = &connection.node;
-    let (head, id) = outgoing(&checked, &connection.origin, &node.via)?;
+    let (head, id) = outgoing(&checked, &connection.origin, &node.via, node.config().via)?;
     if node.config().access_log {
         observation.log(subject(connection, parts, &checked, id.clone()));
     }

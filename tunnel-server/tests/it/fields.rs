@@ -22,7 +22,7 @@ async fn the_request_is_built_anew_with_our_own_fields_and_nothing_of_the_connec
     let request = format!(
         "GET / HTTP/1.1\r\nHost: {PROD_HOST}\r\n\
          Connection: keep-alive, x-first, x-forwarded-for, host\r\n\
-         Connection: X-Second, via, x-request-id, forwarded, close-not\r\n\
+         Connection: X-Second, tunnel-via, x-request-id, forwarded, close-not\r\n\
          X-First: 1\r\nX-Second: 2\r\nX-Third: 3\r\n\
          Keep-Alive: timeout=5\r\nProxy-Connection: keep-alive\r\n\
          Proxy-Authorization: Basic eDp5\r\nProxy-Authenticate: x\r\n\
@@ -43,7 +43,7 @@ async fn the_request_is_built_anew_with_our_own_fields_and_nothing_of_the_connec
             "forwarded",
             "origin",
             "te",
-            "via",
+            "tunnel-via",
             "x-forwarded-for",
             "x-forwarded-host",
             "x-forwarded-proto",
@@ -57,7 +57,7 @@ async fn the_request_is_built_anew_with_our_own_fields_and_nothing_of_the_connec
     let forwarded = format!("for=127.0.0.1;host=\"{PROD_HOST}\";proto=http");
     assert_eq!(seen.values("forwarded"), [forwarded]);
     assert_eq!(seen.values("te"), ["trailers"]);
-    assert!(seen.values("via")[0].starts_with("1.1 tunnel-"));
+    assert!(seen.values("tunnel-via")[0].starts_with("tunnel-"));
 }
 
 #[tokio::test]
@@ -165,18 +165,40 @@ async fn request_ids_are_taken_over_or_made_and_told_to_both_sides() {
 }
 
 #[tokio::test]
+async fn a_via_is_added_only_where_it_is_wanted() {
+    for is_wanted in [false, true] {
+        let rig = Rig::with(|config| config.via = is_wanted).await;
+        let client = FakeClient::describing(&rig, PROD).await;
+        let get = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: 1.1 other\r\n\r\n");
+        rig.raw().await.ask(get).await;
+        let seen = client.request(1).await;
+        let values = seen.values("via");
+        assert_eq!(
+            (values[0], values.len()),
+            ("1.1 other", 1 + usize::from(is_wanted))
+        );
+        assert!(
+            values
+                .iter()
+                .skip(1)
+                .all(|via| via.starts_with("1.1 tunnel-"))
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_was_here_before_is_a_loop() {
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
     raw.ask(format!(
-        "GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: 1.1 other\r\n\r\n"
+        "GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\ntunnel-via: tunnel-other\r\n\r\n"
     ))
     .await;
     let seen = client.request(1).await;
-    let via = seen.values("via").join(", ");
-    assert!(via.starts_with("1.1 other, 1.1 tunnel-"), "{via}");
-    let again = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: {via}\r\n\r\n");
+    let via = seen.values("tunnel-via").join(", ");
+    assert!(via.starts_with("tunnel-other, tunnel-"), "{via}");
+    let again = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\ntunnel-via: {via}\r\n\r\n");
     let answer = raw.ask(again).await;
     answer.is_refusal(508, "a loop");
     assert_eq!(answer.reason(), "loop_detected");
