@@ -33,6 +33,7 @@ mod tls;
 mod upgrade;
 
 use std::fmt;
+use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -132,6 +133,16 @@ impl From<Problem> for NoLink {
     }
 }
 
+/// Retires an upstream when it is dropped.
+struct Retiring<'a>(&'a Upstream);
+
+impl Drop for Retiring<'_> {
+    fn drop(&mut self) {
+        self.0.pool.close();
+        self.0.http2.close();
+    }
+}
+
 impl Upstream {
     /// An upstream that the configuration names, and that nothing was asked of yet.
     ///
@@ -198,8 +209,17 @@ impl Upstream {
     }
 
     /// Closes connections that nobody needs, and follows the upstream's name, for as long as it is
-    /// polled.
-    pub(crate) async fn tend(&self) {
+    /// polled. Dropped, it closes all that are at rest and has no others kept: exchanges that are under
+    /// way end, but no request is to come any more.
+    pub(crate) fn tend(&self) -> impl Future<Output = ()> + Send {
+        let retiring = Retiring(self);
+        async move {
+            let Retiring(upstream) = &retiring;
+            upstream.supervise().await;
+        }
+    }
+
+    async fn supervise(&self) {
         let mut ticks = interval(pool::REST / pool::SWEEPS);
         let mut follow = None;
         loop {

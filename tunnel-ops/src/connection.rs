@@ -27,7 +27,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -41,6 +40,7 @@ pub use self::unread::{Outlet, is_given_up};
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
+use crate::received::ReceivedBody;
 use crate::signals::Shutdown;
 use crate::task::Tasks;
 
@@ -122,7 +122,7 @@ where
     pub fn serve<F, B>(
         self,
         stopping: &Shutdown,
-        answer: impl Fn(Request<Incoming>, InFlight) -> F + Unpin,
+        answer: impl Fn(Request<ReceivedBody>, InFlight) -> F + Unpin,
     ) -> impl Future<Output = Option<Rest<IO>>>
     where
         F: Future<Output = Result<Response<B>, Infallible>>,
@@ -130,8 +130,9 @@ where
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let guard = self.guard;
-        let service = service_fn(move |request| {
+        let service = service_fn(move |request: Request<_>| {
             let in_flight = guard.begin_exchange();
+            let request = request.map(ReceivedBody::http1_request);
             // Boxed, because hyper gives a socket back only when the future can be moved.
             Box::pin(answer(request, in_flight))
         });
@@ -187,7 +188,7 @@ pub fn http2<IO, F, B>(
     bounds: Bounds,
     tasks: &Tasks,
     stopping: &Shutdown,
-    answer: impl Fn(Request<Incoming>) -> F + Send,
+    answer: impl Fn(Request<ReceivedBody>) -> F + Send,
 ) -> impl Future<Output = ()> + Send
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -197,9 +198,10 @@ where
 {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
-    let service = service_fn(move |request| {
+    let discarding = tasks.clone();
+    let service = service_fn(move |request: Request<_>| {
         counted.fetch_add(1, Ordering::Relaxed);
-        answer(request)
+        answer(request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding)))
     });
     let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
     let streams = Streams {

@@ -1,9 +1,7 @@
 //! What the content of a request waits for, on its way from hyper: to be asked for, and for its next
 //! piece, neither for ever.
 
-use std::error::Error;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -89,14 +87,6 @@ impl Silence {
         let due = *self.due.get_or_insert_with(|| Instant::now() + limit);
         self.alarm.poll(cx, due)
     }
-}
-
-/// Whether a content failed because nothing came for too long: over HTTP/1 the connection's guard keeps
-/// the time, and says so by the kind of its error.
-#[must_use]
-pub fn is_timed_out(error: &hyper::Error) -> bool {
-    let cause = error.source().and_then(|cause| cause.downcast_ref());
-    cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod messages;
 mod websocket;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 
 pub use self::events::Events;
 pub use self::long_stream::{Early, LongStream, PATIENCE};
@@ -75,15 +75,15 @@ pub enum Farewell {
 }
 
 impl Form {
-    /// The form of a response's content, if it has any of these.
+    /// The form of a response's content, if it can end early in order for its reader. An event stream
+    /// can only where the reader reconnects, see [`reconnects`].
     #[must_use]
-    pub fn of_response(headers: &HeaderMap, is_http2: bool) -> Option<Self> {
+    pub fn of_response(headers: &HeaderMap, is_http2: bool, reconnects: bool) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
-        let is_events = kind
-            .get(..17)
-            .is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
-            && matches!(kind.get(17), None | Some(b';' | b' '));
-        let form = if is_events && !headers.contains_key(header::CONTENT_ENCODING) {
+        let form = if reconnects
+            && is_event_stream(kind)
+            && !headers.contains_key(header::CONTENT_ENCODING)
+        {
             Self::Events(Events::default())
         } else if is_http2 && is_grpc(headers) {
             Self::Messages(Messages::default())
@@ -133,6 +133,30 @@ impl Form {
     }
 }
 
+const EVENT_STREAM: &[u8] = b"text/event-stream";
+
+/// Whether a media type, without spaces before it, is that of event streams.
+fn is_event_stream(kind: &[u8]) -> bool {
+    let Some((name, rest)) = kind.split_at_checked(EVENT_STREAM.len()) else {
+        return false;
+    };
+    name.eq_ignore_ascii_case(EVENT_STREAM) && matches!(rest, [] | [b';' | b' ', ..])
+}
+
+/// Whether whoever sent this request takes the end of an event stream as a request to come again. An
+/// `EventSource` does: it sends GET with `Accept: text/event-stream` and, from the second time on, mostly
+/// `Last-Event-ID` (HTML, section 9.2). To any other reader an end says that the content is whole.
+#[must_use]
+pub fn reconnects(method: &Method, headers: &HeaderMap) -> bool {
+    let accepts = |value: &HeaderValue| {
+        let mut kinds = value.as_bytes().split(|byte| *byte == b',');
+        kinds.any(|kind| is_event_stream(kind.trim_ascii()))
+    };
+    *method == Method::GET
+        && (headers.get_all(header::ACCEPT).iter().any(accepts)
+            || headers.contains_key("last-event-id"))
+}
+
 /// Whether a message is gRPC, whose clients look for a status of their own.
 #[must_use]
 pub fn is_grpc(headers: &HeaderMap) -> bool {
@@ -148,12 +172,20 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
-    fn form(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
+    fn fields(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
-            headers.insert(*name, HeaderValue::from_static(value));
+            headers.append(*name, HeaderValue::from_static(value));
         }
-        match Form::of_response(&headers, is_http2) {
+        headers
+    }
+
+    fn form(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
+        name(Form::of_response(&fields(lines), is_http2, true))
+    }
+
+    fn name(form: Option<Form>) -> &'static str {
+        match form {
             Some(Form::Events(_)) => "events",
             Some(Form::Messages(_)) => "messages",
             Some(Form::WebSocket(..)) => "websocket",
@@ -180,5 +212,30 @@ mod tests {
         assert_eq!(form(&[events, ("content-encoding", "gzip")], true), "none");
         assert_eq!(form(&[events, ("content-length", "10")], true), "none");
         assert_eq!(form(&[], true), "none");
+    }
+
+    #[test]
+    fn events_end_in_order_only_for_who_reconnects() {
+        let events = fields(&[("content-type", "text/event-stream")]);
+        assert_eq!(name(Form::of_response(&events, true, false)), "none");
+        let calls = fields(&[("content-type", "application/grpc")]);
+        assert_eq!(name(Form::of_response(&calls, true, false)), "messages");
+        let accept = |value| fields(&[("accept", value)]);
+        for (headers, is_it) in [
+            (accept("text/event-stream"), true),
+            (accept("application/json, Text/Event-Stream;q=0.9"), true),
+            (
+                fields(&[("accept", "a/b"), ("accept", "text/event-stream")]),
+                true,
+            ),
+            (fields(&[("last-event-id", "7")]), true),
+            (accept("*/*"), false),
+            (accept("text/event-streams"), false),
+            (accept("x-text/event-stream"), false),
+            (fields(&[]), false),
+        ] {
+            assert_eq!(reconnects(&Method::GET, &headers), is_it, "{headers:?}");
+            assert!(!reconnects(&Method::POST, &headers), "{headers:?}");
+        }
     }
 }

@@ -20,6 +20,7 @@ pub mod flags;
 pub mod http1;
 pub mod listener;
 pub mod prefixed;
+pub mod received;
 pub mod signals;
 pub mod task;
 pub mod telemetry;

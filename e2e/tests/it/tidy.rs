@@ -178,6 +178,35 @@ fn things_are_called_by_the_design_s_words() {
 }
 
 #[test]
+fn bodies_of_hyper_are_read_in_one_place() {
+    // hyper ends a body in order when its stream is reset with NO_ERROR: only `ReceivedBody` tells it from an end.
+    // Where HTTP/1 alone is spoken (to servers and proxies that the client dials, at the admin and tunnel
+    // listeners) hyper's own body will do.
+    let allowed = |path: &Path| {
+        let path = path.to_string_lossy();
+        path.starts_with("tunnel-client/src/dial/")
+            || path.contains("tests")
+            || [
+                "tunnel-client/src/http1.rs",
+                "tunnel-server/src/connect.rs",
+                "tunnel-ops/src/admin.rs",
+                "tunnel-ops/src/received.rs",
+            ]
+            .contains(&&*path)
+    };
+    let programs = ["tunnel-client/src", "tunnel-server/src", "tunnel-ops/src"];
+    let mut sources = sources("rs");
+    sources
+        .retain(|(path, _)| programs.iter().any(|root| path.starts_with(root)) && !allowed(path));
+    check(sources, |text| {
+        lines(text, |line| {
+            let is_it = line.contains("body::") && has_word(line, "Incoming");
+            is_it.then(|| "reads a body of hyper's: use tunnel_ops::received".to_owned())
+        })
+    });
+}
+
+#[test]
 fn nothing_names_a_machine() {
     // What is committed must be true on every machine.
     let exempt = ["Cargo.lock", "tidy.rs"];

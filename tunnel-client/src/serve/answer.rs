@@ -66,6 +66,14 @@ pub(super) fn followed(body: Received, form: Form, stage: &Shutdown) -> LongStre
     LongStream::new(body, form, stage, Early::cut(|| AnswerError::Stopped))
 }
 
+/// Who asked, as far as the form of an answer depends on it.
+pub(super) struct Reader<'a> {
+    pub(super) method: &'a Method,
+    pub(super) is_http2: bool,
+    /// The end of an event stream makes it come again.
+    pub(super) reconnects: bool,
+}
+
 /// The upstream's response as it is sent on. Its content ends in order, if it can, once `stage` is
 /// asked for.
 ///
@@ -73,10 +81,14 @@ pub(super) fn followed(body: Received, form: Form, stage: &Shutdown) -> LongStre
 /// When the upstream sent a status or a length that no response can have.
 pub(super) fn response(
     answered: Response<RecordedBody>,
-    method: &Method,
-    is_http2: bool,
+    reader: &Reader<'_>,
     stage: &Shutdown,
 ) -> Result<Response<AnswerBody>, Problem> {
+    let Reader {
+        method,
+        is_http2,
+        reconnects,
+    } = *reader;
     let (mut parts, body) = answered.into_parts();
     let content = front::make_response(&mut parts, method, !is_http2).map_err(|what| {
         let detail = format!("the upstream's answer has {what}");
@@ -85,7 +97,7 @@ pub(super) fn response(
     let kind = match content {
         Content::None => Kind::Own(None),
         Content::LengthOnly => Kind::LengthOnly,
-        Content::Received => match Form::of_response(&parts.headers, is_http2) {
+        Content::Received => match Form::of_response(&parts.headers, is_http2, reconnects) {
             Some(form) => Kind::Long(Box::new(followed(received(body), form, stage))),
             None => Kind::Received(received(body)),
         },

@@ -12,11 +12,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tunnel_ops::content::{Gate, Silence, is_timed_out};
+use tunnel_ops::content::{Gate, Silence};
 use tunnel_ops::http1::GuardHandle;
+use tunnel_ops::received::{ReceiveError, ReceivedBody};
 use tunnel_ops::trailers::clean_frame;
 use tunnel_proto::exchange::BodyError;
 use tunnel_proto::front::http1_head;
@@ -45,7 +45,7 @@ enum Kind {
 }
 
 struct Received {
-    incoming: Incoming,
+    incoming: ReceivedBody,
     /// Closed until the upstream asks for the content, of a request whose client waits for that.
     gate: Option<Gate>,
     /// Bounds the silence of a platform client that was not answered, over HTTP/2.
@@ -79,7 +79,7 @@ pub(super) struct Way<'a> {
 
 impl ListenerBody {
     /// The content of a request, and the way back for heads ahead of its response.
-    pub(super) fn received(incoming: Incoming, way: &Way<'_>) -> (Self, ListenerInformational) {
+    pub(super) fn received(incoming: ReceivedBody, way: &Way<'_>) -> (Self, ListenerInformational) {
         let mut informational = ListenerInformational::new(way);
         if incoming.is_end_stream() {
             return (Self(Kind::Empty), informational);
@@ -185,12 +185,12 @@ impl Received {
         })
     }
 
-    fn failed(&self, error: &hyper::Error) -> BodyError {
+    fn failed(&self, error: &ReceiveError) -> BodyError {
         let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
         if let Some(violation) = violation {
             return aborted(Reason::RequestMalformed, violation.reason());
         }
-        if is_timed_out(error) {
+        if error.is_timed_out() {
             return stopped();
         }
         incomplete("the body did not arrive whole")

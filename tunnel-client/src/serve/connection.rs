@@ -16,7 +16,6 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use http::Request;
 use http::request::Parts;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -26,6 +25,7 @@ use tunnel_ops::connection::{self, Http1, Reset, close, say_last};
 use tunnel_ops::detect::{self, Protocol};
 use tunnel_ops::http1::{GuardHandle, InFlight, Refusal};
 use tunnel_ops::prefixed::Prefixed;
+use tunnel_ops::received::ReceivedBody;
 use tunnel_ops::task::Tasks;
 use tunnel_proto::front::{self, Origin, http1_message};
 use tunnel_proto::problem::{Hop, Problem};
@@ -128,7 +128,7 @@ where
     let connection = Connection::new(front, origin, Some(http1.guard().clone()));
     let answer = {
         let connection = Arc::clone(&connection);
-        move |request: Request<Incoming>, in_flight: InFlight| {
+        move |request: Request<ReceivedBody>, in_flight: InFlight| {
             request::serve(&connection, request, Some(in_flight))
         }
     };
@@ -159,7 +159,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Connection::new(front, origin, None);
-    let answer = |request: Request<Incoming>| request::serve(&connection, request, None);
+    let answer = |request: Request<ReceivedBody>| request::serve(&connection, request, None);
     let (bounds, tasks) = (front.bounds(), &connection.tasks);
     connection::http2(io, bounds, tasks, &front.stopping, answer).await;
 }

@@ -10,19 +10,19 @@ use http::header::{CONNECTION, HOST};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tunnel_ops::connection::MAX_FIELDS;
-use tunnel_ops::ends::is_grpc;
+use tunnel_ops::ends::{is_grpc, reconnects};
 use tunnel_ops::http1::{GuardHandle, InFlight, host_length};
+use tunnel_ops::received::ReceivedBody;
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::front::{self, CheckedRequest, Checker, X_REQUEST_ID};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::answer::{self, AnswerBody, Held, received};
+use super::answer::{self, AnswerBody, Held, Reader, received};
 use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
 use super::connection::Connection;
 use super::upgraded::{self, Granted};
@@ -50,6 +50,8 @@ struct Accepted {
     upload: Option<UpgradeSender>,
     permit: OwnedSemaphorePermit,
     request_id: HeaderValue,
+    /// The end of an event stream makes whoever asked come again.
+    reconnects: bool,
 }
 
 /// Why a request goes no further.
@@ -69,7 +71,7 @@ impl From<Problem> for NotAccepted {
 /// future.
 pub(super) fn serve(
     connection: &Arc<Connection>,
-    mut request: Request<Incoming>,
+    mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
     let is_http2 = connection.is_http2();
@@ -135,7 +137,7 @@ fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Res
 fn accept(
     connection: &Connection,
     parts: &Parts,
-    incoming: Incoming,
+    incoming: ReceivedBody,
 ) -> Result<Accepted, NotAccepted> {
     let protocol = parts.extensions.get::<hyper::ext::Protocol>();
     let checked = CHECKER.check(parts, protocol.map(AsRef::as_ref))?;
@@ -185,6 +187,7 @@ fn accept(
         upload,
         permit,
         request_id,
+        reconnects: reconnects(&parts.method, &parts.headers),
     })
 }
 
@@ -224,6 +227,7 @@ async fn carry(
         method,
         upload,
         permit,
+        reconnects,
         ..
     } = accepted;
     let front = &connection.front;
@@ -236,7 +240,12 @@ async fn carry(
         (answered, _) => {
             not_upgraded(connection);
             held.permit = Some(permit);
-            answer::response(answered?, &method, connection.is_http2(), &front.ending)
+            let reader = Reader {
+                method: &method,
+                is_http2: connection.is_http2(),
+                reconnects,
+            };
+            answer::response(answered?, &reader, &front.ending)
         }
     }
 }

@@ -5,7 +5,8 @@
 //! travel, or the problem; the connection of a response with a problem is never used again.
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http_body::Body;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 use tunnel_proto::{fields, limits};
 
@@ -30,6 +31,22 @@ pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
         headers.remove(CONTENT_LENGTH);
     }
     Ok(())
+}
+
+/// Refuses an answer over HTTP/2 that ended with its head although it declares content (RFC 9113 section
+/// 8.1.1): content that comes is counted below, but not none at all.
+pub(super) fn check_declared<B: Body>(
+    response: &Response<B>,
+    method: &Method,
+) -> Result<(), Problem> {
+    let is_bare = *method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED;
+    if is_bare || !response.body().is_end_stream() {
+        return Ok(());
+    }
+    match fields::content_length(response.headers()) {
+        Ok(None | Some(0)) => Ok(()),
+        _ => Err(invalid("a content-length and no content")),
+    }
 }
 
 fn check_status(status: StatusCode) -> Result<(), Problem> {

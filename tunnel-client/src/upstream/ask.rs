@@ -13,10 +13,10 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
-use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
+use tunnel_ops::received::ReceivedBody;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::front::keep_end_to_end;
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -339,7 +339,7 @@ impl Upstream {
         asked: &mut Asked,
         request: Request<Http2Content>,
         lease: &mut Lease,
-    ) -> Result<Response<Incoming>, Unanswered> {
+    ) -> Result<Response<ReceivedBody>, Unanswered> {
         let mut head = pin!(lease.sender.try_send_request(request));
         let mut alarm = Alarm::default();
         let watch = self.watch(asked);
@@ -347,6 +347,7 @@ impl Upstream {
         let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
         let answered = self.head_in_time(progress, waited, &mut alarm, watch, false, head);
         let answered = answered.await?;
+        let answered = answered.map(|response| response.map(ReceivedBody::http2_response));
         answered.map_err(|error| match asked.progress.failure() {
             // What hyper tells is that the stream was reset, not that it was us, nor why.
             Some(failure) => failure.clone().into(),
@@ -373,11 +374,12 @@ impl Upstream {
 
     fn answer_http2(
         &self,
-        mut response: Response<Incoming>,
+        mut response: Response<ReceivedBody>,
         lease: Lease,
         asked: &Asked,
     ) -> Result<Response<UpstreamBody>, Problem> {
         answer::check(&mut response)?;
+        answer::check_declared(&response, &asked.head.method)?;
         let (watch, progress) = (self.watch(asked), &asked.progress);
         Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease, progress).watched(watch)))
     }

@@ -15,7 +15,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
+
+use tunnel_ops::received::ReceivedBody;
 
 use super::failure::UpstreamBodyError;
 use super::http1::{Connection, Split};
@@ -37,7 +38,7 @@ enum Kind {
     Http1(Box<Connection>, Arc<Pool>),
     Split(Box<Split>),
     Http2 {
-        incoming: Incoming,
+        incoming: ReceivedBody,
         _lease: Lease,
         /// That of the request, which may fail meanwhile.
         progress: Arc<Progress>,
@@ -63,7 +64,7 @@ impl UpstreamBody {
     }
 
     /// The content that comes over a stream of HTTP/2.
-    pub(super) fn http2(incoming: Incoming, lease: Lease, progress: &Arc<Progress>) -> Self {
+    pub(super) fn http2(incoming: ReceivedBody, lease: Lease, progress: &Arc<Progress>) -> Self {
         Self::new(Kind::Http2 {
             incoming,
             _lease: lease,

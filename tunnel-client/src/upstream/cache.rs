@@ -40,6 +40,8 @@ struct Kept {
     /// Uses so far, to tell which upstream was used last.
     uses: u64,
     sweeps: u32,
+    /// None is kept any more.
+    is_closed: bool,
 }
 
 struct Entry {
@@ -49,6 +51,19 @@ struct Entry {
     sweeps: u32,
     /// Ends with the entry. Who still uses the upstream does not need it.
     _tending: Owned<()>,
+}
+
+/// Lets all upstreams of a cache go when it is dropped.
+struct Retiring<'a>(&'a UpstreamCache);
+
+impl Drop for Retiring<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.0.kept.lock();
+        kept.is_closed = true;
+        let all = std::mem::take(&mut kept.upstreams);
+        drop(kept);
+        drop(all);
+    }
 }
 
 impl UpstreamCache {
@@ -90,6 +105,9 @@ impl UpstreamCache {
         let tls = self.tls.clone();
         let upstream = Upstream::with_tls(destination, tls, &self.options, &self.shared);
         let upstream = Arc::new(upstream);
+        if kept.is_closed {
+            return upstream;
+        }
         let tended = Arc::clone(&upstream);
         let entry = Entry {
             upstream: Arc::clone(&upstream),
@@ -107,8 +125,10 @@ impl UpstreamCache {
         self.kept.lock().upstreams.len()
     }
 
-    /// Lets those go that nobody has used for long, for as long as it is polled.
+    /// Lets those go that nobody has used for long, for as long as it is polled. Dropped, it lets all go
+    /// and has no others kept: exchanges that are under way end, but no request is to come any more.
     pub(crate) async fn tend(&self) {
+        let _retiring = Retiring(self);
         let mut ticks = interval(SWEEP);
         loop {
             ticks.tick().await;
@@ -206,6 +226,23 @@ mod tests {
         }
         assert_eq!(cache.len(), 0);
         // Nobody else has it, not even a task.
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+
+    #[tokio::test]
+    async fn one_that_is_not_tended_any_more_keeps_none() {
+        let cache = Arc::new(cache());
+        let held = cache.get(url(1));
+        let tended = Arc::clone(&cache);
+        let tending = Owned::spawn("cache", async move { tended.tend().await });
+        tokio::task::yield_now().await;
+        assert_eq!(cache.len(), 1);
+        tending.abort();
+        let _ = tending.await;
+        assert_eq!(cache.len(), 0);
+        cache.get(url(2));
+        assert_eq!(cache.len(), 0);
         tokio::task::yield_now().await;
         assert_eq!(Arc::strong_count(&held), 1);
     }

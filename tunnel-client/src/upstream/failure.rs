@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::io;
 
+use tunnel_ops::received::ReceiveError;
 use tunnel_proto::exchange::{AsProblem, BodyError};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -29,12 +30,11 @@ impl From<Problem> for UpstreamBodyError {
     }
 }
 
-impl From<hyper::Error> for UpstreamBodyError {
-    fn from(error: hyper::Error) -> Self {
-        let reason = if is_invalid(&error) {
-            Reason::ResponseInvalid
-        } else {
-            Reason::ResponseIncomplete
+impl From<ReceiveError> for UpstreamBodyError {
+    fn from(error: ReceiveError) -> Self {
+        let reason = match &error {
+            ReceiveError::Failed(error) if is_invalid(error) => Reason::ResponseInvalid,
+            ReceiveError::Failed(_) | ReceiveError::Reset => Reason::ResponseIncomplete,
         };
         Self(upstream(
             reason,

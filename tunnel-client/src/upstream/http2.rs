@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ const SETTINGS_LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration:
 #[derive(Default)]
 pub(super) struct Http2 {
     connections: Mutex<Vec<Shared>>,
+    /// No connection is shared any more.
+    is_closed: AtomicBool,
 }
 
 /// One connection.
@@ -83,7 +86,10 @@ impl Http2 {
             Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
         })?;
         let lease = connection.leased();
-        self.connections.lock().push(connection);
+        let mut connections = self.connections.lock();
+        if !self.is_closed.load(Ordering::Relaxed) {
+            connections.push(connection);
+        }
         Ok(lease)
     }
 
@@ -105,6 +111,16 @@ impl Http2 {
             (connection.peer).is_none_or(|peer| addresses.contains(&peer))
         };
         self.connections.lock().retain_mut(is_current);
+    }
+
+    /// Shares none of the connections any more. Those that nobody uses are closed, the others end with
+    /// their last use.
+    pub(super) fn close(&self) {
+        let mut connections = self.connections.lock();
+        self.is_closed.store(true, Ordering::Relaxed);
+        let all = std::mem::take(&mut *connections);
+        drop(connections);
+        drop(all);
     }
 
     /// Closes the connections that nobody uses, all but one.

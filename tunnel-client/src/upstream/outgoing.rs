@@ -37,6 +37,8 @@ pub(super) struct OutgoingBody {
     /// Bytes that may still come, and how many that were in all.
     left: u64,
     limit: u64,
+    /// Bytes that have to come yet, of a declared length.
+    missing: Option<u64>,
     progress: Arc<Progress>,
 }
 
@@ -58,6 +60,7 @@ impl OutgoingBody {
             return Self::empty(progress);
         }
         Self {
+            missing: body.size_hint().exact(),
             body: Some(Box::new(body)),
             left: u64::MAX,
             limit: u64::MAX,
@@ -72,6 +75,7 @@ impl OutgoingBody {
             body: None,
             left: u64::MAX,
             limit: u64::MAX,
+            missing: None,
             progress,
         }
     }
@@ -85,6 +89,20 @@ impl OutgoingBody {
         }
         Ok(())
     }
+}
+
+/// What is left of a declared length after this frame, or after the end.
+///
+/// # Errors
+/// When the content is shorter or longer than declared. As much goes out as the head of a request says,
+/// or the request fails: its connection would take the next request for the rest of this one.
+fn counted(missing: u64, frame: Option<&Frame<Bytes>>) -> Result<u64, BodyError> {
+    match frame.map(Frame::data_ref) {
+        Some(Some(data)) => missing.checked_sub(data.len() as u64),
+        // Trailers, or the end.
+        Some(None) | None => (missing == 0).then_some(0),
+    }
+    .ok_or(BodyError::Length)
 }
 
 /// A request's content is larger than this.
@@ -118,6 +136,13 @@ impl Body for OutgoingBody {
                 frame = Some(Err(BodyError::Aborted(too_large(this.limit))));
             }
         }
+        if let (Some(missing), Some(Ok(_)) | None) = (&mut this.missing, &frame) {
+            let next = frame.as_ref().and_then(|frame| frame.as_ref().ok());
+            match counted(*missing, next) {
+                Ok(left) => *missing = left,
+                Err(error) => frame = Some(Err(error)),
+            }
+        }
         if let Some(Err(error)) = &frame {
             this.progress.on_failed(failure::no_content(error));
         }
@@ -125,7 +150,9 @@ impl Body for OutgoingBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(|body| body.is_end_stream())
+        // One that ends too early has to be asked for its end, which is an error.
+        self.missing.is_none_or(|missing| missing == 0)
+            && self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -170,8 +197,9 @@ pub(super) fn write_http1(
     }
     let mut framing = Framing::Length;
     match body.size_hint().exact() {
-        // Not on every request: for most methods no length means no content.
-        Some(0) if !found.has_length => {}
+        // For most methods no length means no content. Where content is expected, some servers refuse a
+        // request without a length (RFC 9110 section 8.6).
+        Some(0) if !found.has_length && !expects_content(&asked.method) => {}
         Some(length) => {
             // Writing to memory does not fail.
             let _ = write!(out, "content-length: {length}\r\n");
@@ -183,6 +211,11 @@ pub(super) fn write_http1(
     }
     out.extend_from_slice(b"\r\n");
     framing
+}
+
+/// Whether requests of this method have content in general.
+fn expects_content(method: &Method) -> bool {
+    [Method::POST, Method::PUT, Method::PATCH].contains(method)
 }
 
 /// Writes the head of a request without content as it is.
@@ -379,6 +412,17 @@ mod tests {
     }
 
     #[test]
+    fn content_is_as_long_as_declared_or_an_error() {
+        let data = |length: usize| Frame::data(Bytes::from(vec![0; length]));
+        assert_eq!(counted(7, Some(&data(4))).unwrap(), 3);
+        assert_eq!(counted(3, Some(&data(3))).unwrap(), 0);
+        assert!(counted(3, Some(&data(4))).is_err());
+        assert_eq!(counted(0, None).unwrap(), 0);
+        assert!(counted(1, None).is_err());
+        assert!(counted(1, Some(&Frame::trailers(HeaderMap::new()))).is_err());
+    }
+
+    #[test]
     fn te_goes_on_as_trailers_only_and_is_named_for_the_next_hop() {
         let request = over_http1(Request::get("http://a.test/").header(TE, "trailers"));
         assert_eq!(request.headers()[TE], "trailers");
@@ -386,15 +430,26 @@ mod tests {
     }
 
     #[test]
-    fn no_content_is_said_only_when_it_was_said_before() {
-        let post = || {
-            Request::builder()
-                .method(Method::POST)
-                .uri("http://a.test/")
-        };
-        let request = over_http1(post().header(CONTENT_LENGTH, "0"));
-        assert_eq!(request.headers()[CONTENT_LENGTH], "0");
-        assert!(!over_http1(post()).headers().contains_key(CONTENT_LENGTH));
+    fn no_content_is_said_where_content_is_expected_or_when_it_was_said_before() {
+        for (method, is_said) in [
+            (Method::POST, true),
+            (Method::PUT, true),
+            (Method::PATCH, true),
+            (Method::DELETE, false),
+            (Method::GET, false),
+            (Method::OPTIONS, false),
+        ] {
+            let asked = || {
+                let request = Request::builder().method(method.clone());
+                request.uri("http://a.test/")
+            };
+            let said = over_http1(asked().header(CONTENT_LENGTH, "0"));
+            assert_eq!(said.headers()[CONTENT_LENGTH], "0", "{method}");
+            let unsaid = over_http1(asked());
+            let length = unsaid.headers().get(CONTENT_LENGTH);
+            let expected = is_said.then_some(HeaderValue::from_static("0"));
+            assert_eq!(length, expected.as_ref(), "{method}");
+        }
     }
 
     #[test]

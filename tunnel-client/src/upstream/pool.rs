@@ -32,6 +32,8 @@ struct AtRest {
     /// In the order in which they came to rest, each with the number of sweeps before.
     connections: Vec<(Box<Connection>, u32)>,
     sweeps: u32,
+    /// Nothing is kept any more.
+    is_closed: bool,
     /// The addresses of the upstream's name; none when it has no name, or was not asked for.
     addresses: Option<Arc<[IpAddr]>>,
 }
@@ -61,10 +63,20 @@ impl Pool {
         }
         connection.rest();
         let mut resting = self.resting.lock();
-        if resting.connections.len() < self.limit && resting.is_current(&connection) {
+        let has_room = !resting.is_closed && resting.connections.len() < self.limit;
+        if has_room && resting.is_current(&connection) {
             let sweeps = resting.sweeps;
             resting.connections.push((connection, sweeps));
         }
+    }
+
+    /// Closes all, and keeps none from here on.
+    pub(super) fn close(&self) {
+        let mut resting = self.resting.lock();
+        resting.is_closed = true;
+        let all = std::mem::take(&mut resting.connections);
+        drop(resting);
+        drop(all);
     }
 
     /// Whether none is kept.

@@ -13,6 +13,7 @@ mod check;
 mod check_goes_on;
 mod config;
 mod credential;
+mod cuts;
 mod destination;
 #[allow(dead_code, reason = "shared with the tests of upstreams themselves")]
 mod dns;

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use tokio::time::timeout;
 use tunnel_client::client::Client;
 use tunnel_client::config::{Given, Source};
 use tunnel_proto::problem::Reason;
 
 use crate::routes::telling;
-use crate::scripted::slow;
-use crate::server::{ServerSession, TunnelServer, whole};
+use crate::scripted::{Connection, Scripted, slow};
+use crate::server::{SOON, ServerSession, TunnelServer, whole};
 use crate::setup::{Running, get};
 
 /// A client whose routes stand in a file.
@@ -161,6 +162,38 @@ async fn an_exchange_goes_on_by_the_table_that_it_began_with() {
             .await
             .contains("route=\"slow\"")
     );
+}
+
+#[tokio::test]
+async fn a_replaced_upstream_keeps_no_connections_however_long_its_exchanges_last() {
+    let (closed, mut is_closed) = tokio::sync::mpsc::channel(1);
+    let upstream = Scripted::start(move |mut connection: Connection| {
+        let closed = closed.clone();
+        async move {
+            if connection.head().await.unwrap().starts_with("GET /long") {
+                let head = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nha";
+                connection.send(head).await;
+            } else {
+                connection
+                    .send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                    .await;
+            }
+            connection.rest().await;
+            let _ = closed.send(()).await;
+        }
+    })
+    .await;
+    let setup = Reloading::start(&route("one", "/*", &upstream.url())).await;
+    let long = setup.session.ask(get("/long")).await.unwrap();
+    setup.session.fetch(get("/quick")).await;
+    assert_eq!(upstream.connections(), 2);
+    setup.write(&route("other", "/other", "http://127.0.0.1:1"));
+    setup.version(2.0).await;
+    // That of the quick exchange, at rest; the long one goes on.
+    timeout(SOON, is_closed.recv()).await.unwrap().unwrap();
+    assert!(is_closed.try_recv().is_err());
+    drop(long);
+    timeout(SOON, is_closed.recv()).await.unwrap().unwrap();
 }
 
 #[tokio::test]

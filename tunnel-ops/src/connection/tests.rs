@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -89,7 +88,7 @@ async fn connection(
     let serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
         let tasks = Tasks::default();
-        let answer = |_: Request<Incoming>| {
+        let answer = |_: Request<ReceivedBody>| {
             let content = content(dropped.clone());
             async move { Ok(Response::new(content)) }
         };
@@ -198,7 +197,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
     let running = tasks.clone();
     let _serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
-        let answer = |mut request: Request<Incoming>| {
+        let answer = |mut request: Request<ReceivedBody>| {
             let on_upgrade = hyper::upgrade::on(&mut request);
             let (running, cut) = (running.clone(), cut.clone());
             async move {
@@ -260,7 +259,7 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
     let (dropped, mut ended) = mpsc::channel(1);
     let (_trigger, stopping) = Shutdown::manual();
     let tasks = Tasks::default();
-    let answer = |_: Request<Incoming>| {
+    let answer = |_: Request<ReceivedBody>| {
         let content = content(dropped.clone());
         async move { Ok(Response::new(content)) }
     };

@@ -149,6 +149,9 @@ struct Sending {
 
 impl RecvBody {
     /// The body that follows a head with `declared` as its `Content-Length`.
+    ///
+    /// # Errors
+    /// When the content is known already not to be as long as declared, or the message cannot be read.
     pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
         let is_over = wire.lock().received;
         let mut body = Self {
@@ -189,7 +192,8 @@ impl RecvBody {
     /// Looks whether the message's next part is there, so that an end is known with the last data.
     fn peek(&mut self) -> Result<(), BodyError> {
         let Some(wire) = &self.wire else {
-            return Ok(());
+            // The message ended with its head.
+            return self.finish();
         };
         let mut cx = Context::from_waker(noop_waker_ref());
         let next = wire.0.lock().poll_event(&mut cx);

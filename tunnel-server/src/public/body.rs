@@ -11,10 +11,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tunnel_ops::{
-    content::{Gate, Silence, is_timed_out},
+    content::{Gate, Silence},
+    received::{ReceiveError, ReceivedBody},
     trailers::clean_frame,
 };
 
@@ -28,7 +28,7 @@ use super::{
 pub(super) enum RequestBodyError {
     /// The platform client's connection failed, or what it sent broke HTTP.
     #[error("the request's body did not arrive whole: {0}")]
-    Received(#[source] hyper::Error),
+    Received(#[source] ReceiveError),
     /// No byte came for too long.
     #[error("the request's body stopped arriving")]
     Idle,
@@ -51,7 +51,7 @@ type UpgradedBytes = Box<dyn Source<Error = io::Error> + Send>;
 enum Kind {
     /// Content of a request.
     Received {
-        incoming: Incoming,
+        incoming: ReceivedBody,
         gate: Option<Gate>,
         silence: Option<Silence>,
     },
@@ -86,7 +86,7 @@ impl Unanswered {
 impl RequestBody {
     /// The content of a request. `idle` bounds the wait for each piece of it, if nothing else does.
     pub(super) fn received(
-        incoming: Incoming,
+        incoming: ReceivedBody,
         idle: Option<Duration>,
         upload: Arc<Upload>,
     ) -> (Self, Unanswered) {
@@ -178,7 +178,7 @@ impl Source for Kind {
 }
 
 fn poll_received(
-    incoming: &mut Incoming,
+    incoming: &mut ReceivedBody,
     silence: Option<&mut Silence>,
     cx: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
@@ -202,8 +202,8 @@ fn poll_received(
     }
 }
 
-fn failed(error: hyper::Error) -> RequestBodyError {
-    if is_timed_out(&error) {
+fn failed(error: ReceiveError) -> RequestBodyError {
+    if error.is_timed_out() {
         RequestBodyError::Idle
     } else {
         RequestBodyError::Received(error)

@@ -8,8 +8,8 @@
 use std::{future::pending, time::Duration};
 
 use http::{HeaderMap, Response, StatusCode, Version};
-use hyper::body::{Body, Incoming};
-use tunnel_ops::connection::http1_buffer_bytes;
+use http_body::Body;
+use tunnel_ops::{connection::http1_buffer_bytes, received::ReceivedBody};
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
@@ -103,7 +103,7 @@ pub(super) async fn carry(
     connection: &Connection,
     asked: &Asked,
     head: &EncodedHead,
-    incoming: &mut Option<Incoming>,
+    incoming: &mut Option<ReceivedBody>,
     observation: &mut Observation,
 ) -> Result<Carried, Problem> {
     let mut tries = Tries::new(asked.is_upgrade || incoming.is_none());
@@ -182,7 +182,7 @@ async fn elsewhere(tunnel: &Tunnel, session: &Session, may_repeat: bool) {
 fn waiting_weight(
     connection: &Connection,
     head: &EncodedHead,
-    incoming: Option<&Incoming>,
+    incoming: Option<&ReceivedBody>,
 ) -> usize {
     let content = incoming.map_or(0, |body| {
         let length = body.size_hint().upper();
@@ -203,7 +203,7 @@ fn waiting_weight(
 fn request_body(
     connection: &Connection,
     asked: &Asked,
-    incoming: Option<Incoming>,
+    incoming: Option<ReceivedBody>,
     tunnel: &Tunnel,
     observation: &mut Observation,
 ) -> (RequestBody, Option<UpgradeSender>, Unanswered) {

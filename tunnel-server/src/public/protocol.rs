@@ -17,7 +17,6 @@ use std::{
 
 use bytes::Bytes;
 use http::Request;
-use hyper::body::Incoming;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -29,6 +28,7 @@ use tunnel_ops::{
     detect::{self, Protocol},
     http1::{GuardHandle, InFlight, Refusal},
     prefixed::Prefixed,
+    received::ReceivedBody,
 };
 use tunnel_proto::{
     front::{self, Origin, http1_message},
@@ -180,7 +180,7 @@ where
     let connection = Connection::new(node, caller, Some(http1.guard().clone()));
     let answer = {
         let connection = connection.clone();
-        move |request: Request<Incoming>, in_flight: InFlight| {
+        move |request: Request<ReceivedBody>, in_flight: InFlight| {
             serve(&connection, request, Some(in_flight))
         }
     };
@@ -222,7 +222,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Connection::new(node, caller, None);
-    let answer = |request: Request<Incoming>| serve(&connection, request, None);
+    let answer = |request: Request<ReceivedBody>| serve(&connection, request, None);
     let (stage, tasks) = (node.stopping_stage(), &connection.tasks);
     connection::http2(io, bounds(node), tasks, stage, answer).await;
 }

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
 };
-use hyper::body::{Body, Incoming};
+use http_body::Body;
 use tunnel_ops::{
-    ends::{Form, is_grpc},
+    ends::{Form, is_grpc, reconnects},
     http1::InFlight,
+    received::ReceivedBody,
     telemetry::TraceParent,
 };
 use tunnel_proto::{
@@ -43,6 +44,8 @@ pub(super) struct Asked {
     pub(super) version: Version,
     pub(super) is_upgrade: bool,
     pub(super) expects_continue: bool,
+    /// The end of an event stream makes whoever asked come again.
+    pub(super) reconnects: bool,
     /// The way to its runtime.
     pub(super) route: Route,
 }
@@ -72,7 +75,7 @@ struct Asker {
 /// All that needs the received head happens at once, before there is a future.
 pub(super) fn serve(
     connection: &Arc<Connection>,
-    mut request: Request<Incoming>,
+    mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
     let mut observation = Observation::new(connection.node.metrics.clone());
@@ -176,6 +179,7 @@ fn accept(
         version: checked.version,
         is_upgrade: checked.upgrade.is_some(),
         expects_continue: checked.expects_continue,
+        reconnects: reconnects(&parts.method, &parts.headers),
     };
     Ok((asked, head, id))
 }
@@ -214,7 +218,7 @@ async fn carry(
     connection: &Connection,
     asked: &Asked,
     head: &EncodedHead,
-    incoming: &mut Option<Incoming>,
+    incoming: &mut Option<ReceivedBody>,
     observation: &mut Observation,
 ) -> Result<Answered, Problem> {
     let Carried {
@@ -235,7 +239,7 @@ async fn carry(
     }
     let is_http2 = connection.is_http2();
     let mut response = answer::response(received, &asked.method, !is_http2)?;
-    if let Some(form) = Form::of_response(response.headers(), is_http2) {
+    if let Some(form) = Form::of_response(response.headers(), is_http2, asked.reconnects) {
         let node = &connection.node;
         response
             .body_mut()

@@ -239,8 +239,21 @@ async fn a_websocket_over_http2_is_closed_by_1001_too() {
 
 /// A stream of events, up to where these have come.
 async fn events(rig: &Rig, upstreams: &mut mpsc::Receiver<Upstream>, sent: &str) -> (Raw, Feed) {
+    events_for(rig, upstreams, "GET", "accept: text/event-stream", sent).await
+}
+
+/// The same for whoever asks like this.
+async fn events_for(
+    rig: &Rig,
+    upstreams: &mut mpsc::Receiver<Upstream>,
+    method: &str,
+    field: &str,
+    sent: &str,
+) -> (Raw, Feed) {
     let mut raw = rig.raw().await;
-    raw.send(get("/text/event-stream")).await;
+    let request = get("/text/event-stream").replace("GET", method);
+    raw.send(request.replace("\r\n\r\n", &format!("\r\n{field}\r\n\r\n")))
+        .await;
     let Upstream { send, .. } = next(upstreams).await;
     assert_eq!(raw.head().await.unwrap().status, 200);
     send.send(data(sent.to_owned())).await.unwrap();
@@ -268,6 +281,30 @@ async fn events_whose_tunnel_leaves_end_between_two_of_them() {
     let (mut broken, _feed) = events(&rig, &mut upstreams, "data: a\n\n").await;
     client.die();
     assert_eq!(broken.closes().await, End::Reset);
+}
+
+#[tokio::test]
+async fn events_of_who_does_not_come_again_are_cut() {
+    let rig = Rig::start().await;
+    let (client, mut upstreams) = streaming(&rig).await;
+    let mut open = Vec::new();
+    for (method, field, is_in_order) in [
+        ("GET", "accept: text/event-stream", true),
+        ("GET", "last-event-id: 7", true),
+        ("GET", "accept: */*", false),
+        ("POST", "accept: text/event-stream", false),
+    ] {
+        let asked = events_for(&rig, &mut upstreams, method, field, "data: a\n\n").await;
+        open.push((asked, is_in_order, field));
+    }
+    client.session.close(CloseReason::Left);
+    for ((mut raw, _feed), is_in_order, field) in open {
+        if is_in_order {
+            raw.closes_whole().await;
+        } else {
+            assert_eq!(raw.closes().await, End::Reset, "{field}");
+        }
+    }
 }
 
 impl Raw {
@@ -320,7 +357,10 @@ async fn whatever_has_no_end_of_its_own_is_cut() {
     let mut bodies = Vec::new();
     for kind in ["text/event-stream", "text/plain", "application/json"] {
         let path = format!("/{kind}");
-        let response = http2.ask(http2_client::get(&path)).await.unwrap();
+        let mut request = http2_client::get(&path);
+        let accept = http::HeaderValue::from_static("text/event-stream");
+        request.headers_mut().insert("accept", accept);
+        let response = http2.ask(request).await.unwrap();
         let Upstream { send, .. } = next(&mut upstreams).await;
         send.send(data("data: a\n\n")).await.unwrap();
         let mut body = response.into_body();
@@ -350,7 +390,7 @@ async fn the_access_log_tells_that_a_stream_has_moved_and_what_went_each_way() {
     let path = "/text/event-stream;logged";
     let mut raw = rig.raw().await;
     raw.send(format!(
-        "POST {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 5\r\n\r\nhello"
+        "GET {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\naccept: text/event-stream\r\ncontent-length: 5\r\n\r\nhello"
     ))
     .await;
     let mut upstream = next(&mut upstreams).await;

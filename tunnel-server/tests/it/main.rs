@@ -17,6 +17,7 @@ mod certs;
 mod checks;
 mod config;
 mod credentials;
+mod cuts;
 mod deadline;
 mod ends;
 mod events;

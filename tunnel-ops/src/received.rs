@@ -1,0 +1,187 @@
+//! The content of a message that hyper has received: the one place that reads a body of hyper's.
+//!
+//! hyper ends an HTTP/2 body in order when its stream was reset with `NO_ERROR`, and when it gives the
+//! connection up itself because pings were not answered. Only `END_STREAM` is an end; whatever else ends
+//! a body is an error here. Over HTTP/1 hyper tells both apart.
+//!
+//! A request's content that is let go before its end is discarded for a moment over HTTP/2, so that the
+//! platform client can read its answer before the stream is reset.
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use crate::task::Tasks;
+
+/// How much of a content that nobody wants is discarded at most: four windows of a stream. The peer gets
+/// the next window only by reading what is written to it, and so has read its answer by then.
+const DISCARD_BYTES: usize = 1024 * 1024;
+
+/// How long such a content is discarded at most: what a closing connection of HTTP/1 has as well. Longer
+/// than a round trip, so that the peer has read its answer and stopped by then.
+const DISCARD_TIME: Duration = Duration::from_secs(2);
+
+/// Why a content ended before it was whole.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// Its connection or stream failed, or it broke HTTP.
+    #[error(transparent)]
+    Failed(#[from] hyper::Error),
+    /// Its stream was reset without an error, or its connection given up.
+    #[error("the stream was reset before its end")]
+    Reset,
+}
+
+impl ReceiveError {
+    /// Whether nothing came for too long: over HTTP/1 the connection's guard keeps the time, and says so
+    /// by the kind of its error.
+    #[must_use]
+    pub fn is_timed_out(&self) -> bool {
+        let Self::Failed(error) = self else {
+            return false;
+        };
+        let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref());
+        cause.is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
+/// The content of a request or a response, of which nothing but its real end is an end.
+#[derive(Debug)]
+pub struct ReceivedBody(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Http1(Incoming),
+    /// With the tasks of the connection, of a request.
+    Http2(Incoming, Option<Tasks>),
+    Ended,
+    Failed,
+}
+
+impl ReceivedBody {
+    /// The content of a request over HTTP/1.
+    pub(crate) fn http1_request(incoming: Incoming) -> Self {
+        Self(Kind::Http1(incoming))
+    }
+
+    /// The content of a request over HTTP/2. `tasks` are those of its connection.
+    pub(crate) fn http2_request(incoming: Incoming, tasks: &Tasks) -> Self {
+        Self(if incoming.is_end_stream() {
+            Kind::Ended
+        } else {
+            Kind::Http2(incoming, Some(tasks.clone()))
+        })
+    }
+
+    /// The content of a response over HTTP/2. Dropped before its end, its stream is reset.
+    #[must_use]
+    pub fn http2_response(incoming: Incoming) -> Self {
+        Self(Kind::Http2(incoming, None))
+    }
+
+    /// Lets the content go. What the peer still sends of a request is read and dropped for a moment,
+    /// outside of its exchange and without any of its permits: it takes a stream of the connection, and
+    /// no memory. A reset right behind the answer would make some clients lose the answer.
+    fn let_go(&mut self) {
+        let Kind::Http2(mut incoming, Some(tasks)) = std::mem::replace(&mut self.0, Kind::Ended)
+        else {
+            return;
+        };
+        let mut unheard = Context::from_waker(Waker::noop());
+        let first = match Pin::new(&mut incoming).poll_frame(&mut unheard) {
+            Poll::Ready(Some(Ok(frame))) => length(&frame),
+            // The whole exchange is over.
+            Poll::Ready(_) => return,
+            Poll::Pending => 0,
+        };
+        // A program that ends drops what it has outside of its runtime.
+        if Handle::try_current().is_ok() {
+            tasks.spawn(async move {
+                let _ = timeout(DISCARD_TIME, discard(incoming, first)).await;
+            });
+        }
+    }
+}
+
+/// Reads a content to its end, or to the bound. So many bytes were read of it.
+async fn discard(mut incoming: Incoming, first: usize) {
+    let mut discarded = first;
+    while discarded < DISCARD_BYTES
+        && let Some(Ok(frame)) = incoming.frame().await
+    {
+        discarded += length(&frame);
+    }
+}
+
+fn length(frame: &Frame<Bytes>) -> usize {
+    frame.data_ref().map_or(0, Bytes::len)
+}
+
+impl Drop for ReceivedBody {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = ReceiveError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ReceiveError>>> {
+        let (frame, is_end) = match &mut self.0 {
+            Kind::Http1(incoming) => (ready!(Pin::new(incoming).poll_frame(cx)), true),
+            Kind::Http2(incoming, _) => {
+                let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
+                // Stays true when a reset follows the end.
+                (frame, incoming.is_end_stream())
+            }
+            Kind::Ended => return Poll::Ready(None),
+            Kind::Failed => return Poll::Ready(Some(Err(ReceiveError::Reset))),
+        };
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => Some(Ok(frame)),
+            Some(Err(error)) => {
+                self.0 = Kind::Failed;
+                Some(Err(error.into()))
+            }
+            None if is_end => {
+                self.0 = Kind::Ended;
+                None
+            }
+            None => {
+                self.0 = Kind::Failed;
+                Some(Err(ReceiveError::Reset))
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Http1(incoming) | Kind::Http2(incoming, _) => incoming.is_end_stream(),
+            Kind::Ended => true,
+            Kind::Failed => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Http1(incoming) | Kind::Http2(incoming, _) => incoming.size_hint(),
+            Kind::Ended => SizeHint::with_exact(0),
+            Kind::Failed => SizeHint::default(),
+        }
+    }
+}
