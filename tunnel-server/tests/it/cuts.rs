@@ -168,7 +168,10 @@ async fn got(rig: &Rig, reader: &str, path: &str) -> bool {
     if reader == "http2" {
         let mut http2 = Http2::new(rig).await;
         return match http2.ask(http2_client::get(path)).await {
-            Ok(response) => http2_client::read(response.into_body()).await.is_ok(),
+            Ok(response) => {
+                let is_ok = response.status() == 200;
+                http2_client::read(response.into_body()).await.is_ok() && is_ok
+            }
             Err(_) => false,
         };
     }
