@@ -44,7 +44,7 @@ enum Lead {
 enum Whom<'a> {
     Upstreams(&'a Upstreams),
     OnDemand(Arc<Upstream>),
-    Nobody(Response<AnswerBody>),
+    Nobody(Box<Response<AnswerBody>>),
 }
 
 /// A route in the table.
@@ -280,7 +280,7 @@ impl Route {
         let mut response = match whom {
             Whom::Upstreams(upstreams) => upstreams.ask(asked).await?.map(AnswerBody::Upstream),
             Whom::OnDemand(upstream) => upstream.ask(asked).await?.map(AnswerBody::Upstream),
-            Whom::Nobody(response) => response,
+            Whom::Nobody(response) => *response,
         };
         self.config
             .rewrite
@@ -305,7 +305,9 @@ impl Route {
                 let detail = format!("route `{}` answers by itself", self.config.name);
                 Err(Problem::new(Hop::Client, Reason::UpgradeFailed, detail))
             }
-            (Lead::Own, RouteAction::Respond(answer)) => Ok(Whom::Nobody(answer.respond(method))),
+            (Lead::Own, RouteAction::Respond(answer)) => {
+                Ok(Whom::Nobody(Box::new(answer.respond(method))))
+            }
             (Lead::Own, RouteAction::Deny(words)) => {
                 let words = String::from(words.clone());
                 Err(Problem::new(Hop::Client, Reason::RouteDenied, words))
