@@ -61,6 +61,12 @@ pub enum Control {
     /// From a tunnel client that was told to drain: it has another session, on which it would rather
     /// be asked. This one stands until the tunnel server ends it.
     Moved,
+    /// The sender has asked whether the other end lives, and hears nothing; or it hears something again. Where
+    /// only one direction of the path is lost, the other end cannot know this by itself.
+    Unheard {
+        /// Whether something is heard again.
+        is_over: bool,
+    },
     /// A newer instance holds the runtime; this session takes no new exchange.
     Superseded {
         /// Instance id of the newer holder.
@@ -145,6 +151,7 @@ impl Control {
             Self::Checked { .. } => "checked",
             Self::Drain { .. } => "drain",
             Self::Moved => "moved",
+            Self::Unheard { .. } => "unheard",
             Self::Superseded { .. } => "superseded",
             Self::Revoked { .. } => "revoked",
             Self::Expiring { .. } => "expiring",
@@ -215,6 +222,7 @@ mod tests {
                 },
                 Control::Drain { spread_ms: spread },
                 Control::Moved,
+                Control::Unheard { is_over: spread.is_some() },
                 Control::Refreshed { expires_in_ms: spread },
                 Control::RefreshRefused { reason: session.clone(), detail: version.clone() },
             ] {

@@ -91,7 +91,11 @@ pub struct Driver<IO> {
     /// `None` once the session ends.
     owner: Option<Owner>,
     liveness: Liveness,
-    /// What [`Liveness::is_suspect`] said when the session's users were told last.
+    /// What [`Liveness::is_suspect`] said when the other end was told last.
+    is_silent: bool,
+    /// The other end has said that it hears nothing of this one.
+    is_unheard: bool,
+    /// Whether the session's users were told that it is suspect.
     is_suspect: bool,
     acceptance: Acceptance,
     /// A stream that was opened to see whether it is accepted.
@@ -125,6 +129,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Self {
             websocket,
             liveness: Liveness::new(session.shared.settings.ping_interval, now),
+            is_silent: false,
+            is_unheard: false,
             is_suspect: false,
             acceptance: Acceptance::new(now),
             probe: None,
@@ -232,9 +238,18 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Ok(look.map_or(next, |look| look.min(next)))
     }
 
-    /// Lets the session's users know whether the other end is suspect, if that has changed.
+    /// Lets the session's users know whether it is suspect, if that has changed: because this end hears nothing of the
+    /// other one, or the other way round. The other end is told of the former, as one direction may be open.
     fn publish_suspicion(&mut self) {
-        let is_suspect = self.liveness.is_suspect();
+        let is_silent = self.liveness.is_suspect();
+        if is_silent != self.is_silent {
+            self.is_silent = is_silent;
+            // A session that takes no more messages ends anyway.
+            let _ = self.session.send(Control::Unheard {
+                is_over: !is_silent,
+            });
+        }
+        let is_suspect = is_silent || self.is_unheard;
         if is_suspect != self.is_suspect {
             self.is_suspect = is_suspect;
             self.session.set_suspect(is_suspect);
@@ -390,6 +405,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             } else {
                 Ok(())
             };
+        }
+        if let Control::Unheard { is_over } = control {
+            self.is_unheard = !is_over;
+            self.publish_suspicion();
+            return Ok(());
         }
         let Some(owner) = &self.owner else {
             return Ok(());

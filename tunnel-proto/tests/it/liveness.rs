@@ -231,6 +231,34 @@ async fn nothing_is_lost_on_a_path_that_is_back_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_path_of_which_one_direction_is_lost_is_suspect_at_both_ends_within_three_seconds() {
+    for side in [Side::Server, Side::Client] {
+        let (relay, pair) = over_relay(20 * MS, Answer::AtOnce).await;
+        let (mut traffic, session) = (JoinSet::new(), pair.server.clone());
+        traffic.spawn(async move {
+            let mut exchanges = JoinSet::new();
+            // As those do who have another session: nothing new when this one is suspect.
+            while !session.is_suspect() {
+                start(&mut exchanges, &session, "/");
+                tokio::time::sleep(100 * MS).await;
+            }
+            exchanges.detach_all();
+        });
+        tokio::time::sleep(20 * SECOND).await;
+        relay.hold_from(side, true);
+        for time in suspicions(&pair).await {
+            assert!(time <= 3 * SECOND + 200 * MS, "{side:?}: {time:?}");
+        }
+        tokio::time::sleep(SECOND).await;
+        relay.hold_from(side, false);
+        tokio::time::sleep(SECOND).await;
+        for session in [&pair.server, &pair.client] {
+            assert!(!session.is_suspect() && !session.is_closed(), "{side:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_exchange_of_which_nothing_was_heard_is_given_up_on_a_suspect_session_once_there_is_another()
  {
     let (relay, pair) = over_relay(20 * MS, Answer::Never).await;

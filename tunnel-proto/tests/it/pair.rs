@@ -308,7 +308,8 @@ where
 pub(crate) struct Relay {
     tasks: JoinSet<()>,
     stop: tokio::sync::watch::Sender<bool>,
-    held: Arc<AtomicBool>,
+    /// Of what the server sends, and of what the client does.
+    held: [Arc<AtomicBool>; 2],
 }
 
 impl Relay {
@@ -320,10 +321,10 @@ impl Relay {
         let (client_read, client_write) = tokio::io::split(client_side);
         let stop = tokio::sync::watch::Sender::new(false);
         let mut tasks = JoinSet::new();
-        let held = Arc::new(AtomicBool::new(false));
-        let path = || (delay, held.clone(), stop.subscribe());
-        tasks.spawn(pass_on(server_read, client_write, path()));
-        tasks.spawn(pass_on(client_read, server_write, path()));
+        let held = <[Arc<AtomicBool>; 2]>::default();
+        let path = |from: usize| (delay, held[from].clone(), stop.subscribe());
+        tasks.spawn(pass_on(server_read, client_write, path(0)));
+        tasks.spawn(pass_on(client_read, server_write, path(1)));
         (Self { tasks, stop, held }, server, client)
     }
 
@@ -333,7 +334,14 @@ impl Relay {
 
     /// Keeps what comes for later, or passes it on again.
     pub(crate) fn hold(&self, is_held: bool) {
-        self.held.store(is_held, Ordering::SeqCst);
+        for held in &self.held {
+            held.store(is_held, Ordering::SeqCst);
+        }
+    }
+
+    /// Does so with what one of the two sends.
+    pub(crate) fn hold_from(&self, side: Side, is_held: bool) {
+        self.held[usize::from(side == Side::Client)].store(is_held, Ordering::SeqCst);
     }
 
     pub(crate) fn is_running(&self) -> bool {

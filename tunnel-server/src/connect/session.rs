@@ -300,8 +300,8 @@ fn on_control(membership: &Membership, control: Control, settled: &mut Option<Ta
         }
         Control::Moved => *settled = None,
         Control::Routes(summary) => membership.on_routes(summary),
-        // Its version stands in the greeting; a newer token is not for here; and what only a server says
-        // has no meaning from a client.
+        // Its version stands in the greeting; a newer token is not for here; the session itself goes by what is
+        // not heard; and what only a server says has no meaning from a client.
         Control::Hello { .. }
         | Control::RefreshToken { .. }
         | Control::Welcome { .. }
@@ -311,6 +311,7 @@ fn on_control(membership: &Membership, control: Control, settled: &mut Option<Ta
         | Control::Expiring { .. }
         | Control::Refreshed { .. }
         | Control::RefreshRefused { .. }
+        | Control::Unheard { .. }
         | Control::Unknown => {}
     }
 }
