@@ -14,6 +14,7 @@
 #[cfg(test)]
 mod tests;
 mod unread;
+mod unsent;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -37,6 +38,7 @@ use tokio_rustls::server::TlsStream;
 
 use self::unread::Streams;
 pub use self::unread::{Outlet, is_given_up};
+use self::unsent::{Answering, Unsent};
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
@@ -56,6 +58,9 @@ const MAX_STREAMS: u32 = 256;
 /// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads
 /// which nobody reads do not stop the others.
 const CONNECTION_WINDOWS: u32 = 16;
+/// What h2 may hold of one HTTP/2 answer that goes on: two pieces, so that one can be written while the
+/// next is made. With the piece that hyper holds, 256 streams have 12 MiB at most.
+const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 /// How long a peer may take to read the last that it is told.
@@ -183,6 +188,10 @@ pub const fn http1_buffer_bytes(max_head_bytes: usize) -> usize {
 
 /// Has the requests of an HTTP/2 connection answered until there are no more, or, after `stopping`,
 /// until those in progress are. `tasks` take what runs for it, and have ended with it.
+///
+/// The connection ends when it is idle for `keep_alive_timeout`, and again for as long after it was asked to
+/// leave. It is idle when nothing runs for it and no request comes; and also when requests do come, but the
+/// peer takes none of the answers that it has left with h2.
 pub fn http2<IO, F, B>(
     io: IO,
     bounds: Bounds,
@@ -199,9 +208,12 @@ where
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let discarding = tasks.clone();
+    let unsent = Arc::new(Unsent::default());
+    let delivering = Arc::clone(&unsent);
     let service = service_fn(move |request: Request<_>| {
         counted.fetch_add(1, Ordering::Relaxed);
-        answer(request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding)))
+        let received = request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding));
+        Answering::new(answer(received), &delivering)
     });
     let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
     let streams = Streams {
@@ -214,6 +226,7 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(bounds.stream_window_bytes)
         .initial_connection_window_size(bounds.stream_window_bytes * CONNECTION_WINDOWS)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(head_bytes)
         .keep_alive_interval(Some(HTTP2_PING))
         .keep_alive_timeout(HTTP2_PING)
@@ -223,11 +236,13 @@ where
     async move {
         let mut is_leaving = false;
         loop {
-            let before = requests.load(Ordering::Relaxed);
+            let before = (requests.load(Ordering::Relaxed), unsent.progress());
             tokio::select! {
                 _ = &mut serving => break,
                 () = sleep(bounds.keep_alive_timeout) => {
-                    let is_idle = requests.load(Ordering::Relaxed) == before && tasks.is_empty();
+                    let is_quiet = requests.load(Ordering::Relaxed) == before.0;
+                    let is_stuck = before.1.is_some() && unsent.progress() == before.1;
+                    let is_idle = (is_quiet || is_stuck) && tasks.is_empty();
                     // What the peer has not taken by the second time, nobody works at any more.
                     if is_idle && is_leaving {
                         break;

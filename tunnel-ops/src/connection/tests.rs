@@ -1,7 +1,9 @@
 //! HTTP/2 peers that read slowly, or not at all, in a time that only the test moves.
 
 use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use hyper_util::rt::TokioIo;
+use tokio::io::ReadBuf;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -26,6 +29,8 @@ struct Content {
     outlet: Outlet<Infallible>,
     /// Nothing comes after the frames.
     is_endless: bool,
+    /// The end is known with the last frame.
+    knows_end: bool,
     dropped: mpsc::Sender<bool>,
 }
 
@@ -61,6 +66,10 @@ impl Body for Content {
             }
         })
     }
+
+    fn is_end_stream(&self) -> bool {
+        self.knows_end && self.left == 0 && self.outlet.is_empty()
+    }
 }
 
 fn bounds() -> Bounds {
@@ -84,7 +93,7 @@ async fn connection(
     Owned<()>,
 ) {
     let (near, far) = tokio::io::duplex(1024 * 1024);
-    let (dropped, ended) = mpsc::channel(1);
+    let (dropped, ended) = mpsc::channel(1024);
     let serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
         let tasks = Tasks::default();
@@ -96,6 +105,7 @@ async fn connection(
     });
     let mut client = h2::client::Builder::new();
     client.initial_window_size(window);
+    client.initial_connection_window_size(1 << 20);
     let (send, connection) = client.handshake(far).await.unwrap();
     std::mem::forget(Owned::spawn("peer", async move {
         let _ = connection.await;
@@ -112,12 +122,19 @@ async fn get(send: &h2::client::SendRequest<Bytes>) -> Response<h2::RecvStream> 
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_of_an_answer_is_given_up() {
     // One piece, many, and one that is not all there is.
-    for (left, is_endless) in [(1, false), (20, false), (1, true)] {
+    for (left, is_endless, knows_end) in [
+        (1, false, false),
+        (1, false, true),
+        (20, false, false),
+        (20, false, true),
+        (1, true, false),
+    ] {
         let content = move |dropped| Content {
             left,
             frame: 1_000,
             outlet: Outlet::default(),
             is_endless,
+            knows_end,
             dropped,
         };
         let (send, mut ended, _serving) = connection(0, content).await;
@@ -142,6 +159,7 @@ async fn an_answer_of_which_nothing_is_there_may_be_silent() {
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
+        knows_end: false,
         dropped,
     };
     let (send, _ended, _serving) = connection(100, content).await;
@@ -158,6 +176,7 @@ async fn who_reads_slowly_is_not_given_up() {
         frame: BYTES / 2,
         outlet: Outlet::default(),
         is_endless: false,
+        knows_end: false,
         dropped,
     };
     let (send, _ended, _serving) = connection(4 * 1024, content).await;
@@ -182,11 +201,210 @@ async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
         frame: 1_000,
         outlet: Outlet::default(),
         is_endless: false,
+        knows_end: false,
         dropped,
     };
     let (send, _ended, serving) = connection(1, content).await;
     let _response = get(&send).await;
     timeout(LIMIT * 10, serving).await.unwrap().unwrap();
+}
+
+/// One answer of 1,000 bytes, and after that answers without content.
+fn one_with_content(dropped: mpsc::Sender<bool>, answers: &AtomicUsize) -> Content {
+    Content {
+        left: usize::from(answers.fetch_add(1, Ordering::Relaxed) == 0),
+        frame: 1_000,
+        outlet: Outlet::default(),
+        is_endless: false,
+        knows_end: true,
+        dropped,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_goes_on_asking_ends_when_nothing_of_an_answer_is_taken() {
+    let answers = AtomicUsize::new(0);
+    let (send, _ended, serving) =
+        connection(1, move |dropped| one_with_content(dropped, &answers)).await;
+    let _response = get(&send).await;
+    let asking = async {
+        loop {
+            sleep(LIMIT / 6).await;
+            let Ok(mut send) = send.clone().ready().await else {
+                break;
+            };
+            let request = Request::head("http://a/").body(()).unwrap();
+            let Ok((response, _)) = send.send_request(request, true) else {
+                break;
+            };
+            let _ = response.await;
+        }
+    };
+    let (ended, ()) = timeout(LIMIT * 10, async { tokio::join!(serving, asking) })
+        .await
+        .unwrap();
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_answers_go_out_in_one_flight_each_and_are_over() {
+    for knows_end in [true, false] {
+        let content = move |dropped| Content {
+            left: 1,
+            frame: 1_000,
+            outlet: Outlet::default(),
+            is_endless: false,
+            knows_end,
+            dropped,
+        };
+        let (send, mut ended, _serving) = connection(64 * 1024, content).await;
+        let mut responses = Vec::new();
+        for _ in 0..MAX_STREAMS / 2 {
+            let request = Request::get("http://a/").body(()).unwrap();
+            let mut send = send.clone().ready().await.unwrap();
+            responses.push(send.send_request(request, true).unwrap().0);
+        }
+        for response in responses {
+            let mut body = response.await.unwrap().into_body();
+            assert_eq!(body.data().await.unwrap().unwrap().len(), 1_000);
+            assert!(body.is_end_stream() || !knows_end, "the end came alone");
+            assert_eq!(ended.recv().await, Some(false));
+        }
+    }
+}
+
+/// Lets nothing be read while it is closed.
+struct Valve<IO> {
+    io: IO,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Valve<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.io).poll_read(cx, buffer)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Valve<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// Asks for `count` answers on a connection with windows of `window` bytes and a socket that is not read
+/// after the handshake if `is_closed`; how many answers were over, and how many were given up.
+async fn untaken(
+    count: usize,
+    window: u32,
+    is_closed: bool,
+    content: impl Fn(mpsc::Sender<bool>) -> Content + Send + Sync + 'static,
+) -> (usize, usize) {
+    let (near, far) = tokio::io::duplex(1024);
+    let (dropped, mut ended) = mpsc::channel(1024);
+    let _serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let tasks = Tasks::default();
+        let answer = |_: Request<ReceivedBody>| {
+            let content = content(dropped.clone());
+            async move { Ok(Response::new(content)) }
+        };
+        let bounds = Bounds {
+            body_idle_timeout: HTTP2_PING / 2,
+            ..bounds()
+        };
+        http2(near, bounds, &tasks, &stopping, answer).await;
+    });
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(window);
+    client.initial_connection_window_size(1 << 30);
+    let valve = Arc::new(AtomicBool::new(false));
+    let io = Valve {
+        io: far,
+        is_closed: valve.clone(),
+    };
+    let (mut send, mut connection) = client.handshake::<_, Bytes>(io).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    let _peer = Owned::spawn("peer", async move {
+        let _ = connection.await;
+    });
+    pings.ping(h2::Ping::opaque()).await.unwrap();
+    valve.store(is_closed, Ordering::Relaxed);
+    let mut responses = Vec::new();
+    for _ in 0..count {
+        send = send.ready().await.unwrap();
+        let request = Request::get("http://a/").body(()).unwrap();
+        responses.push(send.send_request(request, true).unwrap());
+    }
+    let (mut over, mut given_up) = (0, 0);
+    let first = timeout(HTTP2_PING * 4, ended.recv()).await;
+    let mut next = first.unwrap_or_default();
+    while let Some(was_given_up) = next {
+        match was_given_up {
+            true => given_up += 1,
+            false => over += 1,
+        }
+        if over + given_up == count {
+            break;
+        }
+        next = ended.recv().await;
+    }
+    (over, given_up)
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_answers_are_over_that_a_peer_without_window_has_not_taken() {
+    for knows_end in [true, false] {
+        let content = move |dropped| Content {
+            left: 1,
+            frame: 8_000,
+            outlet: Outlet::default(),
+            is_endless: false,
+            knows_end,
+            dropped,
+        };
+        let (over, given_up) = untaken(200, 1, false, content).await;
+        assert_eq!(over + given_up, 200);
+        assert!(over * 8_000 <= unsent::FINISHED_BYTES, "{over} are over");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
+    for knows_end in [true, false] {
+        let content = move |dropped| Content {
+            left: 4,
+            frame: 16 * 1024,
+            outlet: Outlet::default(),
+            is_endless: false,
+            knows_end,
+            dropped,
+        };
+        let (over, given_up) = untaken(200, 1 << 30, true, content).await;
+        assert_eq!(over + given_up, 200);
+        assert!(
+            over * 64 * 1024 <= 2 * unsent::FINISHED_BYTES,
+            "{over} are over"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,6 +431,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
                     frame: 0,
                     outlet: Outlet::default(),
                     is_endless: false,
+                    knows_end: false,
                     dropped: mpsc::channel(1).0,
                 }))
             }
@@ -253,6 +472,7 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
+        knows_end: false,
         dropped,
     };
     let (near, mut far) = tokio::io::duplex(1024);
