@@ -68,6 +68,8 @@ pub(crate) const DETAIL: &str = ":detail";
 pub(crate) enum WireError {
     /// The stream was reset or, with a reason, its session has ended.
     Cut(Option<CloseReason>),
+    /// This end has reset the stream: nobody read what came, and too much is held.
+    Shed,
     /// The other end's message cannot be read.
     Malformed(DecodeError),
     /// The first byte of a new stream was not [`ACCEPTED`].
@@ -109,6 +111,9 @@ impl Wire {
             };
             match stream.poll_read(cx) {
                 Poll::Ready(Some(bytes)) => self.take_in(bytes)?,
+                Poll::Ready(None) if stream.is_shed() => {
+                    return Poll::Ready(Err(WireError::Shed));
+                }
                 Poll::Ready(None) => {
                     return Poll::Ready(Err(WireError::Cut(stream.close_reason())));
                 }

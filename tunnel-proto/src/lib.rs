@@ -31,6 +31,7 @@ pub mod fields;
 pub mod front;
 pub mod handshake;
 pub mod limits;
+pub mod memory;
 pub mod problem;
 pub mod refusal;
 pub mod session;

@@ -129,6 +129,8 @@ reasons! {
     WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The whole server carries as many exchanges or upgraded connections, or begins as many in a second, as it may.
     ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
+    /// More bytes wait to be taken than the runtime, or the whole program, may hold; this exchange held the most.
+    MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The session ended under the exchange.
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
     /// The other end of the session sent a message that cannot be read.

@@ -45,7 +45,7 @@ use self::{
     mux::{Mux, MuxStream, Opening},
     websocket::WebSocket,
 };
-use crate::{close::CloseReason, control::Control, exchange::Idle, limits};
+use crate::{close::CloseReason, control::Control, exchange::Idle, limits, memory::MemoryAccount};
 
 /// Which end of a session this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +174,12 @@ impl Session {
         let session = Self { shared };
         let driver = Driver::new(websocket, session.clone(), owner);
         (session, events, driver)
+    }
+
+    /// Has the received bytes that nobody has read yet count in this account, which ends single streams
+    /// when its limit is reached. Only the first account counts.
+    pub fn account_to(&self, account: &Arc<MemoryAccount>) {
+        self.shared.mux.account_to(account);
     }
 
     /// Sends a control message.

@@ -23,7 +23,10 @@ use std::{
 use arc_swap::ArcSwapOption;
 use ipnet::IpNet;
 use parking_lot::Mutex;
-use tunnel_proto::problem::{Hop, Problem, Reason};
+use tunnel_proto::{
+    memory::MemoryAccount,
+    problem::{Hop, Problem, Reason},
+};
 
 use self::{
     rate::{Rate, TooOften},
@@ -42,6 +45,10 @@ const WAITING_RETRY: Duration = Duration::from_secs(5);
 /// The number of the next budget.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
+/// Into how many parts the node's memory for received bytes is divided, of which one runtime may fill one: some
+/// that hold all they may leave room for the others.
+const MEMORY_SHARE: usize = 4;
+
 /// What all runtimes of this node may use together, and what each may whose own limits do not say.
 #[derive(Debug)]
 pub struct NodeBudget {
@@ -49,6 +56,7 @@ pub struct NodeBudget {
     websockets: Count,
     rate: Rate,
     waiting: Room,
+    memory: Arc<MemoryAccount>,
     defaults: Mutex<RuntimeLimits>,
 }
 
@@ -65,6 +73,8 @@ pub struct NodeLimits {
     pub waiting: Option<u32>,
     /// What those hold together, in bytes.
     pub waiting_bytes: Option<u64>,
+    /// Received bytes of answers that platform clients have not taken yet. One runtime may hold a quarter.
+    pub buffered_bytes: Option<u64>,
 }
 
 /// What one runtime may use, and what it uses now.
@@ -82,6 +92,7 @@ pub struct Budget {
     upload: Arc<Shaper>,
     download: Arc<Shaper>,
     waiting: Room,
+    memory: Arc<MemoryAccount>,
     /// Where it may be reached from; `None` means from anywhere.
     allow_from: ArcSwapOption<Vec<IpNet>>,
 }
@@ -118,7 +129,16 @@ impl NodeBudget {
         self.websockets.limit(limits.websockets.map(u64::from));
         self.rate.set(limits.exchange_rate);
         self.waiting.limit(limits.waiting, limits.waiting_bytes);
+        let buffered = limits.buffered_bytes.map(usize::try_from);
+        let buffered = buffered.and_then(Result::ok).unwrap_or(usize::MAX);
+        self.memory.set_limit(buffered);
         *self.defaults.lock() = defaults;
+    }
+
+    /// Received bytes of answers that platform clients have not taken yet, of all runtimes.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.memory.held()
     }
 
     /// Exchanges that are open now, of all runtimes.
@@ -135,6 +155,7 @@ impl Default for NodeBudget {
             websockets: Count::unlimited(),
             rate: Rate::default(),
             waiting: Room::unlimited(),
+            memory: MemoryAccount::new(usize::MAX),
             defaults: Mutex::default(),
         }
     }
@@ -144,6 +165,7 @@ impl Budget {
     /// The budget of a runtime that has no limits of its own yet.
     #[must_use]
     pub fn new(node: Arc<NodeBudget>) -> Arc<Self> {
+        let memory = MemoryAccount::within(&node.memory, usize::MAX);
         let budget = Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             node,
@@ -155,6 +177,7 @@ impl Budget {
             upload: Arc::default(),
             download: Arc::default(),
             waiting: Room::unlimited(),
+            memory,
             allow_from: ArcSwapOption::empty(),
         };
         budget.refresh();
@@ -176,9 +199,17 @@ impl Budget {
         self.waiting.limit(limits.waiting, limits.waiting_bytes);
         let head_bytes = limits.head_bytes.unwrap_or(usize::MAX);
         self.head_bytes.store(head_bytes, Ordering::Relaxed);
+        self.memory
+            .set_limit(self.node.memory.limit() / MEMORY_SHARE);
         self.rate.set(limits.exchange_rate);
         self.upload.set(limits.upload_rate);
         self.download.set(limits.download_rate);
+    }
+
+    /// Where what the runtime's sessions have received counts until it is taken.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<MemoryAccount> {
+        &self.memory
     }
 
     /// Changes where the runtime may be reached from; `None` means from anywhere.

@@ -234,6 +234,7 @@ impl Config {
                 websockets: Some(50_000),
                 waiting: Some(10_000),
                 waiting_bytes: Some(256 * 1024 * 1024),
+                buffered_bytes: Some(1024 * 1024 * 1024),
             },
             limits: RuntimeLimits {
                 exchanges: Some(2_048),
@@ -341,6 +342,10 @@ impl Config {
             websockets: source.max_open_websockets.map(u32::from).or(all.websockets),
             waiting: source.max_waiting.map(u32::from).or(all.waiting),
             waiting_bytes: source.max_waiting_size.map(u64::from).or(all.waiting_bytes),
+            buffered_bytes: source
+                .max_buffered_size
+                .map(u64::from)
+                .or(all.buffered_bytes),
         };
         let given = RuntimeLimits {
             exchanges: source.limit_exchanges.map(u32::from),

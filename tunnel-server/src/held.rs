@@ -46,6 +46,7 @@ pub(crate) struct Threads(Mutex<Vec<Handle>>);
 pub(crate) struct Holdings {
     node: Weak<Node>,
     tasks: IntGauge,
+    buffered: IntGauge,
     entries: IntGaugeVec,
 }
 
@@ -66,11 +67,17 @@ impl Threads {
 }
 
 impl Holdings {
-    /// Of this node, in these families; the second has the table's name as its only label.
-    pub(crate) fn new(node: &Arc<Node>, tasks: IntGauge, entries: IntGaugeVec) -> Self {
+    /// Of this node, in these families; the last has the table's name as its only label.
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        tasks: IntGauge,
+        buffered: IntGauge,
+        entries: IntGaugeVec,
+    ) -> Self {
         Self {
             node: Arc::downgrade(node),
             tasks,
+            buffered,
             entries,
         }
     }
@@ -78,7 +85,7 @@ impl Holdings {
 
 impl Collector for Holdings {
     fn desc(&self) -> Vec<&Desc> {
-        [self.tasks.desc(), self.entries.desc()].concat()
+        [self.tasks.desc(), self.buffered.desc(), self.entries.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -87,10 +94,16 @@ impl Collector for Holdings {
         };
         let shown = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.tasks.set(shown(node.threads.tasks()));
+        self.buffered.set(shown(node.registry.buffered()));
         for (table, count) in TABLES {
             let entries = self.entries.with_label_values(&[table]);
             entries.set(shown(count(&node)));
         }
-        [self.tasks.collect(), self.entries.collect()].concat()
+        [
+            self.tasks.collect(),
+            self.buffered.collect(),
+            self.entries.collect(),
+        ]
+        .concat()
     }
 }

@@ -254,9 +254,14 @@ impl Metrics {
     pub(crate) fn show_holdings(&self, node: &Arc<Node>) -> prometheus::Result<()> {
         let tasks = Families::options("tasks", "Tasks that have not ended");
         let entries = Families::options("held", "Entries of the server's tables");
+        let buffered = Families::options(
+            "buffered_bytes",
+            "Received bytes of answers that platform clients have not taken yet",
+        );
         let tasks = IntGauge::with_opts(tasks)?;
+        let buffered = IntGauge::with_opts(buffered)?;
         let entries = IntGaugeVec::new(entries, &["table"])?;
-        let holdings = Holdings::new(node, tasks, entries);
+        let holdings = Holdings::new(node, tasks, buffered, entries);
         self.registry.register(Box::new(holdings))
     }
 

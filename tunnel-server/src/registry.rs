@@ -191,6 +191,11 @@ impl Registry {
         self.budget.open()
     }
 
+    /// Received bytes of answers that platform clients have not taken yet, of all runtimes.
+    pub(crate) fn buffered(&self) -> usize {
+        self.budget.buffered()
+    }
+
     /// Requests that wait for their runtime to come back.
     pub(crate) fn waiting(&self) -> usize {
         let slots = self.slots.read();
@@ -289,6 +294,7 @@ impl Registry {
                 (Arc::new(tunnel), true)
             }
         };
+        session.account_to(slot.budget.memory());
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
             // Some may be dead, and not be known to be.

@@ -30,6 +30,9 @@ pub enum BodyError {
     /// The other end reset the exchange or, with a reason, the session has ended.
     #[error("{}", cut(*.0))]
     Cut(Option<CloseReason>),
+    /// This end ended it: nobody read what came, and too much is held.
+    #[error("too much was held for a reader that takes it slowly")]
+    Memory,
     /// The other end's message cannot be read.
     #[error("a message that cannot be read: {0}")]
     Malformed(#[source] DecodeError),
@@ -47,6 +50,7 @@ impl BodyError {
     pub fn problem(&self, hop: Hop) -> Problem {
         match self {
             Self::Cut(_) => Problem::new(hop, Reason::SessionLost, self.to_string()),
+            Self::Memory => Problem::new(hop, Reason::MemoryLimit, self.to_string()),
             Self::Malformed(_) | Self::Length => {
                 Problem::new(hop, Reason::WireMalformed, self.to_string())
             }
@@ -59,7 +63,7 @@ impl BodyError {
     pub fn close_reason(&self) -> Option<CloseReason> {
         match self {
             Self::Cut(reason) => *reason,
-            Self::Malformed(_) | Self::Length | Self::Aborted(_) => None,
+            Self::Memory | Self::Malformed(_) | Self::Length | Self::Aborted(_) => None,
         }
     }
 }
@@ -81,6 +85,7 @@ impl From<WireError> for BodyError {
     fn from(error: WireError) -> Self {
         match error {
             WireError::Cut(reason) => Self::Cut(reason),
+            WireError::Shed => Self::Memory,
             WireError::NotAccepted => Self::Cut(None),
             WireError::Malformed(error) => Self::Malformed(error),
         }

@@ -236,6 +236,11 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
         WireError::Malformed(error) => {
             Problem::new(Hop::Server, Reason::WireMalformed, error.to_string())
         }
+        WireError::Shed => Problem::new(
+            Hop::Server,
+            Reason::MemoryLimit,
+            "too much was held for the exchange",
+        ),
         WireError::NotAccepted => Problem::new(
             Hop::Server,
             Reason::WireMalformed,

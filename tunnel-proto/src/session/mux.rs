@@ -20,7 +20,7 @@ mod tests;
 
 use std::{
     collections::VecDeque,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -32,7 +32,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use self::streams::Streams;
 use super::Side;
-use crate::{close::CloseReason, limits};
+use crate::{close::CloseReason, limits, memory::MemoryAccount};
 
 /// Why the multiplexer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -46,11 +46,13 @@ pub enum MuxError {
 }
 
 /// All streams of one session.
-pub(super) struct Mux {
+pub(crate) struct Mux {
     streams: Mutex<Streams>,
     /// Exchanges that wait until the other end has acknowledged enough of the new streams.
     openings: Mutex<VecDeque<oneshot::Sender<MuxStream>>>,
     driver: AtomicWaker,
+    /// Where what is held counts.
+    account: OnceLock<Arc<MemoryAccount>>,
 }
 
 /// A stream that was asked for.
@@ -67,7 +69,53 @@ impl Mux {
             streams: Mutex::new(Streams::new(side)),
             openings: Mutex::default(),
             driver: AtomicWaker::new(),
+            account: OnceLock::new(),
         })
+    }
+
+    /// Has what is held count in this account; only the first one counts.
+    pub(super) fn account_to(self: &Arc<Self>, account: &Arc<MemoryAccount>) {
+        if self.account.set(account.clone()).is_ok() {
+            account.enter_session(self);
+        }
+    }
+
+    /// Bytes of memory in which unread bytes lie.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.streams.lock().held()
+    }
+
+    /// Ends the stream that holds the most; `false` if none is worth it.
+    pub(crate) fn shed(&self) -> bool {
+        let mut streams = self.streams.lock();
+        let has_shed = streams.shed();
+        let unreported = self.unreported(&mut streams);
+        let woken = std::mem::take(&mut streams.woken);
+        let has_news = streams.has_news();
+        drop(streams);
+        self.report(unreported);
+        self.wake(woken);
+        if has_news {
+            self.driver.wake();
+        }
+        has_shed
+    }
+
+    /// What the account, if there is one, is to be told.
+    fn unreported(&self, streams: &mut Streams) -> Option<(usize, usize)> {
+        self.account.get().and_then(|_| streams.unreported())
+    }
+
+    /// Tells the account how much is held instead of how much was; whether it is more. Without the lock.
+    fn report(&self, unreported: Option<(usize, usize)>) -> bool {
+        let (Some((before, now)), Some(account)) = (unreported, self.account.get()) else {
+            return false;
+        };
+        match now.checked_sub(before) {
+            Some(more) => account.hold(more),
+            None => account.release(before - now),
+        }
+        now > before
     }
 
     /// Keeps the waker of the driver's task.
@@ -131,7 +179,13 @@ impl Mux {
         let received = streams.receive(bytes);
         let accepted = std::mem::take(&mut streams.accepted);
         let woken = std::mem::take(&mut streams.woken);
+        let unreported = self.unreported(&mut streams);
         drop(streams);
+        if self.report(unreported)
+            && let Some(account) = self.account.get()
+        {
+            account.keep_limit();
+        }
         self.wake(woken);
         let stream = |id| MuxStream::new(self, id);
         accepted.into_iter().map(stream).for_each(accept);
@@ -205,6 +259,20 @@ impl Mux {
     }
 }
 
+impl Drop for Mux {
+    fn drop(&mut self) {
+        if let Some(account) = self.account.get() {
+            account.release(self.streams.get_mut().reported());
+        }
+    }
+}
+
+impl std::fmt::Debug for Mux {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mux").finish_non_exhaustive()
+    }
+}
+
 /// The stream can take no more bytes: it was reset, or its session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut;
@@ -230,7 +298,9 @@ impl MuxStream {
         let mut streams = self.mux.streams.lock();
         let done = work(&mut streams);
         let has_news = streams.has_news();
+        let unreported = self.mux.unreported(&mut streams);
         drop(streams);
+        self.mux.report(unreported);
         if has_news {
             self.mux.driver.wake();
         }
@@ -239,7 +309,13 @@ impl MuxStream {
 
     /// The next bytes as one chunk; `None` when no more can come, for whatever cause.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        self.with(|streams| streams.poll_read(self.id, cx))
+        let account = self.mux.account.get().map(AsRef::as_ref);
+        self.with(|streams| streams.poll_read(self.id, cx, account))
+    }
+
+    /// Whether this end has reset the stream, since too much was held.
+    pub(crate) fn is_shed(&self) -> bool {
+        self.mux.streams.lock().is_shed(self.id)
     }
 
     /// Takes some of the bytes; pending while the other end's window, or the way there, is full.
@@ -288,7 +364,9 @@ impl Drop for MuxStream {
         streams.remove(self.id, self.is_finished);
         let woken = std::mem::take(&mut streams.woken);
         let has_ended = streams.ended().is_some();
+        let unreported = self.mux.unreported(&mut streams);
         drop(streams);
+        self.mux.report(unreported);
         // Of this stream; whoever still waits for something of it is to find out.
         self.mux.wake(woken);
         if !has_ended {

@@ -34,7 +34,7 @@ use crate::{close::CloseReason, limits};
 
 /// Bytes read from the socket at once, at first and at most. It grows while reads fill it: no more than
 /// a TLS record ever comes at once.
-const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
+pub(super) const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
 
 /// A new random value for `Sec-WebSocket-Key`.
 #[must_use]

@@ -169,6 +169,7 @@ impl Config {
             ("max-open-websockets", all.websockets.map(u64::from)),
             ("max-waiting", all.waiting.map(u64::from)),
             ("max-waiting-size", all.waiting_bytes),
+            ("max-buffered-size", all.buffered_bytes),
         ] {
             if let Some(limit) = limit {
                 put(name, limit.to_string());

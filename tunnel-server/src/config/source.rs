@@ -278,6 +278,10 @@ pub struct Source {
     #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_MAX_WAITING_SIZE")]
     pub max_waiting_size: Option<SizeText>,
 
+    /// Memory for received bytes of answers that platform clients have not taken yet; one runtime may fill a quarter of it [default: 1GiB]
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_SERVER_MAX_BUFFERED_SIZE")]
+    pub max_buffered_size: Option<SizeText>,
+
     /// Time between pings on a session [default: 15s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_SERVER_PING_INTERVAL")]
     pub ping_interval: Option<PositiveDuration>,
@@ -440,7 +444,7 @@ impl Source {
             cors_origin allow_shared_cookies
             first_byte_timeout tls_handshake_timeout request_head_timeout body_idle_timeout
             keep_alive_timeout expect_wait max_connections max_connections_per_address
-            max_head_size offline_wait max_waiting max_waiting_size ping_interval drain_delay
+            max_head_size offline_wait max_waiting max_waiting_size max_buffered_size ping_interval drain_delay
             drain_spread grace_period max_exchanges max_open_exchanges max_exchange_rate
             max_open_websockets limit_exchanges limit_exchange_rate limit_upload_rate
             limit_download_rate limit_websockets limit_head_size limit_waiting limit_waiting_size

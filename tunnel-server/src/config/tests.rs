@@ -371,6 +371,7 @@ const FULL: [&str; 58] = [
     "--offline-wait=7s",
     "--max-waiting=7",
     "--max-waiting-size=7MiB",
+    "--max-buffered-size=7MiB",
     "--ping-interval=7s",
     "--drain-delay=7s",
     "--drain-spread=7s",

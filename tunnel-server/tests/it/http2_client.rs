@@ -24,8 +24,15 @@ impl Http2 {
 
     /// One that gives streams no window, and so reads nothing of any content.
     pub(crate) async fn reading_nothing(rig: &Rig) -> Self {
+        Self::with_window(rig, 0).await
+    }
+
+    /// One that gives each stream such a window.
+    pub(crate) async fn with_window(rig: &Rig, bytes: u32) -> Self {
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(0);
+        builder.initial_window_size(bytes);
+        // Streams that are not read do not stop those that are.
+        builder.initial_connection_window_size(16 * 1024 * 1024);
         Self::with(builder, connect(rig.addresses.public).await).await
     }
 

@@ -16,7 +16,7 @@ use crate::{
     fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
     http2_client::{Http2, get, read},
     panics::{logged, set_the_fuse},
-    rig::{PROD, Rig},
+    rig::{DEV, DEV_HOST, PROD, Rig},
 };
 
 /// A limit that a test waits for.
@@ -116,6 +116,44 @@ async fn a_stream_that_was_answered_may_be_silent() {
     drop(feed);
     body.send_data(Bytes::new(), true).unwrap();
     assert_eq!(read(response.into_body()).await.unwrap().0, b"still here");
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
+    const BUFFERED: &str = "tunnel_server_buffered_bytes";
+    const LIMIT: u64 = 2 * 1024 * 1024;
+    let rig = Rig::with(|config| config.node_limits.buffered_bytes = Some(4 * LIMIT)).await;
+    let _client = FakeClient::new(&rig, PROD, |_| async {
+        Ok(status(200, full(vec![7; 200_000])))
+    })
+    .await;
+    let _neighbour = FakeClient::describing(&rig, DEV).await;
+    assert!(rig.metric(BUFFERED).await < 0.5);
+    let mut http2 = Http2::with_window(&rig, 4 * 1024).await;
+    let mut unread = Vec::new();
+    for _ in 0..60 {
+        unread.push(http2.ask(get("/unread")).await.unwrap());
+        assert!(rig.metric(BUFFERED).await <= LIMIT as f64);
+    }
+    let is_full = async || (rig.metric(BUFFERED).await > LIMIT as f64 / 2.0).then_some(());
+    eventually("what is held", is_full).await;
+    let mut raw = rig.raw().await;
+    let request = format!("GET / HTTP/1.1\r\nhost: {DEV_HOST}\r\n\r\n");
+    assert_eq!(raw.ask(request).await.text(), "globex-dev GET /\n");
+    let (mut whole, mut cut) = (0, 0);
+    for response in unread {
+        match read(response.into_body()).await {
+            Ok((content, _)) => {
+                assert_eq!(content.len(), 200_000);
+                whole += 1;
+            }
+            Err(_) => cut += 1,
+        }
+    }
+    assert!(whole > 4 && cut > 30, "{whole} whole, {cut} cut");
+    let counted = "tunnel_server_problems_total{hop=\"tunnel-server\",reason=\"memory_limit\"}";
+    rig.metric_becomes(counted, f64::from(cut)).await;
+    rig.metric_becomes(BUFFERED, 0.0).await;
 }
 
 /// Over HTTP/1 the kernel sees it; here a peer answers pings, and gives a stream no window.

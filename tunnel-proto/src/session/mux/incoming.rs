@@ -5,44 +5,83 @@ use std::{collections::VecDeque, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use crate::limits;
+use crate::{limits, session::websocket};
 
 /// Pieces shorter than this are put together while nobody reads: each alone would cost more than it
-/// holds, and keep the whole message alive that it came in.
+/// holds, and keep the whole read buffer alive that it came in.
 const SHORT_BYTES: usize = 4 * 1024;
+
+/// Longest read buffer, which a slice of it keeps alive as a whole.
+const BUFFER_BYTES: usize = websocket::READ_BYTES.1;
+
+/// While this much waits to be read, pieces are copied that fill less than three quarters of a buffer: what
+/// waits for long then takes little more memory than it has bytes.
+const BACKLOG_BYTES: usize = 2 * BUFFER_BYTES;
 
 /// The bytes of a stream that were not read yet.
 #[derive(Default)]
 pub(super) struct Unread {
     chunks: VecDeque<Bytes>,
-    /// Short pieces that came after `chunks`.
+    /// Copies of pieces that came after `chunks`.
     tail: BytesMut,
     bytes: usize,
+    held: usize,
 }
 
 impl Unread {
     pub(super) fn push(&mut self, piece: Bytes) {
+        let is_read = self.bytes == 0;
+        let has_backlog = self.bytes >= BACKLOG_BYTES;
         self.bytes += piece.len();
-        let is_read = self.bytes == piece.len();
-        if piece.len() < SHORT_BYTES && !is_read {
+        let is_copied = match has_backlog {
+            true => piece.len() < BUFFER_BYTES / 4 * 3,
+            false => piece.len() < SHORT_BYTES && !is_read,
+        };
+        if is_copied {
+            if self.tail.len() + piece.len() > BUFFER_BYTES {
+                self.end_tail();
+            }
+            if has_backlog && self.tail.is_empty() {
+                // Room that is not used up by doubling.
+                self.tail.reserve(BUFFER_BYTES);
+            }
             self.tail.extend_from_slice(&piece);
+            self.held += piece.len();
             return;
         }
-        if !self.tail.is_empty() {
-            self.chunks.push_back(self.tail.split().freeze());
-        }
+        self.end_tail();
+        self.held += held(piece.len());
         self.chunks.push_back(piece);
+    }
+
+    fn end_tail(&mut self) {
+        if !self.tail.is_empty() {
+            let tail = std::mem::take(&mut self.tail).freeze();
+            self.held += held(tail.len()) - tail.len();
+            self.chunks.push_back(tail);
+        }
     }
 
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         let chunk = match self.chunks.pop_front() {
-            Some(chunk) => chunk,
+            Some(chunk) => {
+                self.held -= held(chunk.len());
+                chunk
+            }
             None if self.tail.is_empty() => return None,
             // Its space goes with it, so that a stream at rest holds none.
-            None => std::mem::take(&mut self.tail).freeze(),
+            None => {
+                self.held -= self.tail.len();
+                std::mem::take(&mut self.tail).freeze()
+            }
         };
         self.bytes -= chunk.len();
         Some(chunk)
+    }
+
+    /// Bytes of memory that are kept alive, about.
+    pub(super) fn held(&self) -> usize {
+        self.held
     }
 
     pub(super) fn len(&self) -> usize {
@@ -51,6 +90,14 @@ impl Unread {
 
     pub(super) fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+}
+
+/// What a piece keeps alive: the buffer that it is a slice of. A short one lies in a buffer with many others.
+fn held(bytes: usize) -> usize {
+    match bytes {
+        ..SHORT_BYTES => bytes,
+        _ => bytes.max(BUFFER_BYTES),
     }
 }
 
@@ -85,16 +132,27 @@ impl Window {
     }
 
     /// How much more the other end may send, now that only `unread` bytes wait. Zero until it is worth
-    /// telling. `growth` is what all windows of the session may still grow by.
+    /// telling. `growth` is what all windows of the session may still grow by. While memory is short,
+    /// `is_pressed`, the window does not grow, and loses what it has grown by.
     pub(super) fn update(
         &mut self,
         unread: usize,
         round_trip: Duration,
         growth: &mut usize,
+        is_pressed: impl FnOnce() -> bool,
     ) -> usize {
         let used = self.left + unread;
-        if self.size - used < self.size / 2 {
+        if self.size.saturating_sub(used) < self.size / 2 {
             return 0;
+        }
+        if is_pressed() {
+            *growth += self.growth();
+            self.size = limits::STREAM_WINDOW_BYTES;
+            // Only what is worth telling.
+            let more = self.size.saturating_sub(used);
+            let more = if more < self.size / 2 { 0 } else { more };
+            self.left += more;
+            return more;
         }
         let now = Instant::now();
         // Half a window in less than two round trips: more would have come if it had been allowed.
@@ -109,6 +167,11 @@ impl Window {
         let more = self.size - used;
         self.left += more;
         more
+    }
+
+    /// What the other end may still send.
+    pub(super) fn left(&self) -> usize {
+        self.left
     }
 
     /// What it has grown by, to be given back when the stream ends.
@@ -152,17 +215,44 @@ mod tests {
     }
 
     #[test]
+    fn slices_of_buffers_are_copied_while_nobody_reads_and_counted_as_what_they_keep_alive() {
+        let mut unread = Unread::default();
+        let mut buffers = Vec::new();
+        for _ in 0..60 {
+            let buffer = Bytes::from(vec![7; BUFFER_BYTES]);
+            unread.push(buffer.slice(..SHORT_BYTES));
+            buffers.push(buffer);
+        }
+        let kept = buffers.iter().filter(|buffer| !buffer.is_unique()).count();
+        assert!(kept * BUFFER_BYTES <= 8 * BUFFER_BYTES, "{kept} buffers");
+        let others: usize = unread.bytes - kept * SHORT_BYTES;
+        assert!(unread.held() >= kept * BUFFER_BYTES + others);
+        assert!(unread.held() < 2 * unread.bytes);
+        while unread.pop().is_some() {}
+        assert_eq!((unread.held(), unread.len()), (0, 0));
+    }
+
+    #[test]
     fn a_window_is_told_in_halves_and_never_passed() {
         let (mut window, mut growth) = (Window::new(), 0);
         let half = limits::STREAM_WINDOW_BYTES / 2;
         window.take(half - 1);
-        assert_eq!(window.update(0, Duration::ZERO, &mut growth), 0);
+        assert_eq!(window.update(0, Duration::ZERO, &mut growth, || false), 0);
         assert!(window.allows(half + 1) && !window.allows(half + 2));
         let mut window = Window::new();
         window.take(2 * half);
-        assert_eq!(window.update(half + 1, Duration::ZERO, &mut growth), 0);
-        assert_eq!(window.update(half, Duration::ZERO, &mut growth), half);
-        assert_eq!(window.update(0, Duration::ZERO, &mut growth), half);
+        assert_eq!(
+            window.update(half + 1, Duration::ZERO, &mut growth, || false),
+            0
+        );
+        assert_eq!(
+            window.update(half, Duration::ZERO, &mut growth, || false),
+            half
+        );
+        assert_eq!(
+            window.update(0, Duration::ZERO, &mut growth, || false),
+            half
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -175,7 +265,7 @@ mod tests {
                 tokio::time::advance(Duration::from_millis(pause)).await;
                 let left = window.left;
                 window.take(left);
-                window.update(0, round_trip, &mut growth);
+                window.update(0, round_trip, &mut growth, || false);
             }
         }
         // The pauses of both count for either.
@@ -185,7 +275,7 @@ mod tests {
             tokio::time::advance(round_trip).await;
             let left = fast.left;
             fast.take(left);
-            fast.update(0, round_trip, &mut growth);
+            fast.update(0, round_trip, &mut growth, || false);
         }
         assert_eq!(fast.size, limits::STREAM_WINDOW_MAX_BYTES);
         assert_eq!(growth + fast.growth(), limits::WINDOW_GROWTH_BYTES);

@@ -25,11 +25,22 @@ use super::{
     incoming::{Unread, Window},
     output::Output,
 };
-use crate::{close::CloseReason, limits, session::Side};
+use crate::{
+    close::CloseReason,
+    limits,
+    memory::{self, MemoryAccount},
+    session::Side,
+};
 
 /// Writes up to this length do not wait for their turn, so that a small message is not held up by
 /// large ones.
 const SHORT_BYTES: usize = 2 * 1024;
+
+/// Least that a stream has to hold for its end to be worth it.
+const SHED_BYTES: usize = 4 * 1024;
+
+/// A stream of which nothing was read for so long, though there was something, has a reader that stands still.
+const STILL: Duration = Duration::from_secs(1);
 
 /// One stream.
 struct Stream {
@@ -47,6 +58,10 @@ struct Stream {
     has_ended: bool,
     /// The other end takes nothing more, or the session has ended.
     is_reset: bool,
+    /// This end has reset it, since it held too much. What the other end sends before it knows is dropped.
+    is_shed: bool,
+    /// When something was last read of it and more was left.
+    read_at: Option<Instant>,
     turn: Turn,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -79,6 +94,11 @@ pub(super) struct Streams {
     granted: usize,
     growth: usize,
     round_trip: Duration,
+    /// Bytes of memory in which unread bytes lie, and how many of them the account knows of.
+    held: usize,
+    reported: usize,
+    /// What the other end may have sent on streams that have ended here before it learned of that.
+    strays: usize,
     /// Why the session has ended.
     ended: Option<CloseReason>,
     /// The driver was told that there is something to send.
@@ -100,6 +120,8 @@ impl Stream {
             unheard_since: (first == SYN).then(Instant::now),
             has_ended: false,
             is_reset: false,
+            is_shed: false,
+            read_at: None,
             turn: Turn::None,
             reader: None,
             writer: None,
@@ -141,6 +163,9 @@ impl Streams {
             granted: 0,
             growth: limits::WINDOW_GROWTH_BYTES,
             round_trip: Duration::ZERO,
+            held: 0,
+            reported: 0,
+            strays: 0,
             ended: None,
             is_driver_told: false,
             accepted: Vec::new(),
@@ -220,7 +245,7 @@ impl Streams {
         }
         let Some(stream) = self.table.get_mut(&header.stream) else {
             // It has ended here, and the other end does not know yet.
-            return Ok(());
+            return self.on_stray(header);
         };
         if header.flags & ACK != 0 && !stream.is_acknowledged {
             stream.is_acknowledged = true;
@@ -241,13 +266,23 @@ impl Streams {
                 return Err(MuxError::Protocol("a window beyond any number"));
             }
             self.woken.extend(stream.writer.take());
-        } else if stream.has_ended && value > 0 {
+        } else if stream.has_ended && value > 0 && !stream.is_shed {
             return Err(MuxError::Protocol("data after a stream's end"));
         } else if !stream.receive.allows(value) {
             return Err(MuxError::Protocol("more data than the window allows"));
         }
         if header.flags & FIN != 0 && (header.kind == Kind::WindowUpdate || value == 0) {
             self.on_end(header.stream);
+        }
+        Ok(())
+    }
+
+    /// A frame for a stream that does not exist: what was allowed when the stream ended may still come.
+    fn on_stray(&mut self, header: Header) -> Result<(), MuxError> {
+        if header.kind == Kind::Data {
+            let left = self.strays.checked_sub(header.value as usize);
+            self.strays =
+                left.ok_or(MuxError::Protocol("data for a stream that does not exist"))?;
         }
         Ok(())
     }
@@ -297,17 +332,23 @@ impl Streams {
             stream,
             value: 0,
         });
+        self.strays = self.strays.saturating_add(limits::STREAM_WINDOW_BYTES);
         Ok(())
     }
 
     /// Takes a piece in, unless the stream has ended, or began only after the frame did.
     fn on_body(&mut self, id: u32, piece: Bytes) {
         if let Some(stream) = self.table.get_mut(&id)
-            && !stream.has_ended
+            && (!stream.has_ended || stream.is_shed)
             && stream.receive.allows(piece.len())
         {
             stream.receive.take(piece.len());
+            if stream.is_shed {
+                return;
+            }
+            let before = stream.unread.held();
             stream.unread.push(piece);
+            self.held += stream.unread.held() - before;
             stream.unheard_since = None;
             self.woken.extend(stream.reader.take());
         }
@@ -321,16 +362,26 @@ impl Streams {
     }
 
     /// The next bytes of a stream; `None` when no more can come.
-    pub(super) fn poll_read(&mut self, id: u32, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+    pub(super) fn poll_read(
+        &mut self,
+        id: u32,
+        cx: &Context<'_>,
+        account: Option<&MemoryAccount>,
+    ) -> Poll<Option<Bytes>> {
         let Some(stream) = self.table.get_mut(&id) else {
             return Poll::Ready(None);
         };
+        let before = stream.unread.held();
         if let Some(chunk) = stream.unread.pop() {
+            self.held -= before - stream.unread.held();
+            if !stream.unread.is_empty() {
+                stream.read_at = Some(Instant::now());
+            }
             if !stream.has_ended {
-                let more =
-                    stream
-                        .receive
-                        .update(stream.unread.len(), self.round_trip, &mut self.growth);
+                let is_pressed = || account.is_some_and(MemoryAccount::is_pressed);
+                let (unread, growth) = (stream.unread.len(), &mut self.growth);
+                let receive = &mut stream.receive;
+                let more = receive.update(unread, self.round_trip, growth, is_pressed);
                 if more > 0 {
                     let header = stream.header(Kind::WindowUpdate, 0, id, more);
                     self.output.push(header);
@@ -440,6 +491,10 @@ impl Streams {
             return;
         };
         self.growth += stream.receive.growth();
+        self.held -= stream.unread.held();
+        if !stream.has_ended || stream.is_shed {
+            self.strays = self.strays.saturating_add(stream.receive.left());
+        }
         if stream.turn == Turn::Granted {
             self.granted -= 1;
         }
@@ -473,6 +528,59 @@ impl Streams {
     /// Why the session has ended, if it has.
     pub(super) fn ended(&self) -> Option<CloseReason> {
         self.ended
+    }
+
+    /// What is to be told to the account: how much it was told last, and how much is held now. Nothing while
+    /// the difference is small, unless nothing is held any more.
+    pub(super) fn unreported(&mut self) -> Option<(usize, usize)> {
+        let difference = self.held.abs_diff(self.reported);
+        if difference == 0 || (difference < memory::STEP_BYTES && self.held > 0) {
+            return None;
+        }
+        let reported = std::mem::replace(&mut self.reported, self.held);
+        Some((reported, self.held))
+    }
+
+    /// Bytes that the account knows of.
+    pub(super) fn reported(&self) -> usize {
+        self.reported
+    }
+
+    /// Bytes of memory in which unread bytes lie.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Resets the stream that holds the most, one whose reader stands still if there is any, and drops
+    /// what it holds; `false` if none holds enough to be worth it.
+    pub(super) fn shed(&mut self) -> bool {
+        let now = Instant::now();
+        // One that was never read is new: its reader has just not had its turn.
+        let is_still = |stream: &Stream| stream.read_at.is_some_and(|at| now - at > STILL);
+        let largest = self
+            .table
+            .iter_mut()
+            .filter(|(_, stream)| stream.unread.held() >= SHED_BYTES)
+            .max_by_key(|(_, stream)| (is_still(stream), stream.unread.held()));
+        let Some((&id, stream)) = largest else {
+            return false;
+        };
+        self.held -= std::mem::take(&mut stream.unread).held();
+        stream.is_shed = true;
+        if !stream.is_reset && self.ended.is_none() {
+            let header = stream.header(Kind::Data, RST, id, 0);
+            self.output.push(header);
+        }
+        stream.reset(&mut self.woken);
+        if std::mem::replace(&mut stream.turn, Turn::None) == Turn::Granted {
+            self.granted -= 1;
+        }
+        true
+    }
+
+    /// Whether the stream was reset since it held too much.
+    pub(super) fn is_shed(&self, id: u32) -> bool {
+        self.table.get(&id).is_some_and(|stream| stream.is_shed)
     }
 
     pub(super) fn set_round_trip(&mut self, time: Duration) {

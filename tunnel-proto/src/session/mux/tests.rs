@@ -12,7 +12,11 @@ use futures_util::{AsyncRead, AsyncWrite, task::noop_waker_ref};
 use parking_lot::Mutex as PipeLock;
 use proptest::prelude::*;
 
-use super::{streams::Streams, *};
+use super::{
+    frame::{Header, Kind},
+    streams::Streams,
+    *,
+};
 
 fn context() -> Context<'static> {
     Context::from_waker(noop_waker_ref())
@@ -209,19 +213,11 @@ fn what_no_window_allows_is_never_kept() {
     streams
         .receive([&reset[..], &flood].concat().into())
         .unwrap();
-    assert_eq!(streams.poll_read(1, &context()), Poll::Ready(None));
-    // In a frame that is older than its stream.
+    assert_eq!(streams.poll_read(1, &context(), None), Poll::Ready(None));
+    // For a stream that does not exist, and could come to exist while the frame is on its way.
     let mut streams = Streams::new(Side::Server);
-    streams
-        .receive(Bytes::copy_from_slice(&header(0, 1, flood.len() as u32)))
-        .unwrap();
-    streams.open().unwrap();
-    streams.receive(flood.into()).unwrap();
-    let mut kept = 0;
-    while let Poll::Ready(Some(bytes)) = streams.poll_read(1, &context()) {
-        kept += bytes.len();
-    }
-    assert!(kept <= limits::STREAM_WINDOW_BYTES, "{kept}");
+    let early = Bytes::copy_from_slice(&header(0, 1, flood.len() as u32));
+    assert!(matches!(streams.receive(early), Err(MuxError::Protocol(_))));
 }
 
 #[test]
@@ -266,6 +262,108 @@ fn a_stream_is_waited_for_from_when_it_was_told_of_until_anything_comes() {
     let [_accepted, _reset, given_up] = streams;
     drop(given_up);
     assert_eq!(two.server.waiting_since(), None);
+}
+
+/// Streams on each of which the client has sent a whole window, and nobody has read.
+fn unread(two: &mut Two, count: usize) -> Vec<MuxStream> {
+    let mut streams = Vec::new();
+    for _ in 0..count {
+        let stream = two.open();
+        stream.announce();
+        two.settle();
+        let mut theirs = two.accepted.pop().unwrap();
+        let mut content = Bytes::from(vec![7; limits::STREAM_WINDOW_BYTES]);
+        while !content.is_empty() && !theirs.is_reset() {
+            write(&mut theirs, &mut content);
+            two.settle();
+        }
+        two.accepted.insert(0, theirs);
+        streams.push(stream);
+    }
+    streams
+}
+
+#[test]
+fn above_the_limit_of_an_account_streams_that_nobody_reads_are_ended_by_name() {
+    const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
+    let mut two = Two::new();
+    let account = MemoryAccount::new(LIMIT);
+    two.server.account_to(&account);
+    let mut streams = unread(&mut two, 20);
+    let held = account.held();
+    assert!(held <= LIMIT && held > LIMIT / 2, "{held}");
+    let shed = streams.iter().filter(|stream| stream.is_shed()).count();
+    assert!(shed >= 16, "{shed}");
+    // The other end knows, and those that were left alone are whole.
+    let reset = two.accepted.iter().filter(|stream| stream.is_reset());
+    assert_eq!(reset.count(), shed);
+    for stream in &mut streams {
+        let read = read(stream).len();
+        assert!(stream.is_shed() || read == limits::STREAM_WINDOW_BYTES);
+    }
+    drop(streams);
+    drop(two);
+    assert_eq!(account.held(), 0);
+}
+
+#[test]
+fn what_was_held_before_there_was_an_account_counts_from_then_on() {
+    let mut two = Two::new();
+    let before = unread(&mut two, 2);
+    let account = MemoryAccount::new(usize::MAX);
+    two.server.account_to(&account);
+    drop(before);
+    let held = account.held();
+    assert_eq!(held, 0);
+    let streams = unread(&mut two, 2);
+    assert!(account.held() > limits::STREAM_WINDOW_BYTES);
+    drop((streams, two));
+    assert_eq!(account.held(), 0);
+}
+
+#[test]
+fn what_one_account_holds_ends_no_stream_of_its_neighbour() {
+    const LIMIT: usize = 8 * limits::STREAM_WINDOW_BYTES;
+    let node = MemoryAccount::new(LIMIT);
+    let accounts = [(); 2].map(|()| MemoryAccount::within(&node, LIMIT / 2));
+    let [mut greedy, mut modest] = accounts.each_ref().map(|account| {
+        let two = Two::new();
+        two.server.account_to(account);
+        two
+    });
+    let kept = unread(&mut modest, 1);
+    let _streams = unread(&mut greedy, 40);
+    assert!(kept.iter().all(|stream| !stream.is_shed()));
+    assert!(node.held() <= LIMIT && node.is_pressed());
+    // Of two who pass it together the one that holds more has to give.
+    node.set_limit(LIMIT / 2);
+    let _more = unread(&mut greedy, 1);
+    assert!(node.held() <= LIMIT / 2);
+    assert!(kept.iter().all(|stream| !stream.is_shed()));
+}
+
+#[test]
+fn data_for_streams_that_have_ended_here_is_a_breach_once_no_window_allowed_it() {
+    let mut two = Two::new();
+    let stream = two.open();
+    stream.announce();
+    two.settle();
+    let frame = |stream, length| Header {
+        kind: Kind::Data,
+        flags: 0,
+        stream,
+        value: u32::try_from(length).unwrap(),
+    };
+    let send = |header: Header| {
+        let body = vec![0; header.value as usize];
+        let bytes = [&header.encode()[..], &body].concat();
+        two.server.receive(bytes.into(), |_| {})
+    };
+    send(frame(1, 1_000)).unwrap();
+    drop(stream);
+    let allowed = limits::STREAM_WINDOW_BYTES - 1_000;
+    send(frame(1, allowed)).unwrap();
+    assert!(matches!(send(frame(1, 1)), Err(MuxError::Protocol(_))));
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! A hostile tunnel client against a session of the server.
 
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
 use bytes::{Bytes, BytesMut};
 use http::Response;
+use http_body::Body as _;
 use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::Message;
 use tunnel_proto::{
@@ -9,6 +12,7 @@ use tunnel_proto::{
     close::CloseReason,
     exchange::{BodyError, ExchangeError, exchange},
     limits,
+    memory::MemoryAccount,
     problem::{Problem, Reason},
     session::{MuxError, Session, SessionEnd, Side},
 };
@@ -185,14 +189,12 @@ async fn floods_of_what_is_allowed_do_no_harm() {
     let pings = (0..50_000).map(|number| Frame::bare(PING, SYN, 0, number));
     let resets = (0..50_000).map(|number| Frame::bare(DATA, RST, number, 0));
     let windows = (0..50_000).map(|number| Frame::bare(WINDOW, ACK, number, 1));
-    let unknown = (0..500).map(|number| Frame::data(0, 100 + number, &[7; 10_000]));
     let empty = (0..50_000).map(|_| Frame::data(0, 1, b""));
     let stream = attack.ask().await;
     for frames in [
         Box::new(pings) as Box<dyn Iterator<Item = Frame> + Send>,
         Box::new(resets.filter(|frame| frame.stream != 1)),
         Box::new(windows),
-        Box::new(unknown),
         Box::new(empty),
     ] {
         assert!(attack.peer.frames(frames).await);
@@ -566,4 +568,61 @@ async fn a_request_larger_than_the_window_waits_for_the_client() {
         .answer(stream, &response(200, &[], b"fine"))
         .await;
     assert_eq!(attack.answer().await.unwrap().1.content, "fine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_nobody_reads_hold_no_more_than_their_account_and_end_by_name() {
+    const LIMIT: usize = 2 * 1024 * 1024;
+    let mut attack = Attack::start().await;
+    let account = MemoryAccount::new(LIMIT);
+    attack.server.account_to(&account);
+    let mut bodies = Vec::new();
+    let content = pattern(200_000);
+    for _ in 0..30 {
+        let server = attack.server.clone();
+        let mut asking = JoinSet::new();
+        asking.spawn(async move { exchange(&server, get("/"), |_, _| {}).await });
+        let stream = attack.peer.next_data().await.stream;
+        attack.peer.answer(stream, &head(200, &[])).await;
+        let answered = within(asking.join_next()).await.unwrap().unwrap();
+        bodies.push(answered.unwrap().into_body());
+        for piece in content.chunks(4 * 1024) {
+            let mut chunk = BytesMut::new();
+            encode::chunk(&mut chunk, piece);
+            attack.peer.answer(stream, &chunk).await;
+        }
+        settle().await;
+    }
+    assert!(account.held() <= LIMIT, "{}", account.held());
+    let (mut ended, mut left_alone) = (0, 0);
+    for mut body in bodies {
+        loop {
+            match poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) => {
+                    assert!(matches!(error, BodyError::Memory), "{error:?}");
+                    ended += 1;
+                    break;
+                }
+                other => {
+                    assert!(other.is_pending());
+                    left_alone += 1;
+                    break;
+                }
+            }
+        }
+    }
+    assert!(ended >= 20, "{ended} were ended");
+    assert!(left_alone > 4, "{left_alone} were left alone");
+    attack.is_fine().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_for_streams_that_never_were_end_the_session() {
+    let mut attack = Attack::start().await;
+    let asked = attack.ask().await;
+    let frame = Frame::data(0, asked + 100, &[0; 12_000]);
+    attack.peer.frame(frame).await;
+    assert_eq!(attack.peer.close_code().await, BROKEN);
+    attack.end().await;
 }
