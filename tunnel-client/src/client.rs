@@ -100,7 +100,9 @@ impl Client {
             allowed_hosts: config.admin_hosts.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let shared = Arc::new(UpstreamShared::new(&config.dns_servers));
+        let memory = metrics.memory(config.max_buffered_bytes)?;
+        let shared = UpstreamShared::new(&config.dns_servers, Arc::clone(&memory));
+        let shared = Arc::new(shared);
         let leads = LeadParts {
             shared,
             idle_pool: config.upstream_idle_pool,
@@ -112,6 +114,7 @@ impl Client {
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
+            memory,
             live: Arc::new(LiveSessions::new(Arc::clone(&metrics))),
             settings: SessionSettings {
                 ping_interval: config.ping_interval,

@@ -140,6 +140,8 @@ pub struct Config {
     pub upstream_head_timeout: Duration,
     /// Idle connections to the upstream that are kept. Default 64.
     pub upstream_idle_pool: usize,
+    /// Memory for what was received and not sent on yet, in bytes. Default 64 MiB.
+    pub max_buffered_bytes: u64,
     /// Time between pings on a session. Default 15 s.
     pub ping_interval: Duration,
     /// How long exchanges may take to end when the client stops. Default 25 s: 5 s less than
@@ -229,6 +231,9 @@ impl Config {
     /// Where the operator asks, where nothing else is set.
     pub(crate) const ADMIN_LISTEN: SocketAddr =
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+    /// Memory for what was received and not sent on yet, where nothing else is set: a quarter of what
+    /// `deploy/kubernetes/sidecar.yaml` gives the client.
+    pub(crate) const BUFFERED_BYTES: u64 = 64 * 1024 * 1024;
     /// How long exchanges may take to end, where nothing else is set.
     pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(25);
 
@@ -277,6 +282,7 @@ impl Config {
             upstream_connect_timeout: UPSTREAM_CONNECT_TIMEOUT,
             upstream_head_timeout: UPSTREAM_HEAD_TIMEOUT,
             upstream_idle_pool: 64,
+            max_buffered_bytes: Self::BUFFERED_BYTES,
             ping_interval: Duration::from_secs(15),
             grace_period: Self::GRACE_PERIOD,
             access_log: true,
@@ -421,6 +427,7 @@ impl Config {
             source.upstream_head_timeout,
         );
         set(&mut self.upstream_idle_pool, source.upstream_idle_pool);
+        set(&mut self.max_buffered_bytes, source.max_buffered_size);
         set(&mut self.ping_interval, source.ping_interval);
         set(&mut self.grace_period, source.grace_period);
         set(&mut self.access_log, source.access_log);

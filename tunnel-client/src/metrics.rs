@@ -13,6 +13,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tokio::runtime::Handle;
+use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 
 /// Results of a dial, in the order of life.
@@ -89,6 +90,24 @@ impl Collector for Tasks {
         let alive = i64::try_from(alive.unwrap_or_default());
         self.0.set(alive.unwrap_or(i64::MAX));
         self.0.collect()
+    }
+}
+
+/// Shows what an account holds.
+struct Buffered {
+    memory: Arc<MemoryAccount>,
+    gauge: IntGauge,
+}
+
+impl Collector for Buffered {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let held = i64::try_from(self.memory.held());
+        self.gauge.set(held.unwrap_or(i64::MAX));
+        self.gauge.collect()
     }
 }
 
@@ -184,6 +203,21 @@ impl Metrics {
             routes: Mutex::default(),
             registry: all,
         })
+    }
+
+    /// An account of `limit` bytes whose bytes are shown.
+    ///
+    /// # Errors
+    /// Never the first time.
+    pub(crate) fn memory(&self, limit: u64) -> Result<Arc<MemoryAccount>, prometheus::Error> {
+        let memory = MemoryAccount::new(usize::try_from(limit).unwrap_or(usize::MAX));
+        let help = "bytes that were received and not sent on yet";
+        let gauge = IntGauge::with_opts(opts("buffered_bytes", help))?;
+        self.registry.register(Box::new(Buffered {
+            memory: Arc::clone(&memory),
+            gauge,
+        }))?;
+        Ok(memory)
     }
 
     /// What the admin listener shows.

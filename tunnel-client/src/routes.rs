@@ -177,7 +177,10 @@ mod tests {
                 format!("[[route]]\nname = \"a\"\npath = \"{path}\"\nupstream = \"{upstream}\"\n");
             RouteList::from_toml("r.toml", &text).unwrap()
         };
-        let shared = Arc::new(UpstreamShared::new(&[]));
+        let shared = Arc::new(UpstreamShared::new(
+            &[],
+            tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        ));
         let metrics = Arc::new(Metrics::new().unwrap());
         for (one, other) in [
             ("http://one", "http://two"),

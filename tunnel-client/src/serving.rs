@@ -91,8 +91,9 @@ impl Serving {
             move || serve::readiness(&metrics)
         };
         let answers = admin::routes_with(&metrics, settings, ready);
+        let memory = metrics.memory(config.max_buffered_bytes)?;
         let leads = LeadParts {
-            shared: Arc::new(UpstreamShared::new(&config.dns_servers)),
+            shared: Arc::new(UpstreamShared::new(&config.dns_servers, memory)),
             idle_pool: config.upstream_idle_pool,
         };
         let routes = Routes::new(&config.routes, leads, Arc::clone(&metrics))?;

@@ -30,6 +30,7 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::{RecvBody, serve};
 use tunnel_proto::limits;
+use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
@@ -60,6 +61,8 @@ pub(crate) struct SessionParts {
     pub(crate) exchanges: Exchanges,
     /// Where what is measured goes.
     pub(crate) metrics: Arc<Metrics>,
+    /// Where what is received counts until an upstream takes it.
+    pub(crate) memory: Arc<MemoryAccount>,
     /// Where a welcomed session counts.
     pub(crate) live: Arc<LiveSessions>,
     /// Of the wire.
@@ -165,6 +168,7 @@ impl Session {
         } = connected;
         let began = Instant::now();
         let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings);
+        handle.account_to(&parts.memory);
         // A session that has ended already says so below.
         let _ = handle.send(Control::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -360,7 +360,8 @@ impl Upstream {
         let connection = if is_http2 {
             LinkKind::Http2(self.http2.add(socket, peer).await?)
         } else {
-            LinkKind::Http1(Box::new(Connection::new(socket, peer)))
+            let memory = self.dialler.memory();
+            LinkKind::Http1(Box::new(Connection::new(socket, peer, memory)))
         };
         Ok(Link {
             is_used: false,

@@ -70,7 +70,10 @@ pub(super) async fn check(source: &Source, facts: &Facts, told: &mut Told<'_>) {
     let dns_servers = source.dns_server.iter().flatten();
     let dns_servers: Vec<SocketAddr> = dns_servers.copied().map(SocketAddr::from).collect();
     let parts = LeadParts {
-        shared: Arc::new(UpstreamShared::new(&dns_servers)),
+        shared: Arc::new(UpstreamShared::new(
+            &dns_servers,
+            tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        )),
         idle_pool: IDLE_POOL,
     };
     let (looks, lines) = plan(&routes);

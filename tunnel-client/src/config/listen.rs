@@ -29,6 +29,8 @@ pub struct ServeConfig {
     pub dns_servers: Vec<SocketAddr>,
     /// See [`Config::upstream_idle_pool`].
     pub upstream_idle_pool: usize,
+    /// See [`Config::max_buffered_bytes`].
+    pub max_buffered_bytes: u64,
     /// See [`Config::admin_listen`].
     pub admin_listen: Option<SocketAddr>,
     /// See [`Config::admin_hosts`].
@@ -62,6 +64,7 @@ impl ServeConfig {
             routes,
             dns_servers: Vec::new(),
             upstream_idle_pool: 64,
+            max_buffered_bytes: Config::BUFFERED_BYTES,
             admin_listen: Some(Config::ADMIN_LISTEN),
             admin_hosts: Vec::new(),
             grace_period: Config::GRACE_PERIOD,
@@ -99,6 +102,7 @@ impl ServeConfig {
         let dns_servers = source.dns_server.into_iter().flatten();
         self.dns_servers = dns_servers.map(SocketAddr::from).collect();
         set(&mut self.upstream_idle_pool, source.upstream_idle_pool);
+        set(&mut self.max_buffered_bytes, source.max_buffered_size);
         set(&mut self.admin_listen, source.admin_listen);
         set(&mut self.admin_hosts, source.admin_host);
         set(&mut self.grace_period, source.grace_period);

@@ -14,7 +14,7 @@ use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::config_place::{Place, Places};
 use tunnel_ops::config_value::{
     self, BoundedSize, Count, DurationText, ListenAddress, Network, OptionalListenAddress,
-    PositiveDuration, ValueError,
+    PositiveDuration, SizeText, ValueError,
 };
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
 
@@ -39,7 +39,7 @@ macro_rules! every_setting {
             tell_routes
             admin_listen admin_host dial_timeout redial_base redial_cap redial_stable on_refusal
             refusal_wait upstream_connect_timeout upstream_head_timeout upstream_idle_pool
-            ping_interval grace_period listen listen_cert listen_key trusted_proxies via max_connections
+            max_buffered_size ping_interval grace_period listen listen_cert listen_key trusted_proxies via max_connections
             max_exchanges max_head_size request_head_timeout keep_alive_timeout body_idle_timeout
             drain_delay access_log log_format log_level
         }
@@ -262,6 +262,10 @@ pub struct Source {
     /// Idle connections to the upstream that are kept, 0 to 4096 [default: 64]
     #[arg(long, value_name = "NUMBER", env = "TUNNEL_CLIENT_UPSTREAM_IDLE_POOL")]
     pub upstream_idle_pool: Option<Count<0, 4096>>,
+
+    /// Memory for what was received and not sent on yet, of requests and responses [default: 64MiB]
+    #[arg(long, value_name = "SIZE", env = "TUNNEL_CLIENT_MAX_BUFFERED_SIZE")]
+    pub max_buffered_size: Option<SizeText>,
 
     /// Time between pings on a session [default: 15s]
     #[arg(long, value_name = "TIME", env = "TUNNEL_CLIENT_PING_INTERVAL")]

@@ -201,6 +201,7 @@ on_refusal = "retry"
 tell_routes = "full"
 refusal_wait = "10m"
 upstream_idle_pool = 0
+max_buffered_size = "7MiB"
 access_log = false
 "#;
 
@@ -239,6 +240,7 @@ fn a_file_says_the_same_as_flags() {
         "--tell-routes=full",
         "--refusal-wait=10m",
         "--upstream-idle-pool=0",
+        "--max-buffered-size=7MiB",
         "--access-log=false",
     ]);
     assert_eq!(

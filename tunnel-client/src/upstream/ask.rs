@@ -459,7 +459,7 @@ impl Upstream {
             }
             Err(problem) => return Err(NoLink::from(problem).into()),
         };
-        let connection = Box::new(Connection::new(socket, peer));
+        let connection = Box::new(Connection::new(socket, peer, self.dialler.memory()));
         Ok(self.upgrade_http1(asked, protocol, connection).await?)
     }
 

@@ -161,7 +161,10 @@ mod tests {
             max_body: None,
             idle_pool: 4,
         };
-        let shared = Arc::new(UpstreamShared::new(&[]));
+        let shared = Arc::new(UpstreamShared::new(
+            &[],
+            tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        ));
         UpstreamCache::new(UpstreamScheme::Http, &options, &shared).unwrap()
     }
 

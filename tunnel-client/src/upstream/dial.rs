@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustls::CertificateError;
 use tokio::net::{TcpStream, UnixStream};
+use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::{Denied, Destination};
@@ -73,6 +74,11 @@ impl UpstreamDialler {
             shared: Arc::clone(shared),
             dials: AtomicUsize::new(0),
         }
+    }
+
+    /// Where what is read from upstreams counts.
+    pub(super) fn memory(&self) -> &Arc<MemoryAccount> {
+        &self.shared.memory
     }
 
     /// A new connection.
@@ -212,7 +218,7 @@ mod tests {
             })
         });
         let tls = tls.transpose().unwrap();
-        let shared = Arc::new(UpstreamShared::new(&[]));
+        let shared = Arc::new(UpstreamShared::new(&[], MemoryAccount::new(usize::MAX)));
         let dialler = UpstreamDialler::new(destination, tls, LIMIT, &shared);
         match dialler.dial(Offer::Any).await {
             Ok(_) => panic!("{url} was reached"),

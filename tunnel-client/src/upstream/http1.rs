@@ -16,6 +16,7 @@ mod sending;
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use tokio::io::{AsyncRead, ReadHalf};
 use tokio::time::Instant;
 use tunnel_ops::task::Owned;
 use tunnel_proto::exchange::BodyError;
+use tunnel_proto::memory::MemoryAccount;
 
 use self::content::Content;
 pub(super) use self::content::ContentError;
@@ -75,13 +77,14 @@ pub(super) enum NoAnswer {
 }
 
 impl Connection {
-    /// A new connection, to this address of the upstream's name if it has one.
-    pub(super) fn new(socket: Socket, peer: Option<IpAddr>) -> Self {
+    /// A new connection, to this address of the upstream's name if it has one. What it reads at once counts
+    /// in `memory`.
+    pub(super) fn new(socket: Socket, peer: Option<IpAddr>, memory: &Arc<MemoryAccount>) -> Self {
         socket.limit_unacknowledged(true);
         Self {
             socket,
             peer,
-            input: Input::new(),
+            input: Input::new(memory),
             sending: Sending::default(),
             broken: None,
             is_head: false,

@@ -22,11 +22,14 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 use super::outgoing::Http2Content;
 use super::socket::Socket;
 
-/// Receive window of a stream, in bytes: what a stream of the tunnel has as well.
-const STREAM_WINDOW: u32 = 256 * 1024;
-/// Receive window of a connection, in bytes: as many streams as a session has may stand still with
-/// their windows full before any other has to wait.
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * limits::EXCHANGES as u32;
+/// Receive window of a stream, in bytes, which is what waits when the tunnel takes nothing more. Upstreams are
+/// near: over a round trip of a millisecond this is half a gigabit a second for each stream.
+const STREAM_WINDOW: u32 = 64 * 1024;
+/// Most exchanges on one connection, whatever the upstream allows. Those beyond get another one.
+const STREAMS: usize = limits::EXCHANGES;
+/// Receive window of a connection, in bytes: as large as the windows of all its streams together, so that
+/// streams which nobody reads never keep the others waiting.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS as u32;
 /// Bytes that wait on a stream to be sent.
 const SEND_BUFFER: usize = 256 * 1024;
 /// How long a connection is new: the time in which its settings, the first frame, have to come.
@@ -165,7 +168,8 @@ impl Shared {
     }
 
     fn lease(&self) -> Option<Lease> {
-        (self.users() < self.settings.borrow().streams).then(|| self.leased())
+        let most = self.settings.borrow().streams.min(STREAMS);
+        (self.users() < most).then(|| self.leased())
     }
 
     fn leased(&self) -> Lease {
@@ -336,6 +340,21 @@ mod tests {
         leases.clear();
         http2.sweep();
         assert_eq!(count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_connection_has_no_more_streams_than_its_window_has_room_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http2 = Http2::default();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let socket = Socket::Plain(stream.unwrap());
+        let mut leases = vec![http2.add(socket, None).await.unwrap()];
+        // An upstream that has not sent its settings allows as many as there may be.
+        while let Some(lease) = http2.take() {
+            leases.push(lease);
+        }
+        let windows = leases.len() * STREAM_WINDOW as usize;
+        assert!(windows <= CONNECTION_WINDOW as usize, "{}", leases.len());
     }
 
     #[tokio::test]

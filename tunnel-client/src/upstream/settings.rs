@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel_ops::tls_files::{Identity, Roots, TlsFilesError};
+use tunnel_proto::memory::MemoryAccount;
 
 use super::resolve::Resolver;
 use super::upgrade::HalfClosed;
@@ -65,12 +66,16 @@ pub enum UpstreamError {
 pub(crate) struct UpstreamShared {
     pub(super) resolver: Resolver,
     pub(super) half_closed: Arc<HalfClosed>,
+    /// Where what is read from upstreams counts.
+    pub(super) memory: Arc<MemoryAccount>,
 }
 
 impl UpstreamShared {
-    /// Names are looked up at these name servers, or at the system's if there are none.
-    pub(crate) fn new(dns_servers: &[std::net::SocketAddr]) -> Self {
+    /// Names are looked up at these name servers, or at the system's if there are none. What is read from
+    /// upstreams counts in `memory`.
+    pub(crate) fn new(dns_servers: &[std::net::SocketAddr], memory: Arc<MemoryAccount>) -> Self {
         Self {
+            memory,
             resolver: Resolver::new(dns_servers),
             half_closed: Arc::default(),
         }

@@ -58,7 +58,10 @@ fn options() -> UpstreamOptions {
 }
 
 fn shared() -> Arc<UpstreamShared> {
-    Arc::new(UpstreamShared::new(&[]))
+    Arc::new(UpstreamShared::new(
+        &[],
+        tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+    ))
 }
 
 /// An upstream with these options.

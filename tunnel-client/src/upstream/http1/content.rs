@@ -222,7 +222,7 @@ mod tests {
 
     /// What comes out when the bytes come in these pieces.
     fn taken(mut content: Content, pieces: &[&[u8]]) -> Result<Taken, ContentError> {
-        let (mut input, mut all, mut trailers) = (Input::new(), Vec::new(), None);
+        let (mut input, mut all, mut trailers) = (Input::of_test(b""), Vec::new(), None);
         for piece in pieces {
             input.bytes().extend_from_slice(piece);
             while let Some(frame) = content.next(&mut input)? {

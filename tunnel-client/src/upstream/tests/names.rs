@@ -15,7 +15,10 @@ const NAME: &str = "app.ns.svc.cluster.test";
 /// An upstream by name, wherever that leads, and its port.
 fn named(server: &NameServer, port: u16, options: &UpstreamOptions) -> Arc<Upstream> {
     let url = format!("http://{NAME}.:{port}").parse().unwrap();
-    let shared = Arc::new(UpstreamShared::new(&[server.address()]));
+    let shared = Arc::new(UpstreamShared::new(
+        &[server.address()],
+        tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+    ));
     let destination = Destination::anywhere(url);
     Arc::new(Upstream::with_tls(destination, None, options, &shared))
 }
@@ -161,7 +164,10 @@ async fn a_name_that_is_gone_takes_its_connections_along() {
 #[tokio::test]
 async fn a_name_that_leads_where_it_may_not_is_refused_by_name() {
     let server = NameServer::start().await;
-    let shared = Arc::new(UpstreamShared::new(&[server.address()]));
+    let shared = Arc::new(UpstreamShared::new(
+        &[server.address()],
+        tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+    ));
     for address in [
         "127.0.0.1",
         "169.254.169.254",
