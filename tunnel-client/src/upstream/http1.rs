@@ -332,7 +332,8 @@ mod tests {
     async fn unacknowledged_bytes_end_a_connection_unless_the_upstream_may_close_its_window() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
-        let mut connection = Connection::new(Socket::Plain(stream.unwrap()), None);
+        let memory = MemoryAccount::new(usize::MAX);
+        let mut connection = Connection::new(Socket::Plain(stream.unwrap()), None, &memory);
         let limit = |connection: &Connection| {
             let tcp = SockRef::from(connection.socket.tcp().unwrap());
             tcp.tcp_user_timeout().unwrap()

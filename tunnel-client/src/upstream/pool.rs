@@ -142,7 +142,8 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{field}\r\n\r\n");
         theirs.write_all(head.as_bytes()).await.unwrap();
-        let mut connection = Box::new(Connection::new(Socket::Unix(ours), None));
+        let memory = tunnel_proto::memory::MemoryAccount::new(usize::MAX);
+        let mut connection = Box::new(Connection::new(Socket::Unix(ours), None, &memory));
         poll_fn(|cx| connection.poll_head(cx, |_, _| {}))
             .await
             .unwrap();

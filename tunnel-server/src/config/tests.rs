@@ -332,7 +332,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 58] = [
+const FULL: [&str; 59] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
