@@ -97,9 +97,9 @@ async fn the_later_holds_the_runtime_at_once_and_the_older_ends_what_it_has() {
 
     let content = long.read_content(head.response_framing("GET")).await;
     assert_eq!(content.end, End::Clean, "what the older had, it ended");
-    let older = system.client().program();
-    older.wait_for_line("has taken over", SOON).await;
-    older.log().wait_closed("the older to end", SOON).await;
+    let older = system.client();
+    older.program().wait_for_line("has taken over", SOON).await;
+    older.admin().wait_ready(false).await;
     let mut client = PlatformClient::http1(&system.entry()).await;
     assert_eq!(client.get("/after").await.status, 200);
     new.wait_request("/after").await;
@@ -131,14 +131,14 @@ async fn a_server_may_be_told_to_keep_the_older() {
     new.wait_request("/status/200").await;
 }
 
-/// Starts a client whenever the one before has ended, as an orchestrator would.
+/// Kills a client that has lost the runtime and starts another, as an orchestrator does that goes by readiness.
 async fn keep_alive(options: ClientOptions, starts: Arc<watch::Sender<usize>>) {
     loop {
         let mut client = Client::start(&options).await;
         starts.send_modify(|count| *count += 1);
-        let log = client.program().log();
         // Bounded only by the test's own end.
-        drop(timeout(10 * SOON, log.wait_closed("an end", 10 * SOON)).await);
+        let superseded = client.program().wait_for_line("has taken over", 10 * SOON);
+        drop(timeout(10 * SOON, superseded).await);
         client.program_mut().kill();
     }
 }
