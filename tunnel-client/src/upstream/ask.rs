@@ -498,7 +498,7 @@ impl Upstream {
         let answered = self.over_http1(asked, &mut connection).await;
         let response = answered.map_err(|unanswered| unanswered.problem)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            check_declined(response.status())?;
+            upgrade::check_declined(response.status())?;
             return self.answer_http1(response, connection, asked);
         }
         let head = upgrade::check_switch(response.into_parts().0.headers, protocol, &key)?;
@@ -521,7 +521,7 @@ impl Upstream {
         let upgraded = hyper::upgrade::on(&mut response);
         let (status, watch) = (response.status(), self.watch(asked));
         if status != StatusCode::OK {
-            check_declined(status)?;
+            upgrade::check_declined(status)?;
             return self.answer_http2(response, lease, asked);
         }
         answer::check(&mut response)?;
@@ -535,18 +535,6 @@ impl Upstream {
         let switched = Switched::new(io, unread, content, half_closed, Some(lease));
         Ok(head.map(|()| UpstreamBody::upgraded(switched).watched(watch)))
     }
-}
-
-/// Refuses an answer that the tunnel would take for an agreement.
-fn check_declined(status: StatusCode) -> Result<(), Problem> {
-    if status.is_success() {
-        let detail = format!(
-            "the upstream did not upgrade, and answered {}",
-            status.as_u16()
-        );
-        return Err(upgrade::failed(detail));
-    }
-    Ok(())
 }
 
 fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {

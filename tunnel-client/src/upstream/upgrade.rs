@@ -162,6 +162,18 @@ fn value(text: &str) -> Result<HeaderValue, Problem> {
     HeaderValue::from_str(text).map_err(|error| failed(error.to_string()))
 }
 
+/// Refuses an answer that the tunnel would take for an agreement.
+pub(super) fn check_declined(status: StatusCode) -> Result<(), Problem> {
+    if status.is_success() {
+        let detail = format!(
+            "the upstream did not upgrade, and answered {}",
+            status.as_u16()
+        );
+        return Err(failed(detail));
+    }
+    Ok(())
+}
+
 /// An upgrade that cannot be.
 pub(super) fn failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
     Problem::new(Hop::Client, Reason::UpgradeFailed, detail)
