@@ -22,7 +22,9 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
     let target = format!("/events?every_ms={}", worker.pace.as_millis());
-    let request = Request::get(target).body(empty()).unwrap();
+    // As browsers' EventSource: only such readers are given an orderly end, since they come again.
+    let request = Request::get(target).header("accept", "text/event-stream");
+    let request = request.body(empty()).unwrap();
     let opened = patiently(async {
         let mut connection = ask::Connection::open(entry).await?;
         let response = connection.send(request).await;
