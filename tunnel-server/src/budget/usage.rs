@@ -4,7 +4,7 @@
 //! as are left free for others, and its network (IPv4 /24, IPv6 /48) three times as many. So one
 //! address gets half of a limit at most, two a third each, and of `n` addresses that take all they can an
 //! `n + 1`th part stays free. No address needs to be known ahead, and nothing has to be configured.
-//! Connections go by the same rule ([`is_within`]).
+//! Connections go by the same rule (`is_within`).
 
 use std::sync::{
     Arc,
