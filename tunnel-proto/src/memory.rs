@@ -6,7 +6,7 @@
 //!   session ───▶ account of a runtime ─┴─▶ account of the node
 //! ```
 //!
-//! In: what each session holds, told in steps of [`STEP_BYTES`], and a limit for each account. Out: whether
+//! In: what each session holds, told in steps of `STEP_BYTES`, and a limit for each account. Out: whether
 //! receive windows may grow ([`MemoryAccount::is_pressed`]); and above a limit the end of single streams, those
 //! that hold the most in the session that holds the most, until the account is within its limit again. What
 //! one runtime holds never ends a stream of another as long as the runtimes' limits leave room in the node's.

@@ -64,6 +64,10 @@ const ALL: [&str; 7] = ["app", "b", "c", "d", EXTRA, ASKED, STEADY];
 /// Streams that are left open, the oldest of which is given up when there are more.
 const HELD: usize = 12;
 
+/// Superseded clients that stand by, the oldest of which is killed when there are more: each watches its files, and
+/// the kernel lets one user watch by so many handles only.
+const SUPERSEDED: usize = 4;
+
 /// Answers that may come while clients and limits come and go; 404 is of a runtime that is not listed.
 const EXPECTED: [u16; 5] = [200, 404, 429, 502, 503];
 
@@ -174,8 +178,8 @@ struct Life {
     steady: Client,
     random: Random,
     clients: BTreeMap<&'static str, InsideClient>,
-    /// Superseded, and on their way out.
-    leaving: Vec<InsideClient>,
+    /// Superseded, the oldest first: they stand by, and take their runtime when nobody holds it.
+    superseded: VecDeque<InsideClient>,
     held: VecDeque<RawClient>,
     /// What the runtimes file says of the runtime that comes and goes.
     extra: String,
@@ -280,7 +284,7 @@ impl Life {
             steady,
             random: Random(seed),
             clients: BTreeMap::new(),
-            leaving: Vec::new(),
+            superseded: VecDeque::new(),
             held: VecDeque::new(),
             taken: BTreeMap::new(),
             done: BTreeMap::new(),
@@ -316,7 +320,7 @@ impl Life {
             _ => self.random.pick(&ALL),
         };
         *self.taken.entry(format!("{step:?}")).or_default() += 1;
-        self.leaving.retain(|client| !client.has_ended());
+        self.superseded.retain(|client| !client.has_ended());
         let took = timeout(2 * SOON, self.take(step, runtime)).await;
         assert!(took.is_ok(), "{step:?} of {runtime} does not end");
     }
@@ -342,7 +346,10 @@ impl Life {
             }
             Step::Supersede => {
                 let newer = InsideClient::start(&self.options(runtime));
-                self.leaving.extend(self.clients.insert(runtime, newer));
+                self.superseded.extend(self.clients.insert(runtime, newer));
+                if self.superseded.len() > SUPERSEDED {
+                    self.superseded.pop_front();
+                }
             }
             Step::Drain => self.operate(step, &label, "drain", "").await,
             Step::Disconnect => self.operate(step, &label, "disconnect", "").await,
@@ -483,7 +490,7 @@ impl Life {
     /// Everything ends, in one way or another.
     async fn end_all(&mut self) {
         self.held.clear();
-        self.leaving.clear();
+        self.superseded.clear();
         for (number, client) in std::mem::take(&mut self.clients).into_values().enumerate() {
             if number % 2 == 0 {
                 client.leave(SOON).await;

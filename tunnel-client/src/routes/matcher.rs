@@ -13,7 +13,7 @@
 //! Whether an odd path may go on is asked of that one route alone: if the next were asked after it, an
 //! odd spelling of a path would be a way around the route that was made for it. A path that a route
 //! takes, and that a lenient upstream reads as another one, is denied where a route that denies takes
-//! that other one, see [`Denials`].
+//! that other one, see `Denials`.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

@@ -286,6 +286,10 @@ fn a_suspicion_from_outside_asks_at_once() {
     assert!(liveness.is_suspect());
 }
 
+/// Bytes sent at once on a [`Path`]: each millisecond that many are less than the slowest path is thought to carry, so
+/// that no answer is waited for longer on account of them.
+const SENT: usize = 30;
+
 /// A path that delays in order, and may stop carrying anything.
 struct Path {
     liveness: Liveness,
@@ -366,7 +370,7 @@ proptest! {
         for gap in &gaps {
             let next = path.now + MS * *gap;
             prop_assert!(path.live(next, &mut delay), "alive after {:?}", path.now - begin);
-            path.liveness.on_sent(300, path.now);
+            path.liveness.on_sent(SENT, path.now);
         }
         let black_at = path.now;
         path.black_at = Some(black_at);
@@ -377,7 +381,7 @@ proptest! {
         while is_alive {
             is_alive = path.live(path.now + MS * longest_gap_after, &mut delay);
             if !is_idle {
-                path.liveness.on_sent(300, path.now);
+                path.liveness.on_sent(SENT, path.now);
             }
             prop_assert!(path.now < black_at + 10 * INTERVAL, "it is never found");
         }
@@ -391,7 +395,7 @@ proptest! {
         if path.liveness.is_suspect() {
             let found_at = path.now;
             while path.live(path.now + MS * longest_gap_after, &mut delay) {
-                path.liveness.on_sent(300, path.now);
+                path.liveness.on_sent(SENT, path.now);
             }
             let is_over = path.now == path.liveness.silent_until();
             prop_assert!(is_over || path.now - found_at == REPRIEVE);
