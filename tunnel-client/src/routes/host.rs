@@ -21,8 +21,11 @@ pub enum HostPattern {
 }
 
 impl HostPattern {
-    /// Whether a host, as [`bare_host`] leaves it, matches.
+    /// Whether a host, as [`bare_host`] leaves it, matches. One that is longer than any DNS name matches nothing.
     pub fn matches(&self, host: &[u8]) -> bool {
+        if host.len() > HOST_OCTETS {
+            return false;
+        }
         match self {
             Self::Exact(name) => name.as_bytes().eq_ignore_ascii_case(host),
             Self::Below(name) => {
@@ -98,6 +101,13 @@ mod tests {
     fn matches(pattern: &str, host: &str) -> bool {
         let pattern: HostPattern = pattern.parse().unwrap();
         pattern.matches(bare_host(host.as_bytes()))
+    }
+
+    #[test]
+    fn a_host_longer_than_any_name_matches_nothing() {
+        let of_length = |octets: usize| "a".repeat(octets - ".test".len()) + ".test";
+        assert!(matches("*.test", &of_length(HOST_OCTETS)));
+        assert!(!matches("*.test", &of_length(HOST_OCTETS + 1)));
     }
 
     #[test]
