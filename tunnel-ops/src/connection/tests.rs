@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use http_body::{Body, Frame};
 use hyper_util::rt::TokioIo;
 use tokio::io::ReadBuf;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::*;
 use crate::task::Owned;
@@ -29,6 +29,8 @@ struct Content {
     outlet: Outlet<Infallible>,
     /// Nothing comes after the frames.
     is_endless: bool,
+    /// The end comes only after this.
+    pause: Option<Pin<Box<Sleep>>>,
     /// The end is known with the last frame.
     knows_end: bool,
     dropped: mpsc::Sender<bool>,
@@ -53,12 +55,16 @@ impl Body for Content {
             frame,
             outlet,
             is_endless,
+            pause,
             ..
         } = &mut *self;
-        outlet.poll(cx, |_| {
+        outlet.poll(cx, |cx| {
             if *left > 0 {
                 *left -= 1;
                 return Poll::Ready(Some(Ok(Frame::data(vec![7; *frame].into()))));
+            }
+            if let Some(pause) = pause {
+                ready!(pause.as_mut().poll(cx));
             }
             match *is_endless {
                 true => Poll::Pending,
@@ -134,6 +140,7 @@ async fn who_takes_nothing_of_an_answer_is_given_up() {
             frame: 1_000,
             outlet: Outlet::default(),
             is_endless,
+            pause: None,
             knows_end,
             dropped,
         };
@@ -159,6 +166,7 @@ async fn an_answer_of_which_nothing_is_there_may_be_silent() {
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
+        pause: None,
         knows_end: false,
         dropped,
     };
@@ -176,6 +184,7 @@ async fn who_reads_slowly_is_not_given_up() {
         frame: BYTES / 2,
         outlet: Outlet::default(),
         is_endless: false,
+        pause: None,
         knows_end: false,
         dropped,
     };
@@ -201,6 +210,7 @@ async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
         frame: 1_000,
         outlet: Outlet::default(),
         is_endless: false,
+        pause: None,
         knows_end: false,
         dropped,
     };
@@ -216,6 +226,7 @@ fn one_with_content(dropped: mpsc::Sender<bool>, answers: &AtomicUsize) -> Conte
         frame: 1_000,
         outlet: Outlet::default(),
         is_endless: false,
+        pause: None,
         knows_end: true,
         dropped,
     }
@@ -254,6 +265,7 @@ async fn small_answers_go_out_in_one_flight_each_and_are_over() {
             frame: 1_000,
             outlet: Outlet::default(),
             is_endless: false,
+            pause: None,
             knows_end,
             dropped,
         };
@@ -378,6 +390,7 @@ async fn few_answers_are_over_that_a_peer_without_window_has_not_taken() {
             frame: 8_000,
             outlet: Outlet::default(),
             is_endless: false,
+            pause: None,
             knows_end,
             dropped,
         };
@@ -395,6 +408,7 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
             frame: 16 * 1024,
             outlet: Outlet::default(),
             is_endless: false,
+            pause: None,
             knows_end,
             dropped,
         };
@@ -405,6 +419,22 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
             "{over} are over"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() {
+    let content = |dropped| Content {
+        left: 1,
+        frame: 8_000,
+        outlet: Outlet::default(),
+        is_endless: false,
+        pause: Some(Box::pin(sleep(HTTP2_PING / 20))),
+        knows_end: false,
+        dropped,
+    };
+    let (over, given_up) = untaken(200, 1 << 30, true, content).await;
+    assert_eq!(over + given_up, 200);
+    assert!(over * 8_000 <= unsent::FINISHED_BYTES, "{over} are over");
 }
 
 #[tokio::test(start_paused = true)]
@@ -431,6 +461,7 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
                     frame: 0,
                     outlet: Outlet::default(),
                     is_endless: false,
+                    pause: None,
                     knows_end: false,
                     dropped: mpsc::channel(1).0,
                 }))
@@ -472,6 +503,7 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
         frame: 10,
         outlet: Outlet::default(),
         is_endless: true,
+        pause: None,
         knows_end: false,
         dropped,
     };

@@ -59,6 +59,11 @@ enum Turn {
     Peer,
 }
 
+/// Notes for the stream whose task this is called in that its peer has to take something next.
+pub(super) fn is_peers_turn() {
+    let _ = STREAM.try_with(|stream| stream.turn.set(Turn::Peer));
+}
+
 /// The last that the content of an answer goes through before hyper has it.
 pub struct Outlet<E> {
     /// What hyper gets next.

@@ -27,6 +27,8 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
+use super::unread::is_peers_turn;
+
 /// Most bytes on one connection of answers that are over and have not left h2, each piece with
 /// [`PIECE_COST`]. As many as there may be streams fit with a small answer each, so that those which are
 /// answered at once need no second flight.
@@ -227,7 +229,9 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Piece>, B::Error>>> {
-        let last = match self.as_mut().project().last.take() {
+        let held_back = self.as_mut().project().last.take();
+        let is_held_back = held_back.is_some();
+        let last = match held_back {
             Some(last) => last,
             None => match ready!(self.as_mut().project().body.poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
@@ -252,6 +256,10 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
             .is_some_and(|answer| answer.poll_end(cx).is_pending())
         {
             *this.last = Some(last);
+            if !is_held_back {
+                // Where the content was waited for before its end, nobody watches the peer yet.
+                is_peers_turn();
+            }
             return Poll::Pending;
         }
         Poll::Ready(match last {
