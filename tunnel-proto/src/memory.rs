@@ -13,7 +13,7 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicIsize, AtomicUsize, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -29,7 +29,8 @@ const SHED_AT_ONCE: usize = 64;
 /// Bytes held by sessions, with a limit.
 #[derive(Debug)]
 pub struct MemoryAccount {
-    held: AtomicUsize,
+    /// Below zero for a moment when bytes are counted out before another thread has counted them in.
+    held: AtomicIsize,
     limit: AtomicUsize,
     parent: Option<Arc<Self>>,
     holders: Mutex<Vec<Holder>>,
@@ -90,7 +91,7 @@ impl MemoryAccount {
 
     fn with(limit: usize, parent: Option<Arc<Self>>) -> Self {
         Self {
-            held: AtomicUsize::new(0),
+            held: AtomicIsize::new(0),
             limit: AtomicUsize::new(limit),
             parent,
             holders: Mutex::default(),
@@ -111,7 +112,8 @@ impl MemoryAccount {
     /// Bytes that are held now.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        let held = self.held.load(Ordering::Relaxed);
+        usize::try_from(held).unwrap_or(0)
     }
 
     /// Whether less than half of the account, or of one that it is part of, is free: time to let no
@@ -127,7 +129,7 @@ impl MemoryAccount {
 
     /// Counts bytes that are held by other means than a session.
     pub fn hold(&self, bytes: usize) {
-        self.held.fetch_add(bytes, Ordering::Relaxed);
+        self.held.fetch_add(bytes.cast_signed(), Ordering::Relaxed);
         if let Some(parent) = &self.parent {
             parent.hold(bytes);
         }
@@ -135,7 +137,7 @@ impl MemoryAccount {
 
     /// Counts bytes out again.
     pub fn release(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.held.fetch_sub(bytes.cast_signed(), Ordering::Relaxed);
         if let Some(parent) = &self.parent {
             parent.release(bytes);
         }

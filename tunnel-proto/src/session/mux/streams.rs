@@ -40,7 +40,7 @@ const SHORT_BYTES: usize = 2 * 1024;
 const SHED_BYTES: usize = 4 * 1024;
 
 /// A stream of which nothing was read for so long, though there was something, has a reader that stands still.
-const STILL: Duration = Duration::from_secs(1);
+pub(super) const STILL: Duration = Duration::from_secs(1);
 
 /// One stream.
 struct Stream {
@@ -60,8 +60,8 @@ struct Stream {
     is_reset: bool,
     /// This end has reset it, since it held too much. What the other end sends before it knows is dropped.
     is_shed: bool,
-    /// When something was last read of it and more was left.
-    read_at: Option<Instant>,
+    /// Since when there is something to be read and nothing was.
+    waits_since: Option<Instant>,
     turn: Turn,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -121,7 +121,7 @@ impl Stream {
             has_ended: false,
             is_reset: false,
             is_shed: false,
-            read_at: None,
+            waits_since: None,
             turn: Turn::None,
             reader: None,
             writer: None,
@@ -346,6 +346,9 @@ impl Streams {
             if stream.is_shed {
                 return;
             }
+            if stream.unread.is_empty() {
+                stream.waits_since = Some(Instant::now());
+            }
             let before = stream.unread.held();
             stream.unread.push(piece);
             self.held += stream.unread.held() - before;
@@ -374,9 +377,7 @@ impl Streams {
         let before = stream.unread.held();
         if let Some(chunk) = stream.unread.pop() {
             self.held -= before - stream.unread.held();
-            if !stream.unread.is_empty() {
-                stream.read_at = Some(Instant::now());
-            }
+            stream.waits_since = (!stream.unread.is_empty()).then(Instant::now);
             if !stream.has_ended {
                 let is_pressed = || account.is_some_and(MemoryAccount::is_pressed);
                 let (unread, growth) = (stream.unread.len(), &mut self.growth);
@@ -555,8 +556,7 @@ impl Streams {
     /// what it holds; `false` if none holds enough to be worth it.
     pub(super) fn shed(&mut self) -> bool {
         let now = Instant::now();
-        // One that was never read is new: its reader has just not had its turn.
-        let is_still = |stream: &Stream| stream.read_at.is_some_and(|at| now - at > STILL);
+        let is_still = |stream: &Stream| stream.waits_since.is_some_and(|at| now - at > STILL);
         let largest = self
             .table
             .iter_mut()

@@ -322,6 +322,53 @@ fn what_was_held_before_there_was_an_account_counts_from_then_on() {
 }
 
 #[test]
+fn what_is_counted_out_before_it_was_counted_in_ends_no_stream() {
+    const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
+    let mut two = Two::new();
+    let account = MemoryAccount::new(LIMIT);
+    two.server.account_to(&account);
+    // As when a reader's thread is faster than the one that has received what it read.
+    account.release(LIMIT);
+    assert_eq!(account.held(), 0);
+    assert!(!account.is_pressed());
+    let streams = unread(&mut two, 1);
+    assert!(!streams[0].is_shed());
+    account.hold(LIMIT);
+    assert!(account.held() >= limits::STREAM_WINDOW_BYTES);
+    drop((streams, two));
+    assert_eq!(account.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_stands_still_that_has_read_nothing_of_what_there_is_for_a_while() {
+    let mut two = Two::new();
+    let [mut came_late, mut still, large] = [two.open(), two.open(), two.open()];
+    for stream in [&came_late, &still, &large] {
+        stream.announce();
+    }
+    two.settle();
+    let send = |two: &mut Two, stream: usize, bytes| {
+        let mut bytes = Bytes::from(vec![7; bytes]);
+        assert!(write(&mut two.accepted[stream], &mut bytes));
+        two.settle();
+    };
+    for stream in [0, 0, 1] {
+        send(&mut two, stream, 8 * 1024);
+    }
+    assert_eq!(read(&mut came_late).len(), 16 * 1024);
+    assert_eq!(read(&mut still).len(), 8 * 1024);
+    send(&mut two, 1, 8 * 1024);
+    tokio::time::advance(2 * streams::STILL).await;
+    send(&mut two, 0, 16 * 1024);
+    send(&mut two, 2, 64 * 1024);
+    assert!(two.server.shed());
+    assert!(still.is_shed() && !came_late.is_shed() && !large.is_shed());
+    // Of readers that had no time the largest.
+    assert!(two.server.shed());
+    assert!(large.is_shed() && !came_late.is_shed());
+}
+
+#[test]
 fn what_one_account_holds_ends_no_stream_of_its_neighbour() {
     const LIMIT: usize = 8 * limits::STREAM_WINDOW_BYTES;
     let node = MemoryAccount::new(LIMIT);
