@@ -35,6 +35,7 @@ use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
 use super::{Judged, Part};
 use crate::config::PlatformSettings;
+use crate::log_limit::LogLimit;
 use crate::token::{TokenHash, sha256};
 
 /// Largest answer, in bytes: some thousand networks.
@@ -45,6 +46,11 @@ const RENEW: Duration = Duration::from_secs(15 * 60);
 
 /// When a session that goes on without the platform asks again.
 const RENEW_AWAY: Duration = Duration::from_secs(30);
+
+/// Lines about questions without a yes or a no: those of a slip of the platform at once, then one in a second.
+/// Strangers can have any number of tokens asked about.
+const FAULT_LINES: u32 = 20;
+const FAULT_LINE_EACH: Duration = Duration::from_secs(1);
 
 const AWAY: AuthRefusal = AuthRefusal::AuthUnavailable("the platform does not answer");
 
@@ -57,6 +63,8 @@ pub(super) struct PlatformJudge {
     breaker: Mutex<Breaker>,
     memory: Mutex<Memory>,
     flights: Mutex<Flights>,
+    /// Of lines about questions that were answered with neither yes nor no.
+    lines: LogLimit,
 }
 
 /// The bearer token by which the platform knows this server.
@@ -156,6 +164,7 @@ impl PlatformJudge {
             breaker: Mutex::default(),
             memory: Mutex::default(),
             flights: Mutex::default(),
+            lines: LogLimit::new(FAULT_LINES, FAULT_LINE_EACH),
         }
     }
 
@@ -239,15 +248,21 @@ impl PlatformJudge {
             Said::No(told) => self.refused(question, AuthRefusal::PlatformRefused(told)),
             Said::Rejected(told) => self.refused(question, AuthRefusal::PlatformRejected(told)),
             Said::Busy(status) => {
-                tracing::warn!(%url, %status, "the platform has no time to say who a token is");
+                if let Some(left_out) = self.lines.take() {
+                    tracing::warn!(%url, %status, left_out, "the platform has no time to say who a token is");
+                }
                 self.unclear(question, AuthRefusal::AuthBusy)
             }
             Said::Unclear(fault) => {
-                tracing::warn!(%url, fault, "the platform's answer about a token cannot be used: mend the platform");
+                if let Some(left_out) = self.lines.take() {
+                    tracing::warn!(%url, fault, left_out, "the platform's answer about a token cannot be used: mend the platform");
+                }
                 self.unclear(question, AuthRefusal::PlatformUnclear(fault))
             }
             Said::Nothing(fault) => {
-                tracing::warn!(%url, fault, "the platform cannot be asked who a token is");
+                if let Some(left_out) = self.lines.take() {
+                    tracing::warn!(%url, fault, left_out, "the platform cannot be asked who a token is");
+                }
                 Verdict::Away
             }
         }

@@ -31,6 +31,7 @@ use super::{Admitted, checks::CheckPlace};
 use crate::{
     admin::events::{Event, EventKind},
     directory::ClaimRefusal,
+    log_limit::LogLimit,
     node::Node,
     registry::{JoinRefusal, Joining, Membership},
     runtimes::RuntimeLabel,
@@ -39,6 +40,11 @@ use crate::{
 
 /// Time for the first echo through a new session: what a dial may take for a step, at both ends.
 const READY: Duration = Duration::from_secs(10);
+
+/// Lines about the silence of one session: those of a bad quarter of an hour at once, then one a minute. Its
+/// client can say that it hears nothing as often as it likes.
+const SUSPICION_LINES: u32 = 20;
+const SUSPICION_LINE_EACH: Duration = Duration::from_secs(60);
 
 /// A session that has begun. Whatever the cause of its end, its place in the registry goes with it.
 pub(super) struct LiveSession {
@@ -223,6 +229,7 @@ impl LiveSession {
         let mut leaving = pin!(leave::leave(node, session, membership));
         let mut round_trip = tokio::time::interval(node.config().ping_interval);
         let mut is_suspect = false;
+        let lines = LogLimit::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
         loop {
             tokio::select! {
                 end = &mut *driver => {
@@ -249,7 +256,12 @@ impl LiveSession {
                 }
                 now = session.suspicion(is_suspect) => {
                     is_suspect = now;
-                    on_suspicion(membership, is_suspect, (&*greeting, *peer));
+                    if !is_suspect {
+                        membership.on_recovery();
+                    }
+                    if let Some(left_out) = lines.take() {
+                        log_suspicion(is_suspect, left_out, (&*greeting, *peer));
+                    }
                 }
                 due = credential.due() => {
                     let lost = match due {
@@ -280,14 +292,12 @@ impl LiveSession {
 }
 
 /// Says whether the session gets new exchanges from now on; `whose` it is, for the log.
-fn on_suspicion(membership: &Membership, is_suspect: bool, whose: (&Greeting, SocketAddr)) {
-    let (greeting, peer) = whose;
+fn log_suspicion(is_suspect: bool, left_out: u64, (greeting, peer): (&Greeting, SocketAddr)) {
     let (instance, number) = (greeting.instance.id(), greeting.session_number);
     if is_suspect {
-        tracing::warn!(%instance, number, %peer, "a session is silent, new requests go to others");
+        tracing::warn!(%instance, number, %peer, left_out, "a session is silent, new requests go to others");
     } else {
-        tracing::info!(%instance, number, %peer, "a session that was silent is heard again");
-        membership.on_recovery();
+        tracing::info!(%instance, number, %peer, left_out, "a session that was silent is heard again");
     }
 }
 

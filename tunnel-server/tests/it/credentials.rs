@@ -785,6 +785,34 @@ async fn no_log_line_holds_a_secret() {
 }
 
 #[tokio::test]
+async fn strangers_cause_few_lines_about_a_platform_that_is_busy_or_unclear() {
+    for reply in [
+        Reply::Answer(429, String::new()),
+        Reply::Answer(200, "<html>".into()),
+    ] {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .finish();
+        let _logging = tracing::subscriber::set_default(subscriber);
+        let asked = Asked::start(None, reply).await;
+        let folder = Folder::new();
+        let authenticator = platform(&folder, |_| {}, &asked.url);
+        for number in 0..100 {
+            let _ = show(&authenticator, &format!("s3cr3t-{number}")).await;
+        }
+        assert_eq!(asked.seen().len(), 100);
+        let text = String::from_utf8(captured.0.lock().clone()).unwrap();
+        let lines = text
+            .lines()
+            .filter(|line| line.contains("platform"))
+            .count();
+        assert!((1..50).contains(&lines), "{lines} lines");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_is_refused_is_told_why_and_counted() {
     let asked = Asked::start(
         None,

@@ -3,10 +3,14 @@
 
 use std::time::Duration;
 
+use tokio::time::sleep;
+use tunnel_proto::control::Control;
+
 use crate::{
     fake::FakeClient,
     raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
+    serving::Files,
     wire::{BINARY, TEXT, Wire, field, integer, mux_head, response},
 };
 
@@ -317,4 +321,27 @@ async fn a_stream_that_was_not_accepted_fails_its_request() {
     assert_eq!(raw.answer().await.reason(), "wire_malformed");
     let good = response(&[&integer(204), &[0, 0, 0]]);
     assert_eq!(answered_with(&rig, &mut wire, &good).await.head.status, 204);
+}
+
+#[tokio::test]
+async fn a_client_that_says_all_the_time_that_it_hears_nothing_does_not_fill_the_log() {
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    let serving = files.serve("").await;
+    let (client, _feeds) = serving.client(token.expose()).await;
+    for number in 0..500 {
+        let is_over = number % 2 == 1;
+        client.session.send(Control::Unheard { is_over }).unwrap();
+        // So that the server sees most of them one by one.
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(serving.status(PROD, "/now").await, 200);
+    let log = serving.stop().await;
+    let is_counted = |line: &&serde_json::Value| {
+        let message = line["message"].as_str();
+        message
+            .is_some_and(|message| message.starts_with("a session") && message.contains("silent"))
+    };
+    let lines = log.iter().filter(is_counted).count();
+    assert!((1..50).contains(&lines), "{lines} lines");
 }
