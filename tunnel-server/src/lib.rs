@@ -10,6 +10,7 @@
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
 pub mod admin;
+mod allowance;
 pub mod auth;
 pub mod budget;
 pub mod certs;
@@ -20,7 +21,6 @@ mod connect;
 pub mod directory;
 pub(crate) mod held;
 mod lock;
-mod log_limit;
 pub mod metrics;
 pub mod node;
 pub mod public;

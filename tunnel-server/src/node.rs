@@ -25,6 +25,7 @@ use tunnel_proto::front::ViaName;
 
 use crate::{
     admin::events::{Event, EventKind, Events},
+    allowance::Allowance,
     auth::{AuthSetupError, Authenticator, Prepared},
     config::{
         Config,
@@ -32,7 +33,6 @@ use crate::{
     },
     connect::{checks::Checks, gate::Gate},
     held::Threads,
-    log_limit::LogLimit,
     metrics::Metrics,
     public::{
         answer::Cors,
@@ -70,7 +70,7 @@ pub struct Node {
     /// Places for sessions that only check the way.
     pub(crate) checks: Arc<Checks>,
     /// Limits the lines about tunnel clients that are refused.
-    pub(crate) refusal_lines: LogLimit,
+    pub(crate) refusal_lines: Allowance,
     /// Pages that may read our own answers.
     pub cors: ArcSwap<Cors>,
     /// Our name in `Tunnel-Via` and `Via`.

@@ -34,8 +34,8 @@ use super::credential::{CredentialId, CredentialKind};
 use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
 use super::{Judged, Part};
+use crate::allowance::Allowance;
 use crate::config::PlatformSettings;
-use crate::log_limit::LogLimit;
 use crate::token::{TokenHash, sha256};
 
 /// Largest answer, in bytes: some thousand networks.
@@ -64,7 +64,7 @@ pub(super) struct PlatformJudge {
     memory: Mutex<Memory>,
     flights: Mutex<Flights>,
     /// Of lines about questions that were answered with neither yes nor no.
-    lines: LogLimit,
+    lines: Allowance,
 }
 
 /// The bearer token by which the platform knows this server.
@@ -164,7 +164,7 @@ impl PlatformJudge {
             breaker: Mutex::default(),
             memory: Mutex::default(),
             flights: Mutex::default(),
-            lines: LogLimit::new(FAULT_LINES, FAULT_LINE_EACH),
+            lines: Allowance::new(FAULT_LINES, FAULT_LINE_EACH),
         }
     }
 

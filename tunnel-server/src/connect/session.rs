@@ -30,8 +30,8 @@ use self::credential::{Credential, Due};
 use super::{Admitted, checks::CheckPlace};
 use crate::{
     admin::events::{Event, EventKind},
+    allowance::Allowance,
     directory::ClaimRefusal,
-    log_limit::LogLimit,
     node::Node,
     registry::{JoinRefusal, Joining, Membership},
     runtimes::RuntimeLabel,
@@ -229,7 +229,7 @@ impl LiveSession {
         let mut leaving = pin!(leave::leave(node, session, membership));
         let mut round_trip = tokio::time::interval(node.config().ping_interval);
         let mut is_suspect = false;
-        let lines = LogLimit::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
+        let lines = Allowance::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
         loop {
             tokio::select! {
                 end = &mut *driver => {

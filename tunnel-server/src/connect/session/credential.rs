@@ -9,10 +9,7 @@ use std::{
 };
 
 use secrecy::{ExposeSecret, SecretString};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::{sync::watch, time::sleep};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
     close::CloseReason, control::Control, handshake::Greeting, refusal::RefusalReason,
@@ -21,8 +18,8 @@ use tunnel_proto::{
 
 use crate::{
     admin::events::{Event, EventKind},
+    allowance::Allowance,
     auth::{AuthRefusal, Grant, Presented},
-    log_limit::LogLimit,
     node::Node,
 };
 
@@ -52,9 +49,10 @@ pub(super) struct Credential {
     renew_at: Option<SystemTime>,
     /// An answer that is waited for, while the session goes on.
     asked: Option<Owned<Answer>>,
-    refreshes: Refreshes,
+    /// Of newer tokens that the client shows.
+    refreshes: Allowance,
     /// Of lines about newer tokens that are refused.
-    refusal_lines: LogLimit,
+    refusal_lines: Allowance,
     warned: Warned,
 }
 
@@ -85,36 +83,6 @@ enum Warned {
     AtTheEnd,
 }
 
-/// How many newer tokens a client may show now.
-struct Refreshes {
-    left: u32,
-    since: Instant,
-}
-
-impl Refreshes {
-    fn new() -> Self {
-        Self {
-            left: REFRESHES,
-            since: Instant::now(),
-        }
-    }
-
-    fn enter(&mut self) -> bool {
-        while self.left < REFRESHES && self.since.elapsed() >= REFRESH_EACH {
-            self.since += REFRESH_EACH;
-            self.left += 1;
-        }
-        if self.left == REFRESHES {
-            self.since = Instant::now();
-        }
-        match self.left.checked_sub(1) {
-            Some(left) => self.left = left,
-            None => return false,
-        }
-        true
-    }
-}
-
 impl Credential {
     /// `changed` was taken before the grant was made, so that no change in between is missed.
     pub(super) fn new(grant: Grant, changed: watch::Receiver<u64>) -> Self {
@@ -123,8 +91,8 @@ impl Credential {
             renew_at: grant.renew_at,
             grant,
             asked: None,
-            refreshes: Refreshes::new(),
-            refusal_lines: LogLimit::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
+            refreshes: Allowance::new(REFRESHES, REFRESH_EACH),
+            refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
             warned: Warned::Nothing,
         }
     }
@@ -284,7 +252,7 @@ impl Credential {
         token: String,
         (greeting, peer): (&Greeting, SocketAddr),
     ) {
-        if !self.refreshes.enter() {
+        if self.refreshes.take().is_none() {
             let detail =
                 "newer tokens come too often: wait, and show the last one again".to_owned();
             self.refuse(node, session, RefusalReason::RefreshTooOften, detail);
@@ -342,26 +310,5 @@ async fn answered(asked: &mut Option<Owned<Answer>>) -> Option<Answer> {
     match asked {
         Some(asked) => asked.await.ok(),
         None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn newer_tokens_are_looked_at_now_and_then() {
-        let mut refreshes = Refreshes::new();
-        let taken = (0..20).filter(|_| refreshes.enter()).count();
-        assert_eq!(taken, REFRESHES as usize);
-        tokio::time::advance(REFRESH_EACH).await;
-        assert!(refreshes.enter());
-        assert!(!refreshes.enter());
-        tokio::time::advance(100 * REFRESH_EACH).await;
-        let taken = (0..20).filter(|_| refreshes.enter()).count();
-        assert_eq!(
-            taken, REFRESHES as usize,
-            "what is not used does not pile up"
-        );
     }
 }

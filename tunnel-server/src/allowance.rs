@@ -1,17 +1,17 @@
-//! How many lines of the log others can cause: few at once, and then one now and then.
+//! How often others can have something done: few times at once, and then now and then.
 //!
-//! In: that there is something to tell. Out: whether it may be, and how much was left out since the last
-//! line. So a stranger who is refused all the time, or a client that tries all the time, neither fills the
-//! disk nor drowns other lines.
+//! In: that it is wanted once more. Out: whether it may be done, and how often it was left out since the last
+//! time. So a stranger who is refused all the time, or a client that tries all the time, neither fills the
+//! disk with lines of the log nor drowns other lines.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A limit on lines of one kind.
+/// A limit on how often one thing is done.
 #[derive(Debug)]
-pub(crate) struct LogLimit {
+pub(crate) struct Allowance {
     burst: u32,
     each: Duration,
     state: Mutex<State>,
@@ -20,13 +20,13 @@ pub(crate) struct LogLimit {
 #[derive(Debug)]
 struct State {
     left: u32,
-    /// From when on the next line is earned.
+    /// From when on the next time is earned.
     since: Instant,
     left_out: u64,
 }
 
-impl LogLimit {
-    /// So many lines at once, and another after each such time.
+impl Allowance {
+    /// So many times at once, and once more after each such time.
     pub(crate) fn new(burst: u32, each: Duration) -> Self {
         let state = State {
             left: burst,
@@ -40,7 +40,7 @@ impl LogLimit {
         }
     }
 
-    /// Takes a line: gives how many were left out before it. `None` when this one is left out too.
+    /// Takes one: gives how many were left out before it. `None` when this one is left out too.
     pub(crate) fn take(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_out_is_told_with_the_next_line() {
-        let limit = LogLimit::new(3, Duration::from_secs(1));
+    async fn what_is_left_out_is_told_with_the_next_one() {
+        let limit = Allowance::new(3, Duration::from_secs(1));
         let taken: Vec<_> = (0..5).map(|_| limit.take()).collect();
         assert_eq!(taken, [Some(0), Some(0), Some(0), None, None]);
         tokio::time::advance(Duration::from_secs(1)).await;
