@@ -62,6 +62,16 @@ struct Client {
     changed: Arc<Notify>,
 }
 
+/// A client that has been silent for too long, and how many handshakes its network and its address have.
+#[derive(Debug)]
+struct Overdue {
+    number: u64,
+    address: IpAddr,
+    network: IpAddr,
+    of_network: usize,
+    of_address: usize,
+}
+
 /// The clients of one address. Gone with the last of them, so that whoever comes anew has had no turn.
 #[derive(Debug)]
 struct Address {
@@ -131,8 +141,10 @@ impl Shares {
     /// Gives turns to those that wait for as long as there are handshakes to give.
     pub(super) fn settle(&mut self, now: Instant) {
         while self.waiting > 0 {
+            // Looked up once for all candidates, of which there may be many.
+            let overdue = self.overdue(now);
             let is_full = self.clients.len() - self.waiting >= self.handshakes;
-            if is_full && !self.has_overdue(now) {
+            if is_full && overdue.is_empty() {
                 return;
             }
             let mut candidates: Vec<_> = self
@@ -143,7 +155,7 @@ impl Shares {
                 .collect();
             candidates.sort_unstable_by_key(|(order, _)| *order);
             let mut candidates = candidates.iter();
-            if !candidates.any(|(_, address)| self.give_turn(*address, now)) {
+            if !candidates.any(|(_, address)| self.give_turn(*address, &overdue, now)) {
                 return;
             }
         }
@@ -225,7 +237,7 @@ impl Shares {
 
     /// Gives the next client of an address its turn, in place of a silent one if need be. `false` when that
     /// cannot be.
-    fn give_turn(&mut self, address: IpAddr, now: Instant) -> bool {
+    fn give_turn(&mut self, address: IpAddr, overdue: &[Overdue], now: Instant) -> bool {
         let Some(of_address) = self.addresses.get(&address) else {
             return false;
         };
@@ -242,8 +254,8 @@ impl Shares {
             || own >= self.handshakes.div_ceil(2)
             || of_network >= (self.handshakes * 3).div_ceil(4);
         if is_full {
-            match self.overdue(address, now) {
-                Some(overdue) => self.leave_to_others(overdue),
+            match self.takeable(address, overdue) {
+                Some(number) => self.leave_to_others(number),
                 None => return false,
             }
         }
@@ -271,37 +283,46 @@ impl Shares {
         }
     }
 
-    fn has_overdue(&self, now: Instant) -> bool {
-        let mut clients = self.clients.values();
-        clients.any(|client| is_overdue(client, now))
+    /// The clients that have been silent for too long.
+    fn overdue(&self, now: Instant) -> Vec<Overdue> {
+        let clients = self.clients.iter();
+        let overdue = clients.filter(|(_, client)| is_overdue(client, now));
+        let counted = overdue.filter_map(|(number, client)| {
+            let of_address = self.addresses.get(&client.address)?;
+            let of_network = self.networks.get(&of_address.network)?;
+            Some(Overdue {
+                number: *number,
+                address: client.address,
+                network: of_address.network,
+                of_network: of_network.handshakes,
+                of_address: of_address.handshakes,
+            })
+        });
+        counted.collect()
     }
 
     /// The overdue client whose handshake one of this address may take: of the network with the most
     /// handshakes, there of the address with the most, there the oldest. Those with no more than this
     /// address has are left alone, but for its own.
-    fn overdue(&self, address: IpAddr, now: Instant) -> Option<u64> {
+    fn takeable(&self, address: IpAddr, overdue: &[Overdue]) -> Option<u64> {
         let own = self.addresses.get(&address)?;
         let own_network = self.networks.get(&own.network)?;
         let is_full = own.handshakes >= self.handshakes.div_ceil(2);
         let is_network_full = own_network.handshakes >= (self.handshakes * 3).div_ceil(4);
-        let clients = self.clients.iter();
-        let overdue = clients.filter(|(_, client)| is_overdue(client, now));
-        let takeable = overdue.filter_map(|(number, client)| {
-            let of_address = self.addresses.get(&client.address)?;
-            let of_network = self.networks.get(&of_address.network)?;
-            let may_take = if client.address == address {
+        let may_take = |other: &&Overdue| {
+            if other.address == address {
                 true
             } else if is_full {
                 false
-            } else if of_address.network == own.network {
-                of_address.handshakes > own.handshakes
+            } else if other.network == own.network {
+                other.of_address > own.handshakes
             } else {
-                !is_network_full && of_network.handshakes > own_network.handshakes
-            };
-            let most = (of_network.handshakes, of_address.handshakes, !*number);
-            may_take.then_some((most, *number))
-        });
-        takeable.max().map(|(_, number)| number)
+                !is_network_full && other.of_network > own_network.handshakes
+            }
+        };
+        let takeable = overdue.iter().filter(may_take);
+        let most = takeable.max_by_key(|other| (other.of_network, other.of_address, !other.number));
+        most.map(|other| other.number)
     }
 
     /// The last that came of the address that has the most in the queue, of the network that has the most.
