@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use http::Method;
 
 use super::host::{HOST_OCTETS, HostPattern, bare_host};
-use super::odd::{OddParts, lenient};
+use super::odd::{OddParts, has_parent_segment, lenient};
 use super::pattern::{Pattern, Segment, Tail};
 
 /// Routes that a table may have.
@@ -193,7 +193,7 @@ impl Matcher {
     }
 
     /// The place of the most specific route that matches a request; or of one that denies it, as a
-    /// lenient upstream reads its path, and is no less specific.
+    /// lenient upstream reads its path, and to which that route is no exception.
     ///
     /// # Errors
     /// When none does, or the path has odd parts that this one does not take.
@@ -272,22 +272,33 @@ impl Denials {
         })
     }
 
-    /// The route that decides about a request that the route at a place takes: the same, or one that
-    /// denies it and is no less specific. Takes memory only for a path that can be read in two ways.
+    /// The route that decides about a request that the route at a place takes: that one, or one that
+    /// denies the request as a lenient upstream reads its path. Takes memory only for a path that can be
+    /// read in two ways.
     fn find(&self, line: &FirstLine<'_>, found: usize) -> usize {
         if !line.path.contains(&b'%') && OddParts::of(line.path).is_empty() {
             return found;
         }
         let read = lenient(line.path);
-        let line = FirstLine {
+        let as_read = FirstLine {
             path: &read,
             ..*line
         };
-        let denial = self.matcher.find_as_written(&line);
+        let denial = self.matcher.find_as_written(&as_read);
         let denial = denial.and_then(|choice| self.places.get(choice.route).copied());
         denial
-            .filter(|denial| self.routes[*denial].compare(&self.routes[found]).is_ge())
+            .filter(|denial| !self.is_exception(found, *denial, line.path, &read))
             .unwrap_or(found)
+    }
+
+    /// Whether a route takes a path in spite of one that denies it as it is read: a more specific route that
+    /// takes the path as read too, or one whose paths are all among those that are denied. The latter counts
+    /// only for paths that nobody leaves the route's own paths by, with a segment `..`.
+    fn is_exception(&self, route: usize, denial: usize, path: &[u8], read: &[u8]) -> bool {
+        let (route, denial) = (&self.routes[route], &self.routes[denial]);
+        route.compare(denial).is_gt()
+            && (route.path.lenient().matches(read)
+                || denial.path.covers(&route.path) && !has_parent_segment(path))
     }
 }
 

@@ -163,17 +163,14 @@ impl fmt::Debug for OddParts {
     }
 }
 
-/// A path as an upstream reads it that decodes all of it, takes a backslash for a slash, leaves out
-/// parameters, empty segments and control characters, and resolves dot segments. What no segment can hold
+/// A path as an upstream reads it that decodes all of it, leaves out control characters, takes a backslash
+/// for a slash, leaves out parameters and empty segments, and resolves dot segments. What no segment can hold
 /// as it is stays encoded, in upper case.
 pub fn lenient(path: &[u8]) -> Vec<u8> {
     let decoded = decode(path);
-    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
     let mut segments: Vec<&[u8]> = Vec::new();
     let mut ends_in_slash = false;
-    for segment in decoded.split(is_slash) {
-        let name = segment.split(|byte| *byte == b';').next();
-        let name = name.unwrap_or_default();
+    for name in lenient_segments(&decoded) {
         ends_in_slash = matches!(name, b"" | b"." | b"..");
         match name {
             b"" | b"." => {}
@@ -192,6 +189,20 @@ pub fn lenient(path: &[u8]) -> Vec<u8> {
     read
 }
 
+/// Whether [`lenient`] resolves a segment `..` in a path.
+pub fn has_parent_segment(path: &[u8]) -> bool {
+    lenient_segments(&decode(path)).any(|name| name == b"..")
+}
+
+/// The segments of a decoded path, without their parameters.
+fn lenient_segments(decoded: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let segments = decoded.split(|byte| matches!(byte, b'/' | b'\\'));
+    segments.map(|segment| {
+        let name = segment.split(|byte| *byte == b';').next();
+        name.unwrap_or_default()
+    })
+}
+
 /// A segment of a pattern in the form that [`lenient`] gives to segments.
 pub fn lenient_literal(segment: &str) -> String {
     let mut read = Vec::with_capacity(segment.len());
@@ -199,6 +210,7 @@ pub fn lenient_literal(segment: &str) -> String {
     String::from_utf8(read).unwrap_or_else(|_| segment.to_owned())
 }
 
+/// A text with nothing encoded any more, and without control characters.
 fn decode(text: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -214,6 +226,7 @@ fn decode(text: &[u8]) -> Vec<u8> {
             }
         }
     }
+    decoded.retain(|byte| !byte.is_ascii_control());
     decoded
 }
 
@@ -221,7 +234,6 @@ fn encode(segment: &[u8], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     for byte in segment {
         match byte {
-            0..0x20 | 0x7f => {}
             byte if is_unreserved(*byte) || b"!$&'()*+,=:@;".contains(byte) => out.push(*byte),
             byte => {
                 let digit = |digit: u8| HEX[usize::from(digit & 0xf)];
@@ -334,6 +346,7 @@ mod tests {
             ("/../..", "/"),
             ("/a%20b%c3%a4%40", "/a%20b%C3%A4@"),
             ("/a%00", "/a"),
+            ("/a/.%00./b%0a/.%7F", "/b/"),
         ] {
             let found = String::from_utf8(lenient(path.as_bytes())).unwrap();
             assert_eq!(found, read, "{path}");

@@ -366,6 +366,9 @@ fn what_a_lenient_upstream_reads_as_denied_is_denied() {
         allowing(conditions(None, &[], "/admin/public/*")),
         denial(conditions(None, &[Method::PUT], "/{a}")),
         denial(conditions(None, &[], "/caf%c3%A9/@me")),
+        allowing(conditions(None, &[], "/static/assets/*")),
+        allowing(conditions(Some("a.test"), &[], "/files/*")),
+        allowing(conditions(None, &[], "/admin/projects/{id}/issues")),
     ];
     for (method, path, expected) in [
         (Method::GET, "/admin/x", 1),
@@ -376,13 +379,24 @@ fn what_a_lenient_upstream_reads_as_denied_is_denied() {
         (Method::GET, "/\\admin", 1),
         (Method::GET, "/admin%00", 1),
         (Method::GET, "/caf%C3%a9/%40me", 4),
-        (Method::GET, "/admin/public/a%2fb", 2),
         (Method::GET, "/x%2fy//z", 0),
-        // What denies is less specific than what takes the path as it stands.
-        (Method::PUT, "/admin/public/..%2f..%2fx", 2),
         (Method::PUT, "/x//", 0),
+        // The route that takes the path as it stands has a longer pattern, and is about other paths.
+        (Method::GET, "/static/assets/..%2f..%2fadmin/x", 1),
+        (Method::GET, "/static/assets/a%2fb", 5),
+        (Method::PUT, "/admin/public/..%2f..%2fx", 3),
+        // It is an exception to the denial, as long as nobody leaves it.
+        (Method::GET, "/admin/public/a%2fb", 2),
+        (Method::GET, "/admin/projects/group%2Fone/issues", 7),
+        (Method::GET, "/admin/public/..%2fx", 1),
+        (Method::GET, "/admin/public/x%2f..%2fy", 2),
     ] {
         assert_eq!(found(&routes, "", method, path), Ok(expected), "{path}");
+    }
+    // More specific by its host.
+    for (path, expected) in [("/files/..%2fadmin/x", 1), ("/files/a%2fb", 6)] {
+        let found = found(&routes, "a.test", Method::GET, path);
+        assert_eq!(found, Ok(expected), "{path}");
     }
 }
 
