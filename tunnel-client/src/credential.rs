@@ -105,8 +105,9 @@ impl Credentials {
         let _ = self.subscribe().wait_for(is_other).await;
     }
 
-    /// Has whoever listens show the credential again, although it is the last one: on SIGHUP.
-    fn show_again(&self) {
+    /// Announces the current credential to all subscribers once more, so that one that was refused is shown to
+    /// the server again.
+    fn announce_again(&self) {
         let copy = |last: &Arc<Credential>| {
             Arc::new(Credential {
                 token: last.token.clone(),
@@ -117,19 +118,30 @@ impl Credentials {
             .send_modify(|last| *last = last.as_ref().map(copy));
     }
 
+    /// Reads the files after a change, or after a request (SIGHUP). A request that finds nothing new announces
+    /// the credential once more.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_again(&self, is_requested: bool) -> Result<Arc<Credential>, CredentialError> {
+        let before = self.last.borrow().clone();
+        let read = self.read()?;
+        // A dial may have read what is new before, and then nobody has heard of it by this read.
+        if is_requested && before.is_some_and(|before| Arc::ptr_eq(&before, &read)) {
+            self.announce_again();
+        }
+        Ok(read)
+    }
+
     /// Reads the files whenever one of them has changed, and on SIGHUP.
     pub(crate) async fn follow(&self, mut files: FileWatch) {
         // Whoever dials reads them too, perhaps before this hears of a change.
         let mut told = self.read().ok();
         loop {
             let change = files.changed().await;
-            match self.read() {
+            match self.read_again(change.is_requested) {
                 Ok(read) => {
                     let changed = read.news(told.as_deref());
-                    if change.is_requested && told.as_ref().is_some_and(|told| told.is_same(&read))
-                    {
-                        self.show_again();
-                    }
                     tracing::info!(changed, "the files of the credential have been read again");
                     told = Some(read);
                 }
@@ -269,12 +281,14 @@ mod tests {
 
     /// As SIGHUP asks for it: what a refused place or session waits for.
     #[tokio::test]
-    async fn the_last_credential_can_be_shown_again() {
+    async fn a_request_announces_the_credential_again_whoever_read_it_first() {
         let folder = Folder::new();
         let credentials = folder.credentials();
         let first = credentials.read().unwrap();
         let mut heard = credentials.subscribe();
-        credentials.show_again();
+        credentials.read_again(false).unwrap();
+        assert!(!heard.has_changed().unwrap());
+        credentials.read_again(true).unwrap();
         assert!(heard.has_changed().unwrap());
         let again = heard.borrow_and_update().clone().unwrap();
         credentials.other_than(&first).await;
