@@ -261,6 +261,8 @@ impl Session {
     /// only another session can go by it.
     pub(crate) fn use_credential(&mut self, credential: Arc<Credential>) -> bool {
         if self.goes_by(&credential) {
+            // Another one that waits to be offered again is not in the files any more.
+            self.offers.want(credential);
             return true;
         }
         let Some(refresh) = refresh(&credential) else {

@@ -138,6 +138,21 @@ async fn a_token_that_was_refused_for_a_reason_that_passes_is_sent_again_after_a
 }
 
 #[tokio::test]
+async fn a_token_that_was_refused_is_not_sent_again_once_its_file_holds_the_one_before() {
+    let mut setup = Setup::new(NOBODY).await;
+    let token = setup.client.folder().join("token");
+    replace(&token, "tnlrt_2_secret");
+    assert_eq!(refreshed(&mut setup.session).await, "tnlrt_2_secret");
+    refuse_refresh(&setup.session, "auth_busy");
+    replace(&token, "tnlrt_1_secret");
+    // The pause before it would be sent again is 5 s.
+    for _ in 0..2 {
+        let is_told_nothing = setup.session.is_told_nothing(Duration::from_secs(3));
+        assert!(is_told_nothing.await);
+    }
+}
+
+#[tokio::test]
 async fn a_token_is_held_back_until_the_one_before_is_answered() {
     let mut setup = Setup::new(NOBODY).await;
     let token = setup.client.folder().join("token");
