@@ -15,8 +15,8 @@ use crate::dial::RetryAfter;
 /// Longest time that a server can make a client wait with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// The same for an answer that is not a tunnel server's own: what a load balancer says of its own maintenance
-/// is no promise of the server behind it.
+/// Longest time that an answer which is not a tunnel server's own can make a client wait with `Retry-After`:
+/// what a load balancer says of its own maintenance is no promise of the server behind it.
 const RETRY_AFTER_OTHER_MAX: Duration = Duration::from_secs(60);
 
 /// Bound of the first wait after a refusal that concerns the credential: a list that is being edited, or was not
@@ -26,6 +26,10 @@ const REFUSED_FIRST: Duration = Duration::from_secs(10);
 /// For how long refusals that may pass are waited out by a client that ends on refusals: longer than it takes to
 /// bring a token to both ends (a kubelet needs up to two minutes for each), short enough to be noticed.
 pub(crate) const PENDING_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// How much later than it was due a dial may be refused and still follow the refusal before: a few dials that
+/// fail for other causes fit in. An outage does not, and what was refused before it says nothing any more.
+const REFUSALS_APART: Duration = Duration::from_secs(60);
 
 /// Bound of the first wait after the runtime was lost to another instance: about as often as a server that
 /// keeps the older one is asked.
@@ -82,6 +86,8 @@ pub(crate) struct Refusals {
     hold_off: HoldOff,
     /// When the first of them came.
     since: Option<Instant>,
+    /// The end of the present wait.
+    until: Option<Instant>,
 }
 
 /// How a client that lost its runtime to another instance comes back for it.
@@ -242,16 +248,22 @@ impl Refusals {
         Self {
             hold_off: HoldOff::new(REFUSED_FIRST, longest),
             since: None,
+            until: None,
         }
     }
 
     /// After a refusal: how long to wait.
     pub(crate) fn on_refusal(&mut self, now: Instant, random: u64) -> Duration {
+        if self.until.is_some_and(|until| now > until + REFUSALS_APART) {
+            self.start_over();
+        }
         self.since.get_or_insert(now);
-        self.hold_off.next(random)
+        let wait = self.hold_off.next(random);
+        self.until = Some(now + wait);
+        wait
     }
 
-    /// For how long nothing but refusals came.
+    /// For how long one refusal has followed another.
     pub(crate) fn lasted(&self, now: Instant) -> Duration {
         self.since
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
@@ -260,6 +272,7 @@ impl Refusals {
     /// A session began, or another credential is there to be shown.
     pub(crate) fn start_over(&mut self) {
         self.since = None;
+        self.until = None;
         self.hold_off.start_over();
     }
 }
@@ -449,6 +462,21 @@ mod tests {
         assert_eq!(refusals.lasted(now + SECOND), Duration::ZERO);
         let mut short = Refusals::new(SECOND);
         assert_eq!(short.on_refusal(now, LARGEST), SECOND);
+    }
+
+    /// A server that refuses once, is away for minutes, and refuses once more while it starts has not refused for
+    /// minutes.
+    #[test]
+    fn refusals_before_an_outage_do_not_count() {
+        let now = Instant::now();
+        let mut refusals = Refusals::new(5 * 60 * SECOND);
+        assert_eq!(refusals.on_refusal(now, LARGEST), 10 * SECOND);
+        let later = now + 10 * SECOND + REFUSALS_APART;
+        assert_eq!(refusals.on_refusal(later, LARGEST), 20 * SECOND);
+        assert_eq!(refusals.lasted(later), later - now);
+        let after_outage = later + 21 * SECOND + REFUSALS_APART;
+        assert_eq!(refusals.on_refusal(after_outage, LARGEST), 10 * SECOND);
+        assert_eq!(refusals.lasted(after_outage), Duration::ZERO);
     }
 
     /// Somebody else's client that runs for ten seconds costs the runtime no more than a standby's wait.
