@@ -12,12 +12,13 @@ pub(super) fn serve(given: Given) -> Result<(), Failure> {
 }
 
 async fn run(given: Given) -> Result<(), Failure> {
+    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    let shutdown = Shutdown::on_signals()
+        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     let serving = Serving::with_reload(given).map_err(|error| match error {
         ServingError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;
-    let shutdown = Shutdown::on_signals()
-        .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         "tunnel-client starts, without a tunnel"

@@ -85,9 +85,14 @@ impl Program {
         self.stop_and_say().0
     }
 
-    /// The same, and all that it has logged.
-    pub(crate) fn stop_and_say(mut self) -> (Option<i32>, String) {
+    /// Asks it to stop, and waits for that. The exit code, and all that it has logged.
+    pub(crate) fn stop_and_say(self) -> (Option<i32>, String) {
         self.signal("TERM");
+        self.ended()
+    }
+
+    /// Waits for its end. The exit code, `None` if a signal ended it, and all that it has logged.
+    pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         self.log.read_to_string(&mut self.read).unwrap();
         (self.child.wait().unwrap().code(), self.read)
     }

@@ -263,6 +263,38 @@ fn it_does_not_say_that_it_lives_while_it_stands_still() {
     assert_eq!(program.stop(), Some(0));
 }
 
+/// As when a container is ended while it starts.
+#[test]
+fn asked_to_stop_while_it_reads_its_files_it_ends_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(path("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let pipe = Command::new("mkfifo").arg(path("cert.pem")).status();
+    assert!(pipe.unwrap().success());
+    let program = Program::start(
+        "serve",
+        folder.path(),
+        &[
+            ("TUNNEL_CLIENT_UPSTREAM", "http://127.0.0.1:1"),
+            ("TUNNEL_CLIENT_LISTEN", "127.0.0.1:0"),
+            ("TUNNEL_CLIENT_LISTEN_CERT", "cert.pem"),
+            ("TUNNEL_CLIENT_LISTEN_KEY", "key.pem"),
+            ("TUNNEL_CLIENT_ADMIN_LISTEN", "127.0.0.1:0"),
+        ],
+    );
+    // Opened when the program opens the other end. It may read the file once more later.
+    let mut certificate = fs::OpenOptions::new();
+    let mut certificate = certificate.write(true).open(path("cert.pem")).unwrap();
+    fs::write(path("next"), made.cert.pem()).unwrap();
+    fs::rename(path("next"), path("cert.pem")).unwrap();
+    program.signal("TERM");
+    certificate.write_all(made.cert.pem().as_bytes()).unwrap();
+    drop(certificate);
+    let (code, said) = program.ended();
+    assert_eq!(code, Some(0), "{said}");
+}
+
 #[test]
 fn what_serve_needs_is_checked_for_itself() {
     let validate = |arguments: &[&str]| {
