@@ -10,12 +10,16 @@ use std::time::Duration;
 
 use http::Uri;
 use serde::{Deserialize, Deserializer};
+use sha2::{Digest, Sha256};
 use tunnel_ops::config_value::{self, ValueError};
 
 use super::{ConfigFault, Source};
 
 /// How far clocks may be apart where nothing else is said.
 const LEEWAY: Duration = Duration::from_secs(30);
+
+/// What is shown in the place of a URL's query.
+const HIDDEN_QUERY: &str = "?(hidden)";
 
 /// An `https` URL, or an `http` one to this very machine.
 #[derive(Clone, PartialEq, Eq)]
@@ -96,6 +100,17 @@ impl HttpUrl {
     #[must_use]
     pub fn uri(&self) -> &Uri {
         &self.0
+    }
+
+    /// The URL with 8 digits of a hash in the place of its query, so that another query is seen to be another.
+    pub(super) fn fingerprinted(&self) -> String {
+        let text = self.to_string();
+        let (Some(shown), Some(query)) = (text.strip_suffix(HIDDEN_QUERY), self.0.query()) else {
+            return text;
+        };
+        let [first, second, third, fourth, ..]: [u8; 32] = Sha256::digest(query).into();
+        let digits = u32::from_be_bytes([first, second, third, fourth]);
+        format!("{shown}?(hidden, {digits:08x})")
     }
 }
 
@@ -248,7 +263,7 @@ impl FromStr for HttpUrl {
     }
 }
 
-/// Without the query, which often holds a key: it is shown in logs and in the effective configuration.
+/// Without the query, which often holds a key: logs show it.
 impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, authority) = (self.0.scheme_str(), self.0.authority());
@@ -257,7 +272,7 @@ impl fmt::Display for HttpUrl {
         }
         f.write_str(self.0.path())?;
         match self.0.query() {
-            Some(_) => f.write_str("?(hidden)"),
+            Some(_) => f.write_str(HIDDEN_QUERY),
             None => Ok(()),
         }
     }
@@ -348,10 +363,15 @@ mod tests {
     fn what_a_url_asks_with_is_not_shown() {
         let url: HttpUrl = "https://a.example:8443/x?key=s3cr3t".parse().unwrap();
         assert_eq!(url.to_string(), "https://a.example:8443/x?(hidden)");
+        assert_eq!(
+            url.fingerprinted(),
+            "https://a.example:8443/x?(hidden, f7a84e86)"
+        );
         assert_eq!(format!("{url:?}"), "https://a.example:8443/x?(hidden)");
         assert_eq!(url.uri().query(), Some("key=s3cr3t"));
         let bare: HttpUrl = "http://[::1]:1".parse().unwrap();
         assert_eq!(bare.to_string(), "http://[::1]:1/");
+        assert_eq!(bare.fingerprinted(), bare.to_string());
     }
 
     #[test]

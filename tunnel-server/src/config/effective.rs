@@ -1,7 +1,8 @@
 //! A configuration as plain text, setting by setting, so that two can be compared.
 //!
 //! Out go the names of the flags with what each stands at, and a line for each runtime. Nothing secret
-//! is in it: of a token there is its public id, of a file with keys or certificates a part of its hash.
+//! is in it: of a token there is its public id, of a file with keys or certificates, and of the query of a URL, a
+//! part of its hash.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -204,7 +205,7 @@ impl Config {
                 JwksSource::File(path) => {
                     holding(path, contents.jwks.as_deref().unwrap_or_default())
                 }
-                JwksSource::Url(url) => url.to_string(),
+                JwksSource::Url(url) => url.fingerprinted(),
             },
         );
         put("jwt-issuer", jwt.issuer.clone());
@@ -221,7 +222,7 @@ impl Config {
         let Some(platform) = &self.credentials.platform else {
             return;
         };
-        put("auth-url", platform.url.to_string());
+        put("auth-url", platform.url.fingerprinted());
         put("auth-concurrency", platform.concurrency.to_string());
         put("auth-cache", time_text(platform.cache));
         put("auth-outage", time_text(platform.outage));

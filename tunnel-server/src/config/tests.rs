@@ -467,6 +467,25 @@ fn what_counts_only_from_the_start_is_kept_and_said_to_be() {
 }
 
 #[test]
+fn another_query_of_a_url_counts_only_after_a_restart() {
+    let folder = Folder::new();
+    let with = |query: &str| {
+        let keys = format!("--jwks=https://id.test/keys?{query}");
+        let auth = format!("--auth-url=https://id.test/auth?{query}");
+        let flags = [&keys, &auth, "--jwt-issuer=x", "--jwt-audience=y"];
+        let config = folder.check(&flags).unwrap();
+        config.effective(&contents())
+    };
+    let told = effective::differences(&with("key=s3cr3t-one"), &with("key=s3cr3t-two"));
+    let names: Vec<&str> = told.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["auth-url", "jwks"]);
+    for difference in told {
+        assert!(difference.needs_restart(), "{difference}");
+        assert!(!difference.to_string().contains("s3cr3t"), "{difference}");
+    }
+}
+
+#[test]
 fn keys_in_another_file_count_at_once() {
     let folder = Folder::new();
     let with = |keys: &str| {
