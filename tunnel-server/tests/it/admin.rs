@@ -1,14 +1,19 @@
 //! The admin API over real sockets: what it shows, what it does, and whom it refuses.
 
-use std::{io::Write, path::PathBuf};
+use std::{io::Write, path::PathBuf, time::SystemTime};
 
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
-use tunnel_server::{admin, config::Config, runtimes::Runtimes};
+use tunnel_server::{
+    admin,
+    config::{Config, JwksSource},
+    runtimes::Runtimes,
+};
 
 use crate::{
+    credentials::{Issuer, jwt},
     deadline::eventually,
     fake::{FakeClient, dial, full, random_instance, session_request, status},
     raw::{Answer, Raw},
@@ -489,6 +494,39 @@ async fn what_is_issued_after_all_was_revoked_is_good() {
         assert_eq!(answer.head.status, 200, "{answer:?}");
         assert_eq!(is_let_in(&rig, label).await, is_good, "{label}");
     }
+    rig.stop().await;
+}
+
+/// An issuer's clock may be ahead of the server's by `--jwt-leeway`, 30 s here.
+#[tokio::test]
+async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
+    let issuer = Issuer::new("k1");
+    let mut keys = NamedTempFile::new().unwrap();
+    write!(keys, "{}", Issuer::keys(&[&issuer])).unwrap();
+    let (file, source) = (TokenFile::new(), JwksSource::File(keys.path().to_owned()));
+    let path = file.path();
+    let rig = Rig::with(|config| {
+        config.admin_token_file = Some(path);
+        config.credentials.jwt = Some(jwt(source));
+    })
+    .await;
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let issued = |ahead: u64| issuer.sign_claims("acme", "prod", json!({ "iat": now + ahead }));
+    let (within, beyond) = (issued(20), issued(120));
+    let status_of = async |token: &str| {
+        let request = session_request(token, random_instance());
+        dial(&rig, &request).await.status
+    };
+    assert_eq!(
+        (status_of(&within).await, status_of(&beyond).await),
+        (101, 101)
+    );
+    let answer = act(&rig, "/runtimes/acme-prod/revoke", ALL).await;
+    assert_eq!(answer.head.status, 200, "{answer:?}");
+    assert_eq!(
+        (status_of(&within).await, status_of(&beyond).await),
+        (403, 101)
+    );
     rig.stop().await;
 }
 

@@ -115,18 +115,25 @@ impl Issuer {
 
     /// A token for `https://id.example`'s audience `tunnel`.
     pub(crate) fn sign(&self, account: &str, runtime: &str) -> String {
+        self.sign_claims(account, runtime, json!({}))
+    }
+
+    /// The same with further claims.
+    pub(crate) fn sign_claims(&self, account: &str, runtime: &str, more: Value) -> String {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-        let claims = json!({
+        let mut claims = json!({
             "iss": "https://id.example", "aud": "tunnel", "exp": now + 600,
             "account": account, "runtime": runtime,
         });
+        let more = more.as_object().unwrap().clone();
+        claims.as_object_mut().unwrap().extend(more);
         let mut header = Header::new(Algorithm::ES256);
         header.kid = Some(self.1.into());
         jsonwebtoken::encode(&header, &claims, &self.0).unwrap()
     }
 }
 
-fn jwt(keys: JwksSource) -> JwtSettings {
+pub(crate) fn jwt(keys: JwksSource) -> JwtSettings {
     JwtSettings {
         keys,
         issuer: "https://id.example".into(),
