@@ -8,9 +8,9 @@ use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
@@ -50,14 +50,24 @@ impl End {
     }
 }
 
-/// An h2c upstream whose every connection answers one request, and ends that answer like this.
-async fn answering(end: End, has_length: bool) -> (String, Owned<()>) {
+/// An h2c upstream whose every connection answers one request, and ends that answer like this once the
+/// first half of its content has been read.
+struct Answering {
+    url: String,
+    half_read: Arc<Notify>,
+    _serving: Owned<()>,
+}
+
+async fn answering(end: End, has_length: bool) -> Answering {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let half_read = Arc::new(Notify::new());
+    let is_half_read = Arc::clone(&half_read);
     let serving = Owned::spawn("upstream", async move {
         let mut connections = JoinSet::new();
         loop {
             let (stream, _) = listener.accept().await.unwrap();
+            let is_half_read = Arc::clone(&is_half_read);
             connections.spawn(async move {
                 let mut connection = h2::server::handshake(stream).await.unwrap();
                 let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
@@ -77,8 +87,7 @@ async fn answering(end: End, has_length: bool) -> (String, Owned<()>) {
                     .unwrap();
                 let (went, mut gone) = mpsc::channel::<()>(1);
                 let ending = async move {
-                    // The first half is to be there before the end is.
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    is_half_read.notified().await;
                     match end {
                         End::Whole => stream.send_data(Bytes::from_static(b"half"), true).unwrap(),
                         End::Trailers => {
@@ -101,11 +110,32 @@ async fn answering(end: End, has_length: bool) -> (String, Owned<()>) {
             });
         }
     });
-    (url, serving)
+    Answering {
+        url,
+        half_read,
+        _serving: serving,
+    }
+}
+
+/// Whether an answer through a session is whole.
+async fn is_whole_over_wire(upstream: &Answering) -> bool {
+    let setup = Setup::new(&upstream.url).await;
+    let Ok(response) = setup.session.ask(get("/")).await else {
+        return false;
+    };
+    let mut body = response.into_body();
+    while let Some(frame) = timeout(SOON, body.frame()).await.unwrap() {
+        if frame.is_err() {
+            return false;
+        }
+        upstream.half_read.notify_one();
+    }
+    true
 }
 
 /// Whether an answer over HTTP/2 is whole to `serve`'s platform client.
-async fn is_whole_over_http2(served: &Served) -> bool {
+async fn is_whole_over_http2(upstream: &Answering) -> bool {
+    let served = Served::start(&upstream.url);
     let socket = TcpStream::connect(served.front).await.unwrap();
     let (mut send, connection) = h2::client::handshake(socket).await.unwrap();
     let _driver = Owned::spawn("h2", async move {
@@ -122,19 +152,31 @@ async fn is_whole_over_http2(served: &Served) -> bool {
         if data.is_err() {
             return false;
         }
+        upstream.half_read.notify_one();
     }
     is_ok && body.trailers().await.is_ok()
 }
 
 /// Whether an answer over HTTP/1.1 is.
-async fn is_whole_over_http1(served: &Served) -> bool {
+async fn is_whole_over_http1(upstream: &Answering) -> bool {
+    let served = Served::start(&upstream.url);
     let mut ingress = served.connect().await;
     ingress
         .send("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         .await;
-    let (text, error) = ingress.rest().await;
-    let is_ended = text.ends_with("\r\n0\r\n\r\n") || text.ends_with("\r\n\r\nhalfhalf");
-    text.starts_with("HTTP/1.1 200") && is_ended && error.is_none()
+    let head = ingress.head().await;
+    if !head.starts_with("HTTP/1.1 200") {
+        return false;
+    }
+    let mut text = String::new();
+    while !text.ends_with("half") {
+        text.push_str(std::str::from_utf8(&ingress.bytes(1).await).unwrap());
+    }
+    upstream.half_read.notify_one();
+    let (rest, error) = ingress.rest().await;
+    text.push_str(&rest);
+    let is_ended = text.ends_with("\r\n0\r\n\r\n") || text == "halfhalf";
+    is_ended && error.is_none()
 }
 
 #[tokio::test]
@@ -142,23 +184,15 @@ async fn an_answer_over_http2_is_whole_only_when_its_stream_has_ended() {
     for end in ENDS {
         for has_length in [false, true] {
             let what = format!("{end:?}, length {has_length}");
-            let (url, _serving) = answering(end, has_length).await;
-            let setup = Setup::new(&url).await;
-            let is_whole = match setup.session.ask(get("/")).await {
-                Ok(response) => {
-                    let collected = response.into_body().collect();
-                    timeout(SOON, collected).await.unwrap().is_ok()
-                }
-                Err(_) => false,
-            };
+            let upstream = answering(end, has_length).await;
+            let is_whole = is_whole_over_wire(&upstream).await;
             assert_eq!(is_whole, end.is_whole(), "wire: {what}");
-
-            let (url, _serving) = answering(end, has_length).await;
-            let served = Served::start(&url);
-            assert_eq!(is_whole_over_http1(&served).await, end.is_whole(), "{what}");
-            let (url, _serving) = answering(end, has_length).await;
-            let served = Served::start(&url);
-            assert_eq!(is_whole_over_http2(&served).await, end.is_whole(), "{what}");
+            let upstream = answering(end, has_length).await;
+            let is_whole = is_whole_over_http1(&upstream).await;
+            assert_eq!(is_whole, end.is_whole(), "HTTP/1.1: {what}");
+            let upstream = answering(end, has_length).await;
+            let is_whole = is_whole_over_http2(&upstream).await;
+            assert_eq!(is_whole, end.is_whole(), "HTTP/2: {what}");
         }
     }
 }
@@ -198,14 +232,28 @@ async fn an_answer_over_http1_that_is_cut_at_any_byte_is_never_whole() {
 
 /// An HTTP/1.1 upstream that reads all that comes on a connection, and counts how many requests came
 /// whole: by their last chunk, or by 7 bytes behind a head that declares them.
-async fn counting() -> (Scripted, Arc<AtomicUsize>, mpsc::Receiver<()>) {
+struct Counting {
+    upstream: Scripted,
+    whole: Arc<AtomicUsize>,
+    ends: mpsc::Receiver<()>,
+    /// What came last on any connection so far.
+    latest: watch::Receiver<String>,
+}
+
+async fn counting() -> Counting {
     let whole = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&whole);
     let (seen, ends) = mpsc::channel(1024);
+    let (came, latest) = watch::channel(String::new());
     let upstream = Scripted::start(move |mut connection: Connection| {
-        let (counted, seen) = (Arc::clone(&counted), seen.clone());
+        let (counted, seen, came) = (Arc::clone(&counted), seen.clone(), came.clone());
         async move {
-            let text = String::from_utf8(connection.rest().await).unwrap();
+            let mut text = String::new();
+            let mut bytes = [0; 1024];
+            while let Ok(read @ 1..) = connection.stream.read(&mut bytes).await {
+                text.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
+                came.send_replace(text.clone());
+            }
             let content = text
                 .split_once("\r\n\r\n")
                 .map_or("", |(_, content)| content);
@@ -218,12 +266,22 @@ async fn counting() -> (Scripted, Arc<AtomicUsize>, mpsc::Receiver<()>) {
         }
     })
     .await;
-    (upstream, whole, ends)
+    Counting {
+        upstream,
+        whole,
+        ends,
+        latest,
+    }
 }
 
 #[tokio::test]
 async fn an_upload_that_is_cut_on_the_wire_never_reaches_an_upstream_whole() {
-    let (upstream, whole, mut ends) = counting().await;
+    let Counting {
+        upstream,
+        whole,
+        mut ends,
+        mut latest,
+    } = counting().await;
     for pieces in 0..3 {
         let setup = Setup::new(&upstream.url()).await;
         let (sender, request) = post_pieces();
@@ -233,10 +291,12 @@ async fn an_upload_that_is_cut_on_the_wire_never_reaches_an_upstream_whole() {
         let dialled = upstream.connections();
         let asking = setup.session.ask(request);
         let begun = async {
-            while upstream.connections() == dialled {
-                tokio::task::yield_now().await;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            upstream.more_connections(dialled).await;
+            let has_come = |text: &String| {
+                let content = text.split_once("\r\n\r\n");
+                content.is_some_and(|(_, content)| content.matches("abc").count() == pieces)
+            };
+            latest.wait_for(has_come).await.unwrap();
         };
         // Dropped, it resets the stream.
         tokio::select! {
@@ -251,7 +311,12 @@ async fn an_upload_that_is_cut_on_the_wire_never_reaches_an_upstream_whole() {
 
 #[tokio::test]
 async fn an_upload_over_http1_that_is_cut_at_any_byte_never_reaches_an_upstream_whole() {
-    let (upstream, whole, mut ends) = counting().await;
+    let Counting {
+        upstream,
+        whole,
+        mut ends,
+        ..
+    } = counting().await;
     let served = Served::start(&upstream.url());
     let head = "POST / HTTP/1.1\r\nhost: a\r\n";
     for request in [
@@ -286,7 +351,12 @@ async fn an_upload_over_http1_that_is_cut_at_any_byte_never_reaches_an_upstream_
 #[tokio::test]
 async fn an_upload_over_http2_that_is_cut_never_reaches_an_upstream_whole() {
     const TIMES: usize = 10;
-    let (upstream, whole, mut ends) = counting().await;
+    let Counting {
+        upstream,
+        whole,
+        mut ends,
+        ..
+    } = counting().await;
     let served = Served::start(&upstream.url());
     for end in ENDS
         .into_iter()
@@ -307,11 +377,7 @@ async fn an_upload_over_http2_that_is_cut_never_reaches_an_upstream_whole() {
                 let request = request.body(()).unwrap();
                 let (_response, mut stream) = send.send_request(request, false).unwrap();
                 stream.send_data(Bytes::from_static(b"abc"), false).unwrap();
-                let begun = async {
-                    while upstream.connections() == dialled {
-                        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-                    }
-                };
+                let begun = upstream.more_connections(dialled);
                 timeout(SOON, begun).await.unwrap();
                 match end {
                     End::Reset(reason) => stream.send_reset(reason),

@@ -3,18 +3,17 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tunnel_ops::task::Owned;
 
 /// A listener whose connections follow a script.
 pub(crate) struct Scripted {
     address: SocketAddr,
-    connections: Arc<AtomicUsize>,
+    connections: watch::Receiver<usize>,
     _serving: Owned<()>,
 }
 
@@ -44,13 +43,13 @@ impl Scripted {
     {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let connections = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&connections);
+        let (counted, connections) = watch::channel(0);
         let serving = Owned::spawn("upstream", async move {
             let mut tasks = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let number = counted.fetch_add(1, Ordering::SeqCst);
+                let number = *counted.borrow();
+                counted.send_replace(number + 1);
                 tasks.spawn(script(Connection { stream, number }));
             }
         });
@@ -90,7 +89,13 @@ impl Scripted {
 
     /// Connections so far.
     pub(crate) fn connections(&self) -> usize {
-        self.connections.load(Ordering::SeqCst)
+        *self.connections.borrow()
+    }
+
+    /// Waits until there have been more connections than so many.
+    pub(crate) async fn more_connections(&self, than: usize) {
+        let mut connections = self.connections.clone();
+        connections.wait_for(|count| *count > than).await.unwrap();
     }
 }
 

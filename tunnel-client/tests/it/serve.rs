@@ -481,9 +481,7 @@ async fn who_hangs_up_is_seen_by_the_upstream() {
     let served = Served::start(&upstream.url());
     let mut ingress = served.connect().await;
     ingress.send(GET).await;
-    while upstream.connections() == 0 {
-        tokio::task::yield_now().await;
-    }
+    upstream.more_connections(0).await;
     drop(ingress);
     timeout(SOON, is_seen).await.unwrap().unwrap();
 }
