@@ -70,7 +70,7 @@ impl Credentials {
             .collect()
     }
 
-    /// What the files hold now. Whoever listens hears of it if that is new.
+    /// Reads what the files hold now, and announces it to all subscribers if it is new.
     ///
     /// # Errors
     /// When one of them is not good; what is in use stays so.
@@ -91,12 +91,13 @@ impl Credentials {
         Ok(read)
     }
 
-    /// Hears of each credential that is another than the last.
+    /// A receiver of each credential that is announced.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<Credential>>> {
         self.last.subscribe()
     }
 
-    /// Returns when the files hold another credential than this one, which was read from them.
+    /// Returns when another credential than this one, which was read from the files, was announced, or this one
+    /// once more.
     pub(crate) async fn other_than(&self, read: &Arc<Credential>) {
         let is_other = |last: &Option<Arc<Credential>>| {
             last.as_ref().is_some_and(|last| !Arc::ptr_eq(last, read))
@@ -135,7 +136,7 @@ impl Credentials {
 
     /// Reads the files whenever one of them has changed, and on SIGHUP.
     pub(crate) async fn follow(&self, mut files: FileWatch) {
-        // Whoever dials reads them too, perhaps before this hears of a change.
+        // A dial reads the files too, perhaps before this task is told of a change.
         let mut told = self.read().ok();
         loop {
             let change = files.changed().await;
@@ -176,7 +177,7 @@ impl Credential {
         self.has_token(other.token())
     }
 
-    /// Whether both show the same.
+    /// Whether both hold equal tokens and certificates.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.has_identity_of(other) && self.has_token_of(other)
     }
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_listens_hears_of_what_is_new_and_of_nothing_else() {
+    fn only_a_new_credential_is_announced() {
         let folder = Folder::new();
         let credentials = folder.credentials();
         let mut heard = credentials.subscribe();

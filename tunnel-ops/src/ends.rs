@@ -1,11 +1,11 @@
 //! How a long content ends before it is whole, where its protocol knows such an end.
 //!
-//! A content that is cut is an error to whoever reads it, and must never look like an end. But some
-//! have an end of their own that says "come again": a close frame, the status of a call, the gap
-//! between two events. Here is where such an end may stand, what it is, and the stream that takes it when
-//! it is time; when that is, is the program's business.
+//! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an
+//! end that asks the reader to connect again: a close frame, the status of a call, the gap between two events.
+//! This module finds where such an end may stand, makes it, and has the stream that ends there when the program
+//! asks for it.
 //!
-//! In: the bytes of a content, which pass untouched.
+//! In: the bytes of a content, which pass unchanged.
 
 mod events;
 mod long_stream;
@@ -26,8 +26,7 @@ const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going aw
 
 /// Follows a content from unit to unit.
 pub trait Units {
-    /// Takes in at least one byte of what is not empty, and as many as it likes that hold no place
-    /// between two units; how many.
+    /// Takes in bytes, at least one if there is any, up to the end of a unit at most; how many it took.
     fn step(&mut self, bytes: &[u8]) -> usize;
 
     /// Whether the content stands between two units.
@@ -41,7 +40,7 @@ pub trait Units {
         }
     }
 
-    /// Takes in bytes up to the next place between two units; how many, if there is one among them.
+    /// Takes in bytes up to the end of a unit; how many they are, or `None` if none ends among them.
     fn advance_to_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut taken = 0;
         while taken < bytes.len() {
@@ -65,7 +64,7 @@ pub enum Form {
     WebSocket(Frames, &'static [u8]),
 }
 
-/// What comes last in a content that ends early in order.
+/// The last part of a content that ends early in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Farewell {
     /// These bytes.
@@ -75,8 +74,8 @@ pub enum Farewell {
 }
 
 impl Form {
-    /// The form of a response's content, if it can end early in order for its reader. An event stream
-    /// can only where the reader reconnects, see [`reconnects`].
+    /// The form of a response's content; `None` if the content cannot end early in order. An event stream can
+    /// only where its reader reconnects, see [`reconnects`].
     #[must_use]
     pub fn of_response(headers: &HeaderMap, is_http2: bool, reconnects: bool) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
@@ -90,7 +89,7 @@ impl Form {
         } else {
             return None;
         };
-        // A content whose length is told can end nowhere else.
+        // A content with a declared length ends there or is cut.
         (!headers.contains_key(header::CONTENT_LENGTH)).then_some(form)
     }
 
@@ -115,7 +114,7 @@ impl Form {
         }
     }
 
-    /// What comes last when it ends here; nothing when the gap itself says it.
+    /// The last part when the content ends here; `None` for events, whose end is a gap between two.
     #[must_use]
     pub fn farewell(&self) -> Option<Farewell> {
         match self {
@@ -143,9 +142,9 @@ fn is_event_stream(kind: &[u8]) -> bool {
     name.eq_ignore_ascii_case(EVENT_STREAM) && matches!(rest, [] | [b';' | b' ', ..])
 }
 
-/// Whether whoever sent this request takes the end of an event stream as a request to come again. An
+/// Whether the sender of this request sends it again when an event stream in answer to it ends. An
 /// `EventSource` does: it sends GET with `Accept: text/event-stream` and, from the second time on, mostly
-/// `Last-Event-ID` (HTML, section 9.2). To any other reader an end says that the content is whole.
+/// `Last-Event-ID` (HTML, section 9.2). Any other reader takes an end for the end of the whole content.
 #[must_use]
 pub fn reconnects(method: &Method, headers: &HeaderMap) -> bool {
     let accepts = |value: &HeaderValue| {
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn events_end_in_order_only_for_who_reconnects() {
+    fn events_end_in_order_only_where_the_reader_reconnects() {
         let events = fields(&[("content-type", "text/event-stream")]);
         assert_eq!(name(Form::of_response(&events, true, false)), "none");
         let calls = fields(&[("content-type", "application/grpc")]);

@@ -58,10 +58,10 @@ impl ReceiveError {
 
 /// The content of a request or a response, of which nothing but its real end is an end.
 #[derive(Debug)]
-pub struct ReceivedBody(Kind);
+pub struct ReceivedBody(BodyState);
 
 #[derive(Debug)]
-enum Kind {
+enum BodyState {
     Http1(Incoming),
     /// With the tasks of the connection, of a request.
     Http2(Incoming, Option<Tasks>),
@@ -72,29 +72,30 @@ enum Kind {
 impl ReceivedBody {
     /// The content of a request over HTTP/1.
     pub(crate) fn http1_request(incoming: Incoming) -> Self {
-        Self(Kind::Http1(incoming))
+        Self(BodyState::Http1(incoming))
     }
 
     /// The content of a request over HTTP/2. `tasks` are those of its connection.
     pub(crate) fn http2_request(incoming: Incoming, tasks: &Tasks) -> Self {
         Self(if incoming.is_end_stream() {
-            Kind::Ended
+            BodyState::Ended
         } else {
-            Kind::Http2(incoming, Some(tasks.clone()))
+            BodyState::Http2(incoming, Some(tasks.clone()))
         })
     }
 
     /// The content of a response over HTTP/2. Dropped before its end, its stream is reset.
     #[must_use]
     pub fn http2_response(incoming: Incoming) -> Self {
-        Self(Kind::Http2(incoming, None))
+        Self(BodyState::Http2(incoming, None))
     }
 
     /// Lets the content go. What the peer still sends of a request is read and dropped for a moment,
     /// outside of its exchange and without any of its permits: it takes a stream of the connection, and
     /// no memory. A reset right behind the answer would make some clients lose the answer.
     fn let_go(&mut self) {
-        let Kind::Http2(mut incoming, Some(tasks)) = std::mem::replace(&mut self.0, Kind::Ended)
+        let BodyState::Http2(mut incoming, Some(tasks)) =
+            std::mem::replace(&mut self.0, BodyState::Ended)
         else {
             return;
         };
@@ -143,27 +144,27 @@ impl Body for ReceivedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ReceiveError>>> {
         let (frame, is_end) = match &mut self.0 {
-            Kind::Http1(incoming) => (ready!(Pin::new(incoming).poll_frame(cx)), true),
-            Kind::Http2(incoming, _) => {
+            BodyState::Http1(incoming) => (ready!(Pin::new(incoming).poll_frame(cx)), true),
+            BodyState::Http2(incoming, _) => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
                 // Stays true when a reset follows the end.
                 (frame, incoming.is_end_stream())
             }
-            Kind::Ended => return Poll::Ready(None),
-            Kind::Failed => return Poll::Ready(Some(Err(ReceiveError::Reset))),
+            BodyState::Ended => return Poll::Ready(None),
+            BodyState::Failed => return Poll::Ready(Some(Err(ReceiveError::Reset))),
         };
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
             Some(Err(error)) => {
-                self.0 = Kind::Failed;
+                self.0 = BodyState::Failed;
                 Some(Err(error.into()))
             }
             None if is_end => {
-                self.0 = Kind::Ended;
+                self.0 = BodyState::Ended;
                 None
             }
             None => {
-                self.0 = Kind::Failed;
+                self.0 = BodyState::Failed;
                 Some(Err(ReceiveError::Reset))
             }
         })
@@ -171,17 +172,17 @@ impl Body for ReceivedBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Http1(incoming) | Kind::Http2(incoming, _) => incoming.is_end_stream(),
-            Kind::Ended => true,
-            Kind::Failed => false,
+            BodyState::Http1(incoming) | BodyState::Http2(incoming, _) => incoming.is_end_stream(),
+            BodyState::Ended => true,
+            BodyState::Failed => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Http1(incoming) | Kind::Http2(incoming, _) => incoming.size_hint(),
-            Kind::Ended => SizeHint::with_exact(0),
-            Kind::Failed => SizeHint::default(),
+            BodyState::Http1(incoming) | BodyState::Http2(incoming, _) => incoming.size_hint(),
+            BodyState::Ended => SizeHint::with_exact(0),
+            BodyState::Failed => SizeHint::default(),
         }
     }
 }

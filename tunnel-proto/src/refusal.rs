@@ -2,19 +2,20 @@
 //!
 //! A [`RefusalReason`] travels as its name: in the body of an answer that refuses a session
 //! ([`crate::handshake::Refusal`]), in what a check is told, and in [`crate::control::Control::RefreshRefused`]. Status
-//! and [`Finality`] follow from it, at both ends. `docs/protocol.md` has the same table; a test compares the two.
+//! and [`Finality`] follow from it, at both ends. `docs/protocol.md` has this table too; a test compares the two.
 
 use http::StatusCode;
 
-/// What can end a refusal, and so what a tunnel client does after it.
+/// What ends the cause of a refusal, and so what a tunnel client does after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finality {
-    /// Time, or whoever runs the server: dial again with the growing delay.
+    /// It ends by itself, or by the server's operator: the client dials again with the growing delay.
     Passing,
-    /// The credential is not good, and may be a moment later: the server has not read the new list yet, or a
-    /// newer credential is about to be put in place. A person is told at once; dial again with longer pauses.
+    /// The credential is not good now, and may be a moment later: the server has not read the new list yet, or a
+    /// newer credential is about to be put in place. The client logs an error and dials again with longer pauses.
     Pending,
-    /// A person has to change something.
+    /// A person has to change the client's settings or credential: the client ends, or dials again with longer
+    /// pauses.
     Final,
 }
 

@@ -143,7 +143,7 @@ async fn greet(
     peer: SocketAddr,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
     let limit = node.config().tls_handshake_timeout;
-    // Before the gate, which nobody is to hold by being silent.
+    // Before the gate, so that connections that never send a ClientHello hold no pass.
     let hello = LazyConfigAcceptor::new(Acceptor::default(), socket);
     let Ok(Ok(start)) = timeout(limit, hello).await else {
         return refuse_connection(node, "tls");
@@ -157,7 +157,7 @@ async fn greet(
             pass: Some((node.metrics.handshake(), pass)),
             _telling: None,
         },
-        Err(NoRoom::Tell(telling, after)) => Entrance {
+        Err(NoRoom::Answer(telling, after)) => Entrance {
             away: Some(after),
             pass: None,
             _telling: Some(telling),

@@ -66,11 +66,11 @@ pub(super) fn followed(body: Received, form: Form, stage: &Shutdown) -> LongStre
     LongStream::new(body, form, stage, Early::cut(|| AnswerError::Stopped))
 }
 
-/// Who asked, as far as the form of an answer depends on it.
-pub(super) struct Reader<'a> {
+/// What the form of an answer depends on in its request.
+pub(super) struct RequestTraits<'a> {
     pub(super) method: &'a Method,
     pub(super) is_http2: bool,
-    /// The end of an event stream makes it come again.
+    /// Whether the platform client requests an event stream again after its end.
     pub(super) reconnects: bool,
 }
 
@@ -81,14 +81,14 @@ pub(super) struct Reader<'a> {
 /// When the upstream sent a status or a length that no response can have.
 pub(super) fn response(
     answered: Response<RecordedBody>,
-    reader: &Reader<'_>,
+    request: &RequestTraits<'_>,
     stage: &Shutdown,
 ) -> Result<Response<AnswerBody>, Problem> {
-    let Reader {
+    let RequestTraits {
         method,
         is_http2,
         reconnects,
-    } = *reader;
+    } = *request;
     let (mut parts, body) = answered.into_parts();
     let content = front::make_response(&mut parts, method, !is_http2).map_err(|what| {
         let detail = format!("the upstream's answer has {what}");

@@ -1,4 +1,5 @@
-//! One request at the listener: checked, answered by way of the routes, told in its client's protocol.
+//! One request at the listener: it is checked, answered by way of the routes, and its answer put into the form of
+//! the platform client's protocol.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,7 +23,7 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::front::{self, CheckedRequest, Checker, X_REQUEST_ID};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::answer::{self, AnswerBody, Held, Reader, received};
+use super::answer::{self, AnswerBody, Held, RequestTraits, received};
 use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
 use super::connection::Connection;
 use super::upgraded::{self, Granted};
@@ -32,16 +33,17 @@ const CHECKER: Checker = Checker {
     hop: Hop::Client,
     host_length,
     max_fields: MAX_FIELDS,
-    // Most routes have none.
+    // Most routes name no host.
     needs_host: false,
 };
 
-/// What `Retry-After` says when as many exchanges are open as may be: they end all the time.
+/// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
+/// end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// What a request has become once it is checked.
 struct Accepted {
-    /// As it would come through a session.
+    /// In the form in which requests come through a session.
     request: Request<IncomingBody>,
     informational: ListenerInformational,
     /// The received method; `CONNECT` for an upgrade.
@@ -50,13 +52,13 @@ struct Accepted {
     upload: Option<UpgradeSender>,
     permit: OwnedSemaphorePermit,
     request_id: HeaderValue,
-    /// The end of an event stream makes whoever asked come again.
+    /// Whether the platform client requests an event stream again after its end, see [`reconnects`].
     reconnects: bool,
 }
 
-/// Why a request goes no further.
+/// Why a request is not forwarded.
 enum NotAccepted {
-    /// With no forwards left, this program is the one that is asked (RFC 9110 section 7.6.2).
+    /// Its `Max-Forwards` is 0, so that this program answers it (RFC 9110 section 7.6.2).
     LastHop,
     Problem(Problem),
 }
@@ -67,8 +69,8 @@ impl From<Problem> for NotAccepted {
     }
 }
 
-/// Serves one request of a connection. All that needs the received head happens before there is a
-/// future.
+/// Serves one request of a connection. The received head is used before the future is made, which does not hold
+/// it.
 pub(super) fn serve(
     connection: &Arc<Connection>,
     mut request: Request<ReceivedBody>,
@@ -120,7 +122,7 @@ impl Held {
     }
 }
 
-/// The answer to a request that goes no further.
+/// The answer to a request that is not forwarded.
 fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Response<AnswerBody> {
     not_upgraded(connection);
     match refused {
@@ -133,7 +135,7 @@ fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Res
     }
 }
 
-/// Checks a request, and makes of it what would come through a session.
+/// Checks a request, and brings it into the form in which requests come through a session.
 fn accept(
     connection: &Connection,
     parts: &Parts,
@@ -240,12 +242,12 @@ async fn carry(
         (answered, _) => {
             not_upgraded(connection);
             held.permit = Some(permit);
-            let reader = Reader {
+            let traits = RequestTraits {
                 method: &method,
                 is_http2: connection.is_http2(),
                 reconnects,
             };
-            answer::response(answered?, &reader, &front.ending)
+            answer::response(answered?, &traits, &front.ending)
         }
     }
 }

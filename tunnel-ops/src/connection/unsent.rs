@@ -1,4 +1,4 @@
-//! Answers over HTTP/2 that are over for the program, and not for the peer.
+//! Answers over HTTP/2 that hyper considers done while h2 still holds bytes of them.
 //!
 //! ```text
 //!   content ─▶ Delivery ─▶ hyper ─▶ h2: pieces that wait for window and socket ─▶ peer
@@ -37,7 +37,7 @@ pub(super) const FINISHED_BYTES: usize = 384 * 1024;
 /// What is counted for a piece beside its length: about what h2 keeps for it and its stream.
 const PIECE_COST: usize = 512;
 
-/// The last bit of an [`Answer`]'s count: the answer is over, so that its pieces count for the connection.
+/// The last bit of an [`AnswerBytes`]'s count: the answer is over, so that its pieces count for the connection.
 const IS_FINISHED: usize = 1 << (usize::BITS - 1);
 
 /// The answers of one connection that are over and have not left h2.
@@ -64,16 +64,16 @@ impl Unsent {
         self.left.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The number of pieces that have left, while some are there that have not.
+    /// The number of pieces that have left; `None` while no finished answer waits in h2.
     pub(super) fn progress(&self) -> Option<usize> {
         let has_any = self.bytes.load(Ordering::Relaxed) > 0;
         has_any.then(|| self.left.load(Ordering::Relaxed))
     }
 }
 
-/// What h2 has of one answer. There is none for an answer that is one piece and ends with it.
+/// The bytes of one answer that h2 holds. An answer that is one piece and ends with it has no such count.
 #[derive(Debug)]
-struct Answer {
+struct AnswerBytes {
     connection: Arc<Unsent>,
     /// Bytes that have not left, and [`IS_FINISHED`].
     bytes: AtomicUsize,
@@ -81,7 +81,7 @@ struct Answer {
     waiting: Mutex<Option<Waker>>,
 }
 
-impl Answer {
+impl AnswerBytes {
     fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Acquire) & !IS_FINISHED
     }
@@ -126,21 +126,23 @@ impl Answer {
 pub(super) struct Piece {
     bytes: Bytes,
     counted: usize,
-    owner: Owner,
+    part_of: PieceCount,
 }
 
-/// For whom the bytes of a piece count.
+/// The count that the bytes of a piece are part of.
 #[derive(Debug)]
-enum Owner {
+enum PieceCount {
+    /// That of the connection's finished answers.
     Connection(Arc<Unsent>),
-    Answer(Arc<Answer>),
+    /// That of an answer that goes on.
+    Answer(Arc<AnswerBytes>),
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        match &self.owner {
-            Owner::Connection(connection) => connection.release(self.counted),
-            Owner::Answer(answer) => answer.release(self.counted),
+        match &self.part_of {
+            PieceCount::Connection(connection) => connection.release(self.counted),
+            PieceCount::Answer(answer) => answer.release(self.counted),
         }
     }
 }
@@ -159,8 +161,8 @@ impl Buf for Piece {
     }
 }
 
-/// How an answer ends.
-enum Last {
+/// The last frame of an answer.
+enum LastFrame {
     Content,
     Trailers(Box<HeaderMap>),
 }
@@ -171,9 +173,9 @@ pin_project! {
         #[pin]
         body: B,
         connection: Arc<Unsent>,
-        answer: Option<Arc<Answer>>,
+        answer: Option<Arc<AnswerBytes>>,
         // The end, while it waits for what came before it.
-        last: Option<Last>,
+        last: Option<LastFrame>,
     }
 }
 
@@ -192,31 +194,31 @@ impl<B: Body<Data = Bytes>> Delivery<B> {
         let counted = bytes.len() + PIECE_COST;
         if this.body.is_end_stream() {
             let answer = this.answer.as_deref();
-            let earlier = answer.map_or(0, Answer::bytes);
+            let earlier = answer.map_or(0, AnswerBytes::bytes);
             if this.connection.finish(counted + earlier) {
                 answer.inspect(|answer| answer.finish(earlier));
-                let owner = Owner::Connection(this.connection.clone());
+                let part_of = PieceCount::Connection(this.connection.clone());
                 return Piece {
                     bytes,
                     counted,
-                    owner,
+                    part_of,
                 };
             }
-            *this.last = Some(Last::Content);
+            *this.last = Some(LastFrame::Content);
         }
         let answer = this.answer.get_or_insert_with(|| {
-            Arc::new(Answer {
+            Arc::new(AnswerBytes {
                 connection: this.connection.clone(),
                 bytes: AtomicUsize::new(0),
                 waiting: Mutex::default(),
             })
         });
         answer.bytes.fetch_add(counted, Ordering::AcqRel);
-        let owner = Owner::Answer(answer.clone());
+        let part_of = PieceCount::Answer(answer.clone());
         Piece {
             bytes,
             counted,
-            owner,
+            part_of,
         }
     }
 }
@@ -239,14 +241,14 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
                         let piece = self.on_data(bytes);
                         return Poll::Ready(Some(Ok(Frame::data(piece))));
                     }
-                    Err(frame) => Last::Trailers(
+                    Err(frame) => LastFrame::Trailers(
                         frame
                             .into_trailers()
                             .map_or_else(|_| Box::default(), Box::new),
                     ),
                 },
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => Last::Content,
+                None => LastFrame::Content,
             },
         };
         let this = self.project();
@@ -263,8 +265,8 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
             return Poll::Pending;
         }
         Poll::Ready(match last {
-            Last::Content => None,
-            Last::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
+            LastFrame::Content => None,
+            LastFrame::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
         })
     }
 

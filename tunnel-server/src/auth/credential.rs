@@ -53,7 +53,8 @@ impl CredentialId {
         }
     }
 
-    /// By the id that the issuer gave it, or else by the hash of what cannot be written in another way.
+    /// The issuer's id for the token, if it has one that is an id here. Otherwise the first digits of the hash of
+    /// `whole`: the part of the token of which there is one spelling only.
     pub(super) fn of_token(kind: CredentialKind, given: Option<&str>, whole: &str) -> Self {
         match given.filter(|id| Self::is_id(id)) {
             Some(id) => Self::new(kind, id),
@@ -64,11 +65,11 @@ impl CredentialId {
     /// Longest id taken from a credential, in bytes; one that is longer is known by its hash.
     pub(crate) const ID_BYTES: usize = 128;
 
-    /// What an id has to be, for whoever names one.
+    /// What an id has to be, as the error for one that is none says it.
     pub(crate) const EXPECTED: &str = "expected an id of 1 to 128 printable ASCII characters without spaces; a \
         credential whose own id is none is known by 16 digits of its hash, which the log and `runtimes show` have";
 
-    /// Whether a credential can have this id.
+    /// Whether the text can be a credential's id.
     pub(crate) fn is_id(text: &str) -> bool {
         !text.is_empty()
             && text.len() <= Self::ID_BYTES
@@ -104,7 +105,8 @@ pub(super) fn hash_digits(whole: &[u8]) -> String {
     digits
 }
 
-/// What somebody else wrote, fit to be shown: printable ASCII, of a bounded length.
+/// A text from outside in the form in which it is logged: printable ASCII, `most` characters at most, with `?` for
+/// any other character.
 pub(super) fn shown(text: &str, most: usize) -> String {
     let printable = |letter: char| match letter {
         ' '..='~' => letter,

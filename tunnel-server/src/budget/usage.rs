@@ -4,7 +4,7 @@
 //! as are left free for others, and its network (IPv4 /24, IPv6 /48) three times as many. So one
 //! address gets half of a limit at most, two a third each, and of `n` addresses that take all they can an
 //! `n + 1`th part stays free. No address needs to be known ahead, and nothing has to be configured.
-//! Connections go by the same rule (`is_within`).
+//! Connections go by this rule too (`check_share`).
 
 use std::sync::{
     Arc,
@@ -22,21 +22,28 @@ const FEW: usize = 16;
 /// How many times as much as one address a network may have.
 const NETWORK: usize = 3;
 
-/// Whether an address that has so many may have one more, and its network with so many, where so many are
-/// free.
-pub(crate) fn is_within(of_address: usize, of_network: usize, free: usize) -> Result<(), Whose> {
+/// Checks that an address and its network may have one more, where they have `of_address` and `of_network` now, and
+/// `free` more may be had in all.
+///
+/// # Errors
+/// When the share of one of them is used up: which one.
+pub(crate) fn check_share(
+    of_address: usize,
+    of_network: usize,
+    free: usize,
+) -> Result<(), FullShare> {
     if of_address >= free.max(FEW) {
-        return Err(Whose::Address);
+        return Err(FullShare::Address);
     }
     if of_network >= free.saturating_mul(NETWORK).max(FEW) {
-        return Err(Whose::Network);
+        return Err(FullShare::Network);
     }
     Ok(())
 }
 
-/// Whose share is used up.
+/// A share that is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum FullShare {
     /// The address's own.
     Address,
     /// That of its network.
@@ -47,30 +54,30 @@ pub(crate) enum Whose {
 #[derive(Debug)]
 pub struct Usage {
     /// Of all runtimes together.
-    all: Open,
+    all: OpenCounts,
     network: Arc<NetworkUsage>,
     /// Of each runtime, by its budget's number. Locked when an exchange begins, by connections of this address
     /// only.
-    runtimes: Mutex<Vec<(u64, Arc<OfRuntime>)>>,
+    runtimes: Mutex<Vec<(u64, Arc<RuntimeUsage>)>>,
 }
 
 /// What is open for the platform clients of one network.
 #[derive(Debug, Default)]
 pub struct NetworkUsage {
-    all: Open,
-    runtimes: Mutex<Vec<(u64, Arc<Open>)>>,
+    all: OpenCounts,
+    runtimes: Mutex<Vec<(u64, Arc<OpenCounts>)>>,
 }
 
 /// What one address, and its network, have open at one runtime.
 #[derive(Debug, Default)]
-struct OfRuntime {
-    own: Open,
-    network: Arc<Open>,
+struct RuntimeUsage {
+    own: OpenCounts,
+    network: Arc<OpenCounts>,
 }
 
-/// Numbers of what is open.
+/// How many are open.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenCounts {
     exchanges: AtomicUsize,
     websockets: AtomicUsize,
 }
@@ -88,7 +95,7 @@ pub enum Counted {
 #[derive(Debug)]
 pub(super) struct Share {
     usage: Arc<Usage>,
-    runtime: Arc<OfRuntime>,
+    runtime: Arc<RuntimeUsage>,
 }
 
 /// How many more there may be, of one runtime and of all.
@@ -103,7 +110,7 @@ impl Usage {
     #[must_use]
     pub fn new(network: Arc<NetworkUsage>) -> Arc<Self> {
         Arc::new(Self {
-            all: Open::default(),
+            all: OpenCounts::default(),
             network,
             runtimes: Mutex::default(),
         })
@@ -111,9 +118,9 @@ impl Usage {
 
     /// Where its exchanges at the runtime with this number are counted.
     pub(super) fn at(self: &Arc<Self>, runtime: u64) -> Share {
-        let runtime = entry(&self.runtimes, runtime, || OfRuntime {
-            own: Open::default(),
-            network: entry(&self.network.runtimes, runtime, Open::default),
+        let runtime = entry(&self.runtimes, runtime, || RuntimeUsage {
+            own: OpenCounts::default(),
+            network: entry(&self.network.runtimes, runtime, OpenCounts::default),
         });
         Share {
             usage: self.clone(),
@@ -142,13 +149,13 @@ impl Share {
     /// then.
     pub(super) fn enter(&self, counted: Counted, free: Free) -> Result<(), Problem> {
         let [own, network, all, all_of_network] = self.counts(counted);
-        let is_within = |own: &AtomicUsize, network: &AtomicUsize, free| {
+        let check_share = |own: &AtomicUsize, network: &AtomicUsize, free| {
             let of_address = own.load(Ordering::Relaxed);
             let of_network = network.load(Ordering::Relaxed);
-            is_within(of_address, of_network, free).map_err(|whose| {
-                let (whose, open) = match whose {
-                    Whose::Address => ("address", of_address),
-                    Whose::Network => ("address's network", of_network),
+            check_share(of_address, of_network, free).map_err(|full| {
+                let (whose, open) = match full {
+                    FullShare::Address => ("address", of_address),
+                    FullShare::Network => ("address's network", of_network),
                 };
                 let what = match counted {
                     Counted::Exchange => "exchanges",
@@ -159,8 +166,8 @@ impl Share {
                 Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
             })
         };
-        is_within(own, network, free.runtime)?;
-        is_within(all, all_of_network, free.node)?;
+        check_share(own, network, free.runtime)?;
+        check_share(all, all_of_network, free.node)?;
         for count in [own, network, all, all_of_network] {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -185,7 +192,7 @@ impl Share {
     }
 }
 
-impl Open {
+impl OpenCounts {
     fn of(&self, counted: Counted) -> &AtomicUsize {
         match counted {
             Counted::Exchange => &self.exchanges,

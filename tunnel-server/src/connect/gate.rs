@@ -2,9 +2,9 @@
 //!
 //! When a server comes back, all its clients dial at once. Without a gate their handshakes would all
 //! go on side by side, and none would be done before most had given up. In: a client whose first
-//! bytes are there. Out: a pass, held until its request is answered; or the word that there is no
-//! room, with a time to come back that differs from client to client. Whose turn it is, and who makes
-//! room for others, is decided in [`shares`].
+//! bytes are there. Out: a pass, held until its request is answered; or a refusal, with a `Retry-After` that
+//! differs from client to client. [`shares`] decides which client is next, and which one loses its pass to
+//! another.
 
 mod shares;
 
@@ -39,26 +39,26 @@ const AWAY_MAX: Duration = Duration::from_secs(60);
 /// The gate.
 pub(crate) struct Gate {
     shares: Mutex<Shares>,
-    /// For those that are sent away, which takes a handshake too: as many as have a pass, half of them from
-    /// one address.
+    /// Permits for the answers to clients that are sent away, each of which takes a TLS handshake: as many as there
+    /// are passes, half of them for one address.
     refusals: Arc<Places>,
-    /// Clients sent away since there was room without waiting.
+    /// Clients sent away since one last entered without a wait.
     sent_away: AtomicUsize,
 }
 
-/// A client's way through the gate, which is free for the next when this is dropped. While its client is
-/// silent it may be taken back.
+/// The right to one handshake, given to the next client when this is dropped. It can be taken back while its
+/// client is silent.
 pub(crate) struct Pass {
     gate: Arc<Gate>,
     number: u64,
     changed: Arc<Notify>,
 }
 
-/// There is no room.
+/// What becomes of a client for which there is no pass.
 pub(crate) enum NoRoom {
-    /// The client can be told when to come back, while this is held.
-    Tell(Place, Duration),
-    /// Not even that: its connection is to be closed.
+    /// It is answered with this `Retry-After`. The permit is held until then.
+    Answer(Place, Duration),
+    /// Its connection is closed, since there is no permit for an answer.
     Close,
 }
 
@@ -72,7 +72,7 @@ impl Gate {
         })
     }
 
-    /// Lets a client through, when it is its turn.
+    /// Waits for a pass.
     ///
     /// # Errors
     /// When as many as may wait do, and no address has more of them than the client's.
@@ -104,13 +104,13 @@ impl Gate {
         self.shares.lock().addresses()
     }
 
-    /// What there is for a client that cannot come in, or has waited for too long.
+    /// What becomes of a client that cannot enter, or has waited for too long.
     pub(crate) fn send_away(&self, address: IpAddr) -> NoRoom {
         let before = self.sent_away.fetch_add(1, Ordering::Relaxed);
         let each = u32::try_from(before).unwrap_or(u32::MAX);
         let later = AWAY_EACH.saturating_mul(each);
         match self.refusals.enter(Some(address)) {
-            Ok(telling) => NoRoom::Tell(telling, (AWAY + later).min(AWAY_MAX)),
+            Ok(telling) => NoRoom::Answer(telling, (AWAY + later).min(AWAY_MAX)),
             Err(_) => NoRoom::Close,
         }
     }
@@ -125,7 +125,7 @@ impl Pass {
     /// Resolves when the pass was taken back, because its client was silent for too long while others
     /// waited.
     pub(crate) async fn taken_back(&self) {
-        // From then on whoever comes may take it; those that wait already are let in by this.
+        // A client that arrives later settles by itself; this lets in those that wait already.
         tokio::select! {
             () = sleep(GRACE) => self.gate.shares.lock().settle(Instant::now()),
             () = self.displaced() => return,
@@ -172,7 +172,7 @@ mod tests {
     async fn away(gate: &Arc<Gate>, number: u8) -> Option<Duration> {
         match gate.enter(address(number)).await {
             Ok(_) => panic!("room"),
-            Err(NoRoom::Tell(_, after)) => Some(after),
+            Err(NoRoom::Answer(_, after)) => Some(after),
             Err(NoRoom::Close) => None,
         }
     }
@@ -207,10 +207,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_cannot_even_be_told_is_closed() {
+    async fn a_client_without_a_permit_for_an_answer_is_closed() {
         let gate = Gate::new(1, 0);
         let _held = pass(&gate, 1).await;
-        let Err(NoRoom::Tell(telling, _)) = gate.enter(address(2)).await else {
+        let Err(NoRoom::Answer(telling, _)) = gate.enter(address(2)).await else {
             panic!("expected to be told")
         };
         assert_eq!(away(&gate, 2).await, None);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_leaves_nothing_behind() {
+    async fn a_client_that_gives_up_leaves_nothing_behind() {
         let gate = Gate::new(1, 1);
         let first = pass(&gate, 1).await;
         {

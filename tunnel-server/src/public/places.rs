@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::budget::usage::{NetworkUsage, Usage, is_within};
+use crate::budget::usage::{NetworkUsage, Usage, check_share};
 
 /// Connections that a listener may have, however few files the process may have open.
 const FEWEST: usize = 32;
@@ -168,7 +168,7 @@ impl Taken {
             }
         });
         let is_full = from.connections >= self.max_per_address
-            || is_within(from.connections, network.connections, free).is_err();
+            || check_share(from.connections, network.connections, free).is_err();
         from.connections += 1;
         network.connections += 1;
         let usage = from.usage.clone();

@@ -34,8 +34,8 @@ impl Checker<'_> {
         })
     }
 
-    /// The odd parts that a path may have: those that the route names, or all where it denies, since
-    /// whoever spells a path in an odd way is denied all the same.
+    /// The odd parts that a path may have: those that the route names. A route that denies takes all, so that it
+    /// denies odd paths too.
     fn odd_parts(&mut self, raw: &RawRoute) -> Option<OddParts> {
         if let Some(old) = &raw.allow_odd_paths {
             let problem = "it is not known any more: name what the route's paths may have, such as \

@@ -1,4 +1,5 @@
-//! Who has a handshake, who waits for one, and whose turn is next: the gate without time, tasks and sockets.
+//! The state of the gate: which clients have a handshake, which wait for one, and which is next. Without time,
+//! tasks and sockets.
 //!
 //! ```text
 //!   arrive ──▶ waiting ──turn──▶ silent ──spoke──▶ answered        each leaves by itself, or by `leave`
@@ -58,7 +59,7 @@ pub(super) struct Shares {
 struct Client {
     address: IpAddr,
     stage: Stage,
-    /// Told when the stage changes by what another client does, or when it is displaced.
+    /// Notified when another client changes the stage, or displaces this one.
     changed: Arc<Notify>,
 }
 
@@ -72,7 +73,7 @@ struct Overdue {
     of_address: usize,
 }
 
-/// The clients of one address. Gone with the last of them, so that whoever comes anew has had no turn.
+/// The clients of one address. Removed with the last of them, and its last turn with it.
 #[derive(Debug)]
 struct Address {
     network: IpAddr,
@@ -105,8 +106,8 @@ impl Shares {
         }
     }
 
-    /// Takes in a client: gives its number, and what tells it of changes. `None` if there is neither a
-    /// handshake for it nor room in the queue, where it may displace one of an address with more.
+    /// Takes in a client: its number, and what is notified of changes. `None` if there is neither a handshake for it
+    /// nor room in the queue, and no client of an address with more that it can displace there.
     pub(super) fn arrive(&mut self, address: IpAddr, now: Instant) -> Option<(u64, Arc<Notify>)> {
         let (number, changed) = self.add(address);
         self.settle(now);
@@ -222,8 +223,8 @@ impl Shares {
         }
     }
 
-    /// By what the next turn is given: to who has the fewest handshakes, and then to who has waited longest
-    /// for a turn; among networks first.
+    /// The order in which addresses get turns, the least first: by the number of handshakes and then by the last
+    /// turn, of the network before those of the address.
     fn order(&self, of_address: &Address) -> (usize, u64, usize, u64, Option<u64>) {
         let of_network = self.networks.get(&of_address.network);
         (
@@ -400,7 +401,7 @@ mod tests {
             for newcomer in newcomers {
                 let mut shares = Shares::new(64, 512);
                 let later = flooded(&mut shares, &addresses);
-                // All who were silent have gone once, and others of the flood have come after them.
+                // All silent clients have left, and others of the flood have taken their handshakes.
                 shares.settle(later);
                 let later = later + GRACE;
                 let number = arrive(&mut shares, *newcomer, later).unwrap();
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_displaced_before_the_grace_or_by_one_who_has_as_many() {
+    fn no_client_is_displaced_within_the_grace_or_by_an_address_with_as_many() {
         let mut shares = Shares::new(2, 2);
         let now = start();
         let first = arrive(&mut shares, at(1, 1), now).unwrap();
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_makes_room_for_who_has_less_in_it() {
+    fn a_full_queue_makes_room_for_an_address_with_less_in_it() {
         let mut shares = Shares::new(0, 3);
         let now = start();
         let flood: Vec<_> = (0..3)
@@ -459,7 +460,7 @@ mod tests {
         assert!(arrive(&mut shares, at(2, 1), now).is_some());
         assert_eq!(shares.stage(flood[1]), None);
         assert!(arrive(&mut shares, at(3, 1), now).is_some());
-        // Now everybody has one, and who comes last goes.
+        // Now each network has one, and the client that came last is displaced.
         assert_eq!(arrive(&mut shares, at(4, 1), now), None);
         assert_eq!(shares.stage(flood[0]), Some(Stage::Waiting));
     }
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_who_has_gone() {
+    fn nothing_is_left_of_clients_that_have_left() {
         let mut shares = Shares::new(2, 3);
         let later = flooded(&mut shares, &[at(1, 1), at(1, 2), at(2, 1)]);
         shares.settle(later);
