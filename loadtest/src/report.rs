@@ -1,4 +1,4 @@
-//! What a scenario found out: one value, which `text`, `json` and `html` render.
+//! What a scenario found out: one value, which `text`, `markdown` and `html` render, and serde writes as JSON.
 //!
 //! A scenario fills a [`Report`] and knows nothing of how it is shown. The renderers know nothing of
 //! scenarios: they see runs, tables, charts and notes. Durations are seconds, sizes bytes, unless a
@@ -7,7 +7,6 @@
 pub mod build;
 pub(crate) mod format;
 pub(crate) mod html;
-pub mod json;
 pub mod markdown;
 pub mod text;
 
@@ -61,7 +60,7 @@ pub struct Setting {
 }
 
 /// One load over one target for one stretch of time, warm-up excluded.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub struct Run {
     /// The target, and the level of load if there is more than one.
     pub name: String,
@@ -129,7 +128,7 @@ pub struct Usage {
 }
 
 /// A slice of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub struct Interval {
     /// Its end, seconds since the run began.
     pub at: f64,

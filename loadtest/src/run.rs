@@ -17,7 +17,7 @@ use crate::{
     output::OutputFile,
     progress::Progress,
     relay,
-    report::{Report, html, json, markdown, text},
+    report::{Report, html, markdown, text},
     scenario::{Context, Scenario},
     tls_sink, upstream,
 };
@@ -112,7 +112,7 @@ impl Files {
 
     fn write(self, report: &Report) -> anyhow::Result<()> {
         if let Some(file) = self.json {
-            file.write(&json::render(report)?)?;
+            file.write(&(serde_json::to_string_pretty(report)? + "\n"))?;
         }
         if let Some(file) = self.report {
             file.write(&html::render(report))?;

@@ -4,7 +4,7 @@ use std::{fmt, fs, thread, time::SystemTime};
 
 use crate::{
     load::{LoadArgs, Outcome},
-    report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Unit},
+    report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Table, Unit},
 };
 
 impl Report {
@@ -89,6 +89,59 @@ impl Note {
     }
 }
 
+impl Table {
+    /// A table with a column for each head.
+    pub fn new(title: impl Into<String>, columns: &[&str], rows: Vec<Vec<String>>) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.iter().map(|head| (*head).to_owned()).collect(),
+            rows,
+        }
+    }
+}
+
+impl Chart {
+    /// A chart of those lines of which there are points.
+    pub fn new(
+        title: impl Into<String>,
+        x: Axis,
+        y: Axis,
+        series: impl IntoIterator<Item = Series>,
+    ) -> Self {
+        let series = series.into_iter();
+        Self {
+            title: title.into(),
+            x,
+            y,
+            series: series.filter(|line| !line.points.is_empty()).collect(),
+        }
+    }
+
+    /// The chart, unless there is nothing to be drawn.
+    pub fn if_any(self) -> Option<Self> {
+        (!self.series.is_empty()).then_some(self)
+    }
+
+    /// The chart under another title.
+    #[must_use]
+    pub fn titled(self, title: impl Into<String>) -> Self {
+        Self {
+            title: title.into(),
+            ..self
+        }
+    }
+}
+
+impl Series {
+    /// A line of this name in the legend.
+    pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
+        Self {
+            name: name.into(),
+            points,
+        }
+    }
+}
+
 impl Axis {
     /// One of these three.
     pub fn new(label: &str, unit: Unit, scale: Scale) -> Self {
@@ -118,71 +171,50 @@ impl Machine {
     }
 }
 
-/// Latency by percentile, a line for each run; none when nothing has latencies.
+/// Latency by percentile, a line for each run that has latencies.
 pub fn latency_chart(runs: &[Run]) -> Option<Chart> {
-    let series = series(runs, |run| match &run.latency {
-        // A point at one has no place on a scale of nines.
-        Some(latency) => latency
-            .curve
-            .iter()
-            .filter(|(at, _)| *at < 1.0)
-            .copied()
-            .collect(),
-        None => Vec::new(),
-    });
-    chart(
-        "Latency by percentile",
-        Axis::new("percentile", Unit::Quantile, Scale::Tail),
-        Axis::new("latency", Unit::Seconds, Scale::Log),
-        series,
-    )
+    let points = |run: &Run| {
+        let curve = run.latency.iter().flat_map(|latency| &latency.curve);
+        curve.filter(|(at, _)| *at < 1.0).copied().collect()
+    };
+    let x = Axis::new("percentile", Unit::Quantile, Scale::Tail);
+    let y = Axis::new("latency", Unit::Seconds, Scale::Log);
+    of_runs("Latency by percentile", x, y, runs, points)
 }
 
-/// What was completed over time, a line for each run.
-pub fn rate_chart(runs: &[Run]) -> Option<Chart> {
-    let series = series(runs, |run| {
-        run.timeline
-            .iter()
+fn rate_chart(runs: &[Run]) -> Option<Chart> {
+    let points = |run: &Run| {
+        let timeline = run.timeline.iter();
+        timeline
             .map(|interval| (interval.at, interval.rate))
             .collect()
-    });
-    chart(
-        "Completed over time",
-        Axis::new("time", Unit::Seconds, Scale::Linear),
-        Axis::new("completed", Unit::PerSecond, Scale::Linear),
-        series,
-    )
+    };
+    let y = Axis::new("completed", Unit::PerSecond, Scale::Linear);
+    of_runs("Completed over time", time(), y, runs, points)
 }
 
-/// The 99th percentile over time, a line for each run.
-pub fn latency_over_time_chart(runs: &[Run]) -> Option<Chart> {
-    let series = series(runs, |run| {
+fn latency_over_time_chart(runs: &[Run]) -> Option<Chart> {
+    let points = |run: &Run| {
         let measured = run.timeline.iter().filter(|interval| interval.p99 > 0.0);
         measured
             .map(|interval| (interval.at, interval.p99))
             .collect()
-    });
-    chart(
-        "99th percentile over time",
-        Axis::new("time", Unit::Seconds, Scale::Linear),
-        Axis::new("latency", Unit::Seconds, Scale::Log),
-        series,
-    )
+    };
+    let y = Axis::new("latency", Unit::Seconds, Scale::Log);
+    of_runs("99th percentile over time", time(), y, runs, points)
 }
 
-fn series(runs: &[Run], points: impl Fn(&Run) -> Vec<(f64, f64)>) -> Vec<Series> {
-    let all = runs.iter().map(|run| Series {
-        name: run.name.clone(),
-        points: points(run),
-    });
-    all.filter(|series| !series.points.is_empty()).collect()
+fn time() -> Axis {
+    Axis::new("time", Unit::Seconds, Scale::Linear)
 }
 
-fn chart(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Option<Chart> {
-    (!series.is_empty()).then(|| Chart {
-        title: title.to_owned(),
-        x,
-        y,
-        series,
-    })
+fn of_runs(
+    title: &str,
+    x: Axis,
+    y: Axis,
+    runs: &[Run],
+    points: impl Fn(&Run) -> Vec<(f64, f64)>,
+) -> Option<Chart> {
+    let lines = runs.iter().map(|run| Series::new(&run.name, points(run)));
+    Chart::new(title, x, y, lines).if_any()
 }

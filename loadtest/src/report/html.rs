@@ -4,17 +4,14 @@
 //! page asks for nothing from anywhere and can be read without the script. All text that comes from
 //! outside is escaped here; `report.html` is the frame into which the parts are set.
 
-mod breakdown;
+mod axis;
 mod chart;
-mod lines;
 mod runs;
 #[cfg(test)]
 mod sample;
-mod scale;
-mod style;
 mod table;
 
-use super::{Level, Note, Report, Setting};
+use super::{Level, Note, Report, Setting, Table};
 
 /// The frame, with names in double braces where the parts go.
 const FRAME: &str = include_str!("report.html");
@@ -28,10 +25,10 @@ pub(crate) fn render(report: &Report) -> String {
         "facts" => facts(report),
         "notes" => notes(&report.notes),
         "results" => runs::results(&report.runs),
-        "errors" => breakdown::errors_by_kind(&report.runs),
-        "usage" => breakdown::usage_by_role(&report.runs),
+        "errors" => runs::errors_by_kind(&report.runs),
+        "usage" => runs::usage_by_role(&report.runs),
         "charts" => charts(report),
-        "tables" => report.tables.iter().map(table::section).collect(),
+        "tables" => report.tables.iter().map(table).collect(),
         _ => String::new(),
     })
 }
@@ -116,11 +113,36 @@ fn charts(report: &Report) -> String {
     if report.charts.is_empty() {
         return String::new();
     }
-    let families = style::Families::of(&report.runs);
+    let mut families = Vec::new();
+    for family in report.runs.iter().map(|run| chart::family(&run.name)) {
+        if !families.contains(&family) {
+            families.push(family);
+        }
+    }
     let figures: String = (report.charts.iter().enumerate())
         .map(|(index, chart)| chart::figure(chart, &format!("chart-{}", index + 1), &families))
         .collect();
     format!("<section id=\"charts\"><h2>Charts</h2>{figures}</section>\n")
+}
+
+/// A table of the report. A column that has a number in any row holds figures.
+fn table(table: &Table) -> String {
+    let column = |(index, name): (usize, &String)| {
+        let is_figure = |row: &Vec<String>| row.get(index).is_some_and(|cell| is_figure(cell));
+        (escape(name), index > 0 && table.rows.iter().any(is_figure))
+    };
+    let columns: Vec<_> = table.columns.iter().enumerate().map(column).collect();
+    let row = |row: &Vec<String>| row.iter().map(|cell| escape(cell).into()).collect();
+    let rows = table.rows.iter().map(row).collect();
+    let title = escape(&table.title);
+    let group = table::Group { name: None, rows };
+    let table = table::table("", &title, &columns, &[group]);
+    format!("<section><h2>{title}</h2>{table}</section>\n")
+}
+
+fn is_figure(cell: &str) -> bool {
+    let text = cell.trim_start_matches(['+', '-', '−', '±', '<', '>', '~', ' ']);
+    text.starts_with(|first: char| first.is_ascii_digit())
 }
 
 /// Text that means nothing to the browser, in elements and in attributes.
@@ -188,6 +210,7 @@ mod tests {
         report.charts[0].title = evil.to_owned();
         report.charts[0].series[0].name = evil.to_owned();
         report.tables[0].title = evil.to_owned();
+        report.tables[0].rows[0][1] = evil.to_owned();
         let (page, harmless) = (render(&report), render(&sample::comparison()));
         assert!(
             page.contains("&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;&#39;&amp;{{title}}")
@@ -221,16 +244,26 @@ mod tests {
         assert_eq!(instant("yesterday"), "yesterday");
     }
 
-    /// Not a check: writes the page of an invented report, to be looked at in a browser.
     #[test]
-    #[ignore = "writes a file"]
-    fn a_sample_for_the_eye() {
-        for (name, report) in [
-            ("comparison", sample::comparison()),
-            ("single", sample::single()),
-        ] {
-            let path = std::env::temp_dir().join(format!("loadtest-report-{name}.html"));
-            std::fs::write(path, render(&report)).unwrap();
-        }
+    fn figures_are_aligned_and_words_are_not() {
+        let row = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect();
+        let rows = vec![
+            row(&["1st", "0.47 ± 0.02", "met"]),
+            row(&["short"]),
+            row(&["a", "1", "b", "c"]),
+        ];
+        let html = table(&Table::new(
+            "a <table>",
+            &["target", "ratio", "verdict"],
+            rows,
+        ));
+        assert!(html.contains("<th scope=\"row\">1st</th>"), "{html}");
+        assert!(
+            html.contains("<td class=\"figure\">0.47 ± 0.02</td><td>met</td>"),
+            "{html}"
+        );
+        assert!(html.contains("aria-label=\"a &lt;table&gt;\""), "{html}");
+        // Rows of another length do not break the table.
+        assert_eq!(html.matches("<td").count(), 6, "{html}");
     }
 }

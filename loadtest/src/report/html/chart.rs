@@ -1,61 +1,144 @@
-//! One chart as a figure: legend, axes, lines, and the values for the read-out under the pointer.
-//!
-//! In goes a chart; out comes HTML with an inline SVG that needs no script. Heights are pixels and
-//! widths are parts of the whole, so that a chart fits any screen while its text keeps its size.
+//! A chart of the page: a drawing that takes the width it is given, a legend, and the data of the readout.
 
 use serde::Serialize;
 
-use crate::report::{Chart, format};
-
 use super::{
+    axis::{Direction, Mark, Span},
     escape,
-    lines::{self, HEIGHT, Line, WIDTH, number},
-    scale::{Direction, Mark, Span},
-    style::Families,
 };
+use crate::report::{Chart, Scale, Series, format};
 
-/// Width of a digit of the marks, pixels; on the large side, since fonts differ.
+const HEIGHT: f64 = 300.0;
+
+/// Positions across are thousandths: the drawing is stretched to the width that it gets.
+const WIDTH: f64 = 1000.0;
+
+/// Lines of at most so many points show them as dots.
+const DOTS: usize = 24;
+
+/// Width of a digit of a mark, in pixels.
 const DIGIT: f64 = 7.0;
-/// Least widths of the area of the lines and its marks, pixels: on a telephone, and from where
-/// `report.html` shows what is `roomy`.
+
+/// Widths of narrow and of wide drawings, for which marks are thinned out.
 const WIDTHS: [f64; 2] = [320.0, 520.0];
 
-/// The figure; `id` is unique on the page.
-pub(super) fn figure(chart: &Chart, id: &str, families: &Families<'_>) -> String {
-    let mut lines = lines::of(chart, families);
-    let values = |pick: fn(&lines::Point) -> f64| -> Vec<f64> {
-        lines
-            .iter()
-            .flat_map(|line| &line.points)
-            .map(pick)
-            .collect()
-    };
-    let across = Span::over(&chart.x, Direction::Across, &values(|point| point.x));
-    let up = Span::over(&chart.y, Direction::Up, &values(|point| point.y));
-    lines.iter_mut().for_each(|line| line.place(&across, &up));
-    let left = 14.0 + DIGIT * lines::longest(up.marks.iter().map(|mark| mark.text.as_str()));
-    let (ends, right) = lines::ends(&lines, DIGIT);
-    let is_empty = lines
-        .iter()
-        .flat_map(|line| &line.points)
-        .all(|point| point.place.is_none());
-    let drawing = if is_empty {
+/// Colours of lines, `c0` and up in the frame, and how they are dashed, `d0` and up.
+const COLOURS: usize = 7;
+const DASHES: usize = 4;
+
+/// The chart as a `figure` of this id. Lines have the colours of their families.
+pub(super) fn figure(chart: &Chart, id: &str, families: &[&str]) -> String {
+    let (across, up) = (across(chart), up(chart));
+    let classes = classes(chart, families);
+    let lines: Vec<_> = (chart.series.iter().zip(classes))
+        .map(|(series, class)| Line::new(chart, series, class, &across, &up))
+        .collect();
+    let widest = up.marks.iter().map(|mark| mark.text.chars().count()).max();
+    let left = 14.0 + DIGIT * widest.unwrap_or(0) as f64;
+    let drawing = if lines.iter().all(|line| line.points.is_empty()) {
         "<p class=\"empty\">Nothing was measured.</p>".to_owned()
     } else {
         let axes = up_axis(&up) + &across_axis(&across, left);
-        drawing(id, &axes, &lines, &ends) + &readout(chart, &lines)
+        drawing(id, &axes, &lines) + &readout(&lines)
     };
+    let [title, x, y] = [&chart.title, &chart.x.label, &chart.y.label].map(|text| escape(text));
     format!(
-        "<figure class=\"chart\" id=\"{id}\" style=\"--left:{}px;--right:{}px\">\
-         <figcaption id=\"{id}-title\">{}</figcaption>{}\
-         <p class=\"up\">{}</p>{drawing}<p class=\"across\">{}</p></figure>\n",
+        "<figure class=\"chart\" id=\"{id}\" style=\"--left:{}px\">\
+         <figcaption id=\"{id}-title\">{title}</figcaption>{}\
+         <p class=\"up\">{y}</p>{drawing}<p class=\"across\">{x}</p></figure>\n",
         number(left),
-        number(right),
-        escape(&chart.title),
         legend(&lines),
-        escape(&chart.y.label),
-        escape(&chart.x.label),
     )
+}
+
+fn across(chart: &Chart) -> Span {
+    let xs = (chart.series.iter()).flat_map(|series| series.points.iter().map(|point| point.0));
+    Span::over(&chart.x, Direction::Across, &xs.collect::<Vec<_>>())
+}
+
+fn up(chart: &Chart) -> Span {
+    let ys = (chart.series.iter()).flat_map(|series| series.points.iter().map(|point| point.1));
+    Span::over(&chart.y, Direction::Up, &ys.collect::<Vec<_>>())
+}
+
+/// What a line of that name belongs to: the target of `target, level`.
+pub(super) fn family(name: &str) -> &str {
+    name.split(',').next().unwrap_or(name)
+}
+
+/// The classes of a chart's lines: a colour for each family, and a dash for each of its members. Lines of one
+/// family alone, or of more than there are dashes for, have colours of their own.
+fn classes(chart: &Chart, families: &[&str]) -> Vec<String> {
+    let names: Vec<_> = (chart.series.iter())
+        .map(|series| series.name.as_str())
+        .collect();
+    let look = |(index, name): (usize, &&str)| {
+        let colour = (families.iter()).position(|known| *known == family(name))?;
+        let earlier = names[..index].iter();
+        let dash = earlier
+            .filter(|other| family(other) == family(name))
+            .count();
+        (families.len() > 1 && colour < COLOURS && dash < DASHES).then_some((colour, dash))
+    };
+    let looks: Option<Vec<_>> = names.iter().enumerate().map(look).collect();
+    let by_index = |index: usize| (index % COLOURS, index / COLOURS % DASHES);
+    let looks = looks.unwrap_or_else(|| (0..names.len()).map(by_index).collect());
+    let class = |(colour, dash): (usize, usize)| format!("c{colour} d{dash}");
+    looks.into_iter().map(class).collect()
+}
+
+/// A line as the readout of the page gets it.
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    class: String,
+    /// Where a point lies in the drawing, and its two values in words.
+    points: Vec<(f64, f64, String, String)>,
+}
+
+impl<'a> Line<'a> {
+    fn new(chart: &Chart, series: &'a Series, class: String, across: &Span, up: &Span) -> Self {
+        let quantiles = series.points.iter().map(|point| point.0);
+        let last = quantiles.filter(|at| *at < 1.0).fold(0.0, f64::max);
+        let point = |&(x, y): &(f64, f64)| {
+            // The longest of all has no place on a scale of nines: it stands half as far from the end as the last.
+            let is_end = chart.x.scale == Scale::Tail && x == 1.0;
+            let at = if is_end { f64::midpoint(last, 1.0) } else { x };
+            let (at, height) = across.position(at).zip(up.position(y))?;
+            let words = (
+                format::value(chart.x.unit, x),
+                format::value(chart.y.unit, y),
+            );
+            let round = |position: f64| (position * 10.0).round() / 10.0;
+            Some((
+                round(at * WIDTH),
+                round((1.0 - height) * HEIGHT),
+                words.0,
+                words.1,
+            ))
+        };
+        Self {
+            name: &series.name,
+            class,
+            points: series.points.iter().filter_map(point).collect(),
+        }
+    }
+
+    fn path(&self) -> String {
+        let class = &self.class;
+        let places = self.points.iter();
+        let places: Vec<_> = places
+            .map(|(x, y, ..)| format!("{} {}", number(*x), number(*y)))
+            .collect();
+        let dots = if places.len() <= DOTS {
+            let dots: String = places.iter().map(|at| format!("M{at}h.01")).collect();
+            format!("<path class=\"{class} dots\" d=\"{dots}\"/>")
+        } else {
+            String::new()
+        };
+        let line = places.join("L");
+        format!("<g><path class=\"{class}\" d=\"M{line}\"/>{dots}</g>")
+    }
 }
 
 fn legend(lines: &[Line<'_>]) -> String {
@@ -70,54 +153,55 @@ fn legend(lines: &[Line<'_>]) -> String {
             escape(line.name)
         )
     };
-    format!(
-        "<ul class=\"legend\">{}</ul>",
-        lines.iter().map(entry).collect::<String>()
-    )
+    let entries: String = lines.iter().map(entry).collect();
+    format!("<ul class=\"legend\">{entries}</ul>")
 }
 
-fn drawing(id: &str, axes: &str, lines: &[Line<'_>], ends: &str) -> String {
-    let paths: String = lines.iter().map(Line::path).collect();
+fn drawing(id: &str, axes: &str, lines: &[Line<'_>]) -> String {
+    let with_points = lines.iter().map(|line| match line.points.is_empty() {
+        true => "<g></g>".to_owned(),
+        false => line.path(),
+    });
+    let paths: String = with_points.collect();
     format!(
         "<div class=\"plot\" tabindex=\"0\"><svg class=\"frame\" width=\"100%\" height=\"{HEIGHT}\" \
          role=\"img\" aria-labelledby=\"{id}-title\">{axes}\
          <svg class=\"lines\" width=\"100%\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         preserveAspectRatio=\"none\">{paths}</svg>{ends}</svg></div>"
+         preserveAspectRatio=\"none\">{paths}</svg></svg></div>"
     )
 }
 
 fn up_axis(up: &Span) -> String {
     let mark = |Mark { position, text }: &Mark| {
         let y = number((1.0 - position) * HEIGHT);
+        let text = escape(text);
         format!(
             "<line class=\"grid\" x2=\"100%\" y1=\"{y}\" y2=\"{y}\"/>\
-             <text class=\"mark\" x=\"-8\" y=\"{y}\" dy=\".32em\" text-anchor=\"end\">{}</text>",
-            escape(text)
+             <text class=\"mark\" x=\"-8\" y=\"{y}\" dy=\".32em\" text-anchor=\"end\">{text}</text>"
         )
     };
     up.marks.iter().map(mark).collect()
 }
 
-/// Marks below the lines, as many as have room; those that have none on a narrow screen are `roomy`.
+/// Marks for which a narrow drawing has no room have the class `roomy`.
 fn across_axis(across: &Span, left: f64) -> String {
     let [narrow, wide] = WIDTHS.map(|width| width - left);
-    let wide = room(across.marks.iter().collect(), wide);
-    let narrow = room(wide.clone(), narrow);
+    let wide = with_room(across.marks.iter().collect(), wide);
+    let narrow = with_room(wide.clone(), narrow);
     let mark = |mark: &&Mark| {
         let class = if narrow.contains(mark) { "" } else { " roomy" };
-        let x = number(mark.position * 100.0);
+        let (x, text) = (number(mark.position * 100.0), escape(&mark.text));
         format!(
             "<line class=\"grid across{class}\" x1=\"{x}%\" x2=\"{x}%\" y2=\"{HEIGHT}\"/>\
-             <text class=\"mark{class}\" x=\"{x}%\" y=\"{HEIGHT}\" dy=\"18\" text-anchor=\"middle\">{}</text>",
-            escape(&mark.text)
+             <text class=\"mark{class}\" x=\"{x}%\" y=\"{HEIGHT}\" dy=\"18\" text-anchor=\"middle\">{text}</text>"
         )
     };
-    let base = format!("<line class=\"base\" x2=\"100%\" y1=\"{HEIGHT}\" y2=\"{HEIGHT}\"/>");
-    wide.iter().map(mark).collect::<String>() + &base
+    let marks: String = wide.iter().map(mark).collect();
+    format!("{marks}<line class=\"base\" x2=\"100%\" y1=\"{HEIGHT}\" y2=\"{HEIGHT}\"/>")
 }
 
-/// The marks that can be written side by side over a width, in pixels.
-fn room(mut marks: Vec<&Mark>, width: f64) -> Vec<&Mark> {
+/// The marks without those that would overlap an earlier one.
+fn with_room(mut marks: Vec<&Mark>, width: f64) -> Vec<&Mark> {
     let mut free_from = f64::NEG_INFINITY;
     marks.retain(|mark| {
         let half = mark.text.chars().count() as f64 * DIGIT / 2.0;
@@ -131,55 +215,35 @@ fn room(mut marks: Vec<&Mark>, width: f64) -> Vec<&Mark> {
     marks
 }
 
-/// A line for the script: how it looks, and its points as place and text.
-#[derive(Serialize)]
-struct Readout<'a> {
-    name: &'a str,
-    class: &'a str,
-    points: Vec<(i64, i64, String, String)>,
+fn readout(lines: &[Line<'_>]) -> String {
+    let json = serde_json::to_string(lines).unwrap_or_default();
+    let json = json.replace('<', "\\u003c");
+    format!("<script type=\"application/json\">{json}</script>")
 }
 
-/// The values for the script, as JSON that cannot end the element that holds it.
-fn readout(chart: &Chart, lines: &[Line<'_>]) -> String {
-    let lines = lines.iter().map(|line| Readout {
-        name: line.name,
-        class: &line.class,
-        points: (line.points.iter())
-            .filter_map(|point| {
-                let (x, y) = point.place?;
-                let across = format::value(chart.x.unit, point.measured.0);
-                let up = format::value(chart.y.unit, point.measured.1);
-                Some((x.round() as i64, y.round() as i64, across, up))
-            })
-            .collect(),
-    });
-    let lines = lines.collect::<Vec<_>>();
-    let json = serde_json::to_string(&lines)
-        .unwrap_or_default()
-        .replace('<', "\\u003c");
-    format!("<script type=\"application/json\">{json}</script>")
+/// A coordinate with at most two digits after the point.
+fn number(value: f64) -> String {
+    let value = if value.is_finite() { value } else { 0.0 };
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Scale, Series, Unit, html::sample};
+    use crate::report::{Axis, Unit};
 
     fn chart(scales: (Scale, Scale), series: &[(&str, &[(f64, f64)])]) -> Chart {
-        let series = series.iter().map(|(name, points)| Series {
-            name: (*name).to_owned(),
-            points: points.to_vec(),
-        });
-        sample::chart(
-            "a chart",
-            ("across", Unit::Count, scales.0),
-            ("up", Unit::Seconds, scales.1),
-            series.collect(),
-        )
+        let x = Axis::new("across", Unit::Count, scales.0);
+        let y = Axis::new("up", Unit::Seconds, scales.1);
+        let series = series
+            .iter()
+            .map(|(name, points)| Series::new(*name, points.to_vec()));
+        Chart::new("a chart", x, y, series)
     }
 
     fn drawn(chart: &Chart) -> String {
-        figure(chart, "chart-1", &Families::of(&[]))
+        figure(chart, "chart-1", &[])
     }
 
     #[test]
@@ -197,10 +261,8 @@ mod tests {
 
     #[test]
     fn all_zeros_are_a_line_at_the_bottom() {
-        let html = drawn(&chart(
-            (Scale::Linear, Scale::Linear),
-            &[("one", &[(0.0, 0.0), (1.0, 0.0)])],
-        ));
+        let points = [(0.0, 0.0), (1.0, 0.0)];
+        let html = drawn(&chart((Scale::Linear, Scale::Linear), &[("one", &points)]));
         assert!(html.contains("d=\"M0 300L1000 300\""), "{html}");
     }
 
@@ -217,29 +279,15 @@ mod tests {
             0.5,
             1.0,
         ];
-        let points: Vec<_> = odd
-            .iter()
-            .flat_map(|x| odd.iter().map(|y| (*x, *y)))
-            .collect();
+        let points: Vec<_> = (odd.iter()).flat_map(|x| odd.map(|y| (*x, y))).collect();
         for x in [Scale::Linear, Scale::Log, Scale::Tail] {
             for y in [Scale::Linear, Scale::Log] {
-                let html = drawn(&chart(
-                    (x, y),
-                    &[
-                        ("one", &points),
-                        ("two", &[]),
-                        ("three", &odd.map(|x| (x, x))),
-                    ],
-                ));
+                let html = drawn(&chart((x, y), &[("one", &points), ("two", &[])]));
                 for bad in ["NaN", "inf", "null", "e+", "e3"] {
                     assert!(!html.contains(bad), "{bad} with {x:?} {y:?}: {html}");
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_chart_without_points_says_so() {
         let html = drawn(&chart(
             (Scale::Log, Scale::Log),
             &[("one", &[]), ("two", &[(0.0, f64::NAN)])],
@@ -251,28 +299,29 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_leave_their_place() {
-        let evil = "</script><script>alert(1)</script>\"'&";
-        let mut chart = chart(
-            (Scale::Linear, Scale::Linear),
-            &[(evil, &[(1.0, 1.0)]), ("two", &[(1.0, 2.0)])],
-        );
-        (chart.title, chart.x.label, chart.y.label) =
-            (evil.to_owned(), evil.to_owned(), evil.to_owned());
-        let html = drawn(&chart);
-        assert_eq!(html.matches("<script").count(), 1, "{html}");
-        assert_eq!(html.matches("</script").count(), 1, "{html}");
+    fn a_family_shares_its_colour_in_every_chart() {
+        let of = |names: &[&str]| {
+            let series: Vec<(&str, &[(f64, f64)])> =
+                names.iter().map(|name| (*name, &[(1.0, 1.0)][..])).collect();
+            classes(
+                &chart((Scale::Log, Scale::Log), &series),
+                &["ours", "nginx"],
+            )
+        };
+        assert_eq!(of(&["nginx", "ours"]), ["c1 d0", "c0 d0"]);
+        let both = of(&["ours, 64", "ours, 256", "nginx, 64", "nginx, 256"]);
+        assert_eq!(both, ["c0 d0", "c0 d1", "c1 d0", "c1 d1"]);
+        assert_eq!(of(&["p50", "p99", "ours"]), ["c0 d0", "c1 d0", "c2 d0"]);
     }
 
     #[test]
     fn marks_without_room_are_left_out() {
-        let marks: Vec<_> = (0..=10)
-            .map(|index| Mark {
-                position: f64::from(index) / 10.0,
-                text: "10,000".to_owned(),
-            })
-            .collect();
-        let kept = room(marks.iter().collect(), 250.0);
+        let mark = |index: i32| Mark {
+            position: f64::from(index) / 10.0,
+            text: "10,000".to_owned(),
+        };
+        let marks: Vec<_> = (0..=10).map(mark).collect();
+        let kept = with_room(marks.iter().collect(), 250.0);
         let positions: Vec<_> = kept.iter().map(|mark| mark.position).collect();
         assert_eq!(positions, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]);
     }

@@ -1,244 +1,247 @@
-//! The runs in figures: rate, latencies, errors and cost.
-//!
-//! In go the runs; out comes a section of the page. One run is shown as tiles, several as a table that
-//! becomes cards on a narrow screen. A figure that no run has takes no room.
+//! What is shown of runs: their results, errors by kind, and what each role used.
 
-use crate::report::{Latency, Run, format};
+use super::{
+    escape,
+    table::{Cell, Column, Group, table},
+};
+use crate::report::{Latency, Run, Unit, format};
 
-use super::{escape, table::scrolling};
-
-/// A figure of a run: its name, its value where the run has one, and how that is written.
-struct Figure {
-    name: &'static str,
-    value: fn(&Run) -> Option<f64>,
-    write: fn(f64) -> String,
-    /// Whether a bar shows its share of the largest.
-    bar: bool,
-}
+/// A figure of a run: its name, how it is written, and its value where the run has it.
+type Figure = (&'static str, Unit, fn(&Run) -> Option<f64>);
 
 const FIGURES: [Figure; 10] = [
-    figure(
-        "Rate",
-        |run| (run.completed > 0).then_some(run.rate),
-        format::per_second,
-    )
-    .bar(),
-    figure(
-        "Up",
-        |run| throughput(run, run.bytes_up),
-        format::bytes_per_second,
-    ),
-    figure(
-        "Down",
-        |run| throughput(run, run.bytes_down),
-        format::bytes_per_second,
-    ),
-    figure(
-        "p50",
-        |run| latency(run, |latency| latency.p50),
-        format::seconds,
-    ),
-    figure(
-        "p90",
-        |run| latency(run, |latency| latency.p90),
-        format::seconds,
-    ),
-    figure(
-        "p99",
-        |run| latency(run, |latency| latency.p99),
-        format::seconds,
-    )
-    .bar(),
-    figure(
-        "p99.9",
-        |run| latency(run, |latency| latency.p999),
-        format::seconds,
-    ),
-    figure(
-        "Max",
-        |run| latency(run, |latency| latency.max),
-        format::seconds,
-    ),
-    figure("Errors", |run| Some(errors(run) as f64), format::count),
-    figure(
-        "CPU/request",
-        |run| run.cpu_us_per_request.map(|us| us / 1e6),
-        format::seconds,
-    )
-    .bar(),
+    ("Rate", Unit::PerSecond, |run| {
+        (run.completed > 0).then_some(run.rate)
+    }),
+    ("Up", Unit::BytesPerSecond, |run| {
+        throughput(run, run.bytes_up)
+    }),
+    ("Down", Unit::BytesPerSecond, |run| {
+        throughput(run, run.bytes_down)
+    }),
+    ("p50", Unit::Seconds, |run| {
+        latency(run, |latency| latency.p50)
+    }),
+    ("p90", Unit::Seconds, |run| {
+        latency(run, |latency| latency.p90)
+    }),
+    ("p99", Unit::Seconds, |run| {
+        latency(run, |latency| latency.p99)
+    }),
+    ("p99.9", Unit::Seconds, |run| {
+        latency(run, |latency| latency.p999)
+    }),
+    ("Max", Unit::Seconds, |run| {
+        latency(run, |latency| latency.max)
+    }),
+    (ERRORS, Unit::Count, |run| Some(errors(run) as f64)),
+    ("CPU/request", Unit::Seconds, |run| {
+        Some(run.cpu_us_per_request? / 1e6)
+    }),
 ];
 
-/// Figures that fewer readers ask for.
 const MORE: [Figure; 7] = [
-    figure("Completed", |run| Some(run.completed as f64), format::count),
-    figure("Measured for", |run| Some(run.seconds), format::seconds),
-    figure(
-        "Sent",
-        |run| (run.bytes_up > 0).then_some(run.bytes_up as f64),
-        format::bytes,
-    ),
-    figure(
-        "Received",
-        |run| (run.bytes_down > 0).then_some(run.bytes_down as f64),
-        format::bytes,
-    ),
-    figure(
-        "Shortest",
-        |run| latency(run, |latency| latency.min),
-        format::seconds,
-    ),
-    figure(
-        "Mean",
-        |run| latency(run, |latency| latency.mean),
-        format::seconds,
-    ),
-    figure(
-        "Deviation",
-        |run| latency(run, |latency| latency.deviation),
-        format::seconds,
-    ),
+    ("Completed", Unit::Count, |run| Some(run.completed as f64)),
+    ("Measured for", Unit::Seconds, |run| Some(run.seconds)),
+    ("Sent", Unit::Bytes, |run| above_zero(run.bytes_up)),
+    ("Received", Unit::Bytes, |run| above_zero(run.bytes_down)),
+    ("Shortest", Unit::Seconds, |run| {
+        latency(run, |latency| latency.min)
+    }),
+    ("Mean", Unit::Seconds, |run| {
+        latency(run, |latency| latency.mean)
+    }),
+    ("Deviation", Unit::Seconds, |run| {
+        latency(run, |latency| latency.deviation)
+    }),
 ];
 
-const fn figure(
-    name: &'static str,
-    value: fn(&Run) -> Option<f64>,
-    write: fn(f64) -> String,
-) -> Figure {
-    Figure {
-        name,
-        value,
-        write,
-        bar: false,
-    }
-}
+const ERRORS: &str = "Errors";
 
-impl Figure {
-    const fn bar(mut self) -> Self {
-        self.bar = true;
-        self
-    }
+/// Figures with a bar that compares the runs.
+const BARS: [&str; 3] = ["Rate", "p99", "CPU/request"];
 
-    /// What is written for a run, as HTML.
-    fn cell(&self, run: &Run) -> String {
-        let Some(value) = (self.value)(run) else {
-            return format!("<span class=\"none\">{}</span>", format::NONE);
-        };
-        let text = escape(&(self.write)(value));
-        if self.name != "Errors" || value == 0.0 {
-            return text;
-        }
-        format!(
-            "<span class=\"bad\">{text}<small>{}</small></span>",
-            share(value, run)
-        )
-    }
-
-    /// The style that shows the share of the largest of all runs.
-    fn share(&self, run: &Run, runs: &[Run]) -> String {
-        let largest = runs.iter().filter_map(self.value).fold(0.0, f64::max);
-        match (self.value)(run) {
-            Some(value) if self.bar && value >= 0.0 && largest.is_finite() && largest > 0.0 => {
-                format!(" style=\"--share:{:.3}\"", value / largest)
-            }
-            _ => String::new(),
-        }
-    }
-}
-
-/// The section with the figures of all runs.
+/// The section of results: of one run tiles, of several a table.
 pub(super) fn results(runs: &[Run]) -> String {
-    if runs.is_empty() {
-        return String::new();
-    }
     let results = match runs {
+        [] => return String::new(),
         [run] => {
-            let name = format!("<p class=\"of\">{}{}</p>", escape(&run.name), bound(run));
-            format!(
-                "{name}{}{}",
-                tiles(&FIGURES, run, "tiles"),
-                tiles(&MORE, run, "facts")
-            )
+            let (tiles, facts) = (tiles(&FIGURES, run, "tiles"), tiles(&MORE, run, "facts"));
+            format!("<p class=\"of\">{}</p>{tiles}{facts}", name(run))
         }
         _ => {
-            let more = figures(&MORE, runs, "More figures of each run");
-            let more =
-                format!("<details><summary>More figures of each run</summary>{more}</details>");
-            figures(&FIGURES, runs, "Results") + &more
+            let title = "More figures of each run";
+            let more = figures(&MORE, runs, title);
+            let results = figures(&FIGURES, runs, "Results");
+            format!("{results}<details><summary>{title}</summary>{more}</details>")
         }
     };
     format!("<section id=\"results\"><h2>Results</h2>{results}</section>\n")
 }
 
 fn tiles(figures: &[Figure], run: &Run, class: &str) -> String {
-    let tiles: String = (figures
-        .iter()
-        .filter(|figure| (figure.value)(run).is_some()))
-    .map(|figure| {
+    let shown = figures.iter().filter(|(.., value)| value(run).is_some());
+    let tile = |figure: &Figure| {
         format!(
             "<div><dt>{}</dt><dd>{}</dd></div>",
-            figure.name,
-            figure.cell(run)
+            figure.0,
+            shown_as(figure, run)
         )
-    })
-    .collect();
+    };
+    let tiles: String = shown.map(tile).collect();
     format!("<dl class=\"{class}\">{tiles}</dl>")
 }
 
+/// A table of the figures that at least one run has.
 fn figures(figures: &[Figure], runs: &[Run], label: &str) -> String {
     let shown: Vec<_> = (figures.iter())
-        .filter(|figure| runs.iter().any(|run| (figure.value)(run).is_some()))
+        .filter(|(.., value)| runs.iter().any(|run| value(run).is_some()))
         .collect();
-    let head: String = (shown.iter())
-        .map(|figure| format!("<th scope=\"col\" class=\"figure\">{}</th>", figure.name))
+    let heads = shown.iter().map(|(name, ..)| ((*name).to_owned(), true));
+    let columns: Vec<Column> = std::iter::once(("Run".to_owned(), false))
+        .chain(heads)
         .collect();
-    let rows: String = (runs.iter())
-        .map(|run| {
-            let cells: String = (shown.iter())
-                .map(|figure| {
-                    let (share, cell) = (figure.share(run, runs), figure.cell(run));
-                    format!(
-                        "<td class=\"figure\" data-name=\"{}\"{share}>{cell}</td>",
-                        figure.name
-                    )
-                })
-                .collect();
-            format!(
-                "<tr><th scope=\"row\">{}{}</th>{cells}</tr>",
-                escape(&run.name),
-                bound(run)
-            )
-        })
-        .collect();
-    let head = format!("<th scope=\"col\">Run</th>{head}");
-    scrolling("cards", label, &head, &format!("<tbody>{rows}</tbody>"))
+    let row = |run: &Run| {
+        let cells = shown.iter().map(|figure| Cell {
+            attributes: format!(" data-name=\"{}\"{}", figure.0, bar(figure, run, runs)),
+            html: shown_as(figure, run),
+        });
+        std::iter::once(name(run).into()).chain(cells).collect()
+    };
+    let rows = runs.iter().map(row).collect();
+    table("cards", label, &columns, &[Group { name: None, rows }])
 }
 
-/// A mark on runs whose figures are the load generator's own.
-fn bound(run: &Run) -> &'static str {
-    if run.generator_bound {
+fn name(run: &Run) -> String {
+    let bound = if run.generator_bound {
         "<span class=\"bound\" title=\"The load generator's own CPU was the limit\">⚠ generator-bound</span>"
     } else {
         ""
+    };
+    escape(&run.name) + bound
+}
+
+fn shown_as((name, unit, value): &Figure, run: &Run) -> String {
+    let Some(value) = value(run) else {
+        return format!("<span class=\"none\">{}</span>", format::NONE);
+    };
+    let text = escape(&format::value(*unit, value));
+    if *name != ERRORS || value == 0.0 {
+        return text;
     }
-}
-
-/// How many failed.
-pub(super) fn errors(run: &Run) -> u64 {
-    run.errors
-        .values()
-        .fold(0, |sum, count| sum.saturating_add(*count))
-}
-
-/// What part of all that were tried this is, in percent.
-pub(super) fn share(count: f64, run: &Run) -> String {
     format!(
-        "{} %",
-        format::count(100.0 * count / (run.completed as f64 + errors(run) as f64))
+        "<span class=\"bad\">{text}<small>{}</small></span>",
+        share(value, run)
     )
 }
 
+/// The length of the bar under a figure, as a share of the largest.
+fn bar((name, _, value): &Figure, run: &Run, runs: &[Run]) -> String {
+    let largest = runs.iter().filter_map(value).fold(0.0, f64::max);
+    match value(run) {
+        Some(value)
+            if BARS.contains(name) && value >= 0.0 && largest.is_finite() && largest > 0.0 =>
+        {
+            format!(" style=\"--share:{:.3}\"", value / largest)
+        }
+        _ => String::new(),
+    }
+}
+
+/// The section of errors by kind; nothing where nothing failed.
+pub(super) fn errors_by_kind(runs: &[Run]) -> String {
+    let rows = |run: &Run| {
+        let kinds = run.errors.iter().filter(|(_, count)| **count > 0);
+        let row = |(kind, count): (&String, &u64)| {
+            let number = format!(
+                "<span class=\"bad\">{}</span>",
+                format::count(*count as f64)
+            );
+            [escape(kind), number, share(*count as f64, run)]
+                .map(Cell::from)
+                .into()
+        };
+        kinds.map(row).collect()
+    };
+    section(
+        "errors",
+        "Errors by kind",
+        &["Kind", "Count", "Share"],
+        runs,
+        rows,
+    )
+}
+
+/// The section of processor time and memory by role; nothing where no process is known.
+pub(super) fn usage_by_role(runs: &[Run]) -> String {
+    let columns = [
+        "Role",
+        "Peak RSS",
+        "RSS at end",
+        "Cores busy",
+        "CPU time",
+        "Processes",
+    ];
+    let rows = |run: &Run| {
+        let row = |(role, usage): (&String, &crate::report::Usage)| {
+            let cores = usage.cpu_seconds / run.seconds;
+            let cores = Some(cores).filter(|cores| cores.is_finite());
+            let cells = [
+                escape(role),
+                format::bytes(usage.peak_rss as f64),
+                format::bytes(usage.rss as f64),
+                cores.map_or_else(|| format::NONE.to_owned(), |cores| format!("{cores:.2}")),
+                format::seconds(usage.cpu_seconds),
+                format::count(usage.processes as f64),
+            ];
+            cells.map(Cell::from).into()
+        };
+        run.usage.iter().map(row).collect()
+    };
+    section("usage", "What the programs used", &columns, runs, rows)
+}
+
+/// A table with a group for each run that has rows, named where there are several runs.
+fn section(
+    id: &str,
+    title: &str,
+    columns: &[&str],
+    runs: &[Run],
+    rows: impl Fn(&Run) -> Vec<Vec<Cell>>,
+) -> String {
+    let group = |run: &Run| Group {
+        name: (runs.len() > 1).then(|| escape(&run.name)),
+        rows: rows(run),
+    };
+    let mut groups: Vec<_> = runs.iter().map(group).collect();
+    groups.retain(|group| !group.rows.is_empty());
+    if groups.is_empty() {
+        return String::new();
+    }
+    let columns = columns.iter().enumerate();
+    let columns: Vec<Column> = columns
+        .map(|(index, name)| ((*name).to_owned(), index > 0))
+        .collect();
+    let table = table("groups", title, &columns, &groups);
+    format!("<section id=\"{id}\"><h2>{title}</h2>{table}</section>\n")
+}
+
+fn errors(run: &Run) -> u64 {
+    let counts = run.errors.values();
+    counts.fold(0, |sum, count| sum.saturating_add(*count))
+}
+
+fn share(count: f64, run: &Run) -> String {
+    let all = run.completed as f64 + errors(run) as f64;
+    format!("{} %", format::count(100.0 * count / all))
+}
+
+fn above_zero(bytes: u64) -> Option<f64> {
+    (bytes > 0).then_some(bytes as f64)
+}
+
 fn throughput(run: &Run, bytes: u64) -> Option<f64> {
-    (bytes > 0).then_some(bytes as f64 / run.seconds)
+    Some(above_zero(bytes)? / run.seconds)
 }
 
 fn latency(run: &Run, value: fn(&Latency) -> f64) -> Option<f64> {
@@ -251,15 +254,24 @@ mod tests {
     use crate::report::html::sample;
 
     #[test]
-    fn errors_are_marked_only_where_there_are_any() {
-        let mut run = sample::run("ours");
-        assert!(!results(&[run.clone()]).contains("bad"));
-        run.errors.insert("status 503".to_owned(), 0);
-        assert!(!results(&[run.clone()]).contains("bad"));
-        run.errors.insert("time-out".to_owned(), 25);
-        let html = results(&[run]);
+    fn errors_are_shown_only_where_there_are_any() {
+        let mut runs = vec![sample::run("well"), sample::run("ill")];
+        runs[1].errors.insert("status 503".to_owned(), 0);
+        assert!(!results(&runs).contains("bad"));
+        assert_eq!(errors_by_kind(&runs), "");
+        runs[1].errors.insert("time-out".to_owned(), 25);
+        let html = results(&runs[1..]);
         assert!(
             html.contains("<dd><span class=\"bad\">25<small>2.44 %</small></span></dd>"),
+            "{html}"
+        );
+        let html = errors_by_kind(&runs);
+        assert!(
+            html.contains("time-out</th><td class=\"figure\"><span class=\"bad\">25</span></td>"),
+            "{html}"
+        );
+        assert!(
+            html.contains("ill") && !html.contains("well") && !html.contains("503"),
             "{html}"
         );
     }
@@ -298,20 +310,44 @@ mod tests {
     }
 
     #[test]
+    fn usage_is_by_role_and_by_run() {
+        let runs = [sample::run("one"), sample::run("two")];
+        let html = usage_by_role(&runs);
+        assert_eq!(html.matches("tunnel server").count(), 2);
+        assert!(
+            html.contains(">one</th>") && html.contains("<td class=\"figure\">0.60</td>"),
+            "{html}"
+        );
+        // One run needs no name: it stands above.
+        assert!(!usage_by_role(&runs[..1]).contains("one"));
+        assert_eq!(usage_by_role(&[]), "");
+    }
+
+    #[test]
     fn a_run_of_no_length_is_shown_with_dashes() {
         let mut run = sample::run("none");
         (run.seconds, run.rate) = (0.0, f64::NAN);
-        let html = results(&[run.clone(), run]);
+        let runs = [run.clone(), run];
+        let html = results(&runs) + &usage_by_role(&runs);
         assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
     }
 
     #[test]
     fn names_are_escaped_everywhere() {
-        let mut run = sample::run("<script>alert('run')</script>");
+        let mut run = sample::run("<script>run");
         run.generator_bound = true;
+        run.errors.insert("<script>kind".to_owned(), 1);
+        let usage = run.usage["upstream"].clone();
+        run.usage.insert("<script>role".to_owned(), usage);
         for runs in [vec![run.clone()], vec![run.clone(), run]] {
-            let html = results(&runs);
+            let html = results(&runs) + &errors_by_kind(&runs) + &usage_by_role(&runs);
             assert!(!html.contains("<script"), "{html}");
+            for name in ["run", "kind", "role"] {
+                assert!(
+                    html.contains(&format!("&lt;script&gt;{name}")),
+                    "{name}: {html}"
+                );
+            }
         }
     }
 }

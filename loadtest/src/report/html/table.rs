@@ -1,112 +1,60 @@
-//! Tables: the first column names the row, figures stand right-aligned below each other.
-//!
-//! In go cells; out comes a table in a container of its own, which scrolls where it is too wide for
-//! the screen, so that the page never does.
+//! Tables of the page. Texts are HTML already.
 
-use crate::report::Table;
+/// A head of a column, and whether its cells are figures, which stand at the right.
+pub(super) type Column = (String, bool);
 
-use super::escape;
-
-/// A table that a scenario made, with its title.
-pub(super) fn section(table: &Table) -> String {
-    let figures: Vec<bool> = (0..table.columns.len())
-        .map(|column| column > 0 && table.rows.iter().any(|row| is_figure(row.get(column))))
-        .collect();
-    let head: String = (table.columns.iter().zip(&figures))
-        .map(|(name, figure)| format!("<th scope=\"col\"{}>{}</th>", class(*figure), escape(name)))
-        .collect();
-    let rows: String = table
-        .rows
-        .iter()
-        .map(|row| self::row(row, &figures))
-        .collect();
-    format!(
-        "<section><h2>{}</h2>{}</section>\n",
-        escape(&table.title),
-        scrolling(
-            "",
-            &escape(&table.title),
-            &head,
-            &format!("<tbody>{rows}</tbody>")
-        ),
-    )
+/// A cell: further attributes, and its HTML.
+#[derive(Default)]
+pub(super) struct Cell {
+    pub(super) attributes: String,
+    pub(super) html: String,
 }
 
-/// A table of ready parts, in its container. People who use no mouse can reach and scroll it.
-pub(super) fn scrolling(class: &str, label: &str, head: &str, bodies: &str) -> String {
+impl From<String> for Cell {
+    fn from(html: String) -> Self {
+        Self {
+            html,
+            ..Self::default()
+        }
+    }
+}
+
+/// Rows that belong together, under a name where there are several groups.
+#[derive(Default)]
+pub(super) struct Group {
+    pub(super) name: Option<String>,
+    pub(super) rows: Vec<Vec<Cell>>,
+}
+
+/// A table that scrolls if it is wider than the page. The first cell of a row is its name; rows that are short
+/// are filled up, and what is beyond the columns is left out.
+pub(super) fn table(class: &str, label: &str, columns: &[Column], groups: &[Group]) -> String {
+    let aligned = |figure: bool| if figure { " class=\"figure\"" } else { "" };
+    let head: String = (columns.iter())
+        .map(|(name, figure)| format!("<th scope=\"col\"{}>{name}</th>", aligned(*figure)))
+        .collect();
+    let none = Cell::default();
+    let row = |cells: &Vec<Cell>| {
+        let cells = columns.iter().enumerate().map(|(index, (_, figure))| {
+            let Cell { attributes, html } = cells.get(index).unwrap_or(&none);
+            match index {
+                0 => format!("<th scope=\"row\">{html}</th>"),
+                _ => format!("<td{}{attributes}>{html}</td>", aligned(*figure)),
+            }
+        });
+        format!("<tr>{}</tr>", cells.collect::<String>())
+    };
+    let group = |Group { name, rows }: &Group| {
+        let rows: String = rows.iter().map(row).collect();
+        let name = name.as_ref().map_or_else(String::new, |name| {
+            let wide = columns.len();
+            format!("<tr class=\"run\"><th scope=\"rowgroup\" colspan=\"{wide}\">{name}</th></tr>")
+        });
+        format!("<tbody>{name}{rows}</tbody>")
+    };
+    let groups: String = groups.iter().map(group).collect();
     format!(
         "<div class=\"scroll {class}\" tabindex=\"0\" role=\"region\" aria-label=\"{label}\">\
-         <table><thead><tr>{head}</tr></thead>{bodies}</table></div>"
+         <table><thead><tr>{head}</tr></thead>{groups}</table></div>"
     )
-}
-
-fn row(cells: &[String], figures: &[bool]) -> String {
-    let cells: String = (figures.iter().enumerate())
-        .map(|(column, figure)| {
-            let text = escape(cells.get(column).map_or("", String::as_str));
-            match column {
-                0 => format!("<th scope=\"row\">{text}</th>"),
-                _ => format!("<td{}>{text}</td>", class(*figure)),
-            }
-        })
-        .collect();
-    format!("<tr>{cells}</tr>")
-}
-
-/// Whether a cell is a number, with or without a sign and a unit.
-fn is_figure(cell: Option<&String>) -> bool {
-    let text = cell.map_or("", |text| {
-        text.trim_start_matches(['+', '-', '−', '±', '<', '>', '~', ' '])
-    });
-    text.starts_with(|first: char| first.is_ascii_digit())
-}
-
-fn class(figure: bool) -> &'static str {
-    if figure { " class=\"figure\"" } else { "" }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table(rows: &[&[&str]]) -> String {
-        section(&Table {
-            title: "a <table>".to_owned(),
-            columns: vec![
-                "target".to_owned(),
-                "ratio".to_owned(),
-                "verdict".to_owned(),
-            ],
-            rows: (rows.iter())
-                .map(|row| row.iter().map(|cell| (*cell).to_owned()).collect())
-                .collect(),
-        })
-    }
-
-    #[test]
-    fn figures_are_aligned_and_words_are_not() {
-        let html = table(&[&["1st", "0.47 ± 0.02", "met"]]);
-        assert!(html.contains("<th scope=\"row\">1st</th>"), "{html}");
-        assert!(
-            html.contains("<td class=\"figure\">0.47 ± 0.02</td><td>met</td>"),
-            "{html}"
-        );
-    }
-
-    #[test]
-    fn rows_of_another_length_do_not_break_the_table() {
-        let html = table(&[&["short"], &["long", "1", "2", "3"], &[]]);
-        assert_eq!(html.matches("<td").count(), 6, "{html}");
-    }
-
-    #[test]
-    fn cells_are_escaped() {
-        let html = table(&[&["<script>alert(1)</script>", "\"1\"", "a&b"]]);
-        assert!(!html.contains("<script"), "{html}");
-        assert!(
-            html.contains("a&amp;b") && html.contains("&quot;1&quot;"),
-            "{html}"
-        );
-        assert!(html.contains("aria-label=\"a &lt;table&gt;\""), "{html}");
-    }
 }
