@@ -7,7 +7,7 @@
 pub mod body;
 pub mod http1;
 pub mod http2;
-pub mod lean;
+pub mod minimal;
 pub mod shared;
 pub mod stream;
 

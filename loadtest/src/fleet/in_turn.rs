@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::{
     client::{
         Dialer,
-        lean::{Lean, Written},
+        minimal::{MinimalClient, Written},
     },
     load::{Client, Moved},
     measure::errors::{Errors, Failure, Kind},
@@ -61,7 +61,7 @@ impl InTurn {
         }
     }
 
-    async fn ask(&self, connection: &mut Lean, number: usize) -> Result<Moved, Failure> {
+    async fn ask(&self, connection: &mut MinimalClient, number: usize) -> Result<Moved, Failure> {
         let Some(request) = self.requests.get(number % self.requests.len().max(1)) else {
             return Err(Failure::harmless(Kind::NotSent));
         };
@@ -78,7 +78,7 @@ impl InTurn {
     /// The same over a connection that is made when it is needed.
     async fn ask_over(
         &self,
-        connection: &mut Option<Lean>,
+        connection: &mut Option<MinimalClient>,
         number: usize,
     ) -> Result<Moved, Failure> {
         if connection.as_mut().is_some_and(|open| !open.is_open()) {
@@ -86,7 +86,7 @@ impl InTurn {
         }
         let open = match connection.take() {
             Some(open) => open,
-            None => self.dialer.lean().await?,
+            None => self.dialer.minimal().await?,
         };
         self.ask(connection.insert(open), number).await
     }
@@ -124,17 +124,17 @@ pub async fn once_each(
 }
 
 impl Client for InTurn {
-    type Connection = Lean;
+    type Connection = MinimalClient;
 
-    async fn connect(&self, _worker: usize) -> Result<Lean, Failure> {
-        self.dialer.lean().await
+    async fn connect(&self, _worker: usize) -> Result<MinimalClient, Failure> {
+        self.dialer.minimal().await
     }
 
-    async fn exchange(&self, connection: &mut Lean) -> Result<Moved, Failure> {
+    async fn exchange(&self, connection: &mut MinimalClient) -> Result<Moved, Failure> {
         self.ask(connection, self.next.fetch_add(1, Relaxed)).await
     }
 
-    fn is_open(connection: &mut Lean) -> bool {
+    fn is_open(connection: &mut MinimalClient) -> bool {
         connection.is_open()
     }
 }

@@ -13,14 +13,13 @@
 //! tables of it all. A target that fails is told, never dropped. All share one machine, so what
 //! else happened on it is told too (`noise`).
 
-mod contender;
 pub mod named;
-mod nginx;
 mod noise;
-mod rathole;
+mod preset;
 mod results;
 mod sample;
-pub mod site;
+mod started;
+pub mod upstream;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -31,24 +30,17 @@ use http::{HeaderName, HeaderValue};
 use crate::{
     load::LoadArgs,
     report::{Report, format},
-    scenario::{
-        Context,
-        compare::{
-            contender::{Contender, Kind},
-            named::Named,
-            noise::Noise,
-            results::Results,
-            sample::{Level, Sampler},
-            site::{Choice, Site},
-        },
-        rounds,
-    },
+    scenario::{Context, rounds},
     stack::StackArgs,
     target::parse_header,
 };
-
-/// The base where nginx is not installed: the least that any proxy costs.
-const OTHER_BASE: &str = "hop";
+use named::Named;
+use noise::{Noise, Watch};
+use preset::{HOP, NGINX};
+use results::Results;
+use sample::Level;
+use started::{Answer, Choice, Started};
+use upstream::Upstream;
 
 /// Flags of `loadtest compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -87,7 +79,7 @@ pub struct Args {
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
     /// upstream` does [default: nginx where installed]
     #[arg(long, value_name = "WHAT", help_heading = "Targets")]
-    pub upstream: Option<Choice>,
+    pub upstream: Option<upstream::Choice>,
     /// Where the upstream listens, so that a tunnel of --target can lead there [default: a free
     /// port]
     #[arg(long, value_name = "IP:PORT", help_heading = "Targets")]
@@ -137,77 +129,89 @@ pub enum Traffic {
 /// # Errors
 /// The flags contradict one another, there is no upstream, or no target could be measured.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    let kinds = Kind::chosen(&args)?;
+    let choices = Choice::all(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
     let load_average = noise::load_average();
     context.progress.message("starting the targets");
     let levels = args.levels();
-    let fields = Field::open_all(&args, &kinds, &levels, &mut report).await?;
-    let base = args.base(&kinds, &fields, &mut report)?;
-    describe(&args, &fields, &base, &mut report);
-
-    let names = kinds.iter().map(|kind| kind.name().to_owned()).collect();
-    let mut results = Results::new(levels, names);
+    let environments = Environment::open_all(&args, &choices, &levels, &mut report).await?;
+    let base = args.base(&choices, &environments, &mut report)?;
+    describe(&args, &environments, &base, &mut report);
+    let names = choices.iter().map(|choice| choice.name().to_owned());
+    let mut results = Results::new(levels, names.collect());
     let mut noise = Noise::default();
     for round in 0..usize::from(args.rounds) {
-        measure(&args, context, &fields, round, &mut results, &mut noise).await?;
+        measure(
+            &args,
+            context,
+            &environments,
+            round,
+            &mut results,
+            &mut noise,
+        )
+        .await?;
     }
     if !results.has_any() {
-        let reasons = fields.iter().flat_map(Field::failures).collect::<Vec<_>>();
+        let reasons: Vec<_> = environments
+            .iter()
+            .flat_map(Environment::failures)
+            .collect();
         bail!("no target could be measured\n{}", reasons.join("\n"));
     }
     results.fill(&base, &mut report);
     report.note(rounds::meaning(args.rounds.into()));
-    let is_named = kinds.iter().any(Kind::has_unknown_processes);
-    let is_partial = is_named || fields.iter().any(|field| field.site.pid.is_none());
+    let is_named = choices.iter().any(Choice::has_unknown_processes);
+    let mut upstreams = environments.iter().map(|environment| &environment.upstream);
+    let is_partial = is_named || upstreams.any(|upstream| upstream.pid.is_none());
     noise.tell(load_average, is_partial, &mut report);
     Ok(report)
 }
 
-/// One round: every target gets every load once.
+/// One round: every level over every target.
 async fn measure(
     args: &Args,
     context: &Context,
-    fields: &[Field],
+    environments: &[Environment],
     round: usize,
     results: &mut Results,
     noise: &mut Noise,
 ) -> anyhow::Result<()> {
-    let sampler = Sampler::new(&args.load, &context.progress);
     for (number, level) in results.levels().to_vec().into_iter().enumerate() {
-        let field = fields.iter().find(|field| field.serves(level));
-        let Some(field) = field else { continue };
-        // Each level begins with another target, too.
-        for place in rounds::order(field.contenders.len(), round + 2 * number) {
-            let Some((name, Ok(contender))) = field.contenders.get(place) else {
+        let environment = environments.iter().find(|all| all.serves(level));
+        let Some(Environment { targets, .. }) = environment else {
+            continue;
+        };
+        for place in rounds::order(targets.len(), round + 2 * number) {
+            let Some((name, Ok(Started { target, .. }))) = targets.get(place) else {
                 continue;
             };
             let label = format!("round {} of {}, {level}, {name}", round + 1, args.rounds);
             context.progress.label(label);
-            let sample = sampler.take(level, contender, noise).await?;
+            let watch = Watch::start(&target.roles);
+            let sample = Box::pin(sample::take(level, target, &args.load, &context.progress));
+            let sample = sample.await?;
+            noise.add(watch);
             results.add(number, place, sample);
         }
     }
     Ok(())
 }
 
-fn describe(args: &Args, fields: &[Field], base: &str, report: &mut Report) {
-    let names = |contenders: &[(String, Result<Contender, String>)]| {
-        let names: Vec<_> = contenders.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(", ")
-    };
-    if let Some(field) = fields.first() {
-        report.title = format!("{} over {}", field.site.about, names(&field.contenders));
-        for (name, contender) in &field.contenders {
-            if let Ok(contender) = contender {
-                report.note(format!("{name}: {}", contender.about));
+fn describe(args: &Args, environments: &[Environment], base: &str, report: &mut Report) {
+    if let Some(Environment {
+        upstream, targets, ..
+    }) = environments.first()
+    {
+        let names: Vec<_> = targets.iter().map(|(name, _)| name.as_str()).collect();
+        report.title = format!("{} over {}", upstream.about, names.join(", "));
+        for (name, started) in targets {
+            if let Ok(Started { about, .. }) = started {
+                report.note(format!("{name}: {about}"));
             }
         }
     }
-    for field in fields {
-        for failure in field.failures() {
-            report.warn(failure);
-        }
+    for failure in environments.iter().flat_map(Environment::failures) {
+        report.warn(failure);
     }
     report.setting("rounds", args.rounds);
     report.load_settings(&args.load);
@@ -217,54 +221,52 @@ fn describe(args: &Args, fields: &[Field], base: &str, report: &mut Report) {
     }
 }
 
-/// One upstream, and all targets in front of it.
-struct Field {
-    site: Site,
+/// An upstream and all targets in front of it; those that could not be started with the reason.
+struct Environment {
+    upstream: Upstream,
     uploads: bool,
     downloads: bool,
-    contenders: Vec<(String, Result<Contender, String>)>,
+    targets: Vec<(String, Result<Started, String>)>,
 }
 
-impl Field {
-    /// nginx swallows no uploads, so these have a field of their own then.
+impl Environment {
+    /// One environment for all levels; uploads have one of their own if the upstream takes none.
     async fn open_all(
         args: &Args,
-        kinds: &[Kind],
+        choices: &[Choice],
         levels: &[Level],
         report: &mut Report,
     ) -> anyhow::Result<Vec<Self>> {
-        let main = Site::open(args, args.size.as_u64(), args.upstream_listen).await?;
-        let takes_uploads = main.takes_uploads();
-        let sink = main.sink();
-        let mut fields = vec![Self::open(args, kinds, main, takes_uploads, true).await?];
-        if let (false, Some(sink)) = (takes_uploads, sink)
-            && levels.iter().any(|level| matches!(level, Level::Upload(_)))
-        {
-            fields.push(Self::open(args, kinds, Site::at(sink), true, false).await?);
+        let upstream = Upstream::open(args).await?;
+        let uploads = upstream.uploads;
+        let is_uploaded = levels.iter().any(|level| matches!(level, Level::Upload(_)));
+        let mut all = vec![Self::open(args, choices, upstream, (uploads.is_none(), true)).await?];
+        if let (true, Some((address, pid))) = (is_uploaded, uploads) {
+            let upstream = Upstream::at("sample upstream", address, Some(pid));
+            all.push(Self::open(args, choices, upstream, (true, false)).await?);
             report.note("uploads go to the sample upstream, since nginx swallows none by itself");
         }
-        Ok(fields)
+        Ok(all)
     }
 
     async fn open(
         args: &Args,
-        kinds: &[Kind],
-        site: Site,
-        uploads: bool,
-        downloads: bool,
+        choices: &[Choice],
+        upstream: Upstream,
+        (uploads, downloads): (bool, bool),
     ) -> anyhow::Result<Self> {
-        let expected = contender::expected(&site).await?;
-        let mut contenders = Vec::new();
-        for kind in kinds {
-            let opened = Box::pin(Contender::open(kind, args, &site, &expected)).await;
+        let expected: Answer = started::expected(&upstream).await?;
+        let mut targets = Vec::new();
+        for choice in choices {
+            let opened = Box::pin(Started::open(choice, args, &upstream, &expected)).await;
             let opened = opened.map_err(|error| format!("{error:#}"));
-            contenders.push((kind.name().to_owned(), opened));
+            targets.push((choice.name().to_owned(), opened));
         }
         Ok(Self {
-            site,
+            upstream,
             uploads,
             downloads,
-            contenders,
+            targets,
         })
     }
 
@@ -276,10 +278,8 @@ impl Field {
     }
 
     fn failures(&self) -> impl Iterator<Item = String> {
-        let failed = self
-            .contenders
-            .iter()
-            .filter_map(|(name, opened)| Some((name, opened.as_ref().err()?)));
+        let targets = self.targets.iter();
+        let failed = targets.filter_map(|(name, opened)| Some((name, opened.as_ref().err()?)));
         failed.map(|(name, reason)| format!("{name} was not measured: {reason}"))
     }
 }
@@ -297,39 +297,34 @@ impl Args {
         levels
     }
 
-    /// The name of the target that ratios are to.
+    /// The target that ratios are to: nginx, else the least that any proxy costs, else the first that runs.
     fn base(
         &self,
-        kinds: &[Kind],
-        fields: &[Field],
+        choices: &[Choice],
+        environments: &[Environment],
         report: &mut Report,
     ) -> anyhow::Result<String> {
-        let names: Vec<_> = kinds.iter().map(Kind::name).collect();
+        let names: Vec<_> = choices.iter().map(Choice::name).collect();
         if let Some(base) = &self.base {
             if !names.contains(&base.as_str()) {
-                bail!(
-                    "--base {base}: no such target; there are {}",
-                    names.join(", ")
-                );
+                let names = names.join(", ");
+                bail!("--base {base}: no such target; there are {names}");
             }
             return Ok(base.clone());
         }
-        let first = fields.first();
-        let runs = |wanted: &str| {
-            let mut all = first.into_iter().flat_map(|field| &field.contenders);
+        let targets = environments.first().map(|environment| &environment.targets);
+        let runs = |wanted: &&str| {
+            let mut all = targets.into_iter().flatten();
             all.any(|(name, opened)| name == wanted && opened.is_ok())
         };
-        let found = [contender::NGINX, OTHER_BASE]
-            .into_iter()
-            .find(|name| runs(name));
-        let found = found.or_else(|| names.iter().copied().find(|name| runs(name)));
-        let base = found.unwrap_or(contender::NGINX).to_owned();
-        if base != contender::NGINX {
+        let candidates = [NGINX.name, HOP.name].into_iter().chain(names);
+        let base = candidates.into_iter().find(runs).unwrap_or(NGINX.name);
+        if base != NGINX.name {
             report.warn(format!(
                 "ratios are to {base}, since nginx is not among the targets"
             ));
         }
-        Ok(base)
+        Ok(base.to_owned())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     client::{
         Dialer,
         body::Outgoing,
-        lean::{Lean, MOST_CONTENT, Written},
+        minimal::{MOST_CONTENT, MinimalClient, Written},
         shared::Shared,
     },
     load::{Client, Load, LoadArgs, Moved, Pace},
@@ -136,7 +136,7 @@ pub(crate) struct Requests {
 #[derive(Debug)]
 pub(crate) enum Line {
     /// HTTP/1.1, for requests in one piece.
-    Lean(Box<Lean>, Written),
+    Minimal(Box<MinimalClient>, Written),
     /// For all others.
     Whole(Connection),
 }
@@ -186,8 +186,8 @@ impl Client for Requests {
 
     async fn connect(&self, worker: usize) -> Result<Line, Failure> {
         if let Some(written) = &self.written {
-            let connection = Box::new(self.dialer.lean().await?);
-            return Ok(Line::Lean(connection, written.clone()));
+            let connection = Box::new(self.dialer.minimal().await?);
+            return Ok(Line::Minimal(connection, written.clone()));
         }
         Ok(Line::Whole(match &self.http2 {
             Some(shared) => Connection::Two(Box::new(shared.connect(&self.dialer, worker).await?)),
@@ -198,7 +198,7 @@ impl Client for Requests {
     async fn exchange(&self, line: &mut Line) -> Result<Moved, Failure> {
         let request = || self.template.request(Outgoing::full(self.content.clone()));
         let (status, down) = match line {
-            Line::Lean(connection, written) => {
+            Line::Minimal(connection, written) => {
                 let answer = connection.exchange(written).await?;
                 (answer.status, answer.length)
             }
@@ -215,7 +215,7 @@ impl Client for Requests {
 
     fn is_open(line: &mut Line) -> bool {
         match line {
-            Line::Lean(connection, _) => connection.is_open(),
+            Line::Minimal(connection, _) => connection.is_open(),
             Line::Whole(connection) => connection.is_open(),
         }
     }

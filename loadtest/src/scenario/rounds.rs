@@ -4,7 +4,12 @@
 //! round only, and what is told is the median of those ratios with their spread. Figures in,
 //! figures out; nothing here measures.
 
-use crate::report::{Note, format::NONE};
+use std::collections::BTreeMap;
+
+use crate::{
+    measure::{Recording, Slice, usage},
+    report::{Axis, Chart, Note, Run, Scale, Series, Unit, Usage, format, format::NONE},
+};
 
 /// From so many rounds on the spread is told by quartiles, which one bad round does not move.
 /// With fewer rounds quartiles would hide more than they tell.
@@ -22,6 +27,101 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
         order.reverse();
     }
     order
+}
+
+/// A figure of each round: its name in tables and charts, and how it is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Figure {
+    pub(crate) title: &'static str,
+    pub(crate) unit: Unit,
+}
+
+impl Figure {
+    pub(crate) const fn new(title: &'static str, unit: Unit) -> Self {
+        Self { title, unit }
+    }
+
+    /// The median of the rounds in words.
+    pub(crate) fn cell(self, rounds: &[Option<f64>]) -> String {
+        cell(median(rounds), |value| format::value(self.unit, value))
+    }
+
+    /// The figure over `x`; nothing if there is nothing to be drawn.
+    pub(crate) fn chart(
+        self,
+        title: String,
+        x: Axis,
+        lines: impl Iterator<Item = Series>,
+    ) -> Option<Chart> {
+        let y = Axis::new(self.title, self.unit, Scale::Linear);
+        Chart::new(title, x, y, lines).if_any()
+    }
+}
+
+/// What one round measured.
+#[derive(Debug, Default)]
+pub(crate) struct Sample {
+    /// The figures, in an order that the scenario knows; a round that failed may have none.
+    pub(crate) figures: Vec<Option<f64>>,
+    pub(crate) counts: Slice,
+    pub(crate) seconds: f64,
+    pub(crate) usage: BTreeMap<String, Usage>,
+    pub(crate) notes: Vec<Note>,
+    pub(crate) generator_bound: bool,
+}
+
+/// All rounds of one target, level or phase.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    samples: Vec<Sample>,
+    /// The counts of all samples.
+    pub(crate) total: Slice,
+}
+
+impl Rounds {
+    /// Adds a round. Its counts are kept in the sum only, since a histogram is large.
+    pub(crate) fn add(&mut self, mut sample: Sample) {
+        self.total.merge(&std::mem::take(&mut sample.counts));
+        self.samples.push(sample);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.samples.is_empty()
+    }
+
+    /// One figure of each round.
+    pub(crate) fn figure(&self, index: usize) -> Vec<Option<f64>> {
+        let figures = self.samples.iter();
+        figures
+            .map(|sample| sample.figures.get(index).copied().flatten())
+            .collect()
+    }
+
+    /// All rounds together, without a cost.
+    pub(crate) fn run(&self, name: String) -> Run {
+        let mut total = Slice::default();
+        total.merge(&self.total);
+        let seconds: f64 = self.samples.iter().map(|sample| sample.seconds).sum();
+        let recording = Recording {
+            name: name.clone(),
+            seconds: seconds.max(1e-3),
+            total,
+            timeline: Vec::new(),
+        };
+        let mut run = recording.into_run(name);
+        for sample in &self.samples {
+            usage::add(&mut run.usage, &sample.usage);
+            run.generator_bound |= sample.generator_bound;
+        }
+        run
+    }
+
+    /// What is to be known of the rounds, each thing once.
+    pub(crate) fn notes(&self, name: &str) -> Vec<Note> {
+        let samples = self.samples.iter();
+        let rounds: Vec<_> = samples.map(|sample| sample.notes.as_slice()).collect();
+        notes(name, &rounds)
+    }
 }
 
 /// A median and how far the rounds lie apart.

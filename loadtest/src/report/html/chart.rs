@@ -301,8 +301,10 @@ mod tests {
     #[test]
     fn a_family_shares_its_colour_in_every_chart() {
         let of = |names: &[&str]| {
-            let series: Vec<(&str, &[(f64, f64)])> =
-                names.iter().map(|name| (*name, &[(1.0, 1.0)][..])).collect();
+            let series: Vec<(&str, &[(f64, f64)])> = names
+                .iter()
+                .map(|name| (*name, &[(1.0, 1.0)][..]))
+                .collect();
             classes(
                 &chart((Scale::Log, Scale::Log), &series),
                 &["ours", "nginx"],

@@ -1,72 +1,24 @@
-//! The figures of all rounds, and the tables and charts that are made of them.
+//! What the rounds of a comparison say: a table and charts for each level, and a run for each target at it.
 
+use super::sample::Level;
 use crate::{
-    measure::{Recording, Slice, usage},
+    measure::usage,
     report::{
-        Axis, Chart, Report, Run, Scale, Series, Table, Unit,
-        build::latency_chart,
-        format::{self, count},
+        Axis, Chart, Report, Run, Scale, Series, Table, Unit, build::latency_chart, format::count,
     },
-    scenario::{
-        compare::sample::{Figure, Level, Sample},
-        rounds,
-    },
+    scenario::rounds::{self, Figure, Rounds, Sample},
 };
 
-/// All figures: one [`Cell`] for each level of load and target.
+/// The rounds of each target at each level.
 pub(super) struct Results {
     levels: Vec<Level>,
     names: Vec<String>,
-    cells: Vec<Vec<Cell>>,
-}
-
-/// One level over one target.
-#[derive(Default)]
-struct Cell {
-    rounds: Vec<Sample>,
-    /// What was counted in all of them.
-    all: Slice,
-}
-
-impl Cell {
-    fn figure(&self, figure: Figure) -> Vec<Option<f64>> {
-        self.rounds
-            .iter()
-            .map(|sample| sample.figures.get(&figure).copied())
-            .collect()
-    }
-
-    /// All rounds as one run, if there are any.
-    fn run(&self, level: Level, name: &str) -> Option<Run> {
-        if self.rounds.is_empty() {
-            return None;
-        }
-        let mut total = Slice::default();
-        total.merge(&self.all);
-        let seconds: f64 = self.rounds.iter().map(|sample| sample.seconds).sum();
-        let recording = Recording {
-            name: name.to_owned(),
-            // A target that takes no connection for a transfer takes no time either.
-            seconds: seconds.max(1e-3),
-            total,
-            timeline: Vec::new(),
-        };
-        let mut run = recording.into_run(name);
-        for sample in &self.rounds {
-            usage::add(&mut run.usage, &sample.usage);
-            run.generator_bound |= sample.generator_bound;
-        }
-        if matches!(level, Level::Http(_)) {
-            run.cpu_us_per_request = usage::cpu_us_per_request(&run.usage, run.completed);
-        }
-        Some(run)
-    }
+    cells: Vec<Vec<Rounds>>,
 }
 
 impl Results {
-    /// Without figures yet.
     pub(super) fn new(levels: Vec<Level>, names: Vec<String>) -> Self {
-        let row = || names.iter().map(|_| Cell::default()).collect();
+        let row = || names.iter().map(|_| Rounds::default()).collect();
         Self {
             cells: levels.iter().map(|_| row()).collect(),
             levels,
@@ -74,86 +26,74 @@ impl Results {
         }
     }
 
-    /// The levels of load.
     pub(super) fn levels(&self) -> &[Level] {
         &self.levels
     }
 
-    /// Adds the next round of a level and a target, by their numbers.
-    pub(super) fn add(&mut self, level: usize, target: usize, mut sample: Sample) {
-        let cell = self
-            .cells
-            .get_mut(level)
-            .and_then(|cells| cells.get_mut(target));
-        let Some(cell) = cell else { return };
-        if let Some(slice) = sample.slice.take() {
-            cell.all.merge(&slice);
+    pub(super) fn add(&mut self, level: usize, target: usize, sample: Sample) {
+        let cells = self.cells.get_mut(level);
+        if let Some(cell) = cells.and_then(|cells| cells.get_mut(target)) {
+            cell.add(sample);
         }
-        cell.rounds.push(sample);
     }
 
-    /// Whether anything was completed.
+    /// Whether anything at all was completed.
     pub(super) fn has_any(&self) -> bool {
-        self.cells
-            .iter()
-            .flatten()
-            .any(|cell| cell.all.completed > 0)
+        let mut cells = self.cells.iter().flatten();
+        cells.any(|cell| cell.total.completed > 0)
     }
 
-    /// Runs, tables, charts and warnings.
+    /// Writes everything into the report, with ratios to the target `base`.
     pub(super) fn fill(&self, base: &str, report: &mut Report) {
-        let of_base = self.names.iter().position(|name| name == base);
-        for (level, cells) in self.levels.iter().zip(&self.cells) {
-            report.tables.push(self.table(*level, cells, of_base));
+        let levels = || self.levels.iter().copied().zip(&self.cells);
+        let named = |cells| self.names.iter().zip::<&Vec<Rounds>>(cells);
+        for (level, cells) in levels() {
+            report.tables.push(self.table(level, cells, base));
         }
         report.charts.extend(self.over_connections());
-        for (level, cells) in self.levels.iter().zip(&self.cells) {
-            let named = self.names.iter().zip(cells);
-            let mut runs: Vec<_> = named
-                .filter_map(|(name, cell)| cell.run(*level, name))
+        for (level, cells) in levels() {
+            let measured = named(cells).filter(|(_, cell)| !cell.is_empty());
+            let mut runs: Vec<_> = measured
+                .map(|(name, cell)| run(level, name, cell))
                 .collect();
-            let curves = latency_chart(&runs).map(|chart| Chart {
-                title: format!("{level}: latency by percentile"),
-                ..chart
-            });
-            report.charts.extend(curves);
-            report.charts.extend(self.over_rounds(*level, cells));
+            let curves = latency_chart(&runs);
+            let title = format!("{level}: latency by percentile");
+            report
+                .charts
+                .extend(curves.map(|chart| chart.titled(title)));
+            report.charts.extend(self.over_rounds(level, cells));
             for run in &mut runs {
                 run.name = format!("{level}, {}", run.name);
             }
-            report.runs.extend(runs);
+            report.runs.append(&mut runs);
         }
-        for (level, cells) in self.levels.iter().zip(&self.cells) {
-            for (name, cell) in self.names.iter().zip(cells) {
-                warn(*level, name, cell, report);
+        for (level, cells) in levels() {
+            for (name, cell) in named(cells) {
+                warn(&format!("{level}, {name}"), cell, report);
             }
         }
     }
 
-    fn table(&self, level: Level, cells: &[Cell], base: Option<usize>) -> Table {
-        let base_name = base
-            .and_then(|base| self.names.get(base))
-            .map_or("base", String::as_str);
+    fn table(&self, level: Level, cells: &[Rounds], base: &str) -> Table {
         let mut columns = vec!["target".to_owned()];
         for figure in level.figures() {
-            columns.extend([figure.title().to_owned(), format!("× {base_name}")]);
+            columns.extend([figure.title.to_owned(), format!("× {base}")]);
         }
         columns.push("errors".to_owned());
-        let base = base.and_then(|base| cells.get(base));
-        let row = |(name, cell): (&String, &Cell)| {
+        let of_base = self.names.iter().position(|name| name == base);
+        let of_base = of_base.and_then(|base| cells.get(base));
+        let row = |(name, cell): (&String, &Rounds)| {
             let mut row = vec![name.clone()];
-            for figure in level.figures() {
-                let rounds = cell.figure(*figure);
-                let value = |value| format::value(figure.unit(), value);
-                row.push(rounds::cell(rounds::median(&rounds), value));
-                let base = base.map(|base| base.figure(*figure)).unwrap_or_default();
+            for (index, figure) in level.figures().iter().enumerate() {
+                let rounds = cell.figure(index);
+                let base = of_base.map_or_else(Vec::new, |base| base.figure(index));
                 let ratio = rounds::ratios(&rounds, &base);
+                row.push(figure.cell(&rounds));
                 row.push(rounds::cell(ratio, |ratio| ratio.ratio()));
             }
-            row.push(if cell.rounds.is_empty() {
-                "not measured".to_owned()
-            } else {
-                count(cell.all.errors.total() as f64)
+            row.push(match cell.is_empty() {
+                true => "not measured".to_owned(),
+                false => count(cell.total.errors.total() as f64),
             });
             row
         };
@@ -164,124 +104,92 @@ impl Results {
         }
     }
 
-    /// Cost, rate and latencies against the number of connections.
+    /// Each figure of small requests against the number of connections, if there are several numbers.
     fn over_connections(&self) -> Vec<Chart> {
-        let mut levels: Vec<_> = self.levels.iter().zip(&self.cells).collect();
-        levels.retain(|(level, _)| matches!(level, Level::Http(_)));
+        let levels = self.levels.iter().zip(&self.cells);
+        let mut levels: Vec<_> = levels
+            .filter_map(|(level, cells)| match level {
+                Level::Http(connections) => Some((*connections, cells)),
+                Level::Download(_) | Level::Upload(_) => None,
+            })
+            .collect();
         if levels.len() < 2 {
             return Vec::new();
         }
-        levels.sort_by_key(|(level, _)| match level {
-            Level::Http(connections) => *connections,
-            Level::Download(_) | Level::Upload(_) => 0,
-        });
-        let chart = |figure: &Figure| {
-            let lines = self.names.iter().enumerate().map(|(target, name)| Series {
-                name: name.clone(),
-                points: levels
-                    .iter()
-                    .filter_map(|(level, cells)| {
-                        let Level::Http(connections) = level else {
-                            return None;
-                        };
-                        let median = rounds::median(&cells.get(target)?.figure(*figure))?;
-                        Some((*connections as f64, median))
-                    })
-                    .collect(),
+        levels.sort_by_key(|(connections, _)| *connections);
+        let chart = |(index, figure): (usize, &Figure)| {
+            let lines = self.names.iter().enumerate().map(|(target, name)| {
+                let points = levels.iter().filter_map(|(connections, cells)| {
+                    let median = rounds::median(&cells.get(target)?.figure(index))?;
+                    Some((*connections as f64, median))
+                });
+                Series::new(name, points.collect())
             });
             let x = Axis::new("connections", Unit::Count, Scale::Log);
-            chart(
-                &format!("{} by connections", figure.title()),
-                x,
-                *figure,
-                lines,
-            )
+            figure.chart(format!("{} by connections", figure.title), x, lines)
         };
-        Level::Http(0).figures().iter().filter_map(chart).collect()
+        let figures = Level::Http(0).figures().iter().enumerate();
+        figures.filter_map(chart).collect()
     }
 
-    /// The first figure of a level, round by round: shows drift, and bad rounds.
-    fn over_rounds(&self, level: Level, cells: &[Cell]) -> Option<Chart> {
-        let figure = *level.figures().first()?;
-        let lines = self.names.iter().zip(cells).map(|(name, cell)| Series {
-            name: name.clone(),
-            points: cell
-                .figure(figure)
-                .into_iter()
-                .enumerate()
-                .filter_map(|(round, value)| Some((round as f64 + 1.0, value?)))
-                .collect(),
+    fn over_rounds(&self, level: Level, cells: &[Rounds]) -> Option<Chart> {
+        let figure = level.figures().first()?;
+        let lines = self.names.iter().zip(cells).map(|(name, cell)| {
+            let rounds = (1..).zip(cell.figure(0));
+            let points = rounds.filter_map(|(round, value)| Some((f64::from(round), value?)));
+            Series::new(name, points.collect())
         });
         let x = Axis::new("round", Unit::Count, Scale::Linear);
-        chart(
-            &format!("{}: {} by round", level, figure.title()),
-            x,
-            figure,
-            lines,
-        )
+        figure.chart(format!("{level}: {} by round", figure.title), x, lines)
     }
 }
 
-/// None when there is nothing to draw.
-fn chart(
-    title: &str,
-    x: Axis,
-    figure: Figure,
-    lines: impl Iterator<Item = Series>,
-) -> Option<Chart> {
-    let series: Vec<_> = lines.filter(|line| !line.points.is_empty()).collect();
-    (!series.is_empty()).then(|| Chart {
-        title: title.to_owned(),
-        x,
-        y: Axis::new(figure.title(), figure.unit(), Scale::Linear),
-        series,
-    })
+fn run(level: Level, name: &str, cell: &Rounds) -> Run {
+    let mut run = cell.run(name.to_owned());
+    if matches!(level, Level::Http(_)) {
+        run.cpu_us_per_request = usage::cpu_us_per_request(&run.usage, run.completed);
+    }
+    run
 }
 
-/// Errors by kind, and the notes of all rounds.
-fn warn(level: Level, name: &str, cell: &Cell, report: &mut Report) {
-    let errors = &cell.all.errors;
+fn warn(name: &str, cell: &Rounds, report: &mut Report) {
+    let errors = &cell.total.errors;
     if errors.total() > 0 {
-        let all = count((cell.all.completed + errors.total()) as f64);
+        let all = count((cell.total.completed + errors.total()) as f64);
         let kinds = errors.by_name().into_iter();
         let kinds =
             kinds.map(|(kind, times)| format!("{} failed with {kind}", count(times as f64)));
         let kinds = kinds.collect::<Vec<_>>().join(", ");
-        report.warn(format!("{level}, {name}: of {all}, {kinds}"));
+        report.warn(format!("{name}: of {all}, {kinds}"));
     }
-    let samples = cell.rounds.iter();
-    let notes: Vec<_> = samples.map(|sample| sample.notes.as_slice()).collect();
-    let notes = rounds::notes(&format!("{level}, {name}"), &notes);
-    report.notes.extend(notes);
+    report.notes.extend(cell.notes(name));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        measure::errors::Kind,
+        measure::{Slice, errors::Kind},
         report::{Note, Usage},
     };
 
     fn sample(cost: f64, p50: f64) -> Sample {
-        let mut sample = Sample {
-            slice: Some(Slice {
-                completed: 100,
-                ..Slice::default()
-            }),
-            seconds: 2.0,
-            ..Sample::default()
-        };
         let used = Usage {
             processes: 1,
             cpu_seconds: cost * 100.0,
             peak_rss: 5,
             rss: 4,
         };
-        sample.usage.insert("gateway".to_owned(), used);
-        sample.set(Figure::Cost, Some(cost));
-        sample.set(Figure::P50, Some(p50));
-        sample
+        Sample {
+            figures: vec![Some(cost), None, Some(p50), None],
+            counts: Slice {
+                completed: 100,
+                ..Slice::default()
+            },
+            seconds: 2.0,
+            usage: [("gateway".to_owned(), used)].into(),
+            ..Sample::default()
+        }
     }
 
     #[test]
@@ -324,10 +232,10 @@ mod tests {
     fn errors_and_limits_are_told() {
         let mut results = Results::new(vec![Level::Upload(1 << 30)], vec!["a".to_owned()]);
         for seconds in [1.0, 2.0] {
-            let mut slice = Slice::default();
-            slice.errors.add(Kind::Timeout, 1);
+            let mut counts = Slice::default();
+            counts.errors.add(Kind::Timeout, 1);
             let bad = Sample {
-                slice: Some(slice),
+                counts,
                 seconds,
                 notes: vec![Note::warning(format!("busy for {seconds} s"))],
                 ..Sample::default()
@@ -337,13 +245,10 @@ mod tests {
         let mut report = Report::new("compare", "errors");
         results.fill("b", &mut report);
         let notes: Vec<_> = report.notes.iter().map(|note| note.text.as_str()).collect();
+        let busy = "upload of 1.00 GiB, a: busy for 1 s (in 2 of 2 rounds)";
         assert_eq!(
-            notes[0],
-            "upload of 1.00 GiB, a: of 2, 2 failed with timeout"
-        );
-        assert_eq!(
-            notes[1],
-            "upload of 1.00 GiB, a: busy for 1 s (in 2 of 2 rounds)"
+            notes,
+            ["upload of 1.00 GiB, a: of 2, 2 failed with timeout", busy]
         );
         assert_eq!(report.runs[0].errors["timeout"], 2);
         assert!(!results.has_any());

@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    client::lean::Written,
+    client::minimal::Written,
     fleet::{in_turn, in_turn::InTurn, runtimes::Runtimes, watch::kinds},
     load::{BUSY, Load, Pace, Stretch},
     measure::usage::{FLEET, Roles},

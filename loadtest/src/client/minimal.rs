@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, lean::framing::Framing, stream::Stream},
+    client::{Dialer, minimal::framing::Framing, stream::Stream},
     measure::errors::{Failure, Kind},
     target::Template,
 };
@@ -52,7 +52,7 @@ pub struct Answer {
 
 /// A connection that carries one request at a time.
 #[derive(Debug)]
-pub struct Lean {
+pub struct MinimalClient {
     stream: Stream,
     buffer: Vec<u8>,
     /// How much of the buffer is filled, and not yet used.
@@ -94,8 +94,8 @@ impl Dialer {
     ///
     /// # Errors
     /// As [`Dialer::dial`].
-    pub async fn lean(&self) -> Result<Lean, Failure> {
-        Ok(Lean {
+    pub async fn minimal(&self) -> Result<MinimalClient, Failure> {
+        Ok(MinimalClient {
             stream: self.dial().await?,
             buffer: vec![0; SMALL],
             filled: 0,
@@ -104,7 +104,7 @@ impl Dialer {
     }
 }
 
-impl Lean {
+impl MinimalClient {
     /// Sends a request and takes the whole answer, whatever its status.
     ///
     /// # Errors

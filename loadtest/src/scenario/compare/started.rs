@@ -1,0 +1,233 @@
+//! Targets of a comparison: which are wanted, and opening one until it answers as the upstream does.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use http::{Method, StatusCode, Uri};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    Args,
+    named::Named,
+    preset::{HOP, NGINX, Preset, Programs, RATHOLE, Values},
+    upstream::Upstream,
+};
+use crate::{
+    client::body::Outgoing,
+    measure::{
+        errors::Failure,
+        usage::{self, UPSTREAM},
+    },
+    stack::{Plan, RUNTIME, Stack},
+    target::{Manner, Target},
+};
+
+/// How long a target may take to answer as the upstream does.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// A target that may be compared.
+pub(super) enum Choice {
+    Direct,
+    Preset(&'static Preset),
+    Ours,
+    Named(Named),
+}
+
+impl Choice {
+    /// Those that the flags ask for.
+    pub(super) fn all(args: &Args) -> anyhow::Result<Vec<Self>> {
+        let is_wanted = |name: &str| args.only.iter().any(|only| only == name);
+        let mut all = vec![
+            Self::Direct,
+            Self::Preset(&HOP),
+            Self::Preset(&NGINX),
+            Self::Ours,
+        ];
+        if RATHOLE.is_installed() || is_wanted(RATHOLE.name) {
+            all.push(Self::Preset(&RATHOLE));
+        }
+        for target in &args.targets {
+            let name = &target.name;
+            if all.iter().any(|choice| choice.name() == name) {
+                bail!("--target {name}: there is another target of this name");
+            }
+            all.push(Self::Named(target.clone()));
+        }
+        let names: Vec<_> = all.iter().map(|choice| choice.name().to_owned()).collect();
+        if let Some(unknown) = args.only.iter().find(|only| !names.contains(*only)) {
+            let names = names.join(", ");
+            bail!("--only {unknown}: no such target; there are {names}");
+        }
+        all.retain(|choice| match choice {
+            _ if !args.only.is_empty() => is_wanted(choice.name()),
+            Self::Preset(preset) => preset.is_installed(),
+            _ => true,
+        });
+        Ok(all)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Direct => "direct",
+            Self::Preset(preset) => preset.name,
+            Self::Ours => "ours",
+            Self::Named(target) => &target.name,
+        }
+    }
+
+    /// Whether nothing is known of what it uses.
+    pub(super) fn has_unknown_processes(&self) -> bool {
+        matches!(self, Self::Named(target) if target.pids.is_empty())
+    }
+}
+
+/// A target that answers as the upstream does. Dropping it ends what was started for it.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) target: Target,
+    pub(super) about: String,
+    _programs: Option<Programs>,
+    _stack: Option<Stack>,
+}
+
+impl Started {
+    /// Opens a target, and asks it until it answers as expected or has had its time.
+    pub(super) async fn open(
+        choice: &Choice,
+        args: &Args,
+        upstream: &Upstream,
+        expected: &Answer,
+    ) -> anyhow::Result<Self> {
+        let mut started = match choice {
+            Choice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
+            Choice::Preset(preset) => Self::preset(preset, upstream).await?,
+            Choice::Ours => Box::pin(Self::ours(args, upstream)).await?,
+            Choice::Named(target) => Self::named(args, target).await?,
+        };
+        if let Some(pid) = upstream.pid {
+            started.target.roles.add(UPSTREAM, pid);
+        }
+        let until = Instant::now() + ANSWER_LIMIT;
+        loop {
+            let wrong = match ask(&started.target).await {
+                Ok(answer) if answer == *expected => return Ok(started),
+                Ok(answer) => anyhow::anyhow!(
+                    "it answers {answer} where the upstream answers {expected}; all targets must lead to the \
+                     same upstream: see --upstream and --upstream-listen",
+                ),
+                Err(error) => error,
+            };
+            if Instant::now() >= until {
+                return Err(wrong);
+            }
+            sleep(ASK_AGAIN).await;
+        }
+    }
+
+    fn of(target: Target, about: impl Into<String>) -> Self {
+        Self {
+            target,
+            about: about.into(),
+            _programs: None,
+            _stack: None,
+        }
+    }
+
+    async fn preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<Self> {
+        let programs = preset.start(upstream.address, None, Values::new()).await?;
+        let mut started = Self::of(at(programs.address).await?, preset.about);
+        for (role, child) in &programs.children {
+            started.target.roles.add(*role, child.id());
+        }
+        started._programs = Some(programs);
+        Ok(started)
+    }
+
+    async fn ours(args: &Args, upstream: &Upstream) -> anyhow::Result<Self> {
+        let plan = Plan {
+            upstream: Some(upstream.address),
+            ..Plan::default()
+        };
+        let stack = Stack::start(&args.stack, plan).await?;
+        let public = Some(stack.public_address());
+        let mut target = Target::at(&stack.url(RUNTIME), public, &Manner::default()).await?;
+        target.roles.extend(&stack.roles());
+        let shards = match args.stack.shards {
+            1 => "1 shard".to_owned(),
+            shards => format!("{shards} shards"),
+        };
+        let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between");
+        let mut started = Self::of(target, about);
+        started._stack = Some(stack);
+        Ok(started)
+    }
+
+    async fn named(args: &Args, named: &Named) -> anyhow::Result<Self> {
+        let manner = Manner {
+            headers: args.headers.clone(),
+            http2: false,
+            insecure: args.insecure,
+            ca: args.ca.clone(),
+        };
+        let mut target = Target::at(&named.url, named.connect_to, &manner).await?;
+        for pid in &named.pids {
+            usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
+            target.roles.add(&named.name, *pid);
+        }
+        let url = &named.url;
+        let about = match named.pids.len() {
+            0 => format!("{url}; its processes are not known, so its cost is not either"),
+            count => format!("{url} with {count} processes"),
+        };
+        Ok(Self::of(target, about))
+    }
+}
+
+/// What a target answers to a GET.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    status: StatusCode,
+    content: Bytes,
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} ({} bytes)", self.status, self.content.len())
+    }
+}
+
+/// What the upstream answers, as all targets must.
+pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<Answer> {
+    let address = upstream.address;
+    let answer = ask(&at(address).await?).await;
+    let answer = answer.with_context(|| format!("the upstream at {address}"))?;
+    if !answer.status.is_success() {
+        bail!("the upstream at {address} answers {}", answer.status);
+    }
+    Ok(answer)
+}
+
+async fn ask(target: &Target) -> anyhow::Result<Answer> {
+    let request = target.template(Method::GET, None)?.request(Outgoing::Empty);
+    let asked = timeout(ANSWER_LIMIT, async {
+        let mut connection = target.dialer.http1().await?;
+        let (head, mut rest) = connection.send(request).await?.into_parts();
+        let mut content = Vec::new();
+        while let Some(piece) = connection.frame(&mut rest).await? {
+            content.extend_from_slice(&piece);
+        }
+        Ok(Answer {
+            status: head.status,
+            content: content.into(),
+        })
+    });
+    let answer = asked.await.context("it does not answer in time")?;
+    answer.map_err(|failure: Failure| anyhow::anyhow!("it fails: {failure}"))
+}
+
+async fn at(address: SocketAddr) -> anyhow::Result<Target> {
+    let url: Uri = format!("http://{address}/").parse()?;
+    Target::at(&url, Some(address), &Manner::default()).await
+}
