@@ -19,9 +19,8 @@
 //! interleaved in rounds; ratios are within a round.
 
 mod beside;
-mod limits;
+mod environment;
 mod phase;
-mod place;
 mod results;
 
 use std::{sync::Arc, time::Duration};
@@ -37,16 +36,14 @@ use crate::{
     scenario::{
         Context,
         connection::path,
-        fairness::{
-            phase::{Phase, Spot},
-            place::Place,
-            results::{Results, Sample},
-        },
         http::Requests,
-        rounds,
+        rounds::{self, Sample},
     },
     target::{Target, TargetArgs},
 };
+use environment::Environment;
+use phase::{Phase, Place};
+use results::Results;
 
 /// The small requests' connections are made while the downloads run already.
 const CONNECTING: Duration = Duration::from_millis(250);
@@ -142,54 +139,56 @@ pub struct Args {
 /// The target cannot be opened.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
-    let place = Box::pin(Place::open(&args)).await?;
-    let mut report = describe(&args, &place);
+    let environment = Box::pin(Environment::open(&args)).await?;
+    let mut report = describe(&args, &environment);
     let phases = if args.limits {
         phase::at_limits()
     } else {
-        phase::all(&place, args.direct)
+        phase::all(environment.has_neighbour(), args.direct)
     };
-    if !phases.iter().any(|phase| phase.spot == Spot::Neighbour) {
+    if !phases.iter().any(|phase| phase.place == Place::Neighbour) {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }
     let mut results = Results::new(phases);
+    let phases = results.phases();
     for round in 0..usize::from(args.rounds) {
-        for number in rounds::order(results.phases().len(), round) {
-            let Some(phase) = results.phases().get(number).copied() else {
+        for number in rounds::order(phases.len(), round) {
+            let Some(phase) = phases.get(number).copied() else {
                 continue;
             };
             let label = format!("round {} of {}, {phase}", round + 1, args.rounds);
             context.progress.label(label);
-            let sample = Box::pin(measure(&args, &place, phase, &context.progress)).await?;
+            let sample = Box::pin(measure(&args, &environment, phase, &context.progress)).await?;
             results.add(number, sample);
         }
     }
-    results.fill(args.load.duration, args.rounds.into(), &mut report);
+    results.fill(args.rounds.into(), &mut report);
     Ok(report)
 }
 
 /// One phase once.
 async fn measure(
     args: &Args,
-    place: &Place,
+    environment: &Environment,
     phase: Phase,
     progress: &Progress,
 ) -> anyhow::Result<Sample> {
-    let (asked, loaded) = (place.at(phase.spot), place.at(phase.spot.beside()));
+    let asked = environment.at(phase.place);
+    let loaded = environment.at(phase.place.beside());
+    let seconds = args.load.duration.as_secs_f64();
     let small = small(args, asked)?;
     let small = small.run(progress, &asked.roles);
     let Some((beside, mut is_open)) = beside::load(args, loaded, phase.beside)? else {
-        return Ok(Sample::new(Box::pin(small).await?, None));
+        return Ok(results::sample(Box::pin(small).await?, None, seconds));
     };
     let small = async {
-        // Its window must lie within the other one. Nobody tells when there are no downloads.
         drop(is_open.wait_for(|is_open| *is_open).await);
         small.await
     };
     let quiet = Progress::none();
     let beside = beside.run(&quiet, &loaded.roles);
     let (small, beside): (_, anyhow::Result<Outcome>) = join!(Box::pin(small), Box::pin(beside));
-    Ok(Sample::new(small?, Some(beside?)))
+    Ok(results::sample(small?, Some(beside?), seconds))
 }
 
 fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
@@ -217,10 +216,10 @@ impl Args {
     }
 }
 
-fn describe(args: &Args, place: &Place) -> Report {
+fn describe(args: &Args, environment: &Environment) -> Report {
     let title = format!(
         "small requests beside large ones, {}",
-        place.at(Spot::Tunnel).name
+        environment.at(Place::Tunnel).name
     );
     let mut report = Report::new("fairness", title);
     report.setting("rate", args.rate);

@@ -1,15 +1,18 @@
-//! What runs beside small requests: downloads at the upstream's pace, unthrottled, or hardly read. What
-//! goes beyond limits is made by `limits`.
+//! What runs beside small requests.
 
 use std::{sync::Arc, time::Duration};
 
-use http::Method;
+use http::{HeaderValue, Method};
 use hyper::body::Incoming;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
+use super::{
+    Args,
+    phase::{Beside, Limit},
+};
 use crate::{
     client::{Dialer, body::Outgoing},
     load::{Load, Worker},
@@ -19,43 +22,42 @@ use crate::{
     },
     scenario::{
         connection::{Connection, PAUSE, dial_within, within},
-        fairness::{Args, limits, phase::Beside},
+        http::Requests,
+        websocket::{Echo, Maker},
     },
     target::{Target, Template},
 };
 
-/// Large requests of one kind, over and over.
 struct Downloads {
     dialer: Dialer,
     http2: bool,
     template: Template,
-    /// Bytes a second that are read at most.
+    /// Bytes a second that are read, if not all that come.
     reads: Option<f64>,
-    /// Whether their window is open.
     is_open: watch::Sender<bool>,
 }
 
-/// The load beside small requests, if any, and who is told that its window is open: all downloads
-/// that can run do so then.
+/// The load of a phase, and a receiver that holds true once it runs; none for the unloaded phase.
 pub(super) fn load(
     args: &Args,
     target: &Target,
     beside: Beside,
 ) -> anyhow::Result<Option<(Load, watch::Receiver<bool>)>> {
-    let paced = args
-        .paced_path
-        .replace("{rate}", &args.bulk_rate.as_u64().to_string());
+    let mut load = Load::new(args.stretch_beside(), args.load.threads.into());
+    let rate = args.bulk_rate.as_u64().to_string();
+    let paced = args.paced_path.replace("{rate}", &rate);
+    let slow = args.slow_rate.as_u64().max(1) as f64;
     let (count, path, reads) = match beside {
         Beside::Nothing => return Ok(None),
         Beside::Paced => (args.bulk_streams, &paced, None),
         Beside::Unthrottled => (args.bulk_streams, &args.bulk_path, None),
-        Beside::SlowReaders => {
-            let rate = args.slow_rate.as_u64().max(1) as f64;
-            (args.slow_readers, &args.bulk_path, Some(rate))
+        Beside::SlowReaders => (args.slow_readers, &args.bulk_path, Some(slow)),
+        Beside::Limit(limit) => {
+            beyond(&mut load, target, limit)?;
+            return Ok(Some((load, watch::channel(true).1)));
         }
-        Beside::Limit(limit) => return limits::load(args, target, limit).map(Some),
     };
-    let (is_open, told) = watch::channel(false);
+    let (is_open, opened) = watch::channel(false);
     let downloads = Arc::new(Downloads {
         dialer: target.dialer.clone(),
         http2: target.http2,
@@ -63,16 +65,36 @@ pub(super) fn load(
         reads,
         is_open,
     });
-    let mut load = Load::new(args.stretch_beside(), args.load.threads.into());
-    load.group("downloads", count, move |worker| {
-        work(downloads.clone(), worker)
-    });
-    Ok(Some((load, told)))
+    let work = move |worker| work(downloads.clone(), worker);
+    load.group("downloads", count, work);
+    Ok(Some((load, opened)))
+}
+
+/// Adds a load that goes beyond a limit.
+fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
+    let name = "beyond the limit";
+    let mut template = target.template(limit.method.clone(), Some(limit.path))?;
+    if limit.is_websocket {
+        let maker = Arc::new(Maker {
+            dialer: target.dialer.clone(),
+            http2: target.http2,
+            template,
+            size: 64,
+        });
+        load.requests(name, limit.connections, limit.pace, Arc::new(Echo(maker)));
+        return Ok(());
+    }
+    if limit.field > 0 {
+        let large = HeaderValue::from_str(&"x".repeat(limit.field))?;
+        template.headers.insert("x-large", large);
+    }
+    let client = Arc::new(Requests::of(target, template, limit.upload)?);
+    load.requests(name, limit.connections, limit.pace, client);
+    Ok(())
 }
 
 async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
     let limit = worker.timeout;
-    // What fails here fails again below, and is counted there.
     let mut begun = downloads.begin(limit).await.ok();
     let window = worker.ready().await;
     downloads.is_open.send_replace(true);
@@ -86,56 +108,42 @@ async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
             };
             downloads.read(begun, &worker.recorder).await
         };
-        // Those that last until the end are cut off, which is no failure.
         let Ok(done) = timeout_at(window.end, download).await else {
             return;
         };
         match done {
-            // Its bytes were recorded as they came.
             Ok(()) => worker.recorder.completed(since, 0, 0),
             Err(failure) => {
-                // In the warm-up too, or the phase would be called loaded when it was not.
-                worker
-                    .recorder
-                    .failed(since.max(window.begin), failure.kind);
+                let since = since.max(window.begin);
+                worker.recorder.failed(since, failure.kind);
                 sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// A download of which the head has come.
-struct Begun {
-    connection: Connection,
-    content: Incoming,
-}
-
 impl Downloads {
-    async fn begin(&self, limit: Duration) -> Result<Begun, Failure> {
+    async fn begin(&self, limit: Duration) -> Result<(Connection, Incoming), Failure> {
         let mut connection = dial_within(limit, &self.dialer, self.http2).await?;
         let request = self.template.request(Outgoing::Empty);
         let (head, content) = within(limit, connection.send(request)).await?.into_parts();
         if !head.status.is_success() {
             return Err(Failure::fatal(Kind::Status(head.status.as_u16())));
         }
-        Ok(Begun {
-            connection,
-            content,
-        })
+        Ok((connection, content))
     }
 
-    async fn read(&self, begun: Begun, recorder: &Recorder) -> Result<(), Failure> {
-        let Begun {
-            mut connection,
-            mut content,
-        } = begun;
+    async fn read(
+        &self,
+        (mut connection, mut content): (Connection, Incoming),
+        recorder: &Recorder,
+    ) -> Result<(), Failure> {
         let since = Instant::now();
         let mut read = 0;
         while let Some(piece) = connection.frame(&mut content).await? {
             recorder.bytes(0, piece.len() as u64);
             read += piece.len();
             if let Some(rate) = self.reads {
-                // What is not read stays where it is: in sockets, and in the tunnel.
                 sleep_until(since + Duration::from_secs_f64(read as f64 / rate)).await;
             }
         }

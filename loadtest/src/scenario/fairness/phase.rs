@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use crate::scenario::fairness::place::Place;
+use http::Method;
+
+use crate::load::Pace;
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
+pub(super) enum Place {
     /// The tunnel that is measured.
     Tunnel,
     /// Another tunnel of the same server.
@@ -15,7 +17,7 @@ pub(super) enum Spot {
     Direct,
 }
 
-impl Spot {
+impl Place {
     /// Where the large requests go while the small ones go here.
     pub(super) fn beside(self) -> Self {
         match self {
@@ -26,9 +28,8 @@ impl Spot {
 }
 
 /// What runs beside small requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Beside {
-    /// Nothing.
     Nothing,
     /// Downloads of a steady rate.
     Paced,
@@ -36,107 +37,156 @@ pub(super) enum Beside {
     Unthrottled,
     /// Downloads that are hardly read.
     SlowReaders,
-    /// One way in which a tunnel asks for more than it may.
-    Limit(Limit),
+    /// A load that goes beyond one limit of the tunnel.
+    Limit(&'static Limit),
 }
 
-/// What a tunnel at its limits wants too much of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limit {
-    /// Bytes a second down.
-    Downloads,
-    /// Bytes a second up.
-    Uploads,
-    /// Exchanges begun in a second.
-    Requests,
-    /// Exchanges open at once.
-    Exchanges,
-    /// WebSockets open at once.
-    WebSockets,
-    /// Bytes of a request's head.
-    Heads,
+/// A load of twice what a tunnel at its limits may, in one respect.
+#[derive(Debug, PartialEq)]
+pub(super) struct Limit {
+    name: &'static str,
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    pub(super) upload: u64,
+    /// Size of a large field.
+    pub(super) field: usize,
+    pub(super) is_websocket: bool,
+    pub(super) connections: usize,
+    pub(super) pace: Pace,
 }
 
-impl Limit {
-    /// All of them.
-    pub(super) const ALL: [Self; 6] = [
-        Self::Downloads,
-        Self::Uploads,
-        Self::Requests,
-        Self::Exchanges,
-        Self::WebSockets,
-        Self::Heads,
-    ];
+/// Limits of the server: bytes a second each way, exchanges begun in a second, exchanges open at once (no more
+/// than it lets one address have however few are left), WebSockets open at once, bytes of a head.
+const BYTES: u64 = 16 << 20;
+const RATE: u32 = 500;
+const EXCHANGES: usize = 16;
+const WEBSOCKETS: usize = 16;
+const HEAD: usize = 8 << 10;
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Downloads => "downloads above its rate",
-            Self::Uploads => "uploads above its rate",
-            Self::Requests => "requests above its rate",
-            Self::Exchanges => "open exchanges above its number",
-            Self::WebSockets => "WebSockets above their number",
-            Self::Heads => "heads above their size",
-        }
-    }
+/// Connections of a load whose number is not the limit.
+const CONNECTIONS: usize = 16;
+
+const GET: Limit = Limit {
+    name: "",
+    method: Method::GET,
+    path: "/",
+    upload: 0,
+    field: 0,
+    is_websocket: false,
+    connections: CONNECTIONS,
+    pace: Pace::Open(RATE as f64),
+};
+
+const LIMITS: &[Limit] = &[
+    Limit {
+        name: "downloads above its rate",
+        path: "/bytes/1048576",
+        pace: Pace::Closed,
+        ..GET
+    },
+    Limit {
+        name: "uploads above its rate",
+        method: Method::POST,
+        path: "/upload",
+        // Half a second of what is allowed, shared by all connections.
+        upload: BYTES / (2 * CONNECTIONS as u64),
+        pace: Pace::Closed,
+        ..GET
+    },
+    Limit {
+        name: "requests above its rate",
+        pace: Pace::Open(2.0 * RATE as f64),
+        ..GET
+    },
+    Limit {
+        name: "open exchanges above its number",
+        // Goes on for as long as the phase does.
+        path: "/pace?rate=1",
+        connections: 2 * EXCHANGES,
+        ..GET
+    },
+    Limit {
+        name: "WebSockets above their number",
+        path: "/echo",
+        is_websocket: true,
+        connections: 2 * WEBSOCKETS,
+        ..GET
+    },
+    Limit {
+        name: "heads above their size",
+        field: 2 * HEAD,
+        ..GET
+    },
+];
+
+/// The server's flags that set the limits.
+pub(super) fn limit_flags() -> [String; 6] {
+    [
+        format!("--limit-download-rate={BYTES}B"),
+        format!("--limit-upload-rate={BYTES}B"),
+        format!("--limit-exchange-rate={RATE}"),
+        format!("--limit-exchanges={EXCHANGES}"),
+        format!("--limit-websockets={WEBSOCKETS}"),
+        format!("--limit-head-size={HEAD}B"),
+    ]
 }
 
 /// One row of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phase {
     /// Where the small requests go.
-    pub(super) spot: Spot,
-    /// What runs beside them.
+    pub(super) place: Place,
     pub(super) beside: Beside,
 }
 
 impl fmt::Display for Phase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let beside = match self.beside {
+        formatter.write_str(match self.beside {
             Beside::Nothing => "unloaded",
             Beside::Paced => "paced downloads",
             Beside::Unthrottled => "unthrottled downloads",
             Beside::SlowReaders => "slow readers",
-            Beside::Limit(limit) => limit.name(),
-        };
-        match self.spot {
-            Spot::Tunnel => formatter.write_str(beside),
-            Spot::Neighbour => write!(formatter, "{beside}, neighbour"),
-            Spot::Direct => write!(formatter, "{beside}, direct"),
-        }
+            Beside::Limit(limit) => limit.name,
+        })?;
+        formatter.write_str(match self.place {
+            Place::Tunnel => "",
+            Place::Neighbour => ", neighbour",
+            Place::Direct => ", direct",
+        })
     }
 }
 
 /// A neighbour beside a tunnel at its limits, in each way; the first is the unloaded one.
 pub(super) fn at_limits() -> Vec<Phase> {
+    let limits = LIMITS.iter().map(Beside::Limit);
+    let beside = std::iter::once(Beside::Nothing).chain(limits);
     let phase = |beside| Phase {
-        spot: Spot::Neighbour,
+        place: Place::Neighbour,
         beside,
     };
-    let limits = Limit::ALL.map(|limit| phase(Beside::Limit(limit)));
-    [phase(Beside::Nothing)].into_iter().chain(limits).collect()
+    beside.map(phase).collect()
 }
 
-/// All phases that can be measured there; the first of each spot's is the unloaded one.
-pub(super) fn all(place: &Place, direct: bool) -> Vec<Phase> {
-    let phase = |spot, beside| Phase { spot, beside };
-    let mut phases = vec![
-        phase(Spot::Tunnel, Beside::Nothing),
-        phase(Spot::Tunnel, Beside::Paced),
-    ];
-    if place.has_neighbour() {
-        phases.push(phase(Spot::Neighbour, Beside::Nothing));
-        phases.push(phase(Spot::Neighbour, Beside::Paced));
+/// All phases that can be measured; the first of each place is the unloaded one.
+pub(super) fn all(has_neighbour: bool, direct: bool) -> Vec<Phase> {
+    use Beside::{Nothing, Paced, SlowReaders, Unthrottled};
+    let at = |place, kinds: &[Beside]| {
+        let kinds = kinds.iter().map(|beside| Phase {
+            place,
+            beside: *beside,
+        });
+        kinds.collect::<Vec<_>>()
+    };
+    let mut phases = at(Place::Tunnel, &[Nothing, Paced]);
+    if has_neighbour {
+        phases.extend(at(Place::Neighbour, &[Nothing, Paced]));
     }
-    phases.push(phase(Spot::Tunnel, Beside::Unthrottled));
-    phases.push(phase(Spot::Tunnel, Beside::SlowReaders));
+    phases.extend(at(Place::Tunnel, &[Unthrottled, SlowReaders]));
     if direct {
-        let beside = [
-            Beside::Nothing,
-            Beside::Paced,
-            Beside::Unthrottled,
-            Beside::SlowReaders,
-        ];
-        phases.extend(beside.map(|beside| phase(Spot::Direct, beside)));
+        phases.extend(at(
+            Place::Direct,
+            &[Nothing, Paced, Unthrottled, SlowReaders],
+        ));
     }
     phases
 }
