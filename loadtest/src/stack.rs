@@ -40,11 +40,11 @@ pub const START_LIMIT: Duration = Duration::from_secs(20);
 /// Flags for the programs that a self-contained run starts.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Self-contained")]
-pub struct StackArgs {
+pub struct ProgramArgs {
     /// Directory of tunnel-server and tunnel-client; by default this program's own. They end with
     /// it, unless it is killed by SIGKILL
-    #[arg(long, value_name = "DIR")]
-    pub programs: Option<PathBuf>,
+    #[arg(long = "programs", value_name = "DIR")]
+    pub directory: Option<PathBuf>,
     /// Threads of the tunnel server that carry traffic
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub shards: u16,
@@ -54,6 +54,14 @@ pub struct StackArgs {
     /// Flag for the tunnel client; repeat for more
     #[arg(long = "client-flag", value_name = "FLAG", allow_hyphen_values = true)]
     pub client_flags: Vec<String>,
+}
+
+/// Flags of everything that a scenario starts for itself.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StackArgs {
+    /// The programs.
+    #[command(flatten)]
+    pub programs: ProgramArgs,
     /// How the sample upstream behaves.
     #[command(flatten)]
     pub upstream: UpstreamArgs,
@@ -144,7 +152,7 @@ impl Stack {
     /// # Errors
     /// A program is not there or does not start; with the last lines that it wrote.
     pub async fn start(args: &StackArgs, plan: Plan<'_>) -> anyhow::Result<Self> {
-        let files = Files::new(args)?;
+        let files = Files::new(&args.programs)?;
         let tokens = plan.runtimes.iter();
         let tokens = tokens.map(|runtime| files.create_token(ACCOUNT, runtime));
         let tokens = tokens.collect::<anyhow::Result<Vec<_>>>()?;
@@ -156,7 +164,7 @@ impl Stack {
                 (Some(upstream), address)
             }
         };
-        let server = start_server(args, &files, None).await?;
+        let server = start_server(&args.programs, &files, None).await?;
         let relay = match plan.link {
             Some(link) => Some(relay::start(server.tunnel, link).await?),
             None => None,
@@ -165,7 +173,7 @@ impl Stack {
         let url = format!("{}://{address}", plan.scheme);
         let mut clients = Vec::new();
         for token in &tokens {
-            clients.push(start_client(args, &files, dialled, token, &url).await?);
+            clients.push(start_client(&args.programs, &files, dialled, token, &url).await?);
         }
         for client in &clients {
             client.child.wait_ready(client.address, START_LIMIT).await?;
@@ -230,7 +238,7 @@ pub async fn start_upstream(
 /// # Errors
 /// It is not there or does not start.
 pub async fn start_server(
-    args: &StackArgs,
+    args: &ProgramArgs,
     files: &Files,
     tunnel: Option<SocketAddr>,
 ) -> anyhow::Result<Server> {
@@ -278,7 +286,7 @@ fn default_flag(command: &mut Command, given: &[String], flag: &str, value: &str
 /// # Errors
 /// It is not there or does not start.
 pub async fn start_client(
-    args: &StackArgs,
+    args: &ProgramArgs,
     files: &Files,
     server: SocketAddr,
     token: &Path,
@@ -305,8 +313,8 @@ pub async fn start_client(
 ///
 /// # Errors
 /// It is not there; says how to build it.
-pub fn program(args: &StackArgs, name: &str) -> anyhow::Result<PathBuf> {
-    let directory = match &args.programs {
+pub fn program(args: &ProgramArgs, name: &str) -> anyhow::Result<PathBuf> {
+    let directory = match &args.directory {
         Some(directory) => directory.clone(),
         None => {
             let own = env::current_exe().context("cannot find this program's own file")?;

@@ -1,11 +1,11 @@
 //! Flags of the scenarios that measure a crowd of tunnels. They always start the server.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use anyhow::bail;
 use http::Uri;
 
-use crate::{report::Report, stack::StackArgs, upstream::UpstreamArgs};
+use crate::{report::Report, stack::ProgramArgs};
 
 /// The fleet, and the programs that are started.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,34 +25,9 @@ pub struct CrowdArgs {
     /// Not possible here; known so that it can be said why.
     #[arg(long, hide = true)]
     pub url: Option<Uri>,
-    /// Directory of tunnel-server and tunnel-client; by default this program's own. They end with
-    /// it, unless it is killed by SIGKILL
-    #[arg(long, value_name = "DIR", help_heading = "Self-contained")]
-    pub programs: Option<PathBuf>,
-    /// Threads of the tunnel server that carry traffic
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        help_heading = "Self-contained"
-    )]
-    pub shards: u16,
-    /// Flag for the tunnel server, such as --server-flag=--ping-interval=5s; repeat for more
-    #[arg(
-        long = "server-flag",
-        value_name = "FLAG",
-        allow_hyphen_values = true,
-        help_heading = "Self-contained"
-    )]
-    pub server_flags: Vec<String>,
-    /// Flag for the tunnel client; repeat for more
-    #[arg(
-        long = "client-flag",
-        value_name = "FLAG",
-        allow_hyphen_values = true,
-        help_heading = "Self-contained"
-    )]
-    pub client_flags: Vec<String>,
+    /// The programs.
+    #[command(flatten)]
+    pub programs: ProgramArgs,
 }
 
 impl CrowdArgs {
@@ -60,30 +35,24 @@ impl CrowdArgs {
     ///
     /// # Errors
     /// A target was named.
-    pub fn stack(&self, scenario: &str) -> anyhow::Result<StackArgs> {
+    pub fn stack(&self, scenario: &str) -> anyhow::Result<ProgramArgs> {
         if let Some(url) = &self.url {
             bail!(
                 "{scenario} cannot measure {url}: it needs as many runtimes with tokens as there \
                  are tunnels, so it starts the tunnel server itself; leave out --url"
             );
         }
-        Ok(StackArgs {
-            programs: self.programs.clone(),
-            shards: self.shards,
-            server_flags: self.server_flags.clone(),
-            client_flags: self.client_flags.clone(),
-            upstream: UpstreamArgs::default(),
-        })
+        Ok(self.programs.clone())
     }
 
     /// Adds the settings that these flags are.
     pub fn settings(&self, report: &mut Report) {
         report.setting("concurrency", self.concurrency);
         report.setting("fleet-threads", self.fleet_threads);
-        report.setting("shards", self.shards);
+        report.setting("shards", self.programs.shards);
         for (name, flags) in [
-            ("server-flag", &self.server_flags),
-            ("client-flag", &self.client_flags),
+            ("server-flag", &self.programs.server_flags),
+            ("client-flag", &self.programs.client_flags),
         ] {
             for flag in flags {
                 report.setting(name, flag);

@@ -13,11 +13,12 @@ use crate::{
         process::Fleet,
         status::{Status, clock},
     },
+    load::BUSY,
     measure::{
         latency::Latencies,
-        usage::{Cpu, resident},
+        usage::{Cpu, FLEET, Roles, resident},
     },
-    report::{Interval, Usage},
+    report::{Interval, Run, Usage},
 };
 
 /// Points of a curve, and intervals of a run, that a report shows at most.
@@ -69,19 +70,17 @@ impl Watch {
         }
     }
 
-    /// Process id of the server.
-    pub fn server_id(&self) -> u32 {
-        self.server
+    /// This program, the fleet, and the server in its role.
+    pub fn roles(&self, role: &str) -> Roles {
+        let mut roles = Roles::generator();
+        roles.add(role, self.server);
+        roles.add(FLEET, self.fleet.id());
+        roles
     }
 
-    /// Process id of the fleet.
-    pub fn fleet_id(&self) -> u32 {
-        self.fleet.id()
-    }
-
-    /// What the server uses now.
-    pub fn server_use(&self) -> Option<ServerUse> {
-        ServerUse::of(self.server)
+    /// Resident memory of the server, zero if it has ended.
+    pub fn server_rss(&self) -> u64 {
+        resident(self.server).unwrap_or(0)
     }
 
     /// The samples since the last call: a phase is over.
@@ -104,7 +103,7 @@ impl Watch {
         }
         let sample = Sample {
             status,
-            server: self.server_use(),
+            server: ServerUse::of(self.server),
         };
         self.samples.push(sample);
         let Some(Sample { status, .. }) = self.samples.last() else {
@@ -163,6 +162,23 @@ impl ServerUse {
     }
 }
 
+/// A phase in which clients connect, as it is reported.
+#[derive(Clone, Copy, Debug)]
+pub struct Phase<'a> {
+    /// Name of the run.
+    pub name: &'a str,
+    /// Role of the server.
+    pub role: &'a str,
+    /// How the fleet stood before.
+    pub before: &'a Status,
+    /// When it began.
+    pub since: f64,
+    /// When the metering of its usage began.
+    pub metered_since: f64,
+    /// Threads of the fleet.
+    pub fleet_threads: u16,
+}
+
 /// The samples of one phase.
 #[derive(Debug)]
 pub struct Samples(Vec<Sample>);
@@ -201,16 +217,41 @@ impl Samples {
         of_server.map(|of| of.rss).max().unwrap_or(0)
     }
 
-    /// How long clients were without a session.
-    pub fn took(&self) -> Latencies {
-        let mut latencies = Latencies::new();
-        let all = self.0.iter().flat_map(|sample| &sample.status.took_us);
-        all.for_each(|took| latencies.record(Duration::from_micros(u64::from(*took))));
-        latencies
+    /// The phase as a run, and the processor time of the fleet as a share of its threads' time.
+    pub fn run(&self, phase: Phase<'_>, mut usage: BTreeMap<String, Usage>) -> (Run, f64) {
+        let last = self.last().unwrap_or(phase.before);
+        let completed = last.connected - phase.before.connected;
+        let end = match completed {
+            0 => last.at,
+            _ => last.connected_at,
+        };
+        let seconds = (end - phase.since).max(1e-3);
+        if let Some(server) = usage.get_mut(phase.role) {
+            // A meter looks less often than the samples do.
+            server.peak_rss = server.peak_rss.max(self.peak_rss());
+        }
+        let cpu = |role: &str| usage.get(role).map(|usage| usage.cpu_seconds);
+        let metered = (last.at - phase.metered_since).max(1e-3);
+        let fleet_share = cpu(FLEET).unwrap_or(0.0) / metered / f64::from(phase.fleet_threads);
+        let server_cpu = cpu(phase.role).filter(|_| completed > 0);
+        let run = Run {
+            name: phase.name.to_owned(),
+            seconds,
+            completed,
+            rate: completed as f64 / seconds,
+            latency: took(&self.0).summary(),
+            errors: failures_since(phase.before, last),
+            cpu_us_per_request: server_cpu.map(|cpu| cpu * 1e6 / completed as f64),
+            usage,
+            timeline: self.timeline(phase.since),
+            generator_bound: fleet_share >= BUSY,
+            ..Run::default()
+        };
+        (run, fleet_share)
     }
 
     /// The phase in intervals since `start`.
-    pub fn timeline(&self, start: f64) -> Vec<Interval> {
+    fn timeline(&self, start: f64) -> Vec<Interval> {
         let step = self.0.len().div_ceil(POINTS).max(1);
         let mut before = (start, 0, 0);
         if let Some(Sample { status, .. }) = self.0.first() {
@@ -224,16 +265,14 @@ impl Samples {
             let now = (status.at, status.connected, failed(status));
             let seconds = now.0 - before.0;
             if seconds > 0.0 && now.0 > start {
-                let mut took = Latencies::new();
-                let all = samples.iter().flat_map(|sample| &sample.status.took_us);
-                all.for_each(|each| took.record(Duration::from_micros(u64::from(*each))));
+                let took = took(samples);
                 timeline.push(Interval {
                     at: now.0 - start,
                     rate: (now.1 - before.1) as f64 / seconds,
                     error_rate: (now.2 - before.2) as f64 / seconds,
-                    bytes_per_second: 0.0,
                     p50: took.quantile(0.5),
                     p99: took.quantile(0.99),
+                    ..Interval::default()
                 });
             }
             before = now;
@@ -243,7 +282,7 @@ impl Samples {
 }
 
 /// What failed between two moments of a fleet, by kind.
-pub fn failures_since(earlier: &Status, later: &Status) -> BTreeMap<String, u64> {
+fn failures_since(earlier: &Status, later: &Status) -> BTreeMap<String, u64> {
     let since = later.failures.iter().map(|(kind, times)| {
         let before = earlier.failures.get(kind).copied().unwrap_or(0);
         (kind.clone(), times - before)
@@ -298,11 +337,12 @@ pub fn thinned(line: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points
 }
 
-/// Puts the highest memory that the samples saw into what a meter, which looks less often, saw.
-pub fn raise_peak(usage: &mut BTreeMap<String, Usage>, role: &str, peak: u64) {
-    if let Some(of_role) = usage.get_mut(role) {
-        of_role.peak_rss = of_role.peak_rss.max(peak);
-    }
+/// How long clients were without a session.
+fn took(samples: &[Sample]) -> Latencies {
+    let mut latencies = Latencies::new();
+    let all = samples.iter().flat_map(|sample| &sample.status.took_us);
+    all.for_each(|took| latencies.record(Duration::from_micros(u64::from(*took))));
+    latencies
 }
 
 fn failed(status: &Status) -> u64 {
@@ -373,7 +413,7 @@ mod tests {
         assert_eq!(rates, [0.0, 50.0, 80.0]);
         let errors: f64 = timeline.iter().map(|interval| interval.error_rate).sum();
         assert!((errors - 5.0).abs() < 1e-6, "{errors}");
-        assert_eq!(samples.took().count(), 3);
+        assert_eq!(took(&samples.0).count(), 3);
         let (first, last) = (sample(0.0, 0, 7, &[]).status, samples.last().unwrap());
         assert_eq!(kinds(&failures_since(&first, last)), "status_503 2");
         assert_eq!(kinds(&failures_since(last, last)), "no dial failed");

@@ -25,11 +25,11 @@ use crate::{
     },
     measure::{
         errors::Errors,
-        usage::{self, FLEET, Meter, Roles, TUNNEL_SERVER},
+        usage::{Meter, TUNNEL_SERVER},
     },
     report::{Report, Usage, format::count},
     scenario::Context,
-    stack::{self, Server, StackArgs, files::Files},
+    stack::{self, ProgramArgs, files::Files},
 };
 
 /// Connections over which each runtime is asked once in the end.
@@ -56,7 +56,7 @@ pub struct Args {
 #[derive(Debug)]
 struct Found {
     tunnels: u64,
-    fleet_threads: f64,
+    fleet_threads: u16,
     /// When the server was killed, and when its successor listened, by the fleet's clock.
     killed: f64,
     listening: f64,
@@ -95,7 +95,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 
 async fn measure(
     args: &Args,
-    stack: &StackArgs,
+    stack: &ProgramArgs,
     files: &Files,
     runtimes: &Runtimes,
     context: &Context,
@@ -108,7 +108,7 @@ async fn measure(
     let mut watch = Watch::new(fleet, server.child.id());
     connect(args, &mut watch, context).await?;
     watch.meanwhile(sleep(args.settle)).await?;
-    let rss_before = usage::resident(server.child.id()).unwrap_or(0);
+    let rss_before = watch.server_rss();
     drop(watch.take());
     let before = watch.next().await?.clone();
 
@@ -121,7 +121,7 @@ async fn measure(
     let server = watch.meanwhile(Box::pin(starting)).await??;
     let listening = clock();
     watch.server_is(server.child.id());
-    let meter = Meter::start(roles(&server, &watch));
+    let meter = Meter::start(watch.roles(TUNNEL_SERVER));
     let is_back =
         |status: &Status| status.lost - before.lost >= args.tunnels && status.up >= args.tunnels;
     let tell = |status: &Status| {
@@ -140,7 +140,7 @@ async fn measure(
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
     Ok(Found {
         tunnels: args.tunnels,
-        fleet_threads: args.crowd.fleet_threads.into(),
+        fleet_threads: args.crowd.fleet_threads,
         killed,
         listening,
         before,
@@ -172,11 +172,4 @@ async fn connect(args: &Args, watch: &mut Watch, context: &Context) -> anyhow::R
         );
     }
     Ok(())
-}
-
-fn roles(server: &Server, watch: &Watch) -> Roles {
-    let mut roles = Roles::generator();
-    roles.add(TUNNEL_SERVER, server.child.id());
-    roles.add(FLEET, watch.fleet_id());
-    roles
 }

@@ -13,7 +13,7 @@ mod connect;
 mod show;
 pub mod spread;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::sleep;
 
@@ -25,16 +25,16 @@ use crate::{
         status::{Status, clock},
         watch::Watch,
     },
-    measure::usage::{self, FLEET, Meter, Roles, TUNNEL_SERVER},
+    measure::usage::{Meter, TUNNEL_SERVER, resident},
     report::{
-        Report,
+        Report, Usage,
         format::{count, seconds},
     },
     scenario::{
         Context,
         tunnels::{show::Found, spread::SpreadArgs},
     },
-    stack::{self, Server, StackArgs, files::Files},
+    stack::{self, ProgramArgs, Server, files::Files},
 };
 
 /// After a server's start its memory is that of its tables; what starting left goes first.
@@ -100,14 +100,14 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     if args.tls_baseline {
         alone.extend(baseline::measure(&args.crowd, &files, halves[1], context).await?);
     }
-    show::show(&mut report, &found, &alone);
+    show::show(&mut report, found, &alone);
     Ok(report)
 }
 
 /// All that needs the tunnel server; it is gone when this is over.
 async fn measure(
     args: &Args,
-    stack: &StackArgs,
+    stack: &ProgramArgs,
     files: &Files,
     runtimes: &Runtimes,
     context: &Context,
@@ -116,25 +116,31 @@ async fn measure(
     context.progress.message("starting the tunnel server");
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
-    let before = usage::resident(server.child.id()).unwrap_or(0);
+    let before = resident(server.child.id()).unwrap_or(0);
     let members = Members::Clients(runtimes.tokens());
     let fleet = Fleet::start(&args.crowd, server.tunnel, members, STABLE)?;
     let mut watch = Watch::new(fleet, server.child.id());
     let wanted = (args.tunnels, before);
     let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, context);
-    let connected = Box::pin(connecting).await?;
+    let mut connected = Box::pin(connecting).await?;
     context.progress.message("connected; settling");
     watch.meanwhile(sleep(args.settle)).await?;
-    let settled = usage::resident(server.child.id()).unwrap_or(0);
-    let mut found = Found::new(connected, settled);
-    rest(args.idle, &server, &mut watch, &mut found, context).await?;
+    connected.settled = watch.server_rss();
+    let (idle_seconds, idle) = rest(args.idle, &mut watch, context).await?;
+    let mut found = Found {
+        connected,
+        idle_seconds,
+        idle,
+        lost: 0,
+        real_client: None,
+    };
     if args.real_client {
         context.progress.message("starting a real tunnel client");
         let resting = real_client(stack, files, &server, runtimes);
         found.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
-        let (roles, threads) = (roles(&server, &watch), args.crowd.fleet_threads);
+        let (roles, threads) = (watch.roles(TUNNEL_SERVER), args.crowd.fleet_threads);
         let load = spread::measure(&args.spread, threads, &server, runtimes, &roles, context);
         watch.meanwhile(Box::pin(load)).await??.show(report);
     }
@@ -144,31 +150,27 @@ async fn measure(
     Ok(found)
 }
 
-/// What everybody uses while nothing is asked.
+/// Watches the tunnels at rest; gives how long that was, and what the programs used.
 async fn rest(
     idle: Duration,
-    server: &Server,
     watch: &mut Watch,
-    found: &mut Found,
     context: &Context,
-) -> anyhow::Result<()> {
-    let meter = Meter::start(roles(server, watch));
+) -> anyhow::Result<(f64, BTreeMap<String, Usage>)> {
+    let meter = Meter::start(watch.roles(TUNNEL_SERVER));
     let began = clock();
     let tell = |status: &Status| {
         let left = seconds((idle.as_secs_f64() - (status.at - began)).max(0.0).ceil());
-        context.progress.message(format_args!(
-            "{} at rest, {left} left",
-            count(status.up as f64)
-        ));
+        let up = count(status.up as f64);
+        context
+            .progress
+            .message(format_args!("{up} at rest, {left} left"));
     };
     watch.until(idle, |_| false, tell).await?;
-    found.idle_seconds = clock() - began;
-    found.idle = meter.finish();
-    Ok(())
+    Ok((clock() - began, meter.finish()))
 }
 
 async fn real_client(
-    stack: &StackArgs,
+    stack: &ProgramArgs,
     files: &Files,
     server: &Server,
     runtimes: &Runtimes,
@@ -181,12 +183,5 @@ async fn real_client(
         .wait_ready(client.address, stack::START_LIMIT)
         .await?;
     sleep(CLIENT_REST).await;
-    Ok(usage::resident(client.child.id()).unwrap_or(0))
-}
-
-fn roles(server: &Server, watch: &Watch) -> Roles {
-    let mut roles = Roles::generator();
-    roles.add(TUNNEL_SERVER, server.child.id());
-    roles.add(FLEET, watch.fleet_id());
-    roles
+    Ok(resident(client.child.id()).unwrap_or(0))
 }

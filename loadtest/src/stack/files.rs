@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
-use crate::stack::{StackArgs, program};
+use crate::stack::{ProgramArgs, program};
 
 /// The files of one stack.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Files {
     ///
     /// # Errors
     /// The server's program is not there, or the directory cannot be written.
-    pub fn new(args: &StackArgs) -> anyhow::Result<Self> {
+    pub fn new(args: &ProgramArgs) -> anyhow::Result<Self> {
         let server_program = program(args, "tunnel-server")?;
         let directory = TempDir::with_prefix("loadtest-").context("cannot make a directory")?;
         let files = Self {

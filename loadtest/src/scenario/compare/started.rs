@@ -154,7 +154,7 @@ impl Started {
         let public = Some(stack.public_address());
         let mut target = Target::at(&stack.url(RUNTIME), public, &Manner::default()).await?;
         target.roles.extend(&stack.roles());
-        let shards = match args.stack.shards {
+        let shards = match args.stack.programs.shards {
             1 => "1 shard".to_owned(),
             shards => format!("{shards} shards"),
         };

@@ -47,7 +47,7 @@ impl Environment {
         };
         let mut programs = args.target.stack.clone();
         if args.limits {
-            programs.server_flags.splice(0..0, limit_flags());
+            programs.programs.server_flags.splice(0..0, limit_flags());
         }
         let stack = Box::pin(Stack::start(&programs, plan)).await?;
         let mut direct = None;

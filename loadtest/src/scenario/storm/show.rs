@@ -2,93 +2,52 @@
 
 use super::Found;
 use crate::{
-    fleet::watch::{failures_since, kinds, peak_rate, raise_peak, thinned, when_reached},
-    load::BUSY,
-    measure::usage::{FLEET, TUNNEL_SERVER},
+    fleet::watch::{Phase, kinds, peak_rate, thinned, when_reached},
+    measure::usage::TUNNEL_SERVER,
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, build,
         format::{NONE, bytes, count, seconds},
     },
 };
 
-/// Lines over the time since the kill.
-struct Lines {
-    served: Vec<(f64, f64)>,
-    handshakes: Vec<(f64, f64)>,
-    cpu: Vec<(f64, f64)>,
-}
+type Line = Vec<(f64, f64)>;
 
 pub(super) fn show(report: &mut Report, found: &Found) {
     let samples = &found.samples;
-    // What was up before all had noticed is none of those that came back.
-    let fallen = |line: Vec<(f64, f64)>| -> Vec<(f64, f64)> {
-        let lowest = line
-            .iter()
-            .map(|point| point.1)
-            .fold(f64::INFINITY, f64::min);
-        let from = line.iter().position(|point| point.1 <= lowest).unwrap_or(0);
-        line.into_iter().skip(from).collect()
+    let served = fallen(samples.over_time(found.killed, |status| status.up));
+    let handshakes = samples.over_time(found.killed, |status| status.handshakes);
+    let phase = Phase {
+        name: "coming back",
+        role: TUNNEL_SERVER,
+        before: &found.before,
+        since: found.killed,
+        metered_since: found.listening,
+        fleet_threads: found.fleet_threads,
     };
-    let lines = Lines {
-        served: fallen(samples.over_time(found.killed, |status| status.up)),
-        handshakes: samples.over_time(found.killed, |status| status.handshakes),
-        cpu: samples.server_cpu(found.killed),
-    };
-    let run = run(found);
-    report.tables.push(times(found, &lines));
-    report.tables.push(load(found, &lines));
+    let (run, _) = samples.run(phase, found.usage.clone());
+    report.tables.push(times(found, &served));
+    report.tables.push(load(found, &served, &handshakes));
     report.tables.extend(refusals(&run));
     notes(report, found, &run);
     report.runs.push(run);
-    report.charts.extend(charts(&lines));
-    report
-        .charts
-        .extend(build::latency_chart(&report.runs).map(|chart| Chart {
-            title: "Time without a session".to_owned(),
-            ..chart
-        }));
+    report.charts.extend(charts(&served, &handshakes));
+    let curve = build::latency_chart(&report.runs);
+    let curve = curve.map(|chart| chart.titled("Time without a session"));
+    report.charts.extend(curve);
 }
 
-fn run(found: &Found) -> Run {
-    let samples = &found.samples;
-    let last = samples.last().unwrap_or(&found.before);
-    let completed = last.connected - found.before.connected;
-    let end = if completed > 0 {
-        last.connected_at
-    } else {
-        last.at
-    };
-    let seconds = (end - found.killed).max(1e-3);
-    let mut usage = found.usage.clone();
-    raise_peak(&mut usage, TUNNEL_SERVER, samples.peak_rss());
-    let server_cpu = usage.get(TUNNEL_SERVER).map(|usage| usage.cpu_seconds);
-    let fleet_cpu = usage.get(FLEET).map_or(0.0, |usage| usage.cpu_seconds);
-    let fleet_share = fleet_cpu / (last.at - found.listening).max(1e-3) / found.fleet_threads;
-    Run {
-        name: "coming back".to_owned(),
-        seconds,
-        completed,
-        rate: completed as f64 / seconds,
-        bytes_up: 0,
-        bytes_down: 0,
-        latency: samples.took().summary(),
-        errors: failures_since(&found.before, last),
-        cpu_us_per_request: server_cpu
-            .filter(|_| completed > 0)
-            .map(|cpu| cpu * 1e6 / completed as f64),
-        usage,
-        timeline: samples.timeline(found.killed),
-        generator_bound: fleet_share >= BUSY,
-    }
+/// The line from where it is lowest: what was up before all had noticed is none of those that came back.
+fn fallen(line: Line) -> Line {
+    let heights = line.iter().map(|point| point.1);
+    let lowest = heights.fold(f64::INFINITY, f64::min);
+    let from = line.iter().position(|point| point.1 <= lowest).unwrap_or(0);
+    line.into_iter().skip(from).collect()
 }
 
-fn times(found: &Found, lines: &Lines) -> Table {
+fn times(found: &Found, served: &Line) -> Table {
     let since_listening = found.listening - found.killed;
     let last = found.samples.last().filter(|_| found.all);
-    let share = |share: f64| {
-        let level = share * found.tunnels as f64;
-        when_reached(&lines.served, level)
-    };
+    let share = |share: f64| when_reached(served, share * found.tunnels as f64);
     let rows = [
         ("half", share(0.5)),
         ("90 %", share(0.9)),
@@ -100,31 +59,27 @@ fn times(found: &Found, lines: &Lines) -> Table {
         let since = at.map(|at| at - since_listening);
         vec![name.to_owned(), cell(at), cell(since)]
     };
-    let columns = [
+    let heads = [
         "served again",
         "since the kill",
         "since the server listened again",
     ];
-    Table {
-        title: "Time until tunnels are served again".to_owned(),
-        columns: columns.map(ToOwned::to_owned).to_vec(),
-        rows: rows.map(row).to_vec(),
-    }
+    Table::new(
+        "Time until tunnels are served again",
+        &heads,
+        rows.map(row).to_vec(),
+    )
 }
 
-fn load(found: &Found, lines: &Lines) -> Table {
-    let percent = |share: f64| format!("{:.0} % of a core", share * 100.0);
-    let most = |line: &[(f64, f64)]| count(peak_rate(line, 1.0).round());
-    let answered = count(found.answered as f64);
+fn load(found: &Found, served: &Line, handshakes: &Line) -> Table {
+    let most = |line: &Line| count(peak_rate(line, 1.0).round());
+    let cpu = peak_rate(&found.samples.server_cpu(found.killed), 1.0);
     let rows = [
-        (
-            "handshakes, most within one second",
-            most(&lines.handshakes),
-        ),
-        ("served again, most within one second", most(&lines.served)),
+        ("handshakes, most within one second", most(handshakes)),
+        ("served again, most within one second", most(served)),
         (
             "server CPU, most within one second",
-            percent(peak_rate(&lines.cpu, 1.0)),
+            format!("{:.0} % of a core", cpu * 100.0),
         ),
         (
             "server memory, most",
@@ -134,29 +89,20 @@ fn load(found: &Found, lines: &Lines) -> Table {
             "server memory before the kill",
             bytes(found.rss_before as f64),
         ),
-        ("runtimes that answered afterwards", answered),
+        (
+            "runtimes that answered afterwards",
+            count(found.answered as f64),
+        ),
     ];
-    Table {
-        title: "The storm".to_owned(),
-        columns: vec![String::new(), "value".to_owned()],
-        rows: rows
-            .map(|(name, value)| vec![name.to_owned(), value])
-            .to_vec(),
-    }
+    let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
+    Table::new("The storm", &["", "value"], rows.map(row).to_vec())
 }
 
-/// Dials that came to nothing; none when there were none.
 fn refusals(run: &Run) -> Option<Table> {
-    let rows: Vec<_> = run
-        .errors
-        .iter()
-        .map(|(kind, times)| vec![kind.clone(), count(*times as f64)])
-        .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "Dials that came to nothing; a status is a refusal of the server".to_owned(),
-        columns: ["kind", "dials"].map(ToOwned::to_owned).to_vec(),
-        rows,
-    })
+    let row = |(kind, times): (&String, &u64)| vec![kind.clone(), count(*times as f64)];
+    let rows: Vec<_> = run.errors.iter().map(row).collect();
+    let title = "Dials that came to nothing; a status is a refusal of the server";
+    (!rows.is_empty()).then(|| Table::new(title, &["kind", "dials"], rows))
 }
 
 fn notes(report: &mut Report, found: &Found, run: &Run) {
@@ -178,30 +124,19 @@ fn notes(report: &mut Report, found: &Found, run: &Run) {
     );
 }
 
-fn charts(lines: &Lines) -> [Chart; 2] {
-    let chart = |title: &str, y: Axis, line: Vec<(f64, f64)>| Chart {
-        title: title.to_owned(),
-        x: Axis::new("since the kill", Unit::Seconds, Scale::Linear),
-        series: vec![Series {
-            name: y.label.clone(),
-            points: line,
-        }],
-        y,
-    };
-    let rates = lines.handshakes.windows(2).filter_map(|pair| {
+fn charts(served: &Line, handshakes: &Line) -> [Chart; 2] {
+    let rates = handshakes.windows(2).filter_map(|pair| {
         let [from, to] = pair else { return None };
         (to.0 > from.0).then(|| (to.0, (to.1 - from.1) / (to.0 - from.0)))
     });
+    let rates: Line = rates.collect();
+    let chart = |title: &str, label: &str, unit: Unit, line: &Line| {
+        let x = Axis::new("since the kill", Unit::Seconds, Scale::Linear);
+        let y = Axis::new(label, unit, Scale::Linear);
+        Chart::new(title, x, y, [Series::new(label, thinned(line))])
+    };
     [
-        chart(
-            "Served again",
-            Axis::new("tunnels", Unit::Count, Scale::Linear),
-            thinned(&lines.served),
-        ),
-        chart(
-            "Handshakes",
-            Axis::new("handshakes", Unit::PerSecond, Scale::Linear),
-            thinned(&rates.collect::<Vec<_>>()),
-        ),
+        chart("Served again", "tunnels", Unit::Count, served),
+        chart("Handshakes", "handshakes", Unit::PerSecond, &rates),
     ]
 }

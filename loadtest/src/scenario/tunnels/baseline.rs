@@ -10,7 +10,6 @@ use crate::{
         process::{Fleet, Members},
         watch::Watch,
     },
-    measure::usage::resident,
     scenario::{
         Context,
         tunnels::connect::{self, Connected},
@@ -34,7 +33,7 @@ pub(super) async fn measure(
     files: &Files,
     wanted: u64,
     context: &Context,
-) -> anyhow::Result<Option<(Connected, u64)>> {
+) -> anyhow::Result<Option<Connected>> {
     if wanted == 0 {
         return Ok(None);
     }
@@ -42,23 +41,20 @@ pub(super) async fn measure(
         child: sink,
         address,
     } = start(args, files).await?;
-    let before = resident(sink.id()).unwrap_or(0);
     let fleet = Fleet::start(args, address, Members::Handshakes(wanted), Duration::ZERO)?;
     let mut watch = Watch::new(fleet, sink.id());
-    let connecting = connect::connect(&mut watch, ALONE, (wanted, before), args, context);
-    let connected = Box::pin(connecting).await?;
+    let wanted = (wanted, watch.server_rss());
+    let connecting = connect::connect(&mut watch, ALONE, wanted, args, context);
+    let mut connected = Box::pin(connecting).await?;
     watch.meanwhile(sleep(SETTLE)).await?;
-    let settled = resident(sink.id()).unwrap_or(0);
-    // The fleet first: it must not dial again when the sink goes.
-    drop(watch);
-    drop(sink);
-    Ok(Some((connected, settled)))
+    connected.settled = watch.server_rss();
+    Ok(Some(connected))
 }
 
 async fn start(args: &CrowdArgs, files: &Files) -> anyhow::Result<Running> {
     let flags = [
         "tls-sink".to_owned(),
-        format!("--threads={}", args.shards.max(1)),
+        format!("--threads={}", args.programs.shards.max(1)),
         format!("--cert={}", files.certificate().display()),
         format!("--key={}", files.key().display()),
     ];

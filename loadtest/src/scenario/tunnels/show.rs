@@ -1,7 +1,11 @@
-//! From what was found to tables, charts and notes.
+//! From what was found to runs, tables, charts and notes.
 
 use std::collections::BTreeMap;
 
+use super::{
+    baseline::ALONE,
+    connect::{Connected, Sum},
+};
 use crate::{
     fleet::watch::kinds,
     measure::usage::{FLEET, TUNNEL_SERVER},
@@ -9,211 +13,151 @@ use crate::{
         Axis, Chart, Report, Scale, Series, Table, Unit, Usage, build,
         format::{NONE, bytes, count, per_second, seconds},
     },
-    scenario::tunnels::{
-        baseline::ALONE,
-        connect::{Connected, Sum},
-    },
 };
 
-/// Everything but the requests and what TLS alone came to.
+/// What was found of a server's tunnels.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// How they connected.
     pub(super) connected: Connected,
-    /// Resident memory of the server when it had settled.
-    pub(super) settled: u64,
-    /// How long was measured at rest, seconds.
+    /// Length of the time at rest, and what the programs used in it.
     pub(super) idle_seconds: f64,
-    /// What everybody used meanwhile.
     pub(super) idle: BTreeMap<String, Usage>,
-    /// Sessions that ended though nobody asked for it.
+    /// Sessions that ended though nobody asked.
     pub(super) lost: u64,
     /// Resident memory of a real client at rest.
     pub(super) real_client: Option<u64>,
 }
 
-impl Found {
-    /// Before anything was measured at rest.
-    pub(super) fn new(connected: Connected, settled: u64) -> Self {
-        Self {
-            connected,
-            settled,
-            idle_seconds: 0.0,
-            idle: BTreeMap::new(),
-            lost: 0,
-            real_client: None,
-        }
-    }
-}
+const HALVES: [&str; 2] = ["TLS alone, first half", "TLS alone, second half"];
 
-/// Puts it into the report, before what the requests have put there. `alone` are the parts of what
-/// TLS alone came to, each with the memory that it settled at.
-pub(super) fn show(report: &mut Report, found: &Found, alone: &[(Connected, u64)]) {
-    let own = Sum::of([(&found.connected, found.settled)]);
-    let library = Sum::of(alone.iter().map(|(part, settled)| (part, *settled)));
-    let mut tables = vec![connecting(own, library), memory(found, own, library)];
-    tables.extend(at_rest(found, own));
-    tables.append(&mut report.tables);
-    report.tables = tables;
-
-    let mut runs = vec![found.connected.run.clone()];
-    runs.extend(alone.iter().map(|(part, _)| part.run.clone()));
-    let names = [
-        "tunnels connect",
-        "TLS alone, first half",
-        "TLS alone, second half",
-    ];
-    for (run, name) in runs.iter_mut().zip(names) {
+/// Writes into the report, before what is there of requests over the tunnels. `alone` is TLS alone, in halves.
+pub(super) fn show(report: &mut Report, found: Found, alone: &[Connected]) {
+    let own = Sum::of(std::slice::from_ref(&found.connected));
+    let library = Sum::of(alone);
+    let mut tables = vec![connecting(own, library), memory(&found, own, library)];
+    tables.extend(at_rest(&found, own));
+    report.tables.splice(0..0, tables);
+    let all = || std::iter::once(&found.connected).chain(alone);
+    let mut runs: Vec<_> = all().map(|part| part.run.clone()).collect();
+    for (run, name) in runs
+        .iter_mut()
+        .zip(["tunnels connect"].into_iter().chain(HALVES))
+    {
         name.clone_into(&mut run.name);
     }
-    let mut charts = charts(found, alone);
-    charts.extend(build::latency_chart(&runs).map(|chart| Chart {
-        title: "Time to connect one".to_owned(),
-        ..chart
-    }));
-    charts.append(&mut report.charts);
-    report.charts = charts;
-    runs.append(&mut report.runs);
-    report.runs = runs;
-    notes(report, found, alone, own);
+    let mut charts = charts(&found, alone).to_vec();
+    let curve = build::latency_chart(&runs);
+    charts.extend(curve.map(|chart| chart.titled("Time to connect one")));
+    report.charts.splice(0..0, charts);
+    report.runs.splice(0..0, runs);
+    notes(report, &found, alone, own);
 }
 
-/// A table of figures with a column for the tunnels, and one for TLS alone.
-fn table(title: &str, rows: &[(&str, String, String)]) -> Table {
-    let columns = ["", TUNNEL_SERVER, ALONE].map(ToOwned::to_owned);
-    let cells = |(name, own, library): &(&str, String, String)| {
-        vec![(*name).to_owned(), own.clone(), library.clone()]
-    };
-    Table {
-        title: title.to_owned(),
-        columns: columns.to_vec(),
-        rows: rows.iter().map(cells).collect(),
-    }
+type Row = (&'static str, String, String);
+
+fn table(title: &str, rows: Vec<Row>) -> Table {
+    let cells = rows
+        .into_iter()
+        .map(|(name, own, library)| vec![name.to_owned(), own, library]);
+    Table::new(title, &["", TUNNEL_SERVER, ALONE], cells.collect())
 }
 
 fn connecting(own: Option<Sum>, library: Option<Sum>) -> Table {
-    let show = |sum: Option<Sum>, figure: &dyn Fn(&Sum) -> String| {
-        sum.as_ref().map_or_else(|| NONE.to_owned(), figure)
+    let none = || NONE.to_owned();
+    let row = |name, figure: fn(&Sum) -> String| {
+        let [own, library] = [own, library].map(|sum| sum.as_ref().map_or_else(none, figure));
+        (name, own, library)
     };
-    let row =
-        |name, figure: &dyn Fn(&Sum) -> String| (name, show(own, figure), show(library, figure));
-    let ratio = |figure: &dyn Fn(&Sum) -> f64| match (&own, &library) {
-        (Some(own), Some(library)) => count(figure(own) / figure(library)),
-        _ => NONE.to_owned(),
+    let ratio = |name, figure: fn(&Sum) -> f64| {
+        let both = own.zip(library);
+        let ratio = both.map(|(own, library)| count(figure(&own) / figure(&library)));
+        (name, ratio.unwrap_or_else(none), none())
     };
-    let rows = [
-        row("connected", &|sum| count(sum.connected as f64)),
-        row("time to connect all", &|sum| seconds(sum.seconds)),
-        row("handshakes", &|sum| per_second(sum.rate())),
-        (
-            "handshakes, ratio to TLS alone",
-            ratio(&Sum::rate),
-            NONE.to_owned(),
-        ),
-        row("most within one second", &|sum| {
-            count(sum.peak_rate.round())
-        }),
-        row("server CPU for each", &|sum| seconds(sum.cpu_each())),
-        (
-            "server CPU, ratio to TLS alone",
-            ratio(&Sum::cpu_each),
-            NONE.to_owned(),
-        ),
-        row("fleet CPU, share of its threads", &|sum| {
+    let rows = vec![
+        row("connected", |sum| count(sum.connected as f64)),
+        row("time to connect all", |sum| seconds(sum.seconds)),
+        row("handshakes", |sum| per_second(sum.rate())),
+        ratio("handshakes, ratio to TLS alone", Sum::rate),
+        row("most within one second", |sum| count(sum.peak_rate.round())),
+        row("server CPU for each", |sum| seconds(sum.cpu_each())),
+        ratio("server CPU, ratio to TLS alone", Sum::cpu_each),
+        row("fleet CPU, share of its threads", |sum| {
             percent(sum.fleet_share)
         }),
     ];
-    table("Connecting", &rows)
+    table("Connecting", rows)
 }
 
 fn memory(found: &Found, own: Option<Sum>, library: Option<Sum>) -> Table {
     let none = || NONE.to_owned();
-    let each = |sum: Option<Sum>| sum.map_or_else(none, |sum| bytes(sum.memory_each()));
-    let size = |bytes_: u64| bytes(bytes_ as f64);
-    let after_idle = found
-        .idle
-        .get(TUNNEL_SERVER)
-        .map_or(found.settled, |usage| usage.rss);
-    let connected = found.connected.run.completed.max(1) as f64;
-    let grown = after_idle.saturating_sub(found.connected.before) as f64;
+    let connected = &found.connected;
+    let [own, library] =
+        [own, library].map(|sum| sum.map_or_else(none, |sum| bytes(sum.memory_each())));
+    let after_idle = found.idle.get(TUNNEL_SERVER);
+    let after_idle = after_idle.map_or(connected.settled, |usage| usage.rss);
+    let grown = after_idle.saturating_sub(connected.before) as f64;
+    let grown = grown / connected.run.completed.max(1) as f64;
+    let one = |name, size: f64| (name, bytes(size), none());
     let mut rows = vec![
-        ("resident before any", size(found.connected.before), none()),
-        (
-            "resident at most while connecting",
-            size(found.connected.peak),
-            none(),
-        ),
-        ("resident when settled", size(found.settled), none()),
-        ("for each, when settled", each(own), each(library)),
-        (
-            "for each, after the time at rest",
-            bytes(grown / connected),
-            none(),
-        ),
+        one("resident before any", connected.before as f64),
+        one("resident at most while connecting", connected.peak as f64),
+        one("resident when settled", connected.settled as f64),
+        ("for each, when settled", own, library),
+        one("for each, after the time at rest", grown),
     ];
-    if let Some(resident) = found.real_client {
-        rows.push(("one real tunnel client at rest", size(resident), none()));
-    }
-    table("Memory", &rows)
+    let real = found.real_client.map(|resident| resident as f64);
+    rows.extend(real.map(|resident| one("one real tunnel client at rest", resident)));
+    table("Memory", rows)
 }
 
 fn at_rest(found: &Found, own: Option<Sum>) -> Option<Table> {
     let connected = own?.connected as f64;
-    let used = |role: &str| found.idle.get(role).map(|usage| usage.cpu_seconds);
+    let used = |role: &str| {
+        let usage = found.idle.get(role)?;
+        Some(usage.cpu_seconds / found.idle_seconds)
+    };
     let server = used(TUNNEL_SERVER)?;
     let rows = [
-        (
-            "share of a core, all together",
-            percent(server / found.idle_seconds),
-        ),
-        (
-            "for each and second",
-            seconds(server / found.idle_seconds / connected),
-        ),
+        ("share of a core, all together", percent(server)),
+        ("for each and second", seconds(server / connected)),
         (
             "share of a core, fleet",
-            percent(used(FLEET).unwrap_or(0.0) / found.idle_seconds),
+            percent(used(FLEET).unwrap_or(0.0)),
         ),
     ];
-    Some(Table {
-        title: format!("CPU at rest, over {}", seconds(found.idle_seconds)),
-        columns: ["", TUNNEL_SERVER].map(ToOwned::to_owned).to_vec(),
-        rows: rows
-            .map(|(name, value)| vec![name.to_owned(), value])
-            .to_vec(),
-    })
+    let title = format!("CPU at rest, over {}", seconds(found.idle_seconds));
+    let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
+    Some(Table::new(
+        title,
+        &["", TUNNEL_SERVER],
+        rows.map(row).to_vec(),
+    ))
 }
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn notes(report: &mut Report, found: &Found, alone: &[(Connected, u64)], own: Option<Sum>) {
+fn notes(report: &mut Report, found: &Found, alone: &[Connected], own: Option<Sum>) {
     let connected = &found.connected;
+    let failures = kinds(&connected.run.errors);
     if !connected.all {
-        let up = own.map_or(0, |own| own.connected);
+        let up = count(own.map_or(0, |own| own.connected) as f64);
         report.warn(format!(
-            "only {} were connected within the limit: {}",
-            count(up as f64),
-            kinds(&connected.run.errors)
+            "only {up} were connected within the limit: {failures}"
         ));
     } else if !connected.run.errors.is_empty() {
-        report.warn(format!(
-            "dials that failed on the way: {}",
-            kinds(&connected.run.errors)
-        ));
+        report.warn(format!("dials that failed on the way: {failures}"));
     }
     if alone
         .iter()
-        .any(|(part, _)| !part.all || !part.run.errors.is_empty())
+        .any(|part| !part.all || !part.run.errors.is_empty())
     {
         report.warn("not all handshakes with TLS alone went well: its figures are too low");
     }
     if found.lost > 0 {
-        report.warn(format!(
-            "{} sessions ended though nobody asked",
-            count(found.lost as f64)
-        ));
+        let lost = count(found.lost as f64);
+        report.warn(format!("{lost} sessions ended though nobody asked"));
     }
     if connected.run.generator_bound {
         report.warn(
@@ -230,32 +174,27 @@ fn notes(report: &mut Report, found: &Found, alone: &[(Connected, u64)], own: Op
     }
 }
 
-fn charts(found: &Found, alone: &[(Connected, u64)]) -> Vec<Chart> {
-    let named = |name: &str, points: &[(f64, f64)]| Series {
-        name: name.to_owned(),
-        points: points.to_vec(),
-    };
-    let mut over_time = vec![named("tunnels", &found.connected.over_time)];
-    for ((part, _), name) in alone
-        .iter()
-        .zip(["TLS alone, first half", "TLS alone, second half"])
-    {
-        over_time.push(named(name, &part.over_time));
-    }
-    let mut by_count = vec![named(TUNNEL_SERVER, &found.connected.memory)];
-    by_count.extend(alone.first().map(|(part, _)| named(ALONE, &part.memory)));
-    vec![
-        Chart {
-            title: "Connected over time".to_owned(),
-            x: Axis::new("time", Unit::Seconds, Scale::Linear),
-            y: Axis::new("connected", Unit::Count, Scale::Linear),
-            series: over_time,
-        },
-        Chart {
-            title: "Memory of the server that comes with them".to_owned(),
-            x: Axis::new("connected", Unit::Count, Scale::Linear),
-            y: Axis::new("resident", Unit::Bytes, Scale::Linear),
-            series: by_count,
-        },
+fn charts(found: &Found, alone: &[Connected]) -> [Chart; 2] {
+    let tunnels = Series::new("tunnels", found.connected.over_time.clone());
+    let halves = alone.iter().zip(HALVES);
+    let halves = halves.map(|(part, name)| Series::new(name, part.over_time.clone()));
+    let server = Series::new(TUNNEL_SERVER, found.connected.memory.clone());
+    let library = alone
+        .first()
+        .map(|part| Series::new(ALONE, part.memory.clone()));
+    let axis = |label, unit| Axis::new(label, unit, Scale::Linear);
+    [
+        Chart::new(
+            "Connected over time",
+            axis("time", Unit::Seconds),
+            axis("connected", Unit::Count),
+            std::iter::once(tunnels).chain(halves),
+        ),
+        Chart::new(
+            "Memory of the server that comes with them",
+            axis("connected", Unit::Count),
+            axis("resident", Unit::Bytes),
+            std::iter::once(server).chain(library),
+        ),
     ]
 }
