@@ -12,7 +12,7 @@ pub mod usage;
 
 use std::{
     cell::{Cell, RefCell},
-    fmt, mem,
+    fmt,
     rc::Rc,
     time::Duration,
 };
@@ -63,7 +63,7 @@ impl Window {
 }
 
 /// What happened in one interval, on one thread, in one group.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Slice {
     /// Requests that ended well.
     pub completed: u64,
@@ -80,17 +80,6 @@ pub struct Slice {
 }
 
 impl Slice {
-    fn new() -> Self {
-        Self {
-            completed: 0,
-            bytes_up: 0,
-            bytes_down: 0,
-            latencies: Latencies::new(),
-            errors: Errors::default(),
-            late: 0,
-        }
-    }
-
     /// Adds what `other` holds.
     pub fn merge(&mut self, other: &Self) {
         self.completed += other.completed;
@@ -99,21 +88,6 @@ impl Slice {
         self.latencies.merge(&other.latencies);
         self.errors.merge(&other.errors);
         self.late += other.late;
-    }
-
-    fn clear(&mut self) {
-        self.completed = 0;
-        self.bytes_up = 0;
-        self.bytes_down = 0;
-        self.latencies.clear();
-        self.errors.clear();
-        self.late = 0;
-    }
-}
-
-impl Default for Slice {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -141,7 +115,7 @@ impl Recorder {
     pub fn new() -> Self {
         Self {
             window: Rc::new(Cell::new(None)),
-            slice: Rc::new(RefCell::new(Slice::new())),
+            slice: Rc::new(RefCell::new(Slice::default())),
         }
     }
 
@@ -191,9 +165,8 @@ impl Recorder {
     }
 
     /// Hands over what was recorded since the last time. `spare` takes its place.
-    pub fn take(&self, mut spare: Slice) -> Slice {
-        spare.clear();
-        mem::replace(&mut self.slice.borrow_mut(), spare)
+    pub fn take(&self) -> Slice {
+        self.slice.take()
     }
 
     fn counts(&self, begun: Instant) -> bool {
@@ -249,7 +222,7 @@ impl Collector {
     pub fn new(name: String, interval: Duration, threads: usize) -> Self {
         Self {
             name,
-            total: Slice::new(),
+            total: Slice::default(),
             timeline: Timeline::new(interval, threads),
         }
     }
@@ -300,7 +273,7 @@ mod tests {
             tokio::time::sleep_until(begun + SECOND).await;
             recorder.completed(begun, 10, 20);
             recorder.failed(begun, Kind::Timeout);
-            let slice = recorder.take(Slice::default());
+            let slice = recorder.take();
             assert_eq!(slice.completed, counts, "begun after {begins:?}");
             assert_eq!(slice.errors.total(), counts);
             assert_eq!(

@@ -164,11 +164,6 @@ impl Errors {
         self.counts.values().sum()
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.counts.clear();
-    }
-
     /// Counts by the kind's name.
     pub fn by_name(&self) -> BTreeMap<String, u64> {
         self.counts

@@ -61,14 +61,6 @@ impl Latencies {
         self.beyond += other.beyond;
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        if !self.histogram.is_empty() {
-            self.histogram.reset();
-        }
-        self.beyond = 0;
-    }
-
     /// How many were recorded.
     pub fn count(&self) -> u64 {
         self.histogram.len()

@@ -48,7 +48,7 @@ impl Timeline {
             return;
         };
         while self.pending.len() <= place {
-            self.pending.push((0, Slice::new()));
+            self.pending.push((0, Slice::default()));
         }
         let (told, sum) = &mut self.pending[place];
         *told += 1;

@@ -37,6 +37,7 @@ const ENDLESS: u64 = 1 << 50;
 
 /// Flags of `loadtest bulk`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -45,20 +46,20 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// Streams at once in each direction, each over a connection of its own
-    #[arg(long, short = 's', value_name = "N", default_value_t = 1, help_heading = "Load", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, short = 's', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub streams: u32,
     /// Which way the bytes go
-    #[arg(long, value_name = "WAY", value_enum, default_value_t = Direction::Down, help_heading = "Load")]
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = Direction::Down)]
     pub direction: Direction,
     /// Each stream moves so much, such as 1GiB, and ends; without it, streams run for --duration.
     /// A URL with a path of its own must answer with as much
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Load")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<ByteSize>,
     /// Each stream moves so much a second and no more, such as 8MiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Load")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate_per_stream: Option<ByteSize>,
     /// Look at each byte of the sample upstream's answers, not at their length only
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub verify: bool,
     /// Put a link between tunnel client and tunnel server that is so late, one way
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "self_contained", help_heading = "Self-contained")]

@@ -46,43 +46,35 @@ use upstream::Upstream;
 #[derive(Clone, Debug, clap::Args)]
 #[command(mut_arg("duration", |flag| flag.default_value("4s")))]
 #[command(mut_arg("warm_up", |flag| flag.default_value("1s")))]
+#[command(next_help_heading = "Targets")]
 pub struct Args {
     /// Compare this too: NAME=URL, then after commas the ids of its processes, for their use, and
     /// an IP:PORT to connect to instead of the URL's host; repeat for more
-    #[arg(
-        long = "target",
-        value_name = "NAME=URL[,PID...]",
-        help_heading = "Targets"
-    )]
+    #[arg(long = "target", value_name = "NAME=URL[,PID...]")]
     pub targets: Vec<Named>,
     /// Compare these alone, by name [default: all]. What is started ends with this program, but
     /// nginx, rathole and the tunnel's programs not when it is killed by SIGKILL
-    #[arg(
-        long,
-        value_name = "NAME,...",
-        value_delimiter = ',',
-        help_heading = "Targets"
-    )]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// The target that ratios are to [default: nginx, or hop where nginx is not installed]
-    #[arg(long, value_name = "NAME", help_heading = "Targets")]
+    #[arg(long, value_name = "NAME")]
     pub base: Option<String>,
     /// Header to send to the targets of --target, such as "host: a.example"; repeat for more
-    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header, help_heading = "Targets")]
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Believe any certificate of the targets of --target
-    #[arg(long, conflicts_with = "ca", help_heading = "Targets")]
+    #[arg(long, conflicts_with = "ca")]
     pub insecure: bool,
     /// CA certificates to believe instead of the system's, PEM
-    #[arg(long, value_name = "FILE", help_heading = "Targets")]
+    #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
     /// upstream` does [default: nginx where installed]
-    #[arg(long, value_name = "WHAT", help_heading = "Targets")]
+    #[arg(long, value_name = "WHAT")]
     pub upstream: Option<upstream::Choice>,
     /// Where the upstream listens, so that a tunnel of --target can lead there [default: a free
     /// port]
-    #[arg(long, value_name = "IP:PORT", help_heading = "Targets")]
+    #[arg(long, value_name = "IP:PORT")]
     pub upstream_listen: Option<SocketAddr>,
     /// What to send: small requests, and one large download and upload
     #[arg(

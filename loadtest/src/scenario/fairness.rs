@@ -52,6 +52,7 @@ const CONNECTING: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug, clap::Args)]
 #[command(mut_arg("duration", |flag| flag.default_value("5s")))]
 #[command(mut_arg("warm_up", |flag| flag.default_value("1s")))]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -79,57 +80,31 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// Small requests a second, due at even intervals
-    #[arg(long, short = 'r', value_name = "PER_SECOND", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Load")]
+    #[arg(long, short = 'r', value_name = "PER_SECOND", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: u32,
     /// Connections of the small requests
-    #[arg(
-        long,
-        short = 'c',
-        value_name = "N",
-        default_value_t = 8,
-        help_heading = "Load"
-    )]
+    #[arg(long, short = 'c', value_name = "N", default_value_t = 8)]
     pub connections: usize,
     /// Downloads beside them
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 8)]
     pub bulk_streams: usize,
     /// Bytes a second of each paced download
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "8MiB",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     pub bulk_rate: ByteSize,
     /// Connections that ask for much and read little
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 8)]
     pub slow_readers: usize,
     /// Bytes a second that each of them reads
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "1KiB",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "1KiB")]
     pub slow_rate: ByteSize,
     /// Path of a large download; what the sample upstream has by default
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/bytes/1099511627776",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "PATH", default_value = "/bytes/1099511627776")]
     pub bulk_path: String,
     /// Path of a download that the upstream paces; {rate} becomes the bytes a second
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/pace?rate={rate}",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "PATH", default_value = "/pace?rate={rate}")]
     pub paced_path: String,
     /// Rounds: in each, every phase comes once
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub rounds: u16,
 }
 

@@ -29,6 +29,7 @@ use call::{Plan, Streaming, Unary};
 
 /// Flags of `loadtest grpc`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -37,31 +38,30 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// What the calls are like
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Unary, help_heading = "Load")]
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Unary)]
     pub kind: Kind,
     /// HTTP/2 connections
-    #[arg(long, short = 'c', value_name = "N", default_value_t = 4, help_heading = "Load", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, short = 'c', value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub connections: u32,
     /// Calls at once on each connection
-    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Load", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub calls: u32,
     /// Messages of each streaming call
-    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Load", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
     /// Open loop: so many messages a second in all, due at even intervals, whatever the target does
-    #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Load")]
+    #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Size of each message; one that is not empty means nothing to a service of your own
     #[arg(
         long,
         value_name = "SIZE",
         default_value = "16B",
-        conflicts_with = "message_file",
-        help_heading = "Load"
+        conflicts_with = "message_file"
     )]
     pub message_size: ByteSize,
     /// File whose bytes are the message, as your service expects it
-    #[arg(long, value_name = "FILE", help_heading = "Load")]
+    #[arg(long, value_name = "FILE")]
     pub message_file: Option<PathBuf>,
 }
 

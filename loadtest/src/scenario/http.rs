@@ -25,6 +25,7 @@ use crate::{
 
 /// Flags of `loadtest http`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -33,22 +34,10 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// Connections, each with one request at a time
-    #[arg(
-        long,
-        short = 'c',
-        value_name = "N",
-        default_value = "64",
-        help_heading = "Load"
-    )]
+    #[arg(long, short = 'c', value_name = "N", default_value = "64")]
     pub connections: NonZeroUsize,
     /// With --http2: requests at a time on each connection
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "1",
-        requires = "http2",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value = "1", requires = "http2")]
     pub streams: NonZeroUsize,
     /// Open loop: so many requests a second, due at even intervals, whatever the target does;
     /// latency counts from when a request was due
@@ -56,9 +45,7 @@ pub struct Args {
         long,
         short = 'r',
         value_name = "PER_SECOND",
-        value_parser = parse_rate,
-        help_heading = "Load"
-    )]
+        value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// With --self-contained: path and query to ask for, such as /bytes/10000
     #[arg(

@@ -28,6 +28,7 @@ use subscriber::{Counts, Plan};
 
 /// Flags of `loadtest sse`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -36,24 +37,13 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// Subscribers, each over a connection of its own
-    #[arg(
-        long,
-        short = 'n',
-        value_name = "N",
-        default_value_t = 100,
-        help_heading = "Load"
-    )]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
     pub subscribers: usize,
     /// Events a second that the sample upstream sends to each subscriber
-    #[arg(long, short = 'r', value_name = "PER_SECOND", default_value = "10", value_parser = parse_rate, help_heading = "Load")]
+    #[arg(long, short = 'r', value_name = "PER_SECOND", default_value = "10", value_parser = parse_rate)]
     pub rate: f64,
     /// Size of each event that the sample upstream sends
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64B",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "64B")]
     pub event_size: ByteSize,
 }
 
@@ -137,9 +127,5 @@ fn table(run: &Run, counts: &Counts, rate: Option<f64>) -> Table {
         failed(subscriber::MISSED),
         count(counts.disconnects() as f64),
     ];
-    Table {
-        title: "Events of each subscriber".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: vec![row],
-    }
+    Table::new("Events of each subscriber", &columns, vec![row])
 }

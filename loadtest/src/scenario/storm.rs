@@ -37,15 +37,16 @@ const ASKING: usize = 32;
 
 /// Flags of `loadtest storm`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// Tunnels, each with a runtime of its own
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=25_000), help_heading = "Load")]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=25_000))]
     pub tunnels: u64,
     /// How long to wait after the last has connected, before the server is killed
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = humantime::parse_duration)]
     pub settle: Duration,
     /// How long the server is away
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
     pub outage: Duration,
     /// The fleet and the programs.
     #[command(flatten)]

@@ -48,24 +48,24 @@ const STABLE: Duration = Duration::from_secs(60);
 
 /// Flags of `loadtest tunnels`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// Tunnels, each with a runtime of its own
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=25_000), help_heading = "Load")]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=25_000))]
     pub tunnels: u64,
     /// How long to wait after the last has connected, before memory is read
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration)]
     pub settle: Duration,
     /// How long to measure what they cost at rest
-    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = humantime::parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = humantime::parse_duration)]
     pub idle: Duration,
     /// Measure too what the TLS library alone reaches; =false to leave it out
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set,
-        default_value_t = true, default_missing_value = "true", help_heading = "Load"
-    )]
+        default_value_t = true, default_missing_value = "true")]
     pub tls_baseline: bool,
     /// Measure too the memory of one real tunnel client at rest
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub real_client: bool,
     /// Requests over all tunnels.
     #[command(flatten)]

@@ -26,6 +26,7 @@ use socket::Socket;
 
 /// Flags of `loadtest websocket`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 pub struct Args {
     /// The target.
     #[command(flatten)]
@@ -34,25 +35,14 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// WebSockets, each over a connection of its own
-    #[arg(
-        long,
-        short = 'c',
-        value_name = "N",
-        default_value_t = 64,
-        help_heading = "Load"
-    )]
+    #[arg(long, short = 'c', value_name = "N", default_value_t = 64)]
     pub connections: usize,
     /// Open loop: each connection sends so many messages a second at even intervals, whether the
     /// last has come back or not
-    #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate, help_heading = "Load")]
+    #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Size of each message
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64B",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "64B")]
     pub message_size: ByteSize,
 }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     relay::Link,
     report::{
-        Axis, Chart, Report, Scale, Series, Table, Unit,
+        Chart, Report, Series, Table,
         format::{NONE, seconds},
     },
 };
@@ -49,30 +49,15 @@ pub(super) fn add(
         "after 2 s",
         "share of the link after 2 s",
     ];
-    report.tables.push(Table {
-        title: "What the streams reached of the link between tunnel client and tunnel server"
-            .to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: flows.collect(),
-    });
+    let title = "What the streams reached of the link between tunnel client and tunnel server";
+    let table = Table::new(title, &columns, flows.collect());
+    report.tables.push(table);
     if end <= GROWN {
         report
             .warn("the streams ended within two seconds, before the link could be full: move more");
     }
     if let Some(full) = full {
-        chart.series.push(Series {
-            name: "the link".to_owned(),
-            points: vec![(0.0, full), (end, full)],
-        });
-    }
-}
-
-/// The empty chart of throughput over time.
-pub(super) fn chart() -> Chart {
-    Chart {
-        title: "Throughput over time".to_owned(),
-        x: Axis::new("time since the streams began", Unit::Seconds, Scale::Linear),
-        y: Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear),
-        series: Vec::new(),
+        let line = vec![(0.0, full), (end, full)];
+        chart.series.push(Series::new("the link", line));
     }
 }

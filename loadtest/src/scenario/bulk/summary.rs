@@ -10,7 +10,7 @@ use crate::{
     load::{BUSY, Outcome},
     measure::{timeline, usage::GENERATOR},
     report::{
-        Interval, Latency, Report, Run, Series, Table, Usage,
+        Axis, Chart, Interval, Latency, Report, Run, Scale, Series, Table, Unit, Usage,
         format::{NONE, bytes, bytes_per_second, count, seconds},
     },
 };
@@ -32,7 +32,7 @@ pub(super) fn add(
     let total = observed.begin + observed.seconds;
     let step = timeline::interval(Duration::from_secs_f64(total.max(0.0))).as_secs_f64();
     let is_bound = is_bound(&usage, observed.seconds, args.load.threads);
-    let mut chart = link::chart();
+    let mut lines = Vec::new();
     let mut shares = Vec::new();
     for (number, flow) in shared.flows.iter().enumerate() {
         let moved = observed.moved.get(number).map_or(&[][..], Vec::as_slice);
@@ -43,10 +43,7 @@ pub(super) fn add(
             run.timeline = intervals(&points, observed.begin);
         }
         shares.push(share_row(args, flow, moved, observed.seconds));
-        chart.series.push(Series {
-            name: flow.direction.name().to_owned(),
-            points,
-        });
+        lines.push(Series::new(flow.direction.name(), points));
     }
     report.runs.extend(runs);
     report.tables.push(share_table(shares));
@@ -56,13 +53,13 @@ pub(super) fn add(
             .tables
             .push(cost_table(&usage, observed.seconds, moved / GIB));
     }
+    let x = Axis::new("time since the streams began", Unit::Seconds, Scale::Linear);
+    let y = Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear);
+    let mut chart = Chart::new("Throughput over time", x, y, lines);
     if let Some(link) = args.link() {
         link::add(report, shared, link, observed, &mut chart);
     }
-    chart.series.retain(|series| !series.points.is_empty());
-    if !chart.series.is_empty() {
-        report.charts.push(chart);
-    }
+    report.charts.extend(chart.if_any());
     tell(report, args, shared, is_bound);
 }
 
@@ -82,11 +79,8 @@ fn intervals(points: &[(f64, f64)], begin: f64) -> Vec<Interval> {
     let measured = points.iter().filter(|(at, _)| *at > begin);
     let interval = |(at, throughput): &(f64, f64)| Interval {
         at: at - begin,
-        rate: 0.0,
-        error_rate: 0.0,
         bytes_per_second: *throughput,
-        p50: 0.0,
-        p99: 0.0,
+        ..Interval::default()
     };
     measured.map(interval).collect()
 }
@@ -145,11 +139,8 @@ fn share_table(rows: Vec<Vec<String>>) -> Table {
         "first byte p50",
         "first byte max",
     ];
-    Table {
-        title: "Each stream's throughput; fairness is 1 when all have the same".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows,
-    }
+    let title = "Each stream's throughput; fairness is 1 when all have the same";
+    Table::new(title, &columns, rows)
 }
 
 fn cost_table(usage: &BTreeMap<String, Usage>, seconds: f64, gibibytes: f64) -> Table {
@@ -162,11 +153,8 @@ fn cost_table(usage: &BTreeMap<String, Usage>, seconds: f64, gibibytes: f64) -> 
         ]
     };
     let columns = ["role", "processor time per GiB", "of a core", "most memory"];
-    Table {
-        title: "What a gibibyte costs".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: usage.iter().map(row).collect(),
-    }
+    let rows = usage.iter().map(row).collect();
+    Table::new("What a gibibyte costs", &columns, rows)
 }
 
 fn tell(report: &mut Report, args: &Args, shared: &Shared, is_bound: bool) {

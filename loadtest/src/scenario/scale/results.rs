@@ -9,7 +9,7 @@ use crate::{
     scenario::{rounds, scale::axis::Axis},
 };
 
-/// A figure of a run, as a column and as a chart.
+/// A figure of a run: its head, how it is written, its value, and whether it is drawn.
 struct Figure {
     title: &'static str,
     unit: Unit,
@@ -17,46 +17,36 @@ struct Figure {
     is_drawn: bool,
 }
 
+const fn figure(
+    title: &'static str,
+    unit: Unit,
+    is_drawn: bool,
+    of: fn(&Run) -> Option<f64>,
+) -> Figure {
+    Figure {
+        title,
+        unit,
+        of,
+        is_drawn,
+    }
+}
+
+/// The first is the cost, beside which its ratio to the first level stands.
 const FIGURES: [Figure; 6] = [
-    Figure {
-        title: "CPU/request",
-        unit: Unit::Seconds,
-        of: |run| {
-            run.cpu_us_per_request
-                .map(|microseconds| microseconds / 1e6)
-        },
-        is_drawn: true,
-    },
-    Figure {
-        title: "rate",
-        unit: Unit::PerSecond,
-        of: |run| Some(run.rate),
-        is_drawn: true,
-    },
-    Figure {
-        title: "p50",
-        unit: Unit::Seconds,
-        of: |run| run.latency.as_ref().map(|latency| latency.p50),
-        is_drawn: true,
-    },
-    Figure {
-        title: "p99",
-        unit: Unit::Seconds,
-        of: |run| run.latency.as_ref().map(|latency| latency.p99),
-        is_drawn: true,
-    },
-    Figure {
-        title: "throughput",
-        unit: Unit::BytesPerSecond,
-        of: |run| Some((run.bytes_up + run.bytes_down) as f64 / run.seconds),
-        is_drawn: false,
-    },
-    Figure {
-        title: "peak memory",
-        unit: Unit::Bytes,
-        of: memory,
-        is_drawn: false,
-    },
+    figure("CPU/request", Unit::Seconds, true, |run| {
+        Some(run.cpu_us_per_request? / 1e6)
+    }),
+    figure("rate", Unit::PerSecond, true, |run| Some(run.rate)),
+    figure("p50", Unit::Seconds, true, |run| {
+        Some(run.latency.as_ref()?.p50)
+    }),
+    figure("p99", Unit::Seconds, true, |run| {
+        Some(run.latency.as_ref()?.p99)
+    }),
+    figure("throughput", Unit::BytesPerSecond, false, |run| {
+        Some((run.bytes_up + run.bytes_down) as f64 / run.seconds)
+    }),
+    figure("peak memory", Unit::Bytes, false, memory),
 ];
 
 /// Memory of all roles that belong to the target.
@@ -253,18 +243,11 @@ impl Results {
                 })
                 .collect();
             points.sort_by(|(left, _), (right, _)| left.total_cmp(right));
-            Series {
-                name: name.clone(),
-                points,
-            }
+            Series::new(name, points)
         });
-        let series: Vec<_> = lines.filter(|line| !line.points.is_empty()).collect();
-        (!series.is_empty()).then(|| Chart {
-            title: format!("{} by {}", figure.title, self.axis.flag),
-            x,
-            y: ChartAxis::new(figure.title, figure.unit, Scale::Linear),
-            series,
-        })
+        let y = ChartAxis::new(figure.title, figure.unit, Scale::Linear);
+        let title = format!("{} by {}", figure.title, self.axis.flag);
+        Chart::new(title, x, y, lines).if_any()
     }
 }
 

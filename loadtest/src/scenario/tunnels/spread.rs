@@ -164,16 +164,13 @@ impl Found {
             "over one",
             "ratio",
             "server CPU each, all",
+            "server CPU each, one",
         ];
-        let columns = columns.into_iter().chain(["server CPU each, one"]);
-        report.tables.push(Table {
-            title: format!(
-                "The same requests over {} tunnels and over one",
-                self.tunnels
-            ),
-            columns: columns.map(ToOwned::to_owned).collect(),
-            rows,
-        });
+        let title = format!(
+            "The same requests over {} tunnels and over one",
+            self.tunnels
+        );
+        report.tables.push(Table::new(title, &columns, rows));
         self.notes.dedup_by(|one, other| one.text == other.text);
         report.notes.append(&mut self.notes);
     }
