@@ -45,7 +45,7 @@ use crate::{
         counters::Counters,
         dial::Dialler,
         redial::Backoff,
-        tunnel::{Crew, Member},
+        tunnel::{Worker, Workers},
     },
     target::tls::{self, Trust},
 };
@@ -89,13 +89,13 @@ pub struct Args {
 /// # Errors
 /// The tokens cannot be read, or a thread has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let members = members(args)?;
+    let all = all(args)?;
     let counters = Arc::new(Counters::default());
     let threads = usize::from(args.threads);
-    let mut shares: Vec<Vec<Member>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, member) in members.into_iter().enumerate() {
+    let mut shares: Vec<Vec<Worker>> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, worker) in all.into_iter().enumerate() {
         if let Some(share) = shares.get_mut(index % threads) {
-            share.push(member);
+            share.push(worker);
         }
     }
     let backoff = Backoff::as_clients_do(args.stable);
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut running = Vec::new();
     for share in shares {
         let (dialler, counters) = (dialler.clone(), counters.clone());
-        let crew = move || Crew {
+        let workers = move || Workers {
             dialler,
             counters,
             backoff,
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let thread = thread::Builder::new().name("fleet".to_owned());
         running.push(
             thread
-                .spawn(move || work(crew(), share))
+                .spawn(move || work(workers(), share))
                 .context("cannot start a thread")?,
         );
     }
@@ -141,22 +141,22 @@ fn tell(counters: &Counters) -> anyhow::Result<()> {
         .context("nobody listens to the fleet")
 }
 
-fn members(args: &Args) -> anyhow::Result<Vec<Member>> {
+fn all(args: &Args) -> anyhow::Result<Vec<Worker>> {
     match (&args.tokens, args.handshakes) {
         (Some(file), _) => read_tokens(file),
-        (None, Some(count)) => Ok((0..count).map(|_| Member::Handshake).collect()),
+        (None, Some(count)) => Ok((0..count).map(|_| Worker::Handshake).collect()),
         (None, None) => bail!("give --tokens or --handshakes"),
     }
 }
 
-fn read_tokens(file: &Path) -> anyhow::Result<Vec<Member>> {
+fn read_tokens(file: &Path) -> anyhow::Result<Vec<Worker>> {
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let members: Vec<_> = tokens.map(Member::client).collect();
-    if members.is_empty() {
+    let all: Vec<_> = tokens.map(Worker::client).collect();
+    if all.is_empty() {
         bail!("--tokens {}: holds no token", file.display());
     }
-    Ok(members)
+    Ok(all)
 }
 
 fn dialler(args: &Args) -> anyhow::Result<Dialler> {
@@ -167,16 +167,16 @@ fn dialler(args: &Args) -> anyhow::Result<Dialler> {
 }
 
 /// One thread's clients, on a runtime of their own.
-fn work(crew: Crew, members: Vec<Member>) -> anyhow::Result<()> {
+fn work(workers: Workers, all: Vec<Worker>) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread()
         .enable_all()
         .build_local(LocalOptions::default())
         .context("cannot start a runtime")?;
     runtime.block_on(async {
-        let crew = std::rc::Rc::new(crew);
+        let workers = std::rc::Rc::new(workers);
         let mut tunnels = JoinSet::new();
-        for member in members {
-            tunnels.spawn_local(tunnel::run(crew.clone(), member));
+        for worker in all {
+            tunnels.spawn_local(tunnel::run(workers.clone(), worker));
         }
         while let Some(ended) = tunnels.join_next().await {
             if ended.is_err() {

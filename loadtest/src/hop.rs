@@ -29,7 +29,7 @@ pub struct Args {
     pub upstream: SocketAddr,
 }
 
-/// Serves until the process ends. Says where it listens in one line on standard output.
+/// Serves until the process ends. Says where it listens in one connection on standard output.
 ///
 /// # Errors
 /// It cannot listen there.
@@ -40,8 +40,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 async fn connection(stream: TcpStream, upstream: SocketAddr) {
     // It fails only on a socket that is already dead, which the first write tells.
     drop(stream.set_nodelay(true));
-    let line = Rc::new(RefCell::new(None));
-    let service = service_fn(move |request| forward(line.clone(), upstream, request));
+    let connection = Rc::new(RefCell::new(None));
+    let service = service_fn(move |request| forward(connection.clone(), upstream, request));
     // A failure at either side closes both, which is all that a client needs to know here.
     drop(
         http1::Builder::new()
@@ -51,21 +51,21 @@ async fn connection(stream: TcpStream, upstream: SocketAddr) {
 }
 
 /// The connection to the upstream, and the task that moves its bytes.
-struct Line {
+struct UpstreamConnection {
     sender: SendRequest<Incoming>,
     _driver: JoinSet<()>,
 }
 
 async fn forward(
-    line: Rc<RefCell<Option<Line>>>,
+    connection: Rc<RefCell<Option<UpstreamConnection>>>,
     upstream: SocketAddr,
     request: Request<Incoming>,
 ) -> anyhow::Result<Response<Incoming>> {
     // The requests of a connection come one after another, so nobody else wants it meanwhile.
-    let resting = line
+    let resting = connection
         .borrow_mut()
         .take()
-        .filter(|line| !line.sender.is_closed());
+        .filter(|connection| !connection.sender.is_closed());
     let mut current = match resting {
         Some(resting) => resting,
         None => connect(upstream).await?,
@@ -73,11 +73,11 @@ async fn forward(
     current.sender.ready().await?;
     let answer = current.sender.send_request(request).await?;
     // Its content may still be on its way; the next request waits until it has come.
-    *line.borrow_mut() = Some(current);
+    *connection.borrow_mut() = Some(current);
     Ok(answer)
 }
 
-async fn connect(upstream: SocketAddr) -> anyhow::Result<Line> {
+async fn connect(upstream: SocketAddr) -> anyhow::Result<UpstreamConnection> {
     let stream = TcpStream::connect(upstream).await?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -86,7 +86,7 @@ async fn connect(upstream: SocketAddr) -> anyhow::Result<Line> {
         // Whoever waits for an answer is told the error.
         drop(connection.await);
     });
-    Ok(Line {
+    Ok(UpstreamConnection {
         sender,
         _driver: driver,
     })

@@ -25,7 +25,7 @@ use tokio::{
 use crate::{
     load::observed::Observed,
     measure::{Collector, Recorder, Window, errors::Failure, timeline, usage::Roles},
-    progress::{Live, Progress},
+    progress::Progress,
 };
 
 pub use outcome::{BUSY, Outcome};
@@ -278,7 +278,7 @@ impl Load {
                 () = &mut end, if observed.is_on() => observed.end(),
                 _ = tick.tick() => {
                     observed.sample();
-                    progress.update(&Live::of(&collectors, &window));
+                    progress.update(&collectors, &window);
                 }
                 told = told.recv() => match told {
                     Some(report) => collect(&mut collectors, report),

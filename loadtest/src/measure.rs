@@ -164,7 +164,7 @@ impl Recorder {
         }
     }
 
-    /// Hands over what was recorded since the last time. `spare` takes its place.
+    /// Hands over what was recorded since the last time.
     pub fn take(&self) -> Slice {
         self.slice.take()
     }

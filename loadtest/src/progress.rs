@@ -4,7 +4,7 @@
 //! seconds. It reads what was collected and never touches the load.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     fmt,
     io::{self, IsTerminal, Write},
     time::Duration,
@@ -24,22 +24,17 @@ const PLAIN: Duration = Duration::from_secs(5);
 /// How often the spinner moves: it shows that the program lives, no more.
 const SPIN: Duration = Duration::from_millis(500);
 
-/// The live line of the whole program.
+/// Shows how far a scenario is: in one line on a terminal, else in a line now and then.
+#[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
-    said: Cell<Option<Instant>>,
-    label: std::cell::RefCell<String>,
-}
-
-impl fmt::Debug for Progress {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Progress")
-    }
+    written: Cell<Option<Instant>>,
+    label: RefCell<String>,
 }
 
 impl Progress {
-    /// On standard error.
+    /// On standard error, unless `quiet`.
     pub fn new(quiet: bool) -> Self {
         let bar = (!quiet && io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new_spinner();
@@ -52,122 +47,67 @@ impl Progress {
         Self {
             bar,
             quiet,
-            said: Cell::new(None),
-            label: std::cell::RefCell::default(),
+            written: Cell::default(),
+            label: RefCell::default(),
         }
     }
 
-    /// Shows nothing, for tests.
+    /// Shows nothing.
     pub fn none() -> Self {
-        Self {
-            bar: None,
-            quiet: true,
-            said: Cell::new(None),
-            label: std::cell::RefCell::default(),
-        }
+        Self::new(true)
     }
 
-    /// Says what the next loads are, such as `round 2 of 5, nginx`; stands before what they show.
+    /// What stands before all that follows, such as the round.
     pub fn label(&self, label: impl Into<String>) {
-        *self.label.borrow_mut() = label.into();
+        self.label.replace(label.into());
     }
 
-    /// Says what is going on.
+    /// Shows where a scenario stands.
     pub fn message(&self, message: impl fmt::Display) {
-        self.show(&message.to_string());
-    }
-
-    /// Shows how the load goes.
-    pub fn update(&self, live: &Live) {
-        self.show(&live.to_string());
-    }
-
-    /// Takes the line away.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-
-    fn show(&self, text: &str) {
         let label = self.label.borrow();
-        let line = if label.is_empty() {
-            text.to_owned()
-        } else {
-            format!("{label}: {text}")
+        let line = match label.is_empty() {
+            true => message.to_string(),
+            false => format!("{label}: {message}"),
         };
         if let Some(bar) = &self.bar {
             bar.set_message(line);
         } else if !self.quiet {
             let now = Instant::now();
-            let due = |said: Instant| now - said >= PLAIN;
-            if self.said.get().is_none_or(due) {
-                self.said.set(Some(now));
-                // Nothing can be done when standard error is closed.
+            let is_due = |written: Instant| now - written >= PLAIN;
+            if self.written.get().is_none_or(is_due) {
+                self.written.set(Some(now));
+                // Nobody can be told that nobody can be told.
                 drop(writeln!(io::stderr().lock(), "{line}"));
             }
         }
     }
-}
 
-/// How a load goes, right now.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Live {
-    /// None while it warms up.
-    pub figures: Option<Figures>,
-    /// Until the window's end; zero while the last answers are awaited.
-    pub remaining: Duration,
-}
-
-/// Of the last interval; errors are of the whole window.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Figures {
-    /// Completed for each second, all groups together.
-    pub rate: f64,
-    /// Median of the first group, seconds.
-    pub p50: f64,
-    /// 99th percentile of the first group, seconds.
-    pub p99: f64,
-    /// Failed so far.
-    pub errors: u64,
-}
-
-impl Live {
-    /// What the collectors know now.
-    pub fn of(collectors: &[Collector], window: &Window) -> Self {
+    /// Shows the figures of the last interval of a load.
+    pub fn update(&self, collectors: &[Collector], window: &Window) {
         let now = Instant::now();
+        let remaining = window.end.saturating_duration_since(now);
+        let left = remaining.as_secs_f64().ceil();
         let last = || collectors.iter().filter_map(Collector::last);
-        let figures = last().next().map(|first| Figures {
-            rate: last().map(|interval| interval.rate).sum(),
-            p50: first.p50,
-            p99: first.p99,
-            errors: collectors
-                .iter()
-                .map(|collector| collector.total().errors.total())
-                .sum(),
-        });
-        Self {
-            figures: figures.filter(|_| now >= window.begin),
-            remaining: window.end.saturating_duration_since(now),
-        }
+        let Some(first) = last().next().filter(|_| now >= window.begin) else {
+            return self.message(format_args!("warming up, {left:.0} s left"));
+        };
+        let rate = per_second(last().map(|interval| interval.rate).sum());
+        let (p50, p99) = (seconds(first.p50), seconds(first.p99));
+        let errors = collectors.iter().map(|group| group.total().errors.total());
+        let errors: u64 = errors.sum();
+        let rest = match remaining.is_zero() {
+            true => "waiting for the last answers".to_owned(),
+            false => format!("{left:.0} s left"),
+        };
+        self.message(format_args!(
+            "{rate}  p50 {p50}  p99 {p99}  errors {errors}  {rest}"
+        ));
     }
-}
 
-impl fmt::Display for Live {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let left = self.remaining.as_secs_f64().ceil();
-        match self.figures {
-            None => write!(formatter, "warming up, {left:.0} s left"),
-            Some(figures) => {
-                let (p50, p99) = (seconds(figures.p50), seconds(figures.p99));
-                let (rate, errors) = (per_second(figures.rate), figures.errors);
-                write!(formatter, "{rate}  p50 {p50}  p99 {p99}  errors {errors}")?;
-                if self.remaining.is_zero() {
-                    formatter.write_str("  waiting for the last answers")
-                } else {
-                    write!(formatter, "  {left:.0} s left")
-                }
-            }
+    /// Removes the line.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
         }
     }
 }

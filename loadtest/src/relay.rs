@@ -9,7 +9,7 @@
 //! All connections share the link: its rate and its buffer are theirs together. When the buffer is
 //! full nothing more is read, so the sender is held back as by a real link, but nothing is lost.
 
-mod lane;
+mod direction;
 mod rate;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
@@ -17,7 +17,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::{measure::usage::RELAY, serve, stack::Running};
-use lane::Lane;
+use direction::Direction;
 
 pub use rate::BitRate;
 
@@ -68,14 +68,14 @@ fn connections(
     to: SocketAddr,
     link: Link,
 ) -> impl Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()>>> {
-    let up = Rc::new(Lane::new(link));
-    let down = Rc::new(Lane::new(link));
+    let up = Rc::new(Direction::new(link));
+    let down = Rc::new(Direction::new(link));
     move |stream| Box::pin(carry(stream, to, up.clone(), down.clone()))
 }
 
 /// One connection, until both directions have ended. Where the server cannot be reached, the
 /// client sees its connection closed.
-async fn carry(client: TcpStream, to: SocketAddr, up: Rc<Lane>, down: Rc<Lane>) {
+async fn carry(client: TcpStream, to: SocketAddr, up: Rc<Direction>, down: Rc<Direction>) {
     let Ok(server) = TcpStream::connect(to).await else {
         return;
     };

@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::{
     serve,
-    upstream::answer::{Local, Site},
+    upstream::answer::{Local, Service},
 };
 
 /// Flow-control window of HTTP/2: uploads must not wait for it.
@@ -77,17 +77,17 @@ pub async fn serve(listener: TcpListener, args: &UpstreamArgs) {
 }
 
 fn connections(args: &UpstreamArgs) -> impl Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()>>> {
-    let site = Site::new(args);
-    move |stream| Box::pin(connection(stream, site.clone()))
+    let service = Service::new(args);
+    move |stream| Box::pin(connection(stream, service.clone()))
 }
 
-async fn connection(stream: TcpStream, site: Site) {
+async fn connection(stream: TcpStream, service: Service) {
     // It fails only on a socket that is already dead, which the first write tells.
     drop(stream.set_nodelay(true));
-    let Ok(Some(stream)) = plain::serve(stream, &site).await else {
+    let Ok(Some(stream)) = plain::serve(stream, &service).await else {
         return;
     };
-    let service = hyper::service::service_fn(move |request| site.clone().answer(request));
+    let answer = hyper::service::service_fn(move |request| service.clone().answer(request));
     let mut builder = auto::Builder::new(Local);
     builder
         .http2()
@@ -97,7 +97,7 @@ async fn connection(stream: TcpStream, site: Site) {
     // The peer knows what went wrong with its own connection.
     drop(
         builder
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .serve_connection_with_upgrades(TokioIo::new(stream), answer)
             .await,
     );
 }

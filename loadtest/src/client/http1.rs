@@ -120,21 +120,6 @@ impl Http1 {
         }
     }
 
-    /// Takes the rest of an answer's content and gives its length.
-    ///
-    /// # Errors
-    /// It ended too early.
-    pub async fn drain(&mut self, mut content: Incoming) -> Result<u64, Failure> {
-        let mut length = 0;
-        while !content.is_end_stream() {
-            match self.frame(&mut content).await? {
-                Some(data) => length += data.len() as u64,
-                None => break,
-            }
-        }
-        Ok(length)
-    }
-
     /// Whether it may carry the next request: the peer has not closed it while it rested.
     pub fn is_open(&mut self) -> bool {
         // An error is seen as its end.

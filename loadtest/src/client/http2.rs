@@ -90,18 +90,6 @@ impl Http2 {
         Ok(None)
     }
 
-    /// Takes the rest of an answer's content and gives its length.
-    ///
-    /// # Errors
-    /// It ended too early.
-    pub async fn drain(&mut self, mut content: Incoming) -> Result<u64, Failure> {
-        let mut length = 0;
-        while let Some(data) = self.frame(&mut content).await? {
-            length += data.len() as u64;
-        }
-        Ok(length)
-    }
-
     /// Whether it may carry the next request.
     pub fn is_open(&self) -> bool {
         !self.sender.is_closed()

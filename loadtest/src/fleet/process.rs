@@ -13,7 +13,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// What the fleet consists of.
 #[derive(Clone, Copy, Debug)]
-pub enum Members<'a> {
+pub enum Work<'a> {
     /// Tunnel clients with the tokens of this file.
     Clients(&'a Path),
     /// So many TLS connections, and nothing more.
@@ -36,13 +36,13 @@ impl Fleet {
     pub fn start(
         args: &CrowdArgs,
         server: SocketAddr,
-        members: Members<'_>,
+        work: Work<'_>,
         stable: Duration,
     ) -> anyhow::Result<Self> {
         let mut flags = vec!["fleet".to_owned(), format!("--server={server}")];
-        flags.push(match members {
-            Members::Clients(tokens) => format!("--tokens={}", tokens.display()),
-            Members::Handshakes(count) => format!("--handshakes={count}"),
+        flags.push(match work {
+            Work::Clients(tokens) => format!("--tokens={}", tokens.display()),
+            Work::Handshakes(count) => format!("--handshakes={count}"),
         });
         flags.push(format!("--concurrency={}", args.concurrency));
         flags.push(format!("--threads={}", args.fleet_threads));

@@ -46,7 +46,7 @@ const ANSWER: &[u8] = b"ok";
 
 /// What the clients of one thread share.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Workers {
     pub(super) dialler: Dialler,
     pub(super) counters: Arc<Counters>,
     pub(super) backoff: Backoff,
@@ -55,14 +55,14 @@ pub(super) struct Crew {
 }
 
 /// Who dials.
-pub(super) enum Member {
+pub(super) enum Worker {
     /// A tunnel client with this token.
     Client(Box<str>),
     /// Somebody who only makes a TLS connection and keeps it.
     Handshake,
 }
 
-impl Member {
+impl Worker {
     /// A tunnel client with this token.
     pub(super) fn client(token: &str) -> Self {
         Self::Client(token.into())
@@ -76,8 +76,8 @@ struct Ended {
 }
 
 /// One client's life; ends when the server tells it to stay away.
-pub(super) async fn run(crew: Rc<Crew>, member: Member) {
-    let mut redial = Redial::new(crew.backoff);
+pub(super) async fn run(workers: Rc<Workers>, worker: Worker) {
+    let mut redial = Redial::new(workers.backoff);
     let mut instance = [0; 16];
     // Without it a client would only be harder to tell from another in the server's log.
     let _ = getrandom::fill(&mut instance);
@@ -89,16 +89,18 @@ pub(super) async fn run(crew: Rc<Crew>, member: Member) {
         is_check: false,
     };
     // The semaphore is never closed.
-    let mut turn = crew.first.acquire().await.ok();
+    let mut turn = workers.first.acquire().await.ok();
     let mut without = Instant::now();
     loop {
         greeting.session_number += 1;
         let random = || getrandom::u64().unwrap_or_default();
         let on_connected = || drop(turn.take());
         // Boxed, so that a client at rest holds nothing of what a dial needs.
-        let came_of_it = match Box::pin(dial(&crew, &member, &greeting)).await {
-            Ok(Dialled::Session(link)) => Box::pin(hold(&crew, link, without, on_connected)).await,
-            Ok(Dialled::Bare(stream)) => Ok(keep(&crew, stream, without, on_connected).await),
+        let came_of_it = match Box::pin(dial(&workers, &worker, &greeting)).await {
+            Ok(Dialled::Session(link)) => {
+                Box::pin(hold(&workers, link, without, on_connected)).await
+            }
+            Ok(Dialled::Bare(stream)) => Ok(keep(&workers, stream, without, on_connected).await),
             Err(none) => Err(none),
         };
         let next = match came_of_it {
@@ -107,14 +109,14 @@ pub(super) async fn run(crew: Rc<Crew>, member: Member) {
                 redial.after_session(ended.reason, ended.lived, random())
             }
             Err(none) => {
-                crew.counters.on_failure(none.kind);
+                workers.counters.on_failure(none.kind);
                 (!none.is_fatal).then(|| redial.after_failure(none.retry_after, random()))
             }
         };
         turn = None;
         match next {
             Some(wait) => sleep(wait).await,
-            None => return crew.counters.on_stopped(),
+            None => return workers.counters.on_stopped(),
         }
     }
 }
@@ -125,26 +127,30 @@ enum Dialled {
     Bare(Stream),
 }
 
-async fn dial(crew: &Crew, member: &Member, greeting: &Greeting) -> Result<Dialled, NoSession> {
-    let stream = crew.dialler.connect().await?;
-    crew.counters.on_handshake();
-    Ok(match member {
-        Member::Client(token) => {
-            Dialled::Session(crew.dialler.upgrade(stream, greeting, token).await?)
+async fn dial(
+    workers: &Workers,
+    worker: &Worker,
+    greeting: &Greeting,
+) -> Result<Dialled, NoSession> {
+    let stream = workers.dialler.connect().await?;
+    workers.counters.on_handshake();
+    Ok(match worker {
+        Worker::Client(token) => {
+            Dialled::Session(workers.dialler.upgrade(stream, greeting, token).await?)
         }
-        Member::Handshake => Dialled::Bare(stream),
+        Worker::Handshake => Dialled::Bare(stream),
     })
 }
 
 /// Keeps a connection that says nothing until it ends.
 async fn keep(
-    crew: &Crew,
+    workers: &Workers,
     mut stream: Stream,
     without: Instant,
     on_connected: impl FnOnce(),
 ) -> Ended {
     let began = Instant::now();
-    let _up = crew.counters.on_connected(without.elapsed());
+    let _up = workers.counters.on_connected(without.elapsed());
     on_connected();
     while stream.read_u8().await.is_ok() {}
     Ended {
@@ -155,7 +161,7 @@ async fn keep(
 
 /// Holds a session until it ends; an error when it was never welcomed.
 async fn hold(
-    crew: &Crew,
+    workers: &Workers,
     link: Link,
     without: Instant,
     on_connected: impl FnOnce(),
@@ -178,13 +184,13 @@ async fn hold(
             end = &mut driver => break end,
             Some(event) = events.next(&session) => match event {
                 SessionEvent::Exchanges(stream) => {
-                    let counters = crew.counters.clone();
+                    let counters = workers.counters.clone();
                     let answer = move |request, _| answer(request, counters.clone());
                     streams.spawn_local(serve(stream, answer));
                 }
                 SessionEvent::Control(Control::Welcome { .. }) => {
                     if let Some(on_connected) = on_connected.take() {
-                        up = Some(crew.counters.on_connected(without.elapsed()));
+                        up = Some(workers.counters.on_connected(without.elapsed()));
                         on_connected();
                     }
                 }
@@ -295,7 +301,7 @@ mod tests {
         let server = listener.local_addr().unwrap();
         let limit = Duration::from_secs(20);
         let counters = Arc::new(Counters::default());
-        let crew = Rc::new(Crew {
+        let workers = Rc::new(Workers {
             dialler: Dialler::new(server, tls::client(Trust::Anybody, false).unwrap(), limit),
             counters: counters.clone(),
             backoff: Backoff::as_clients_do(limit),
@@ -309,7 +315,7 @@ mod tests {
             let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
             answer(&listener, &tls, &never).await - first
         };
-        let (waited, ()) = tokio::join!(serving, run(crew, Member::client("tnlrt_x")));
+        let (waited, ()) = tokio::join!(serving, run(workers, Worker::client("tnlrt_x")));
         assert!(waited >= Duration::from_secs(1), "{waited:?}");
         let told = counters.tell();
         assert_eq!((told.handshakes, told.connected, told.stopped), (2, 0, 1));

@@ -17,20 +17,20 @@ const DIAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Sends requests over one connection until the window is over.
 pub async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
-    let mut line = Line::new(client, &worker);
+    let mut connection = WorkerConnection::new(client, &worker);
     // What fails here fails again within the window, and is counted there.
-    let _ = line.connect().await;
+    let _ = connection.connect().await;
     let window = worker.ready().await;
     loop {
         let begun = Instant::now();
         if begun >= window.end {
             return;
         }
-        match line.exchange(begun).await {
+        match connection.exchange(begun).await {
             Ok(moved) => worker.recorder.completed(begun, moved.up, moved.down),
             Err(failure) => {
                 worker.recorder.failed(begun, failure.kind);
-                if !line.is_connected() && !line.has_worked() {
+                if !connection.is_connected() && !connection.has_worked() {
                     sleep(DIAL_PAUSE).await;
                 }
             }
@@ -39,7 +39,7 @@ pub async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
 }
 
 /// A connection that is made anew when it breaks, with a time limit for everything.
-pub(super) struct Line<C: Client> {
+pub(super) struct WorkerConnection<C: Client> {
     client: Arc<C>,
     worker: usize,
     connection: Option<C::Connection>,
@@ -47,7 +47,7 @@ pub(super) struct Line<C: Client> {
     worked: bool,
 }
 
-impl<C: Client> Line<C> {
+impl<C: Client> WorkerConnection<C> {
     pub(super) fn new(client: Arc<C>, worker: &Worker) -> Self {
         Self {
             client,

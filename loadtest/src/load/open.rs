@@ -8,19 +8,19 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::load::{Client, Worker, closed::Line};
+use crate::load::{Client, Worker, closed::WorkerConnection};
 
 /// Sends what is due, over one connection, until the window is over.
 pub async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
-    let mut line = Line::new(client, &worker);
+    let mut connection = WorkerConnection::new(client, &worker);
     // What fails here fails again when a request is due, and is counted then.
-    let _ = line.connect().await;
+    let _ = connection.connect().await;
     let window = worker.ready().await;
     let Some(schedule) = worker.schedule().cloned() else {
         return;
     };
     while let Some(due) = schedule.next(&window, &worker.recorder).await {
-        match line.exchange(Instant::now()).await {
+        match connection.exchange(Instant::now()).await {
             Ok(moved) => worker.recorder.completed(due, moved.up, moved.down),
             Err(failure) => worker.recorder.failed(due, failure.kind),
         }

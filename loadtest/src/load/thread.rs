@@ -130,7 +130,7 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
         }
         recorders.push(recorder);
     }
-    let mut teller = Teller {
+    let mut reporter = Reporter {
         recorders,
         reports: start.reports,
         interval: start.interval,
@@ -143,11 +143,11 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
     let end = tokio::select! {
         end = all(&mut workers) => end,
         error = pacer.run() => Err(error),
-        () = teller.run(start.window) => Ok(()),
+        () = reporter.run(start.window) => Ok(()),
     };
-    teller.tell().await;
+    reporter.tell().await;
     // Workers may all have ended before the window was seen to.
-    end.map(|()| teller.used.unwrap_or_else(|| teller.use_so_far()))
+    end.map(|()| reporter.used.unwrap_or_else(|| reporter.use_so_far()))
 }
 
 /// The workers of one thread: neighbours, since they may share connections.
@@ -164,7 +164,7 @@ async fn all(workers: &mut JoinSet<()>) -> io::Result<()> {
 }
 
 /// Hands over what was recorded at the end of each interval, and measures the thread itself.
-struct Teller {
+struct Reporter {
     recorders: Vec<Recorder>,
     reports: mpsc::Sender<Report>,
     interval: Duration,
@@ -176,7 +176,7 @@ struct Teller {
     used: Option<ThreadUse>,
 }
 
-impl Teller {
+impl Reporter {
     /// Ends when the last answer is overdue; what is still open then is a stream without end.
     async fn run(&mut self, mut window: watch::Receiver<Option<Window>>) {
         let Ok(Some(window)) = window.wait_for(Option::is_some).await.map(|window| *window) else {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
+use http_body::Body as _;
 use hyper::body::Incoming;
 
 use crate::{
@@ -55,11 +56,15 @@ impl Connection {
     }
 
     /// Takes the whole of an answer's content, and gives its length.
-    pub(super) async fn drain(&mut self, content: Incoming) -> Result<u64, Failure> {
-        match self {
-            Self::One(connection) => connection.drain(content).await,
-            Self::Two(connection) => connection.drain(content).await,
+    pub(super) async fn drain(&mut self, mut content: Incoming) -> Result<u64, Failure> {
+        let mut length = 0;
+        while !content.is_end_stream() {
+            match self.frame(&mut content).await? {
+                Some(data) => length += data.len() as u64,
+                None => break,
+            }
         }
+        Ok(length)
     }
 
     /// Whether it may carry the next request.

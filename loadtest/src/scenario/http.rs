@@ -121,7 +121,7 @@ pub(crate) struct Requests {
 
 /// What requests go over.
 #[derive(Debug)]
-pub(crate) enum Line {
+pub(crate) enum RequestConnection {
     /// HTTP/1.1, for requests in one piece.
     Minimal(Box<MinimalClient>, Written),
     /// For all others.
@@ -169,27 +169,27 @@ impl Requests {
 }
 
 impl Client for Requests {
-    type Connection = Line;
+    type Connection = RequestConnection;
 
-    async fn connect(&self, worker: usize) -> Result<Line, Failure> {
+    async fn connect(&self, worker: usize) -> Result<RequestConnection, Failure> {
         if let Some(written) = &self.written {
             let connection = Box::new(self.dialer.minimal().await?);
-            return Ok(Line::Minimal(connection, written.clone()));
+            return Ok(RequestConnection::Minimal(connection, written.clone()));
         }
-        Ok(Line::Whole(match &self.http2 {
+        Ok(RequestConnection::Whole(match &self.http2 {
             Some(shared) => Connection::Two(Box::new(shared.connect(&self.dialer, worker).await?)),
             None => Connection::One(Box::new(self.dialer.http1().await?)),
         }))
     }
 
-    async fn exchange(&self, line: &mut Line) -> Result<Moved, Failure> {
+    async fn exchange(&self, connection: &mut RequestConnection) -> Result<Moved, Failure> {
         let request = || self.template.request(Outgoing::full(self.content.clone()));
-        let (status, down) = match line {
-            Line::Minimal(connection, written) => {
+        let (status, down) = match connection {
+            RequestConnection::Minimal(connection, written) => {
                 let answer = connection.exchange(written).await?;
                 (answer.status, answer.length)
             }
-            Line::Whole(connection) => {
+            RequestConnection::Whole(connection) => {
                 let answer = connection.send(request()).await?;
                 let status = answer.status().as_u16();
                 (status, connection.drain(answer.into_body()).await?)
@@ -200,10 +200,10 @@ impl Client for Requests {
         Ok(Moved { up, down })
     }
 
-    fn is_open(line: &mut Line) -> bool {
-        match line {
-            Line::Minimal(connection, _) => connection.is_open(),
-            Line::Whole(connection) => connection.is_open(),
+    fn is_open(connection: &mut RequestConnection) -> bool {
+        match connection {
+            RequestConnection::Minimal(connection, _) => connection.is_open(),
+            RequestConnection::Whole(connection) => connection.is_open(),
         }
     }
 }

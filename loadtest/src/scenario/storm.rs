@@ -18,7 +18,7 @@ use crate::{
     fleet::{
         flags::CrowdArgs,
         in_turn,
-        process::{Fleet, Members},
+        process::{Fleet, Work},
         runtimes::Runtimes,
         status::{Status, clock},
         watch::{Samples, Watch, kinds},
@@ -103,9 +103,9 @@ async fn measure(
 ) -> anyhow::Result<Found> {
     context.progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
-    let members = Members::Clients(runtimes.tokens());
+    let work = Work::Clients(runtimes.tokens());
     // All sessions count as stable, as they are in a server that has run for a while.
-    let fleet = Fleet::start(&args.crowd, server.tunnel, members, Duration::ZERO)?;
+    let fleet = Fleet::start(&args.crowd, server.tunnel, work, Duration::ZERO)?;
     let mut watch = Watch::new(fleet, server.child.id());
     connect(args, &mut watch, context).await?;
     watch.meanwhile(sleep(args.settle)).await?;

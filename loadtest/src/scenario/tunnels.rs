@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use crate::{
     fleet::{
         flags::CrowdArgs,
-        process::{Fleet, Members},
+        process::{Fleet, Work},
         runtimes::Runtimes,
         status::{Status, clock},
         watch::Watch,
@@ -117,8 +117,8 @@ async fn measure(
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
     let before = resident(server.child.id()).unwrap_or(0);
-    let members = Members::Clients(runtimes.tokens());
-    let fleet = Fleet::start(&args.crowd, server.tunnel, members, STABLE)?;
+    let work = Work::Clients(runtimes.tokens());
+    let fleet = Fleet::start(&args.crowd, server.tunnel, work, STABLE)?;
     let mut watch = Watch::new(fleet, server.child.id());
     let wanted = (args.tunnels, before);
     let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, context);

@@ -28,8 +28,7 @@ use tokio::{task::JoinSet, time::sleep};
 use crate::{
     client::body::CHUNK,
     upstream::{
-        UpstreamArgs, events::Events, grpc, paced::Paced, plain::Written, repeated::Repeated,
-        websocket,
+        UpstreamArgs, events, grpc, paced::paced, plain::Written, repeated::Repeated, websocket,
     },
 };
 
@@ -44,7 +43,7 @@ pub(super) fn is_special(path: &str) -> bool {
 
 /// What all connections share.
 #[derive(Clone, Debug)]
-pub(super) struct Site {
+pub(super) struct Service {
     pub(super) delay: Duration,
     pub(super) errors: Errors,
     /// The plain answer in one piece, for HTTP/1.1.
@@ -54,7 +53,7 @@ pub(super) struct Site {
     sockets: Rc<RefCell<JoinSet<()>>>,
 }
 
-impl Site {
+impl Service {
     pub(super) fn new(args: &UpstreamArgs) -> Self {
         let length = usize::try_from(args.answer_size.as_u64()).unwrap_or(0);
         let content = Bytes::from(vec![b'x'; length]);
@@ -79,10 +78,10 @@ impl Site {
             upload(request.into_body()).await
         } else if path == "/pace" {
             let rate = query(&request, "rate").unwrap_or(1024.0 * 1024.0);
-            let content = Paced::new(self.chunk, rate, query(&request, "bytes"));
+            let content = paced(self.chunk, rate, query(&request, "bytes"));
             Response::new(boxed(content))
         } else if path == "/events" {
-            events(&request)
+            event_stream(&request)
         } else if path == "/echo" {
             websocket::accept(request, &mut self.sockets.borrow_mut())
         } else if grpc::is_grpc(&request) {
@@ -135,10 +134,10 @@ async fn length(mut content: Incoming) -> Result<usize, hyper::Error> {
     Ok(length)
 }
 
-fn events(request: &Request<Incoming>) -> Response<Content> {
+fn event_stream(request: &Request<Incoming>) -> Response<Content> {
     let rate = query(request, "rate").unwrap_or(1.0);
     let size = query(request, "size").unwrap_or(0);
-    let mut response = Response::new(boxed(Events::new(rate, query(request, "count"), size)));
+    let mut response = Response::new(boxed(events::events(rate, query(request, "count"), size)));
     let headers = response.headers_mut();
     let kind = HeaderValue::from_static("text/event-stream");
     headers.insert(header::CONTENT_TYPE, kind);

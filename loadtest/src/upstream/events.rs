@@ -8,79 +8,48 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use http_body::{Body, Frame};
-use tokio::time::{Instant, Sleep, sleep_until};
+use http_body_util::StreamBody;
+use tokio::time::{Instant, sleep_until};
 
-/// One subscriber's events.
-#[derive(Debug)]
-pub(super) struct Events {
-    every: u64,
-    left: Option<u64>,
+/// So many events a second, all or `count` of them, each of at least `size` bytes. An event's number is that of
+/// its turn since the Unix epoch, so that subscribers who come late know what they missed.
+pub(super) fn events(
+    rate: f64,
+    count: Option<u64>,
     size: usize,
-    pad: String,
-    next: u64,
-    timer: Pin<Box<Sleep>>,
+) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+    let rate = if rate.is_finite() {
+        rate.clamp(1e-5, 1e6)
+    } else {
+        1.0
+    };
+    let every = (1e9 / rate) as u64;
+    let first = now() / every + 1;
+    let pad: Arc<str> = "x".repeat(size).into();
+    let most = count.map_or(usize::MAX, |count| {
+        usize::try_from(count).unwrap_or(usize::MAX)
+    });
+    StreamBody::new(stream::iter(first..).take(most).then(move |number| {
+        let pad = pad.clone();
+        async move {
+            while now() < number * every {
+                sleep_until(at(number * every)).await;
+            }
+            let mut event = format!("id: {number}\ndata: {} ", now());
+            let room = pad.len().saturating_sub(event.len() + "\n\n".len());
+            event.extend([&pad[..room], "\n\n"]);
+            Ok(Frame::data(Bytes::from(event)))
+        }
+    }))
 }
 
-impl Events {
-    /// Begins with the next event that is due for all.
-    pub(super) fn new(rate: f64, count: Option<u64>, size: usize) -> Self {
-        // From one event a day to a million a second.
-        let rate = if rate.is_finite() {
-            rate.clamp(1e-5, 1e6)
-        } else {
-            1.0
-        };
-        let every = (1e9 / rate) as u64;
-        let next = (now() / every + 1) * every;
-        Self {
-            every,
-            left: count,
-            size,
-            pad: "x".repeat(size),
-            next,
-            timer: Box::pin(sleep_until(at(next))),
-        }
-    }
-}
-
-impl Body for Events {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = self.get_mut();
-        if this.left == Some(0) {
-            return Poll::Ready(None);
-        }
-        while now() < this.next {
-            this.timer.as_mut().reset(at(this.next));
-            ready!(this.timer.as_mut().poll(context));
-        }
-        this.left = this.left.map(|left| left - 1);
-        let mut event = format!("id: {}\ndata: {} ", this.next / this.every, now());
-        this.next += this.every;
-        let room = this.size.saturating_sub(event.len() + "\n\n".len());
-        event.extend([&this.pad[..room], "\n\n"]);
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left == Some(0)
-    }
-}
-
-/// Nanoseconds since the epoch.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
@@ -100,7 +69,7 @@ mod tests {
     #[tokio::test]
     async fn tell_when_they_were_sent() {
         let before = now();
-        let content = Events::new(200.0, Some(3), 100).collect().await.unwrap();
+        let content = events(200.0, Some(3), 100).collect().await.unwrap();
         let content = String::from_utf8(content.to_bytes().to_vec()).unwrap();
         let events: Vec<_> = content.split_terminator("\n\n").collect();
         assert_eq!(events.len(), 3);

@@ -1,16 +1,12 @@
 //! Content that comes at a steady rate, however fast it could be taken.
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
+use futures_util::stream;
 use http_body::{Body, Frame};
-use tokio::time::{Instant, Sleep, sleep_until};
+use http_body_util::StreamBody;
+use tokio::time::{Instant, sleep_until};
 
 /// Time between two pieces: short against what people notice, long against a timer's tick.
 const STEP: Duration = Duration::from_millis(10);
@@ -18,27 +14,50 @@ const STEP: Duration = Duration::from_millis(10);
 /// Whoever was slower than the rate by more than this does not get it back in one burst.
 const BURST: Duration = Duration::from_millis(100);
 
-/// So many bytes a second, for ever or up to a length.
-#[derive(Debug)]
-pub(super) struct Paced {
+/// Pieces of the chunk at a rate in bytes a second, without end or of this length in all.
+pub(super) fn paced(
+    chunk: Bytes,
+    rate: f64,
+    length: Option<u64>,
+) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+    let now = Instant::now();
+    let pace = Pace {
+        chunk,
+        rate: rate.max(1.0),
+        left: length,
+        paid: now,
+        next: now,
+    };
+    StreamBody::new(stream::unfold(pace, async |mut pace: Pace| {
+        let piece = pace.piece().await?;
+        Some((Ok(Frame::data(piece)), pace))
+    }))
+}
+
+struct Pace {
     chunk: Bytes,
     rate: f64,
     left: Option<u64>,
+    /// Until when all bytes were given that were due.
     paid: Instant,
-    timer: Pin<Box<Sleep>>,
+    next: Instant,
 }
 
-impl Paced {
-    /// Begins now; `length` ends it.
-    pub(super) fn new(chunk: Bytes, rate: f64, length: Option<u64>) -> Self {
-        let now = Instant::now();
-        Self {
-            chunk,
-            // So slow that it is as good as none, and still a number to divide by.
-            rate: if rate >= 1.0 { rate } else { 1.0 },
-            left: length,
-            paid: now,
-            timer: Box::pin(sleep_until(now)),
+impl Pace {
+    async fn piece(&mut self) -> Option<Bytes> {
+        if self.left == Some(0) {
+            return None;
+        }
+        loop {
+            sleep_until(self.next).await;
+            let now = Instant::now();
+            let length = self.take_due(now);
+            if length < self.chunk.len() {
+                self.next = now + STEP;
+            }
+            if length > 0 {
+                return Some(self.chunk.slice(..length));
+            }
         }
     }
 
@@ -56,38 +75,6 @@ impl Paced {
     }
 }
 
-impl Body for Paced {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = self.get_mut();
-        if this.left == Some(0) {
-            return Poll::Ready(None);
-        }
-        loop {
-            ready!(this.timer.as_mut().poll(context));
-            let now = Instant::now();
-            let length = this.take_due(now);
-            if length == this.chunk.len() {
-                // More is due at once.
-                return Poll::Ready(Some(Ok(Frame::data(this.chunk.clone()))));
-            }
-            this.timer.as_mut().reset(now + STEP);
-            if length > 0 {
-                return Poll::Ready(Some(Ok(Frame::data(this.chunk.slice(..length)))));
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left == Some(0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt as _;
@@ -98,7 +85,7 @@ mod tests {
     async fn keeps_its_rate_and_its_length() {
         let chunk = Bytes::from(vec![b'x'; 1024]);
         let begun = Instant::now();
-        let content = Paced::new(chunk, 100_000.0, Some(50_000));
+        let content = paced(chunk, 100_000.0, Some(50_000));
         let content = content.collect().await.unwrap().to_bytes();
         assert_eq!(content.len(), 50_000);
         let took = begun.elapsed();

@@ -4,22 +4,20 @@
 //! The first request that is anything else goes, with its connection, to that library.
 
 use std::{
-    io,
+    io::{self, Cursor},
     mem::MaybeUninit,
-    pin::Pin,
-    task::{Context, Poll},
 };
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use http::StatusCode;
 use httparse::{ParserConfig, Request, Status};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
     time::sleep,
 };
 
-use crate::upstream::answer::{Site, is_special};
+use crate::upstream::answer::{Service, is_special};
 
 /// More fields, or a longer head, are the library's.
 const MOST_FIELDS: usize = 64;
@@ -69,19 +67,22 @@ impl Written {
 
 /// Answers plain requests until something else comes, which it gives back with the connection.
 /// None when the peer has closed it.
-pub(super) async fn serve(mut stream: TcpStream, site: &Site) -> io::Result<Option<Read>> {
+pub(super) async fn serve(
+    mut stream: TcpStream,
+    service: &Service,
+) -> io::Result<Option<impl AsyncRead + AsyncWrite + Unpin + use<>>> {
     let mut buffer = vec![0; 2048];
     let mut filled = 0;
     loop {
         match next(&buffer[..filled]) {
             Next::Plain(length) => {
-                if !site.delay.is_zero() {
-                    sleep(site.delay).await;
+                if !service.delay.is_zero() {
+                    sleep(service.delay).await;
                 }
-                let answer = if site.errors.is_due() {
-                    &site.written.error
+                let answer = if service.errors.is_due() {
+                    &service.written.error
                 } else {
-                    &site.written.good
+                    &service.written.good
                 };
                 stream.write_all(answer).await?;
                 buffer.copy_within(length..filled, 0);
@@ -93,8 +94,11 @@ pub(super) async fn serve(mut stream: TcpStream, site: &Site) -> io::Result<Opti
             Next::Unknown if filled < MOST_HEAD => {}
             Next::Unknown | Next::Other => {
                 buffer.truncate(filled);
-                let first = Bytes::from(buffer);
-                return Ok(Some(Read { first, stream }));
+                let (read, write) = stream.into_split();
+                return Ok(Some(tokio::io::join(
+                    Cursor::new(buffer).chain(read),
+                    write,
+                )));
             }
         }
         if filled == buffer.len() {
@@ -133,60 +137,6 @@ fn next(bytes: &[u8]) -> Next {
         Next::Plain(length)
     } else {
         Next::Other
-    }
-}
-
-/// A connection of which some bytes were read already.
-#[derive(Debug)]
-pub(super) struct Read {
-    first: Bytes,
-    stream: TcpStream,
-}
-
-impl AsyncRead for Read {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.first.is_empty() {
-            return Pin::new(&mut this.stream).poll_read(context, buffer);
-        }
-        let length = this.first.len().min(buffer.remaining());
-        buffer.put_slice(&this.first[..length]);
-        this.first.advance(length);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Read {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }
 

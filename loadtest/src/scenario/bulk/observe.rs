@@ -171,7 +171,7 @@ pub(super) async fn watch(
         outcome = &mut load => return Ok((outcome?, nothing(shared))),
     };
     let window = window.unwrap_or_else(|| Window::from_now(Duration::ZERO, Duration::ZERO));
-    let mut eye = Eye::new(shared, window.start);
+    let mut observer = Observer::new(shared, window.start);
     let mut begin = pin!(sleep_until(window.begin));
     let mut end = pin!(sleep_until(window.end));
     let mut tick = interval(TICK);
@@ -179,15 +179,15 @@ pub(super) async fn watch(
         tokio::select! {
             biased;
             outcome = &mut load => break outcome?,
-            () = &mut begin, if !eye.has_begun => eye.begin(),
-            () = &mut end, if !ends_itself && eye.end.is_none() => eye.end(),
-            _ = tick.tick() => eye.look(progress),
+            () = &mut begin, if !observer.has_begun => observer.begin(),
+            () = &mut end, if !ends_itself && observer.end.is_none() => observer.end(),
+            _ = tick.tick() => observer.look(progress),
         }
     };
-    if eye.end.is_none() {
-        eye.end();
+    if observer.end.is_none() {
+        observer.end();
     }
-    let mut observed = eye.finish();
+    let mut observed = observer.finish();
     if ends_itself {
         // Ending the threads is no part of it.
         let streams = shared.flows.iter().flat_map(|flow| &flow.streams);
@@ -214,7 +214,7 @@ fn nothing(shared: &Shared) -> Observed {
 }
 
 /// What the control thread remembers.
-struct Eye<'a> {
+struct Observer<'a> {
     shared: &'a Shared,
     start: Instant,
     has_begun: bool,
@@ -225,7 +225,7 @@ struct Eye<'a> {
     samples: Vec<Sample>,
 }
 
-impl<'a> Eye<'a> {
+impl<'a> Observer<'a> {
     fn new(shared: &'a Shared, start: Instant) -> Self {
         Self {
             shared,

@@ -86,7 +86,7 @@ pub(super) struct Streaming(pub(super) Plan);
 
 /// A connection, and the call that is going on.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct StreamConnection {
     connection: Http2,
     call: Option<Call>,
 }
@@ -100,17 +100,17 @@ struct Call {
 }
 
 impl Client for Streaming {
-    type Connection = Line;
+    type Connection = StreamConnection;
 
-    async fn connect(&self, worker: usize) -> Result<Line, Failure> {
-        Ok(Line {
+    async fn connect(&self, worker: usize) -> Result<StreamConnection, Failure> {
+        Ok(StreamConnection {
             connection: self.0.connect(worker).await?,
             call: None,
         })
     }
 
-    async fn exchange(&self, line: &mut Line) -> Result<Moved, Failure> {
-        let Line { connection, call } = line;
+    async fn exchange(&self, stream: &mut StreamConnection) -> Result<Moved, Failure> {
+        let StreamConnection { connection, call } = stream;
         // A call that fails is not put back, so the next message begins another.
         let mut current = match call.take() {
             Some(mut current) => {
@@ -137,8 +137,8 @@ impl Client for Streaming {
         Ok(self.0.moved(&message))
     }
 
-    fn is_open(line: &mut Line) -> bool {
-        line.connection.is_open()
+    fn is_open(stream: &mut StreamConnection) -> bool {
+        stream.connection.is_open()
     }
 }
 

@@ -247,7 +247,7 @@ impl Results {
         });
         let y = ChartAxis::new(figure.title, figure.unit, Scale::Linear);
         let title = format!("{} by {}", figure.title, self.axis.flag);
-        Chart::new(title, x, y, lines).if_any()
+        Chart::new(title, x.clone(), y, lines).if_any()
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use crate::{
     fleet::{
         flags::CrowdArgs,
-        process::{Fleet, Members},
+        process::{Fleet, Work},
         watch::Watch,
     },
     scenario::{
@@ -41,7 +41,7 @@ pub(super) async fn measure(
         child: sink,
         address,
     } = start(args, files).await?;
-    let fleet = Fleet::start(args, address, Members::Handshakes(wanted), Duration::ZERO)?;
+    let fleet = Fleet::start(args, address, Work::Handshakes(wanted), Duration::ZERO)?;
     let mut watch = Watch::new(fleet, sink.id());
     let wanted = (wanted, watch.server_rss());
     let connecting = connect::connect(&mut watch, ALONE, wanted, args, context);

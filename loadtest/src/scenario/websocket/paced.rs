@@ -55,7 +55,7 @@ pub(super) async fn work(maker: Arc<Maker>, beat: Beat, mut worker: Worker) {
     // What fails here fails again within the window, and is counted there.
     let mut socket = connect(&maker, limit).await.ok();
     let window = worker.ready().await;
-    let line = Line {
+    let paced = PacedSocket {
         beat,
         window,
         worker: worker.index,
@@ -65,9 +65,9 @@ pub(super) async fn work(maker: Arc<Maker>, beat: Beat, mut worker: Worker) {
         next: Cell::new(0),
         open: RefCell::default(),
     };
-    while line.due() < window.end {
+    while paced.due() < window.end {
         if window.is_over() {
-            line.give_up();
+            paced.give_up();
             break;
         }
         let ready = match socket.take() {
@@ -75,15 +75,15 @@ pub(super) async fn work(maker: Arc<Maker>, beat: Beat, mut worker: Worker) {
             None => connect(&maker, limit).await,
         };
         match ready {
-            Ok(socket) => match line.exchange(socket).await {
+            Ok(socket) => match paced.exchange(socket).await {
                 Ok(()) => break,
-                Err(failure) => line.fail_open(failure.kind),
+                Err(failure) => paced.fail_open(failure.kind),
             },
             Err(failure) => {
                 // Nothing was sent over it, so this is the failure of what is due now.
-                let due = line.due().min(Instant::now());
+                let due = paced.due().min(Instant::now());
                 worker.recorder.failed(due, failure.kind);
-                line.skip_due();
+                paced.skip_due();
             }
         }
         sleep(PAUSE).await;
@@ -98,7 +98,7 @@ async fn connect(maker: &Maker, limit: Duration) -> Result<Socket, Failure> {
 }
 
 /// What is due, and what is on its way.
-struct Line {
+struct PacedSocket {
     beat: Beat,
     window: Window,
     worker: usize,
@@ -110,7 +110,7 @@ struct Line {
     open: RefCell<VecDeque<Instant>>,
 }
 
-impl Line {
+impl PacedSocket {
     fn due(&self) -> Instant {
         self.beat.due(&self.window, self.worker, self.next.get())
     }

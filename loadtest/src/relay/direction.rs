@@ -36,7 +36,7 @@ const UNDER_WAY: usize = 16 * 1024;
 
 /// A direction of a link, shared by all connections.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Direction {
     link: Link,
     piece: usize,
     room: Arc<Semaphore>,
@@ -50,7 +50,7 @@ struct Piece {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-impl Lane {
+impl Direction {
     /// An idle one.
     pub(super) fn new(link: Link) -> Self {
         let room = link.rate.map_or(MOST_BUFFER, |rate| {
@@ -121,7 +121,7 @@ impl Lane {
     }
 }
 
-/// Hands over each piece when it is due. The lane's room is given back when it was taken.
+/// Hands over each piece when it is due. The direction's room is given back when it was taken.
 async fn write(mut pieces: mpsc::Receiver<Piece>, mut to: OwnedWriteHalf) {
     while let Some(piece) = pieces.recv().await {
         if piece.due > Instant::now() {
@@ -155,22 +155,22 @@ mod tests {
 
     #[test]
     fn pieces_wait_for_one_another_and_then_travel() {
-        let lane = Lane::new(link(20, "8Mbit"));
+        let direction = Direction::new(link(20, "8Mbit"));
         let now = Instant::now();
         let after = |milliseconds| now + Duration::from_millis(milliseconds);
-        assert_eq!(lane.arrival(now, 1_000), after(1 + 20));
-        assert_eq!(lane.arrival(now, 2_000), after(3 + 20));
+        assert_eq!(direction.arrival(now, 1_000), after(1 + 20));
+        assert_eq!(direction.arrival(now, 2_000), after(3 + 20));
         // A pause saves nothing up.
-        assert_eq!(lane.arrival(after(100), 1_000), after(101 + 20));
+        assert_eq!(direction.arrival(after(100), 1_000), after(101 + 20));
     }
 
     #[test]
     fn the_buffer_is_a_few_times_what_is_under_way() {
-        let lane = Lane::new(link(50, "200Mbit"));
-        assert_eq!(lane.room.available_permits(), 5_000_000);
-        assert_eq!(lane.piece, 25_000);
+        let direction = Direction::new(link(50, "200Mbit"));
+        assert_eq!(direction.room.available_permits(), 5_000_000);
+        assert_eq!(direction.piece, 25_000);
         assert_eq!(
-            Lane::new(link(1, "1kbit")).room.available_permits(),
+            Direction::new(link(1, "1kbit")).room.available_permits(),
             LEAST_BUFFER
         );
     }
