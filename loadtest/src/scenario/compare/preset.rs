@@ -89,8 +89,7 @@ pub(super) const NGINX: Preset = Preset {
         Process {
             role: "second nginx",
             arguments: NGINX_ARGUMENTS,
-            config: concat!(
-                "    upstream next {
+            config: "    upstream next {
         server @upstream@;
         keepalive 512;
         keepalive_requests 1000000000;
@@ -103,8 +102,7 @@ pub(super) const NGINX: Preset = Preset {
         ssl_protocols TLSv1.3;
         location / { proxy_pass http://next; }
     }
-"
-            ),
+",
             ready: NGINX_READY,
         },
         Process {

@@ -146,7 +146,7 @@ async fn transfer(target: &Target, level: Level, size: u64, limit: Duration) -> 
     let ran = own_time().saturating_sub(ran).as_secs_f64();
     sample.usage = meter.finish();
     sample.seconds = seconds;
-    if let Err(failure) = moved.unwrap_or(Err(Failure::fatal(Kind::Timeout))) {
+    if let Err(failure) = moved.unwrap_or_else(|_| Err(Failure::fatal(Kind::Timeout))) {
         return failed(sample, failure.kind);
     }
     let (bytes_up, bytes_down) = match level {
@@ -226,7 +226,9 @@ impl Connection {
                 (count == Ok(size), Kind::Other("wrong_count"))
             }
         };
-        is_whole.then_some(()).ok_or(Failure::fatal(otherwise))
+        is_whole
+            .then_some(())
+            .ok_or_else(|| Failure::fatal(otherwise))
     }
 }
 
