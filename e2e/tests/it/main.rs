@@ -22,6 +22,7 @@ mod isolation;
 mod language;
 mod life;
 mod lifecycle;
+mod memory;
 mod neighbour;
 mod peers;
 mod revocation;
