@@ -6,8 +6,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel_ops::http1::Violation;
-use tunnel_ops::http1::framing::{Framing, HeadLimits, Phase};
+use tunnel_http::http1::Violation;
+use tunnel_http::http1::framing::{Framing, HeadLimits, Phase};
 
 const LIMITS: HeadLimits = HeadLimits {
     bytes: 1024,

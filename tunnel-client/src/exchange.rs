@@ -22,7 +22,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tunnel_ops::connection::is_given_up;
+use tunnel_http::connection::is_given_up;
 use tunnel_ops::telemetry::log_refused;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;

@@ -26,15 +26,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tunnel_http::connection::Bounds;
+use tunnel_http::listener::{accept, listen};
+use tunnel_http::outgoing::ViaName;
 use tunnel_ops::admin::Readiness;
-use tunnel_ops::connection::Bounds;
-use tunnel_ops::listener::{accept, listen};
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::RequestId;
 use tunnel_ops::tls_files::{Identity, LiveServerConfig, TlsFilesError};
 use tunnel_ops::watch::{FileWatch, WatchError};
-use tunnel_proto::front::ViaName;
 
 pub(crate) use self::body::{ListenerBody, ListenerInformational};
 use self::upgraded::UpgradedBounds;

@@ -1,6 +1,5 @@
 //! What both programs need in order to be run: configuration files and their values, TLS files,
-//! logs, the admin listener, signals, files that change, owned tasks, timers; and what stands between a
-//! socket on which strangers ask and hyper.
+//! logs, the admin listener, signals, files that change, owned tasks, timers.
 //!
 //! In come files, flags, signals and HTTP requests of the operator; out go checked values, TLS
 //! configurations, log lines and handles. Nothing here knows of sessions, routes or runtimes, and a
@@ -11,20 +10,10 @@ pub mod alarm;
 pub mod config_file;
 pub mod config_place;
 pub mod config_value;
-pub mod connection;
-pub mod content;
 pub mod descriptors;
-pub mod detect;
-pub mod ends;
 pub mod flags;
-pub mod http1;
-pub mod listener;
-pub mod prefixed;
-pub mod received;
 pub mod signals;
 pub mod task;
 pub mod telemetry;
 pub mod tls_files;
-pub mod trailers;
-pub mod upgraded;
 pub mod watch;

@@ -4,14 +4,11 @@
 //! no task outlives the part that started it. For many alike tasks use a `tokio::task::JoinSet`,
 //! which does the same.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use parking_lot::Mutex;
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinHandle};
 use tracing::Instrument;
 
 /// A running task that ends when this is dropped. Awaiting it gives the task's result.
@@ -58,39 +55,6 @@ impl<T> Future for Owned<T> {
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         self.handle.abort();
-    }
-}
-
-/// The tasks of one connection, hyper's own among them; they end with the last clone.
-#[derive(Clone, Default)]
-pub struct Tasks(Arc<Mutex<JoinSet<()>>>);
-
-impl Tasks {
-    /// Starts a task.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
-    }
-
-    /// Whether none runs.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.is_empty()
-    }
-
-    /// Ends whatever is left.
-    pub async fn finish(&self) {
-        let mut left = std::mem::take(&mut *self.0.lock());
-        left.shutdown().await;
-    }
-}
-
-impl fmt::Debug for Tasks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tasks").finish_non_exhaustive()
     }
 }
 

@@ -8,6 +8,22 @@ use std::collections::HashSet;
 use http::{HeaderMap, HeaderName, header};
 use http_body::Frame;
 
+/// Addresses from which a request came, the nearest last.
+pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The host that the platform client asked for.
+pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// The scheme by which the platform client asked: `http` or `https`.
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Names the request in the logs of every program that it passes.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Names the tunnel's programs that a request has passed, by which a loop is found. Not `Via`: upstreams
+/// such as nginx compress nothing for requests that have it.
+pub const TUNNEL_VIA: HeaderName = HeaderName::from_static("tunnel-via");
+
 /// Options that the `Connection` fields of one request may have together. Real requests have one to
 /// three; each further one costs a look at the fields.
 pub const CONNECTION_OPTIONS: usize = 64;

@@ -14,7 +14,6 @@
 //!   [`bhttp`]. The server calls [`exchange::open`] and [`exchange::Opened::carry`], the client [`exchange::serve`].
 //! - [`handshake`], [`control`], [`close`]: how a session begins, what the ends tell each other
 //!   beside the exchanges, and why it ended.
-//! - [`front`]: how requests come in from outside, and how they are answered, alike at both programs.
 //! - [`refusal`]: the one table of why a session is refused.
 //! - [`problem`]: the one table from what went wrong to what is answered.
 //! - [`limits`], [`fields`]: what a peer may send, and what never travels.
@@ -28,7 +27,6 @@ pub mod close;
 pub mod control;
 pub mod exchange;
 pub mod fields;
-pub mod front;
 pub mod handshake;
 pub mod limits;
 pub mod memory;

@@ -1,7 +1,7 @@
 //! The one table from what went wrong to what the platform client is told.
 //!
 //! A [`Problem`] is made where something fails, at either end, and becomes an answer in one place,
-//! [`crate::front`], for both programs. Across the wire it travels as its reason (pseudo-field `:problem`) and a
+//! `tunnel-http`'s `answer`, for both programs. Across the wire it travels as its reason (pseudo-field `:problem`) and a
 //! detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15, error types
 //! RFC 9209 section 2.3.
 

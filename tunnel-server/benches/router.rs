@@ -20,12 +20,10 @@ use futures_util::FutureExt;
 use http::{Request, request::Parts};
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
-use tunnel_ops::{
-    config_file::TomlFile,
-    http1::framing::{Framing, HeadLimits},
-};
+use tunnel_http::http1::framing::{Framing, HeadLimits};
+use tunnel_http::{outgoing::Origin, outgoing::ViaName};
+use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{
-    front::{Origin, ViaName},
     handshake::InstanceSecret,
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };

@@ -30,7 +30,7 @@ use tokio_rustls::{
     rustls::{HandshakeKind, server::Acceptor},
     server::TlsStream,
 };
-use tunnel_ops::listener::accept;
+use tunnel_http::listener::accept;
 use tunnel_proto::{
     handshake::{self, Greeting, NotASession},
     refusal::RefusalReason,

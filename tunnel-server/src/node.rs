@@ -17,11 +17,11 @@ use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
+use tunnel_http::outgoing::ViaName;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::descriptors;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
-use tunnel_proto::front::ViaName;
 
 use crate::{
     admin::events::{Event, EventKind, Events},

@@ -27,7 +27,8 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_ops::{listener::accept, tls_files::LiveServerConfig};
+use tunnel_http::listener::accept;
+use tunnel_ops::tls_files::LiveServerConfig;
 
 use self::places::Place;
 use crate::node::Node;

@@ -17,16 +17,16 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::interval};
+use tunnel_http::listener::{self, Bound};
+use tunnel_http::outgoing::ViaName;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
     descriptors,
-    listener::{self, Bound},
     signals::Shutdown,
     task::Owned,
     telemetry::RequestId,
     tls_files::TlsFilesError,
 };
-use tunnel_proto::front::ViaName;
 
 use self::shard::{Listeners, Shard};
 use crate::{

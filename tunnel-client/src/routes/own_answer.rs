@@ -19,7 +19,8 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::{Body, Frame};
-use tunnel_proto::front;
+
+use tunnel_http::answer;
 use tunnel_proto::problem::Problem;
 
 use crate::upstream::UpstreamBody;
@@ -100,7 +101,7 @@ impl AskingPage<'_> {
             return self.grant();
         }
         // The connection is another's, who may end it.
-        let told = front::problem(problem, false);
+        let told = answer::problem(problem, false);
         let mut answer = own(told.status, told.content.into(), method);
         let headers = answer.headers_mut();
         headers.extend(told.headers);

@@ -9,12 +9,13 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::MapErr;
 use tokio::sync::OwnedSemaphorePermit;
-use tunnel_ops::connection::Outlet;
-use tunnel_ops::ends::{Early, Form, LongStream};
-use tunnel_ops::http1::InFlight;
+use tunnel_http::answer;
+use tunnel_http::answer::Content;
+use tunnel_http::connection::Outlet;
+use tunnel_http::ends::{Early, Form, LongStream};
+use tunnel_http::http1::InFlight;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::fields::clean_frame;
-use tunnel_proto::front::{self, Content};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::exchange::RecordedBody;
@@ -90,7 +91,7 @@ pub(super) fn response(
         reconnects,
     } = *request;
     let (mut parts, body) = answered.into_parts();
-    let content = front::make_response(&mut parts, method, !is_http2).map_err(|what| {
+    let content = answer::make_response(&mut parts, method, !is_http2).map_err(|what| {
         let detail = format!("the upstream's answer has {what}");
         Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
     })?;
@@ -108,9 +109,9 @@ pub(super) fn response(
 /// A problem as an answer.
 pub(super) fn problem(problem: &Problem, is_http2: bool, is_grpc: bool) -> Response<AnswerBody> {
     let head = if is_grpc {
-        front::grpc_problem(problem)
+        answer::grpc_problem(problem)
     } else {
-        front::problem(problem, !is_http2)
+        answer::problem(problem, !is_http2)
     };
     let mut answer = Response::new(AnswerBody::own(head.content));
     *answer.status_mut() = head.status;

@@ -14,12 +14,12 @@ use http::{HeaderMap, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tunnel_ops::content::{Gate, Silence};
-use tunnel_ops::http1::GuardHandle;
-use tunnel_ops::received::{ReceiveError, ReceivedBody};
-use tunnel_ops::trailers::clean_frame;
+use tunnel_http::answer::http1_head;
+use tunnel_http::content::{Gate, Silence};
+use tunnel_http::http1::GuardHandle;
+use tunnel_http::received::{ReceiveError, ReceivedBody};
+use tunnel_http::trailers::clean_frame;
 use tunnel_proto::exchange::BodyError;
-use tunnel_proto::front::http1_head;
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 

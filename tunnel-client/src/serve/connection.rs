@@ -21,13 +21,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tunnel_ops::connection::{self, Http1, Reset, close, say_last};
-use tunnel_ops::detect::{self, Protocol};
-use tunnel_ops::http1::{GuardHandle, InFlight, Refusal};
-use tunnel_ops::prefixed::Prefixed;
-use tunnel_ops::received::ReceivedBody;
-use tunnel_ops::task::Tasks;
-use tunnel_proto::front::{self, Origin, http1_message};
+use tunnel_http::answer;
+use tunnel_http::connection::Tasks;
+use tunnel_http::connection::{self, Http1, Reset, close, say_last};
+use tunnel_http::detect::{self, Protocol};
+use tunnel_http::http1::{GuardHandle, InFlight, Refusal};
+use tunnel_http::prefixed::Prefixed;
+use tunnel_http::received::ReceivedBody;
+use tunnel_http::{answer::http1_message, outgoing::Origin};
 use tunnel_proto::problem::{Hop, Problem};
 
 use super::Front;
@@ -170,8 +171,8 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     refusal: Refusal,
     io: IO,
 ) {
-    let problem = front::refusal(Hop::Client, refusal.status(), refusal.reason());
+    let problem = answer::refusal(Hop::Client, refusal.status(), refusal.reason());
     connection.on_refused(None, &problem);
     let date = httpdate::fmt_http_date(SystemTime::now());
-    say_last(io, &http1_message(&front::problem(&problem, true), &date)).await;
+    say_last(io, &http1_message(&answer::problem(&problem, true), &date)).await;
 }

@@ -14,13 +14,15 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
-use tunnel_ops::connection::MAX_FIELDS;
-use tunnel_ops::ends::{is_grpc, reconnects};
-use tunnel_ops::http1::{GuardHandle, InFlight, host_length};
-use tunnel_ops::received::ReceivedBody;
+use tunnel_http::connection::MAX_FIELDS;
+use tunnel_http::ends::{is_grpc, reconnects};
+use tunnel_http::http1::{GuardHandle, InFlight, host_length};
+use tunnel_http::received::ReceivedBody;
+use tunnel_http::{answer::switching_protocols, outgoing};
+use tunnel_http::{check::CheckedRequest, check::Checker};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
-use tunnel_proto::front::{self, CheckedRequest, Checker, X_REQUEST_ID};
+use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::answer::{self, AnswerBody, Held, RequestTraits, received};
@@ -160,7 +162,7 @@ fn accept(
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
     let (origin, via, sends_via) = (&connection.origin, &front.via, front.listen.via);
-    let request_id = front::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
+    let request_id = outgoing::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
     let way = Way {
         guard: connection.guard.as_ref(),
         version: checked.version,
@@ -270,7 +272,7 @@ fn upgrade(
     let mut answer = Response::new(AnswerBody::own(Bytes::new()));
     *answer.headers_mut() = parts.headers;
     let is_http2 = connection.is_http2();
-    *answer.status_mut() = front::switching_protocols(answer.headers_mut(), is_http2);
+    *answer.status_mut() = switching_protocols(answer.headers_mut(), is_http2);
     match on_upgrade {
         Some(on_upgrade) => {
             let bounds = connection.front.upgraded_bounds(true);

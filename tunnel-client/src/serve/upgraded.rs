@@ -15,10 +15,10 @@ use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
-use tunnel_ops::connection::drain;
-use tunnel_ops::ends::{Early, Form, LongStream, PATIENCE};
+use tunnel_http::connection::drain;
+use tunnel_http::ends::{Early, Form, LongStream, PATIENCE};
+use tunnel_http::upgraded::{Lent, Moved, Taken, is_not_taken};
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::upgraded::{Lent, Moved, Taken, is_not_taken};
 use tunnel_proto::exchange::read_body;
 
 use super::answer::{self, Received};

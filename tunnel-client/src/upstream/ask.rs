@@ -16,9 +16,9 @@ use http_body::Body;
 use hyper::client::conn::TrySendError;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
-use tunnel_ops::received::ReceivedBody;
+use tunnel_http::answer::keep_end_to_end;
+use tunnel_http::received::ReceivedBody;
 use tunnel_proto::exchange::Protocol;
-use tunnel_proto::front::keep_end_to_end;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::body::UpstreamBody;

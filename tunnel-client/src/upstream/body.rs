@@ -16,7 +16,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 
-use tunnel_ops::received::ReceivedBody;
+use tunnel_http::received::ReceivedBody;
 
 use super::failure::UpstreamBodyError;
 use super::http1::{Connection, Split};

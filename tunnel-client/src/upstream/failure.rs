@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::io;
 
-use tunnel_ops::received::ReceiveError;
+use tunnel_http::received::ReceiveError;
 use tunnel_proto::exchange::{AsProblem, BodyError};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 

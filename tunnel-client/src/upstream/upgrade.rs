@@ -27,9 +27,9 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tunnel_http::answer::keep_end_to_end;
 use tunnel_ops::task::Owned;
 use tunnel_proto::exchange::{Protocol, copy_body, read_body};
-use tunnel_proto::front::keep_end_to_end;
 use tunnel_proto::handshake::{accept_key, has_token, new_key};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 

@@ -7,6 +7,9 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::DecodeError;
+use crate::fields::{
+    TUNNEL_VIA, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_REQUEST_ID,
+};
 
 /// A token of any length (RFC 9110 section 9.1).
 pub(super) fn method(bytes: &[u8]) -> Result<Method, DecodeError> {
@@ -67,11 +70,6 @@ pub(super) fn field_name(bytes: &[u8]) -> Result<HeaderName, DecodeError> {
 /// The names that most messages have, without a look at each byte, and without an allocation for those
 /// that the library does not know.
 fn usual_name(bytes: &[u8]) -> Option<HeaderName> {
-    const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-    const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-    const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-    const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-    const TUNNEL_VIA: HeaderName = crate::front::TUNNEL_VIA;
     Some(match bytes {
         b"accept" => header::ACCEPT,
         b"accept-encoding" => header::ACCEPT_ENCODING,

@@ -9,13 +9,14 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use tunnel_ops::{
+use tunnel_http::answer;
+use tunnel_http::answer::Content;
+use tunnel_http::{
     connection::{Outlet, is_given_up},
     http1::InFlight,
 };
 use tunnel_proto::{
     exchange::{BodyError, RecvBody},
-    front::{self, Content},
     problem::{Hop, Problem, Reason},
 };
 
@@ -181,7 +182,7 @@ pub(super) fn response(
     is_http1: bool,
 ) -> Result<Response<AnswerBody>, Problem> {
     let (mut parts, body) = received.into_parts();
-    let content = front::make_response(&mut parts, method, is_http1)
+    let content = answer::make_response(&mut parts, method, is_http1)
         .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
     let kind = match content {
         Content::Received => Kind::Exchange(body),
@@ -193,15 +194,15 @@ pub(super) fn response(
 
 /// A problem as an answer. After a request that was malformed the connection ends.
 pub(super) fn problem(problem: &Problem, is_http1: bool) -> Response<AnswerBody> {
-    own(front::problem(problem, is_http1))
+    own(answer::problem(problem, is_http1))
 }
 
 /// A problem as a gRPC client wants to hear it.
 pub(super) fn grpc_problem(problem: &Problem) -> Response<AnswerBody> {
-    own(front::grpc_problem(problem))
+    own(answer::grpc_problem(problem))
 }
 
-fn own(head: front::Head) -> Response<AnswerBody> {
+fn own(head: answer::Head) -> Response<AnswerBody> {
     let mut answer = Response::new(AnswerBody::own(head.content));
     *answer.status_mut() = head.status;
     *answer.headers_mut() = head.headers;

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::oneshot;
-use tunnel_ops::{
+use tunnel_http::{
     content::{Gate, Silence},
     received::{ReceiveError, ReceivedBody},
     trailers::clean_frame,

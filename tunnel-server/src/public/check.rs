@@ -2,10 +2,12 @@
 //! both programs do alike, with this one's names.
 
 use http::{HeaderValue, request::Parts};
-use tunnel_ops::{connection::MAX_FIELDS, http1::host_length, telemetry::RequestId};
+use tunnel_http::outgoing;
+use tunnel_http::{check::CheckedRequest, check::Checker, outgoing::Origin, outgoing::ViaName};
+use tunnel_http::{connection::MAX_FIELDS, http1::host_length};
+use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
-    front::{self, CheckedRequest, Checker, Origin, ViaName},
     problem::{Hop, Problem},
 };
 
@@ -45,6 +47,6 @@ pub fn outgoing(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let id = front::outgoing(checked, origin, via, sends_via, new_id, &mut head)?;
+    let id = outgoing::outgoing(checked, origin, via, sends_via, new_id, &mut head)?;
     Ok((head.finish(), id))
 }

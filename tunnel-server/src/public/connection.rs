@@ -6,15 +6,11 @@ use http::{HeaderMap, StatusCode, request::Parts};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tunnel_ops::{
-    http1::{GuardHandle, Violation},
-    task::Tasks,
-    telemetry::log_refused,
-};
-use tunnel_proto::{
-    front::{Origin, http1_head},
-    problem::Problem,
-};
+use tunnel_http::connection::Tasks;
+use tunnel_http::http1::{GuardHandle, Violation};
+use tunnel_http::{answer::http1_head, outgoing::Origin};
+use tunnel_ops::telemetry::log_refused;
+use tunnel_proto::problem::Problem;
 
 use super::upgraded::{Granted, GrantedSlot, join};
 use crate::{budget::usage::Usage, node::Node};

@@ -13,10 +13,8 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use tunnel_ops::{
-    ends::{Early, Form, LongStream},
-    signals::Shutdown,
-};
+use tunnel_http::ends::{Early, Form, LongStream};
+use tunnel_ops::signals::Shutdown;
 use tunnel_proto::{
     close::CloseReason,
     exchange::{BodyError, RecvBody},
@@ -129,7 +127,7 @@ mod tests {
     use std::{future::poll_fn, sync::Arc, time::Duration};
 
     use tokio::time::{Instant, sleep};
-    use tunnel_ops::ends::Events;
+    use tunnel_http::ends::Events;
     use tunnel_proto::{
         problem::{Hop, Problem, Reason},
         session::{SessionSettings, Side},

@@ -9,7 +9,7 @@ use std::{future::pending, time::Duration};
 
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
-use tunnel_ops::{connection::http1_buffer_bytes, received::ReceivedBody};
+use tunnel_http::{connection::http1_buffer_bytes, received::ReceivedBody};
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},

@@ -23,17 +23,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_ops::{
+use tunnel_http::answer;
+use tunnel_http::{answer::http1_message, outgoing::Origin};
+use tunnel_http::{
     connection::{self, Bounds, Http1, Reset, close, say_last},
     detect::{self, Protocol},
     http1::{GuardHandle, InFlight, Refusal},
     prefixed::Prefixed,
     received::ReceivedBody,
 };
-use tunnel_proto::{
-    front::{self, Origin, http1_message},
-    problem::Hop,
-};
+use tunnel_proto::problem::Hop;
 
 use super::{
     connection::{Caller, Connection},
@@ -233,9 +232,9 @@ async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
     refusal: Refusal,
     io: IO,
 ) {
-    let problem = front::refusal(Hop::Server, refusal.status(), refusal.reason());
+    let problem = answer::refusal(Hop::Server, refusal.status(), refusal.reason());
     connection.node.metrics.count_problem(&problem);
     connection.log_refused(None, &problem);
     let date = httpdate::fmt_http_date(SystemTime::now());
-    say_last(io, &http1_message(&front::problem(&problem, true), &date)).await;
+    say_last(io, &http1_message(&answer::problem(&problem, true), &date)).await;
 }

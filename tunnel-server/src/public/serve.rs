@@ -10,15 +10,17 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
 };
 use http_body::Body;
-use tunnel_ops::{
+use tunnel_http::answer::switching_protocols;
+use tunnel_http::check::CheckedRequest;
+use tunnel_http::{
     ends::{Form, is_grpc, reconnects},
     http1::InFlight,
     received::ReceivedBody,
-    telemetry::TraceParent,
 };
+use tunnel_ops::telemetry::TraceParent;
+use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
-    front::{self, CheckedRequest, X_REQUEST_ID},
     problem::Problem,
     session::Session,
 };
@@ -276,7 +278,7 @@ fn upgraded(
     let headers = response.headers_mut();
     *headers = parts.headers;
     let is_http2 = asked.version == Version::HTTP_2;
-    *response.status_mut() = front::switching_protocols(headers, is_http2);
+    *response.status_mut() = switching_protocols(headers, is_http2);
     Answered {
         response,
         upgrade: Some(Box::new((upload, download, session))),

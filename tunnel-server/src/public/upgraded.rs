@@ -22,7 +22,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, WriteHalf, split},
     time::timeout,
 };
-use tunnel_ops::{
+use tunnel_http::{
     connection::drain,
     ends::{Early, Form, LongStream, PATIENCE},
     upgraded::{Lent, Moved, Taken, is_not_taken},

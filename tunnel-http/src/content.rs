@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::alarm::Alarm;
+use tunnel_ops::alarm::Alarm;
 
 /// Holds back the content of a request that expects 100 until the upstream asks for it, or says nothing
 /// for a while: hyper asks the platform client to go on as soon as the content is read.

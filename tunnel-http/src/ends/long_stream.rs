@@ -15,7 +15,7 @@ use http_body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
 
 use super::{Farewell, Form};
-use crate::signals::Shutdown;
+use tunnel_ops::signals::Shutdown;
 
 /// How long a stream may go on to where it can end in order, and its other end may take to answer that.
 pub const PATIENCE: Duration = Duration::from_secs(1);

@@ -9,21 +9,13 @@ use std::{collections::HashSet, net::IpAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
 use super::check::CheckedRequest;
-use crate::{
+use tunnel_proto::{
     exchange::HeadEncoder,
-    fields,
+    fields::{
+        self, TUNNEL_VIA, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_REQUEST_ID,
+    },
     problem::{Problem, Reason},
 };
-
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Names the request in the logs of every program on its way.
-pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Names the programs of ours that a request has passed, by which a loop is found. Not `Via`: upstreams
-/// such as nginx compress nothing for requests that have it.
-pub const TUNNEL_VIA: HeaderName = HeaderName::from_static("tunnel-via");
 
 /// Longest request id that is taken over from a platform client.
 const REQUEST_ID_BYTES: usize = 128;
@@ -296,10 +288,10 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::{
+    use crate::check::Checker;
+    use tunnel_proto::{
         bhttp::{Decoder, Event, Limits, RequestHead},
         exchange::EncodedHead,
-        front::Checker,
         problem::Hop,
     };
 

@@ -44,7 +44,7 @@ pub use self::handle::{GuardHandle, InFlight, Refusal};
 use self::handle::{Shared, Upgrade};
 pub use self::syntax::{host_length, is_host_and_port};
 pub use self::violation::Violation;
-use crate::alarm::Alarm;
+use tunnel_ops::alarm::Alarm;
 
 /// How much is read at once behind a head that is not whole. Small, since it is copied.
 const READ_BYTES: usize = 4 * 1024;

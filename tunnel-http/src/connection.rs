@@ -11,6 +11,7 @@
 //! program stops. Who may connect, what a request becomes, and what an upgraded connection does is the
 //! program's business.
 
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -36,6 +37,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
+pub use self::tasks::Tasks;
 use self::unread::Streams;
 pub use self::unread::{Outlet, is_given_up};
 use self::unsent::{Answering, Unsent};
@@ -43,8 +45,7 @@ use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
-use crate::signals::Shutdown;
-use crate::task::Tasks;
+use tunnel_ops::signals::Shutdown;
 
 /// How long an exchange outlives the end of its platform client's input, so that one who has sent
 /// all its requests still gets the quick answers. Less than the second within which an upstream is to

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::connection::{Bounds, http2};
-use crate::signals::Shutdown;
-use crate::task::Owned;
+use tunnel_ops::signals::Shutdown;
+use tunnel_ops::task::Owned;
 
 const SECOND: Duration = Duration::from_secs(1);
 

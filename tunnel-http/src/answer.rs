@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, response::Parts};
 
-use crate::{
+use tunnel_proto::{
     fields,
     problem::{Fault, Hop, Problem, Reason},
 };

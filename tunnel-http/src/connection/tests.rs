@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::*;
-use crate::task::Owned;
 use crate::upgraded::Taken;
+use tunnel_ops::task::Owned;
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -11,7 +11,7 @@ use http::{
     uri::{Authority, Scheme},
 };
 
-use crate::{
+use tunnel_proto::{
     exchange::Protocol,
     fields,
     handshake::has_token,

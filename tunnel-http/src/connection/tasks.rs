@@ -1,0 +1,39 @@
+//! The tasks that one connection runs.
+
+use std::{fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+/// The tasks of one connection, hyper's own among them; they end with the last clone.
+#[derive(Clone, Default)]
+pub struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl Tasks {
+    /// Starts a task.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Whether none runs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.is_empty()
+    }
+
+    /// Ends whatever is left.
+    pub async fn finish(&self) {
+        let mut left = std::mem::take(&mut *self.0.lock());
+        left.shutdown().await;
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tasks").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,33 @@
+//! The HTTP front door, once for the server's public listener and for `tunnel-client serve`: everything
+//! between a socket on which strangers ask and a checked request, and between a response and that socket.
+//!
+//! ```text
+//!   listener ─▶ detect ─▶ connection (http1: guard) ─▶ check ─▶ outgoing ─▶ head of the request that goes on
+//!                             │                                              content: received
+//!                             ◀── answer ◀── response or problem
+//!                             ends: long streams are closed in order when the program stops
+//! ```
+//!
+//! - [`listener`], [`detect`], [`prefixed`]: accept a socket, and tell HTTP/1 from HTTP/2 by its first bytes.
+//! - [`connection`]: one connection to its last byte, driven by hyper.
+//! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
+//! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
+//! - [`received`], [`content`], [`trailers`]: contents as hyper gives them; a cut is never an end.
+//! - [`answer`]: the head and content of a response or of a problem.
+//! - [`upgraded`], [`ends`]: connections that became something else, and how long streams are closed.
+//!
+//! This crate knows no runtimes, sessions, routes, files or flags.
+
+pub mod answer;
+pub mod check;
+pub mod connection;
+pub mod content;
+pub mod detect;
+pub mod ends;
+pub mod http1;
+pub mod listener;
+pub mod outgoing;
+pub mod prefixed;
+pub mod received;
+pub mod trailers;
+pub mod upgraded;
