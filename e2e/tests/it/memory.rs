@@ -1,10 +1,7 @@
 //! What readers that stall can make the two programs hold, with default settings, stays within what the
 //! operator's guide states.
 
-use std::{
-    net::Ipv4Addr,
-    time::{Duration, Instant},
-};
+use std::{net::Ipv4Addr, time::Duration};
 
 use e2e::{
     deadline::eventually,
@@ -17,6 +14,7 @@ use tokio::{
     io::AsyncWriteExt,
     net::{TcpSocket, TcpStream, UnixListener},
     task::JoinSet,
+    time::Instant,
 };
 
 const MIB: u64 = 1024 * 1024;
@@ -116,7 +114,8 @@ async fn contents_that_no_upstream_reads_cost_the_client_what_the_guide_says() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("upstream");
     let upstream = UnixListener::bind(&path).unwrap();
-    let _accepting = tokio::spawn(async move {
+    let mut accepting = JoinSet::new();
+    accepting.spawn(async move {
         let mut accepted = Vec::new();
         while let Ok((connection, _)) = upstream.accept().await {
             accepted.push(connection);
