@@ -48,7 +48,7 @@ pub fn execute(cli: Cli) -> ExitCode {
 
 fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
     // A measurement must not be lost because its file cannot be written.
-    let files = Files::open(output)?;
+    let files = open(output)?;
     let context = Context {
         progress: Progress::new(output.quiet),
     };
@@ -68,7 +68,7 @@ fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
     });
     context.progress.finish();
     let report = measured?;
-    files.write(&report)?;
+    write(files, &report)?;
     if !report.has_completed() {
         bail!("nothing was completed; the errors above say why");
     }
@@ -93,35 +93,29 @@ fn end_with_input() {
     process::exit(0);
 }
 
-/// Where the result goes, besides standard output.
-struct Files {
-    json: Option<OutputFile>,
-    report: Option<OutputFile>,
-    markdown: Option<OutputFile>,
+/// Opens the files that the flags name, each with what will be written into it.
+fn open(output: &OutputArgs) -> anyhow::Result<Vec<(OutputFile, Render)>> {
+    let files: [(&Option<PathBuf>, Render); 3] = [
+        (&output.json, |report| {
+            Ok(serde_json::to_string_pretty(report)? + "\n")
+        }),
+        (&output.report, |report| Ok(html::render(report))),
+        (&output.markdown, |report| Ok(markdown::render(report))),
+    ];
+    let named = files
+        .into_iter()
+        .filter_map(|(file, render)| Some((file.as_ref()?, render)));
+    let opened = named.map(|(file, render)| Ok((OutputFile::open(file)?, render)));
+    opened.collect()
 }
 
-impl Files {
-    fn open(output: &OutputArgs) -> anyhow::Result<Self> {
-        let open = |file: &Option<PathBuf>| file.as_deref().map(OutputFile::open).transpose();
-        Ok(Self {
-            json: open(&output.json)?,
-            report: open(&output.report)?,
-            markdown: open(&output.markdown)?,
-        })
-    }
+type Render = fn(&Report) -> anyhow::Result<String>;
 
-    fn write(self, report: &Report) -> anyhow::Result<()> {
-        if let Some(file) = self.json {
-            file.write(&(serde_json::to_string_pretty(report)? + "\n"))?;
-        }
-        if let Some(file) = self.report {
-            file.write(&html::render(report))?;
-        }
-        if let Some(file) = self.markdown {
-            file.write(&markdown::render(report))?;
-        }
-        let mut out = io::stdout().lock();
-        out.write_all(text::render(report).as_bytes())
-            .context("cannot write the result")
+fn write(files: Vec<(OutputFile, Render)>, report: &Report) -> anyhow::Result<()> {
+    for (file, render) in files {
+        file.write(&render(report)?)?;
     }
+    let mut out = io::stdout().lock();
+    out.write_all(text::render(report).as_bytes())
+        .context("cannot write the result")
 }

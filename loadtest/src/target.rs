@@ -33,18 +33,9 @@ pub struct TargetArgs {
     /// Connect to this address, whatever the URL's host is
     #[arg(long, value_name = "IP:PORT")]
     pub connect_to: Option<SocketAddr>,
-    /// Header to send with each request, such as "authorization: Bearer x"; repeat for more
-    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Speak HTTP/2: by ALPN over TLS, with prior knowledge without
-    #[arg(long)]
-    pub http2: bool,
-    /// Believe any certificate
-    #[arg(long, conflicts_with = "ca")]
-    pub insecure: bool,
-    /// CA certificates to believe instead of the system's, PEM
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
+    /// How it is asked.
+    #[command(flatten)]
+    pub manner: Manner,
     /// Account the processor time and memory of this process, and of its children, under a role;
     /// repeat for more
     #[arg(long = "pid", value_name = "ROLE=PID", value_parser = parse_pid)]
@@ -116,13 +107,7 @@ impl TargetArgs {
     /// # Errors
     /// The URL is not usable, or its name is unknown.
     pub async fn at(&self, url: &Uri, connect_to: Option<SocketAddr>) -> anyhow::Result<Target> {
-        let manner = Manner {
-            headers: self.headers.clone(),
-            http2: self.http2,
-            insecure: self.insecure,
-            ca: self.ca.clone(),
-        };
-        let mut target = Target::at(url, connect_to, &manner).await?;
+        let mut target = Target::at(url, connect_to, &self.manner).await?;
         for (role, pid) in &self.pids {
             usage::check(*pid).with_context(|| format!("--pid {role}={pid}: no such process"))?;
             target.roles.add(role, *pid);
@@ -132,15 +117,20 @@ impl TargetArgs {
 }
 
 /// How a target is spoken to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Target")]
 pub struct Manner {
-    /// Sent with each request.
+    /// Header to send with each request, such as "authorization: Bearer x"; repeat for more
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether to speak HTTP/2.
+    /// Speak HTTP/2: by ALPN over TLS, with prior knowledge without
+    #[arg(long)]
     pub http2: bool,
-    /// Whether to believe any certificate.
+    /// Believe any certificate
+    #[arg(long, conflicts_with = "ca")]
     pub insecure: bool,
-    /// CA certificates to believe instead of the system's.
+    /// CA certificates to believe instead of the system's, PEM
+    #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
 

@@ -27,6 +27,8 @@ pub enum Kind {
     StreamReset,
     /// An answer with this status, which is no success.
     Status(u16),
+    /// A gRPC call ended with this status.
+    GrpcStatus(u8),
     /// It was due, but no connection was free before the end (open loop).
     NotSent,
     /// What only one scenario knows, such as `wrong_echo`. In lower case, with underscores.
@@ -48,6 +50,7 @@ impl Kind {
             Self::Protocol => "protocol",
             Self::StreamReset => "stream_reset",
             Self::Status(code) => return Cow::Owned(format!("status_{code}")),
+            Self::GrpcStatus(code) => return Cow::Owned(format!("grpc_status_{code}")),
             Self::NotSent => "not_sent",
             Self::Other(name) => name,
         })

@@ -111,79 +111,83 @@ pub fn cpu_us_per_request(usage: &BTreeMap<String, Usage>, completed: u64) -> Op
 #[derive(Debug)]
 pub struct Meter {
     roles: Roles,
-    first: HashMap<u32, Cpu>,
-    last: HashMap<u32, Cpu>,
-    peak: BTreeMap<String, u64>,
-    now: BTreeMap<String, (usize, u64)>,
-    ever: BTreeMap<String, BTreeSet<u32>>,
+    /// Processor time of each process when it was first and last seen.
+    seen: HashMap<u32, (Cpu, Cpu)>,
+    used: BTreeMap<String, RoleUse>,
+    /// The processes of each role, and when they were looked for.
     families: Option<(Instant, BTreeMap<String, Vec<u32>>)>,
 }
 
-/// How long the list of a process's children is believed: making it means to read all of `/proc`.
+#[derive(Debug, Default)]
+struct RoleUse {
+    /// All that ever had the role.
+    pids: BTreeSet<u32>,
+    /// How many there are now.
+    processes: usize,
+    peak_rss: u64,
+    rss: u64,
+}
+
+/// For how long what descends from a process is believed to be the same: finding out reads all of /proc.
 const BELIEVED: Duration = Duration::from_secs(1);
 
 impl Meter {
-    /// Starts to count: what was used before does not matter.
+    /// Reads the first values.
     pub fn start(roles: Roles) -> Self {
         let mut meter = Self {
             roles,
-            first: HashMap::new(),
-            last: HashMap::new(),
-            peak: BTreeMap::new(),
-            now: BTreeMap::new(),
-            ever: BTreeMap::new(),
+            seen: HashMap::new(),
+            used: BTreeMap::new(),
             families: None,
         };
-        meter.sample();
-        meter.first = meter.last.clone();
+        meter.look(|cpu| cpu);
         meter
     }
 
-    /// Looks at all processes now, so that peaks are seen and short-lived children are known.
+    /// Reads values in between, for the highest memory and for processes that end before the meter does.
     pub fn sample(&mut self) {
+        // A process that began since has used all that it used within the measured stretch.
+        self.look(|_| Cpu::default());
+    }
+
+    fn look(&mut self, first: impl Fn(Cpu) -> Cpu) {
         let now = Instant::now();
         let (found, families) = match self.families.take() {
             Some((found, families)) if now - found < BELIEVED => (found, families),
             _ => (now, self.roles.families()),
         };
         for (role, pids) in &families {
-            let mut count = 0;
-            let mut memory = 0;
+            let used = self.used.entry(role.clone()).or_default();
+            (used.processes, used.rss) = (0, 0);
             for &pid in pids {
                 let Some(cpu) = Cpu::of(pid) else { continue };
-                count += 1;
-                memory += resident(pid).unwrap_or(0);
-                self.last.insert(pid, cpu);
+                used.processes += 1;
+                used.rss += resident(pid).unwrap_or(0);
+                self.seen.entry(pid).or_insert((first(cpu), cpu)).1 = cpu;
             }
-            self.now.insert(role.clone(), (count, memory));
-            let peak = self.peak.entry(role.clone()).or_insert(0);
-            *peak = memory.max(*peak);
-            self.ever.entry(role.clone()).or_default().extend(pids);
+            used.peak_rss = used.peak_rss.max(used.rss);
+            used.pids.extend(pids);
         }
         self.families = Some((found, families));
     }
 
-    /// Looks for the last time, and gives each role's use since the start.
+    /// Reads the last values, and gives what was used since the start.
     pub fn finish(mut self) -> BTreeMap<String, Usage> {
         self.families = None;
         self.sample();
-        let mut usage = BTreeMap::new();
-        for (role, pids) in &self.ever {
-            let (processes, rss) = self.now.get(role).copied().unwrap_or((0, 0));
-            let cpu = pids.iter().filter_map(|pid| {
-                let last = self.last.get(pid)?;
-                let first = self.first.get(pid).copied().unwrap_or_default();
-                Some(last.since(first))
-            });
-            let entry = Usage {
-                processes,
-                cpu_seconds: cpu.sum::<Duration>().as_secs_f64(),
-                peak_rss: self.peak.get(role).copied().unwrap_or(0),
-                rss,
-            };
-            usage.insert(role.clone(), entry);
-        }
-        usage
+        let seen = self.seen;
+        let usage = |used: RoleUse| {
+            let seen = used.pids.iter().filter_map(|pid| seen.get(pid));
+            let cpu: Duration = seen.map(|(first, last)| last.since(*first)).sum();
+            Usage {
+                processes: used.processes,
+                cpu_seconds: cpu.as_secs_f64(),
+                peak_rss: used.peak_rss,
+                rss: used.rss,
+            }
+        };
+        let used = self.used.into_iter();
+        used.map(|(role, used)| (role, usage(used))).collect()
     }
 }
 

@@ -81,7 +81,7 @@ pub enum Kind {
 pub async fn run(mut args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
     // There is no gRPC over anything else.
-    args.target.http2 = true;
+    args.target.manner.http2 = true;
     let programs = stack::Plan {
         scheme: "h2c",
         ..stack::Plan::default()

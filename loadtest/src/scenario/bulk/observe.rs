@@ -127,6 +127,13 @@ impl Shared {
         Some((flow, flow.streams.get(stream)?))
     }
 
+    fn sample(&self, start: Instant) -> Sample {
+        Sample {
+            at: start.elapsed().as_secs_f64(),
+            moved: self.flows.iter().map(Flow::moved).collect(),
+        }
+    }
+
     fn moved_by_stream(&self) -> Vec<Vec<u64>> {
         let flow = |flow: &Flow| flow.streams.iter().map(Stream::moved).collect();
         self.flows.iter().map(flow).collect()
@@ -171,7 +178,13 @@ pub(super) async fn watch(
         outcome = &mut load => return Ok((outcome?, nothing(shared))),
     };
     let window = window.unwrap_or_else(|| Window::from_now(Duration::ZERO, Duration::ZERO));
-    let mut observer = Observer::new(shared, window.start);
+    let snapshot = || Snapshot {
+        at: window.start.elapsed().as_secs_f64(),
+        moved: shared.moved_by_stream(),
+    };
+    let mut first: Option<Snapshot> = None;
+    let mut last: Option<Snapshot> = None;
+    let mut samples = Vec::new();
     let mut begin = pin!(sleep_until(window.begin));
     let mut end = pin!(sleep_until(window.end));
     let mut tick = interval(TICK);
@@ -179,15 +192,23 @@ pub(super) async fn watch(
         tokio::select! {
             biased;
             outcome = &mut load => break outcome?,
-            () = &mut begin, if !observer.has_begun => observer.begin(),
-            () = &mut end, if !ends_itself && observer.end.is_none() => observer.end(),
-            _ = tick.tick() => observer.look(progress),
+            () = &mut begin, if first.is_none() => first = Some(snapshot()),
+            () = &mut end, if !ends_itself && last.is_none() => {
+                samples.push(shared.sample(window.start));
+                last = Some(snapshot());
+            }
+            _ = tick.tick(), if last.is_none() => {
+                samples.push(shared.sample(window.start));
+                show(&samples, progress);
+            }
         }
     };
-    if observer.end.is_none() {
-        observer.end();
+    if last.is_none() {
+        samples.push(shared.sample(window.start));
     }
-    let mut observed = observer.finish();
+    // Without a warm-up the stretch begins with the streams, not with the first look at them.
+    let first = first.filter(|first| first.at > 2.0 * TICK.as_secs_f64());
+    let mut observed = observed(first, last.unwrap_or_else(snapshot), samples);
     if ends_itself {
         // Ending the threads is no part of it.
         let streams = shared.flows.iter().flat_map(|flow| &flow.streams);
@@ -213,92 +234,41 @@ fn nothing(shared: &Shared) -> Observed {
     }
 }
 
-/// What the control thread remembers.
-struct Observer<'a> {
-    shared: &'a Shared,
-    start: Instant,
-    has_begun: bool,
-    begin: f64,
-    before: Vec<Vec<u64>>,
-    /// When it ended, and the bytes of each stream then.
-    end: Option<(f64, Vec<Vec<u64>>)>,
-    samples: Vec<Sample>,
+/// The bytes of each stream, by flow, so many seconds after the streams began.
+struct Snapshot {
+    at: f64,
+    moved: Vec<Vec<u64>>,
 }
 
-impl<'a> Observer<'a> {
-    fn new(shared: &'a Shared, start: Instant) -> Self {
-        Self {
-            shared,
-            start,
-            has_begun: false,
-            begin: 0.0,
-            // Streams begin with nothing moved; whoever has a warm-up looks again.
-            before: shared
-                .flows
-                .iter()
-                .map(|flow| vec![0; flow.streams.len()])
-                .collect(),
-            end: None,
-            samples: Vec::new(),
+/// What lies between two snapshots; the first is that of the beginning if there is none.
+fn observed(first: Option<Snapshot>, last: Snapshot, samples: Vec<Sample>) -> Observed {
+    let begin = first.as_ref().map_or(0.0, |first| first.at);
+    let mut moved = last.moved;
+    let before = first.into_iter().flat_map(|first| first.moved);
+    for (after, before) in moved.iter_mut().zip(before) {
+        for (after, before) in after.iter_mut().zip(before) {
+            *after -= before;
         }
     }
-
-    fn now(&self) -> f64 {
-        self.start.elapsed().as_secs_f64()
+    Observed {
+        begin,
+        seconds: last.at - begin,
+        moved,
+        samples,
     }
+}
 
-    fn begin(&mut self) {
-        self.has_begun = true;
-        let now = self.now();
-        // Without a warm-up everything since the start counts.
-        if now > 2.0 * TICK.as_secs_f64() {
-            self.begin = now;
-            self.before = self.shared.moved_by_stream();
-        }
+/// Shows the throughput of the last samples now and then.
+fn show(samples: &[Sample], progress: &Progress) {
+    if !samples.len().is_multiple_of(SLOW) {
+        return;
     }
-
-    fn end(&mut self) {
-        self.sample();
-        self.end = Some((self.now(), self.shared.moved_by_stream()));
-    }
-
-    fn sample(&mut self) {
-        self.samples.push(Sample {
-            at: self.now(),
-            moved: self.shared.flows.iter().map(Flow::moved).collect(),
-        });
-    }
-
-    fn look(&mut self, progress: &Progress) {
-        if self.end.is_some() {
-            return;
-        }
-        self.sample();
-        if !self.samples.len().is_multiple_of(SLOW) {
-            return;
-        }
-        let mut recent = self.samples.iter().rev().step_by(SLOW - 1);
-        if let (Some(last), Some(earlier)) = (recent.next(), recent.next()) {
-            let total = |sample: &Sample| sample.moved.iter().sum::<u64>() as f64;
-            let rate = (total(last) - total(earlier)) / (last.at - earlier.at);
-            let moved = bytes(total(last));
-            progress.message(format_args!("{}  {moved} moved", bytes_per_second(rate)));
-        }
-    }
-
-    fn finish(self) -> Observed {
-        let nothing = || (self.begin, self.before.clone());
-        let (at, moved) = self.end.unwrap_or_else(nothing);
-        let flows = moved.iter().zip(&self.before).map(|(after, before)| {
-            let streams = after.iter().zip(before);
-            streams.map(|(after, before)| after - before).collect()
-        });
-        Observed {
-            begin: self.begin,
-            seconds: at - self.begin,
-            moved: flows.collect(),
-            samples: self.samples,
-        }
+    let mut recent = samples.iter().rev().step_by(SLOW - 1);
+    if let (Some(last), Some(earlier)) = (recent.next(), recent.next()) {
+        let total = |sample: &Sample| sample.moved.iter().sum::<u64>() as f64;
+        let rate = (total(last) - total(earlier)) / (last.at - earlier.at);
+        let moved = bytes(total(last));
+        progress.message(format_args!("{}  {moved} moved", bytes_per_second(rate)));
     }
 }
 

@@ -15,26 +15,8 @@ const LONGEST: usize = 64 * 1024 * 1024;
 /// Where a call's status is, in trailers or in the head of a call that failed at once.
 const STATUS: &str = "grpc-status";
 
-/// The kinds of failures, by status.
-const FAILED: [&str; 17] = [
-    "grpc_status_0",
-    "grpc_status_1",
-    "grpc_status_2",
-    "grpc_status_3",
-    "grpc_status_4",
-    "grpc_status_5",
-    "grpc_status_6",
-    "grpc_status_7",
-    "grpc_status_8",
-    "grpc_status_9",
-    "grpc_status_10",
-    "grpc_status_11",
-    "grpc_status_12",
-    "grpc_status_13",
-    "grpc_status_14",
-    "grpc_status_15",
-    "grpc_status_16",
-];
+/// The highest status that gRPC knows.
+const LAST_STATUS: u8 = 16;
 
 /// A message behind its prefix.
 pub(super) fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
@@ -88,16 +70,11 @@ impl Messages {
 /// The status in these fields; none when there is none. The error is what to count.
 pub(super) fn status(fields: &HeaderMap) -> Option<Result<(), Kind>> {
     let status = fields.get(STATUS)?;
-    let code = status
-        .to_str()
-        .ok()
-        .and_then(|status| status.parse::<usize>().ok());
+    let code = status.to_str().ok().and_then(|status| status.parse().ok());
     Some(match code {
         Some(0) => Ok(()),
-        Some(code) => Err(Kind::Other(
-            FAILED.get(code).unwrap_or(&"grpc_status_unknown"),
-        )),
-        None => Err(Kind::Other("grpc_status_unknown")),
+        Some(code @ 1..=LAST_STATUS) => Err(Kind::GrpcStatus(code)),
+        Some(_) | None => Err(Kind::Other("grpc_status_unknown")),
     })
 }
 
@@ -149,7 +126,7 @@ mod tests {
             status(&fields.into_iter().collect())
         };
         assert_eq!(of("0"), Some(Ok(())));
-        assert_eq!(of("14"), Some(Err(Kind::Other("grpc_status_14"))));
+        assert_eq!(of("14"), Some(Err(Kind::GrpcStatus(14))));
         assert_eq!(of("99"), Some(Err(Kind::Other("grpc_status_unknown"))));
         assert_eq!(of("x"), Some(Err(Kind::Other("grpc_status_unknown"))));
         assert_eq!(status(&HeaderMap::new()), None);
