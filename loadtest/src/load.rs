@@ -116,7 +116,6 @@ pub enum Pace {
 }
 
 /// One worker of a group, on its thread.
-#[derive(Debug)]
 pub struct Worker {
     /// Its number within the group, from zero.
     pub index: usize,
@@ -166,13 +165,6 @@ pub struct Load {
     stretch: Stretch,
     threads: usize,
     groups: Vec<Group>,
-}
-
-impl std::fmt::Debug for Load {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<_> = self.groups.iter().map(|group| &group.name).collect();
-        formatter.debug_tuple("Load").field(&names).finish()
-    }
 }
 
 impl Load {

@@ -12,7 +12,6 @@ pub mod usage;
 
 use std::{
     cell::{Cell, RefCell},
-    fmt,
     rc::Rc,
     time::Duration,
 };
@@ -92,33 +91,13 @@ impl Slice {
 }
 
 /// Where the workers of one group on one thread write to. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Recorder {
     window: Rc<Cell<Option<Window>>>,
     slice: Rc<RefCell<Slice>>,
 }
 
-impl fmt::Debug for Recorder {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Recorder")
-    }
-}
-
-impl Default for Recorder {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Recorder {
-    /// One that records nothing before it knows the window.
-    pub fn new() -> Self {
-        Self {
-            window: Rc::new(Cell::new(None)),
-            slice: Rc::new(RefCell::new(Slice::default())),
-        }
-    }
-
     /// Says what counts.
     pub fn open(&self, window: Window) {
         self.window.set(Some(window));
@@ -262,7 +241,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_what_began_within_the_window_counts() {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         let begun = Instant::now();
         recorder.completed(begun, 1, 1);
         let window = Window::from_now(SECOND, SECOND);

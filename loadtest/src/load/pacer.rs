@@ -6,7 +6,6 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    fmt,
     future::poll_fn,
     io,
     os::fd::OwnedFd,
@@ -134,15 +133,6 @@ pub struct Schedule {
     rate: f64,
     first: u64,
     step: u64,
-}
-
-impl fmt::Debug for Schedule {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Schedule")
-            .field("rate", &self.rate)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Schedule {

@@ -114,7 +114,7 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
     let mut workers = JoinSet::new();
     let mut recorders = Vec::new();
     for group in start.groups.iter() {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         let schedule = |rate| Schedule::new(pacer.clone(), rate, number, start.threads);
         let schedule = group.rate.map(schedule);
         for index in share(group.workers, number, start.threads) {

@@ -1,56 +1,55 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
 //! text; it knows nothing of scenarios, and leaves runs and charts to the other renderers.
 
-use crate::report::{Level, Report, Table};
+use crate::report::{Level, Machine, Report, Table};
 
-/// Title, settings, tables and notes.
+/// The report as it can be pasted into a document.
 pub fn render(report: &Report) -> String {
-    let mut out = format!("**{}**\n\n", escaped(&report.title));
-    let settings = report
-        .settings
-        .iter()
-        .map(|setting| format!("{} {}", setting.name, setting.value));
-    let settings: Vec<_> = settings.collect();
-    let machine = &report.machine;
-    let machine = format!(
-        "{} cores, {}, {}",
-        machine.cores, machine.processor, machine.system
+    let Machine {
+        cores,
+        processor,
+        system,
+    } = &report.machine;
+    let settings = report.settings.iter();
+    let settings = settings.map(|setting| format!("{} {}", setting.name, setting.value));
+    let settings = settings.collect::<Vec<_>>().join(", ");
+    let about = format!(
+        "{}; {cores} cores, {processor}, {system}; {settings}",
+        report.started
     );
-    let about = format!("{}; {machine}; {}", report.started, settings.join(", "));
-    line(&mut out, format_args!("{}", escaped(&about)));
-    for table in &report.tables {
-        out.push('\n');
-        show(&mut out, table);
-    }
+    let mut lines = vec![
+        format!("**{}**", escaped(&report.title)),
+        String::new(),
+        escaped(&about),
+    ];
+    lines.extend(report.tables.iter().flat_map(table));
     if !report.notes.is_empty() {
-        out.push('\n');
+        lines.push(String::new());
     }
-    for note in &report.notes {
-        let level = match note.level {
-            Level::Info => "",
-            Level::Warning => "**Warning:** ",
-        };
-        line(&mut out, format_args!("- {level}{}", escaped(&note.text)));
-    }
-    out
+    lines.extend(report.notes.iter().map(|note| match note.level {
+        Level::Info => format!("- {}", escaped(&note.text)),
+        Level::Warning => format!("- **Warning:** {}", escaped(&note.text)),
+    }));
+    lines.join("\n") + "\n"
 }
 
-fn show(out: &mut String, table: &Table) {
-    line(out, format_args!("{}\n", escaped(&table.title)));
-    row(out, table.columns.iter().map(|head| escaped(head)));
-    // The first column names the row; the others are figures.
-    row(
-        out,
-        (0..table.columns.len()).map(|column| if column == 0 { "---" } else { "---:" }.to_owned()),
+fn table(table: &Table) -> Vec<String> {
+    let row = |cells: &Vec<String>| {
+        let cells: Vec<_> = cells.iter().map(|cell| escaped(cell)).collect();
+        format!("| {} |", cells.join(" | "))
+    };
+    let rule = format!(
+        "| ---{} |",
+        " | ---:".repeat(table.columns.len().saturating_sub(1))
     );
-    for cells in &table.rows {
-        row(out, cells.iter().map(|cell| escaped(cell)));
-    }
-}
-
-fn row(out: &mut String, cells: impl Iterator<Item = String>) {
-    let cells: Vec<_> = cells.collect();
-    line(out, format_args!("| {} |", cells.join(" | ")));
+    let head = [
+        String::new(),
+        escaped(&table.title),
+        String::new(),
+        row(&table.columns),
+        rule,
+    ];
+    head.into_iter().chain(table.rows.iter().map(row)).collect()
 }
 
 /// What would be read as the table's own marks, or as a second line.
@@ -59,11 +58,6 @@ fn escaped(text: &str) -> String {
         .replace(['\n', '\r'], " ")
         .trim()
         .to_owned()
-}
-
-fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.push_str(&text.to_string());
-    out.push('\n');
 }
 
 #[cfg(test)]

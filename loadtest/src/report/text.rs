@@ -1,7 +1,5 @@
 //! The report for people on a terminal: short, aligned, notes last.
 
-use std::fmt::{Arguments, Write as _};
-
 use crate::report::{
     Level, Report, Run, Table, Usage,
     format::{bytes, bytes_per_second, count, per_second, seconds},
@@ -10,55 +8,39 @@ use crate::report::{
 /// More than these nobody reads on a terminal when there are tables, which say it shorter.
 const MOST_RUNS: usize = 10;
 
-/// The whole report.
+/// The report as it is written to standard output.
 pub fn render(report: &Report) -> String {
-    let mut out = String::new();
-    line(&mut out, format_args!("{}", report.title));
+    let mut lines = vec![report.title.clone()];
     let settings = report.settings.iter();
-    let settings: Vec<_> = settings
-        .map(|setting| format!("{} {}", setting.name, setting.value))
-        .collect();
+    let settings = settings.map(|setting| format!("{} {}", setting.name, setting.value));
+    let settings = settings.collect::<Vec<_>>().join(", ");
     if !settings.is_empty() {
-        line(&mut out, format_args!("  {}", settings.join(", ")));
+        lines.push(format!("  {settings}"));
     }
     if report.runs.len() > MOST_RUNS && !report.tables.is_empty() {
         let runs = report.runs.len();
-        line(
-            &mut out,
-            format_args!("  {runs} runs: see --json or --report for each"),
-        );
+        lines.push(format!("  {runs} runs: see --json or --report for each"));
     } else {
-        for run in &report.runs {
-            out.push('\n');
-            show_run(&mut out, run);
-        }
+        lines.extend(report.runs.iter().flat_map(run));
     }
-    for table in &report.tables {
-        out.push('\n');
-        show_table(&mut out, table);
-    }
+    lines.extend(report.tables.iter().flat_map(table));
     if !report.notes.is_empty() {
-        out.push('\n');
+        lines.push(String::new());
     }
-    for note in &report.notes {
-        let level = match note.level {
-            Level::Info => "note",
-            Level::Warning => "warning",
-        };
-        line(&mut out, format_args!("{level}: {}", note.text));
-    }
-    out
+    lines.extend(report.notes.iter().map(|note| match note.level {
+        Level::Info => format!("note: {}", note.text),
+        Level::Warning => format!("warning: {}", note.text),
+    }));
+    lines.join("\n") + "\n"
 }
 
-fn show_run(out: &mut String, run: &Run) {
-    line(out, format_args!("{}", run.name));
-    let mut row = |name: &str, value: &str| line(out, format_args!("  {name:<9} {value}"));
-    let completed = count(run.completed as f64);
-    let span = seconds(run.seconds);
-    row(
-        "rate",
-        &format!("{}  ({completed} in {span})", per_second(run.rate)),
-    );
+/// An empty line, the name, and a line for each thing that is known.
+fn run(run: &Run) -> Vec<String> {
+    let mut lines = vec![String::new(), run.name.clone()];
+    let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
+    let (completed, span) = (count(run.completed as f64), seconds(run.seconds));
+    let rate = per_second(run.rate);
+    row("rate", format!("{rate}  ({completed} in {span})"));
     if let Some(latency) = &run.latency {
         let figures = [
             ("p50", latency.p50),
@@ -68,25 +50,26 @@ fn show_run(out: &mut String, run: &Run) {
             ("max", latency.max),
         ];
         let figures = figures.map(|(name, value)| format!("{name} {}", seconds(value)));
-        row("latency", &figures.join("  "));
+        row("latency", figures.join("  "));
     }
     for (name, moved) in [("up", run.bytes_up), ("down", run.bytes_down)] {
         if moved > 0 {
             let each = bytes_per_second(moved as f64 / run.seconds);
-            row(name, &format!("{each}  ({})", bytes(moved as f64)));
+            row(name, format!("{each}  ({})", bytes(moved as f64)));
         }
     }
-    row("errors", &errors(run));
+    row("errors", errors(run));
     if let Some(cost) = run.cpu_us_per_request {
         let cost = seconds(cost / 1e6);
         row(
             "cost",
-            &format!("{cost} of processor time for each, by the target alone"),
+            format!("{cost} of processor time for each, by the target alone"),
         );
     }
     for (role, usage) in &run.usage {
-        row("usage", &format!("{role:<16} {}", used(usage, run.seconds)));
+        row("usage", format!("{role:<16} {}", used(usage, run.seconds)));
     }
+    lines
 }
 
 fn errors(run: &Run) -> String {
@@ -111,30 +94,27 @@ fn used(usage: &Usage, span: f64) -> String {
     format!("{share:>6.1} % of a core  {memory:>9} resident{processes}")
 }
 
-fn show_table(out: &mut String, table: &Table) {
-    line(out, format_args!("{}", table.title));
+/// An empty line, the title, and the rows with columns of even width.
+fn table(table: &Table) -> Vec<String> {
     let width = |column: usize| {
         let cells = table.rows.iter().filter_map(|row| row.get(column));
         let cells = cells.chain(table.columns.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<_> = (0..table.columns.len()).map(width).collect();
-    for row in std::iter::once(&table.columns).chain(&table.rows) {
-        let mut text = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // The first column names the row; the others are figures.
-            let _ = match column {
-                0 => write!(text, "  {cell:<width$}"),
-                _ => write!(text, "  {cell:>width$}"),
-            };
-        }
-        line(out, format_args!("{}", text.trim_end()));
-    }
-}
-
-fn line(out: &mut String, text: Arguments<'_>) {
-    // Writing to a string does not fail.
-    let _ = writeln!(out, "{text}");
+    let row = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match column {
+            0 => format!("  {cell:<width$}"),
+            _ => format!("  {cell:>width$}"),
+        });
+        cells.collect::<String>().trim_end().to_owned()
+    };
+    let rows = std::iter::once(&table.columns).chain(&table.rows).map(row);
+    [String::new(), table.title.clone()]
+        .into_iter()
+        .chain(rows)
+        .collect()
 }
 
 #[cfg(test)]

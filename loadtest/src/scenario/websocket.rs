@@ -104,8 +104,8 @@ impl Client for Echo {
 
     async fn exchange(&self, socket: &mut Socket) -> Result<Moved, Failure> {
         let size = self.0.size as u64;
-        socket.send().await?;
-        socket.receive().await?;
+        socket.sender.send().await?;
+        socket.receiver.receive().await?;
         Ok(Moved {
             up: size,
             down: size,

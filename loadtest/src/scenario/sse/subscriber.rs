@@ -172,10 +172,6 @@ impl Listener<'_> {
             // Only the sample upstream is known to number its events across subscriptions.
             self.seen.last_id = None;
         }
-        self.hear(&mut source).await
-    }
-
-    async fn hear(&mut self, source: &mut Source) -> Result<(), Failure> {
         let period = self.plan.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
         let limit = self.limit.max(Duration::from_secs_f64(period));
         // Longer than the time limit nobody waits for what was sent within the window.

@@ -139,18 +139,6 @@ impl Maker {
     }
 }
 
-impl Socket {
-    /// Sends the next message.
-    pub(super) async fn send(&mut self) -> Result<(), Failure> {
-        self.sender.send().await
-    }
-
-    /// Waits for the next message that comes back.
-    pub(super) async fn receive(&mut self) -> Result<(), Failure> {
-        self.receiver.receive().await
-    }
-}
-
 impl Sender {
     /// Sends the next message.
     pub(super) async fn send(&mut self) -> Result<(), Failure> {
