@@ -9,18 +9,18 @@ pub mod http1;
 pub mod http2;
 pub mod minimal;
 pub mod shared;
-pub mod stream;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::either::Either;
 
-use crate::{
-    client::stream::Stream,
-    measure::errors::{Failure, Kind},
-};
+use crate::measure::errors::{Failure, Kind};
+
+/// A connection, plain or with TLS.
+pub type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// What the system says when a process has no descriptor left: `EMFILE`.
 const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
@@ -64,11 +64,11 @@ impl Dialer {
         // that is already dead, which the first write tells.
         drop(stream.set_nodelay(true));
         let Some((config, name)) = &self.tls else {
-            return Ok(Stream::Plain(stream));
+            return Ok(Stream::Left(stream));
         };
         let connector = TlsConnector::from(config.clone());
         match connector.connect(name.clone(), stream).await {
-            Ok(stream) => Ok(Stream::Tls(Box::new(stream))),
+            Ok(stream) => Ok(Stream::Right(Box::new(stream))),
             Err(_) => Err(Failure::fatal(Kind::TlsHandshake)),
         }
     }

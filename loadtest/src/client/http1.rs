@@ -15,7 +15,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use crate::{
-    client::{Dialer, body::Outgoing, stream::Stream},
+    client::{Dialer, Stream, body::Outgoing},
     measure::errors::{Failure, Kind},
 };
 

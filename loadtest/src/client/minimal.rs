@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, minimal::framing::Framing, stream::Stream},
+    client::{Dialer, Stream, minimal::framing::Framing},
     measure::errors::{Failure, Kind},
     target::Template,
 };
@@ -114,7 +114,7 @@ impl MinimalClient {
         self.open = false;
         let sent = self.stream.write_all(&request.bytes).await;
         sent.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
-        if matches!(self.stream, Stream::Tls(_)) {
+        if matches!(self.stream, Stream::Right(_)) {
             let flushed = self.stream.flush().await;
             flushed.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
         }

@@ -20,7 +20,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    client::{body::Outgoing, http1::Http1, kind_of_connect, stream::Stream},
+    client::{Stream, body::Outgoing, http1::Http1, kind_of_connect},
     measure::errors::{Failure, Kind},
 };
 
@@ -93,7 +93,7 @@ impl Dialler {
         let handshake = TlsConnector::from(self.tls.clone()).connect(name, stream);
         let late = Kind::Other("tls_timeout");
         match within(self.limit, late, handshake).await? {
-            Ok(stream) => Ok(Stream::Tls(Box::new(stream))),
+            Ok(stream) => Ok(Stream::Right(Box::new(stream))),
             Err(error) => Err(kind_of_handshake(&error)),
         }
     }
@@ -200,7 +200,7 @@ mod tests {
                 allow_from: None,
                 is_check: false,
             };
-            upgrade(Stream::Plain(stream), &greeting, "tnlrt_x").await
+            upgrade(Stream::Left(stream), &greeting, "tnlrt_x").await
         };
         let (head, asked) = tokio::join!(server, client);
         assert!(head.starts_with("GET /connect HTTP/1.1\r\n"), "{head}");

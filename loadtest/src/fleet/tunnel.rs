@@ -1,18 +1,10 @@
 //! One simulated client: it dials, holds its session, answers, and dials again.
 
-use std::{
-    convert::Infallible,
-    pin::{Pin, pin},
-    rc::Rc,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header::CONTENT_LENGTH};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Full};
 use tokio::{
     io::AsyncReadExt as _,
     sync::Semaphore,
@@ -22,14 +14,14 @@ use tokio::{
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
-    exchange::{AsProblem, RecvBody, serve},
+    exchange::{RecvBody, serve},
     handshake::{Greeting, InstanceSecret},
     problem::{Hop, Problem},
     session::{Session, SessionEvent, SessionSettings, Side},
 };
 
 use crate::{
-    client::stream::Stream,
+    client::Stream,
     fleet::{
         counters::Counters,
         dial::{Dialler, Link, NoSession},
@@ -215,48 +207,16 @@ async fn hold(
 async fn answer(
     request: Request<RecvBody>,
     counters: Arc<Counters>,
-) -> Result<Response<Content>, Problem> {
+) -> Result<Response<Full<Bytes>>, Problem> {
     let mut content = request.into_body();
     while let Some(frame) = content.frame().await {
         frame.map_err(|error| error.problem(Hop::Client))?;
     }
     counters.on_exchange();
-    let mut response = Response::new(Content(Some(Bytes::from_static(ANSWER))));
+    let mut response = Response::new(Full::from(ANSWER));
     let length = HeaderValue::from(ANSWER.len());
     response.headers_mut().insert(CONTENT_LENGTH, length);
     Ok(response)
-}
-
-/// Some bytes, which cannot fail.
-struct Content(Option<Bytes>);
-
-/// What the wire names when a content fails, for one that never does.
-struct Never(Infallible);
-
-impl AsProblem for Never {
-    fn as_problem(&self) -> Problem {
-        match self.0 {}
-    }
-}
-
-impl Body for Content {
-    type Data = Bytes;
-    type Error = Never;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Never>>> {
-        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
-    }
 }
 
 #[cfg(test)]
