@@ -9,6 +9,7 @@ pub mod http1;
 pub mod http2;
 pub mod minimal;
 pub mod shared;
+pub mod template;
 
 use std::{io, net::SocketAddr, sync::Arc};
 

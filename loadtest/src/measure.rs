@@ -180,10 +180,8 @@ impl Recording {
             bytes_down: self.total.bytes_down,
             latency: self.total.latencies.summary(),
             errors: self.total.errors.by_name(),
-            usage: Default::default(),
-            cpu_us_per_request: None,
             timeline: self.timeline,
-            generator_bound: false,
+            ..Run::default()
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
 
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::{measure::usage::RELAY, serve, stack::Running};
+use crate::serve;
 use direction::Direction;
 
 pub use rate::BitRate;
@@ -89,20 +89,4 @@ async fn carry(client: TcpStream, to: SocketAddr, up: Rc<Direction>, down: Rc<Di
         up.carry(from_client, to_server),
         down.carry(from_server, to_client)
     );
-}
-
-/// Starts a relay to `to`, which is this program again.
-///
-/// # Errors
-/// It does not start.
-pub async fn start(to: SocketAddr, link: Link) -> anyhow::Result<Running> {
-    let mut flags = vec![
-        "relay".to_owned(),
-        format!("--to={to}"),
-        format!("--delay={}", humantime::format_duration(link.delay)),
-    ];
-    if let Some(rate) = link.rate {
-        flags.push(format!("--rate={}bit", rate.bits()));
-    }
-    Running::start_own(RELAY, flags).await
 }

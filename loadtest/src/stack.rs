@@ -20,7 +20,7 @@ use http::Uri;
 
 use crate::{
     measure::usage::{RELAY, Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
-    relay::{self, Link},
+    relay::Link,
     stack::{child::Child, files::Files},
     upstream::UpstreamArgs,
 };
@@ -166,7 +166,7 @@ impl Stack {
         };
         let server = start_server(&args.programs, &files, None).await?;
         let relay = match plan.link {
-            Some(link) => Some(relay::start(server.tunnel, link).await?),
+            Some(link) => Some(start_relay(server.tunnel, link).await?),
             None => None,
         };
         let dialled = relay.as_ref().map_or(server.tunnel, |relay| relay.address);
@@ -231,6 +231,22 @@ pub async fn start_upstream(
     let listen = listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
     let flags = ["upstream".to_owned(), format!("--listen={listen}")];
     Running::start_own(UPSTREAM, flags.into_iter().chain(args.flags())).await
+}
+
+/// Starts a relay to `to`, which is this program again.
+///
+/// # Errors
+/// It does not start.
+async fn start_relay(to: SocketAddr, link: Link) -> anyhow::Result<Running> {
+    let mut flags = vec![
+        "relay".to_owned(),
+        format!("--to={to}"),
+        format!("--delay={}", humantime::format_duration(link.delay)),
+    ];
+    if let Some(rate) = link.rate {
+        flags.push(format!("--rate={}bit", rate.bits()));
+    }
+    Running::start_own(RELAY, flags).await
 }
 
 /// Starts a tunnel server; on `tunnel` if given, else on a free port.

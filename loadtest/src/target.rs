@@ -7,12 +7,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 
 use crate::{
-    client::{Dialer, body::Outgoing},
+    client::{Dialer, template::Template},
     measure::usage::{self, Roles},
     stack::{Plan, RUNTIME, Stack, StackArgs},
     target::tls::Trust,
@@ -218,41 +217,6 @@ impl Target {
             uri,
             headers: self.headers.clone(),
         })
-    }
-}
-
-/// What all requests of a kind have in common.
-#[derive(Clone, Debug)]
-pub struct Template {
-    method: Method,
-    uri: Uri,
-    /// Sent with each request.
-    pub headers: HeaderMap,
-}
-
-impl Template {
-    /// The method of each.
-    pub fn method(&self) -> &Method {
-        &self.method
-    }
-
-    /// What each asks for: the path alone with HTTP/1.1.
-    pub fn uri(&self) -> &Uri {
-        &self.uri
-    }
-
-    /// The next request.
-    pub fn request(&self, content: Outgoing) -> Request<Outgoing> {
-        let mut request = Request::new(content);
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        request.headers_mut().clone_from(&self.headers);
-        request
-    }
-
-    /// The next request, with content that is there already.
-    pub fn with(&self, content: &Bytes) -> Request<Outgoing> {
-        self.request(Outgoing::full(content.clone()))
     }
 }
 

@@ -16,9 +16,8 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, Stream, minimal::framing::Framing},
+    client::{Dialer, Stream, minimal::framing::Framing, template::Template},
     measure::errors::{Failure, Kind},
-    target::Template,
 };
 
 /// Content up to this size can be written before the answer is read without both sides waiting

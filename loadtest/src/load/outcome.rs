@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    load::ThreadUse,
+    load::{LoadArgs, ThreadUse},
     measure::{Recording, usage::cpu_us_per_request},
-    report::{Level, Note, Run, Usage},
+    report::{Level, Note, Report, Run, Usage},
 };
 
 /// A load thread that ran for this share of the time was busy: what is left goes to the kernel's
@@ -130,5 +130,22 @@ impl Outcome {
             }
         }
         notes
+    }
+}
+
+impl Report {
+    /// Adds the settings of [`LoadArgs`].
+    pub fn load_settings(&mut self, load: &LoadArgs) {
+        self.setting("duration", humantime::format_duration(load.duration));
+        self.setting("warm-up", humantime::format_duration(load.warm_up));
+        self.setting("timeout", humantime::format_duration(load.timeout));
+        self.setting("threads", load.threads);
+    }
+
+    /// Adds a run for each group of a load, and what to know about them.
+    pub fn add(&mut self, outcome: Outcome) {
+        let (runs, notes) = outcome.into_runs();
+        self.runs.extend(runs);
+        self.notes.extend(notes);
     }
 }

@@ -2,9 +2,8 @@
 
 use std::{fmt, fs, thread, time::SystemTime};
 
-use crate::{
-    load::{LoadArgs, Outcome},
-    report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Table, Unit},
+use crate::report::{
+    Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Table, Unit,
 };
 
 impl Report {
@@ -30,21 +29,6 @@ impl Report {
             name: name.to_owned(),
             value: value.to_string(),
         });
-    }
-
-    /// Adds the settings of [`LoadArgs`].
-    pub fn load_settings(&mut self, load: &LoadArgs) {
-        self.setting("duration", humantime::format_duration(load.duration));
-        self.setting("warm-up", humantime::format_duration(load.warm_up));
-        self.setting("timeout", humantime::format_duration(load.timeout));
-        self.setting("threads", load.threads);
-    }
-
-    /// Adds a run for each group of a load, and what to know about them.
-    pub fn add(&mut self, outcome: Outcome) {
-        let (runs, notes) = outcome.into_runs();
-        self.runs.extend(runs);
-        self.notes.extend(notes);
     }
 
     /// Adds what a reader should know.

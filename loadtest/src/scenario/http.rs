@@ -12,6 +12,7 @@ use crate::{
         body::Outgoing,
         minimal::{MOST_CONTENT, MinimalClient, Written},
         shared::Shared,
+        template::Template,
     },
     load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::{Failure, Kind},
@@ -20,7 +21,7 @@ use crate::{
         Context,
         connection::{Connection, parse_rate},
     },
-    target::{Target, TargetArgs, Template},
+    target::{Target, TargetArgs},
 };
 
 /// Flags of `loadtest http`.

@@ -13,11 +13,11 @@ use crate::{
     client::{
         Dialer,
         body::{CHUNK, Outgoing},
+        template::Template,
     },
     load::Worker,
     measure::errors::{Failure, Kind},
     scenario::connection::{Connection, PAUSE, dial_within, within},
-    target::Template,
 };
 
 /// What all bytes of the sample upstream are.

@@ -14,7 +14,7 @@ use super::{
     phase::{Beside, Limit},
 };
 use crate::{
-    client::{Dialer, body::Outgoing},
+    client::{Dialer, body::Outgoing, template::Template},
     load::{Load, Worker},
     measure::{
         Recorder,
@@ -25,7 +25,7 @@ use crate::{
         http::Requests,
         websocket::{Echo, Maker},
     },
-    target::{Target, Template},
+    target::Target,
 };
 
 struct Downloads {

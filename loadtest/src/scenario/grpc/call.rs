@@ -8,10 +8,9 @@ use tokio::sync::mpsc;
 
 use super::message::{self, Messages, PREFIX};
 use crate::{
-    client::{Dialer, body::Outgoing, http2::Http2, shared::Shared},
+    client::{Dialer, body::Outgoing, http2::Http2, shared::Shared, template::Template},
     load::{Client, Moved},
     measure::errors::{Failure, Kind},
-    target::Template,
 };
 
 /// What all calls have in common.

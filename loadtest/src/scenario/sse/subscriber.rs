@@ -13,14 +13,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Event, Parser};
 use crate::{
-    client::{Dialer, body::Outgoing},
+    client::{Dialer, body::Outgoing, template::Template},
     load::Worker,
     measure::{
         Recorder, Window,
         errors::{Failure, Kind},
     },
     scenario::connection::{Connection, PAUSE, dial_within, within},
-    target::Template,
 };
 
 /// The kind of events that never came.

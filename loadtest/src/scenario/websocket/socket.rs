@@ -21,9 +21,8 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    client::{Dialer, body::Outgoing, http2::Http2},
+    client::{Dialer, body::Outgoing, http2::Http2, template::Template},
     measure::errors::{Failure, Kind},
-    target::Template,
 };
 
 /// Memory for each of many sockets; a longer message takes more reads.
