@@ -163,7 +163,8 @@ impl Meter {
                 let Some(cpu) = Cpu::of(pid) else { continue };
                 used.processes += 1;
                 used.rss += resident(pid).unwrap_or(0);
-                self.seen.entry(pid).or_insert((first(cpu), cpu)).1 = cpu;
+                let seen = self.seen.entry(pid);
+                seen.or_insert_with(|| (first(cpu), cpu)).1 = cpu;
             }
             used.peak_rss = used.peak_rss.max(used.rss);
             used.pids.extend(pids);
