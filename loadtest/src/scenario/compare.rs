@@ -9,7 +9,7 @@
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
-//! `contender` starts what is compared, `sample` measures one of them once, `results` makes
+//! `preset` and `started` start what is compared, `sample` measures one of them once, `results` makes
 //! tables of it all. A target that fails is told, never dropped. All share one machine, so what
 //! else happened on it is told too (`noise`).
 
