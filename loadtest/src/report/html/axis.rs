@@ -57,6 +57,8 @@ impl Span {
             Scale::Log => logarithmic_marks(axis.unit, low, high),
             Scale::Tail => tail_marks(),
         };
+        // The next mark may be beyond what the scale can show.
+        marks.retain(|mark| even(axis.scale, *mark).is_some());
         if direction == Direction::Up {
             let slack = |end: f64| end.abs() * 1e-9;
             let below = (marks.iter().copied()).rfind(|mark| *mark <= low + slack(low));
@@ -275,6 +277,16 @@ mod tests {
         let at = |value| span.position(value).unwrap();
         assert!((at(0.9) - 0.25).abs() < 1e-9 && (at(0.999) - 0.75).abs() < 1e-9);
         assert_eq!(span.position(1.0), None);
+    }
+
+    #[test]
+    fn the_largest_values_are_within_their_span() {
+        for scale in [Scale::Linear, Scale::Log] {
+            let axis = Axis::new("it", Unit::PerSecond, scale);
+            let span = Span::over(&axis, Direction::Up, &[3e13, 7.4e97, 1e100]);
+            assert!(span.low < span.high, "{span:?}");
+            assert_eq!(span.position(1e100), Some(1.0));
+        }
     }
 
     proptest! {
