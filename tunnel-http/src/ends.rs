@@ -13,7 +13,7 @@ mod messages;
 mod websocket;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
 pub use self::events::Events;
 pub use self::long_stream::{Early, LongStream, PATIENCE};
@@ -142,6 +142,9 @@ fn is_event_stream(kind: &[u8]) -> bool {
     name.eq_ignore_ascii_case(EVENT_STREAM) && matches!(rest, [] | [b';' | b' ', ..])
 }
 
+/// The last event that a reader of an event stream has seen (HTML, section 9.2).
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
 /// Whether the sender of this request sends it again when an event stream in answer to it ends. An
 /// `EventSource` does: it sends GET with `Accept: text/event-stream` and, from the second time on, mostly
 /// `Last-Event-ID` (HTML, section 9.2). Any other reader takes an end for the end of the whole content.
@@ -153,7 +156,7 @@ pub fn reconnects(method: &Method, headers: &HeaderMap) -> bool {
     };
     *method == Method::GET
         && (headers.get_all(header::ACCEPT).iter().any(accepts)
-            || headers.contains_key("last-event-id"))
+            || headers.contains_key(LAST_EVENT_ID))
 }
 
 /// Whether a message is gRPC, whose clients look for a status of their own.

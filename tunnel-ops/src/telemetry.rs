@@ -25,7 +25,7 @@ use self::line_writer::LineWriter;
 use self::live_filter::LiveFilter;
 pub use self::refused::log_refused;
 pub use self::request_id::RequestId;
-pub use self::trace_parent::TraceParent;
+pub use self::trace_parent::{TRACE_PARENT, TraceParent};
 use crate::config_value::{self, ValueError};
 
 /// Libraries that tell too much, and may tell header values, below a warning: a level for all

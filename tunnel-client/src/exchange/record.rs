@@ -10,7 +10,7 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, Uri};
 use tokio::time::Instant;
-use tunnel_ops::telemetry::TraceParent;
+use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
@@ -19,7 +19,6 @@ use crate::routes::Route;
 use crate::upstream::Progress;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// One exchange on record, from its request to the moment when this is dropped.
 pub(super) struct Record {

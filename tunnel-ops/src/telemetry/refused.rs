@@ -9,10 +9,9 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use super::TraceParent;
+use super::{TRACE_PARENT, TraceParent};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// How much is told of each part of a request that nobody has checked, in bytes.
 const UNCHECKED_BYTES: usize = 256;

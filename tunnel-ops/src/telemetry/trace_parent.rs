@@ -3,8 +3,13 @@
 
 use std::fmt;
 
+use http::HeaderName;
+
 /// Length of version 00: `00-<32>-<16>-<2>`.
 const LENGTH: usize = 55;
+
+/// The field that carries a [`TraceParent`].
+pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// A valid `traceparent`. Kept as it came; a later version's extra parts are dropped, as the
 /// standard asks of one who knows only version 00.

@@ -17,7 +17,7 @@ use tunnel_http::{
     http1::InFlight,
     received::ReceivedBody,
 };
-use tunnel_ops::telemetry::TraceParent;
+use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
@@ -297,7 +297,7 @@ fn subject(
     checked: &CheckedRequest<'_>,
     request_id: HeaderValue,
 ) -> Subject {
-    let trace = checked.headers.get("traceparent");
+    let trace = checked.headers.get(TRACE_PARENT);
     let path = &*checked.path;
     Subject {
         method: parts.method.clone(),
