@@ -22,8 +22,7 @@ use tunnel_ops::{
     tls_files::{Identity, Roots},
 };
 use tunnel_server::{
-    certs,
-    config::{self as server_config, DEFAULT_DOMAIN},
+    certs, config as server_config,
     runtimes::{
         HostName, Runtimes,
         edit::{Addition, add_token},
@@ -114,7 +113,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
 
 impl Parts {
     async fn start(cli: &Cli) -> anyhow::Result<Self> {
-        let domain: HostName = DEFAULT_DOMAIN.parse()?;
+        let domain = HostName::default_domain();
         let credentials = Credentials::make(&domain)?;
         let (sample, upstream) = match &cli.upstream {
             Some(url) => (None, url.clone()),
@@ -185,11 +184,11 @@ fn server_configuration(
     let identity = Identity::from_pem(&certificates.server_pem, &certificates.server_key)?;
     let runtimes = credentials.runtimes.clone();
     let mut config = server_config::Config::new(identity, runtimes, domain);
-    config.tunnel_listen = FREE;
-    config.public_listen = cli.public_listen;
-    config.admin_listen = FREE;
-    config.grace_period = GRACE;
-    config.shards = 1;
+    config.settings.tunnel_listen = FREE;
+    config.settings.public_listen = cli.public_listen;
+    config.settings.admin_listen = FREE;
+    config.settings.grace_period = GRACE;
+    config.settings.shards = 1;
     Ok(config)
 }
 
@@ -206,15 +205,15 @@ fn client_configuration(
     if is_https {
         config.upstream_roots = Some(Roots::load(None)?);
     }
-    config.admin_listen = None;
+    config.settings.admin_listen = None;
     // The server tells of each exchange; once is enough.
-    config.access_log = false;
-    config.grace_period = GRACE;
+    config.settings.access_log = false;
+    config.settings.grace_period = GRACE;
     Ok(config)
 }
 
 fn host() -> String {
-    format!("{ACCOUNT}-{RUNTIME}.{DEFAULT_DOMAIN}")
+    format!("{ACCOUNT}-{RUNTIME}.{}", HostName::default_domain())
 }
 
 /// Asks for something through the tunnel, so that "it is up" has been seen to be true. Whatever

@@ -40,7 +40,7 @@ impl InsideClient {
         let Command::Run(given) = cli.command else {
             panic!("{options:?} is no `run`");
         };
-        let config = Config::check(given.merge().unwrap()).unwrap();
+        let config = Config::check(&given.merge().unwrap()).unwrap();
         let client = Client::new(config).unwrap();
         let (trigger, shutdown) = Shutdown::manual();
         let running = async move { Box::pin(client.run(shutdown)).await };

@@ -98,7 +98,7 @@ pub async fn check(
     let is_shown = local::credential(&source, &mut facts, &mut told);
     if !has_credential && told.report.is_ok() {
         // What was wrong a moment ago is not any more: such files are replaced at any time.
-        config = again(source.clone(), &facts, &mut told);
+        config = again(&source, &facts, &mut told);
         has_credential = config.is_some();
     }
     if let Some(config) = &config {
@@ -121,7 +121,7 @@ pub async fn check(
 }
 
 /// The configuration, once more.
-fn again(source: Source, facts: &Facts, told: &mut Told<'_>) -> Option<Config> {
+fn again(source: &Source, facts: &Facts, told: &mut Told<'_>) -> Option<Config> {
     let error = match Config::check(source) {
         Ok(config) => return Some(config),
         Err(error) => error,
@@ -150,7 +150,7 @@ impl Dialling {
         // Nobody takes it for an instance that is at work: any will do.
         let _ = getrandom::fill(&mut random);
         let files = CredentialFiles {
-            token: config.token_file.clone(),
+            token: config.settings.token_file.clone(),
             certificate: config.client_certificate.clone(),
         };
         let credentials = Arc::new(Credentials::new(files));
@@ -161,10 +161,10 @@ impl Dialling {
                 instance: InstanceSecret::from_random(random),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 session_number: 1,
-                allow_from: networks(&config.allow_from),
+                allow_from: networks(config.settings.allow_from.as_deref().unwrap_or_default()),
                 is_check: true,
             },
-            limit: config.dial_timeout,
+            limit: config.settings.dial_timeout,
         })
     }
 
@@ -492,11 +492,11 @@ async fn idle(
     };
     let step = match found {
         Ok(found) => {
-            let result = match found.is_too_slow(config.ping_interval) {
+            let result = match found.is_too_slow(config.settings.ping_interval) {
                 true => StepResult::Warning,
                 false => StepResult::Held,
             };
-            let words = found.line(config.ping_interval);
+            let words = found.line(config.settings.ping_interval);
             told.report.idle = Some(found);
             StepReport::new(StepName::Idle, result, words)
         }

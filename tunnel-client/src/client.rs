@@ -95,33 +95,36 @@ impl Client {
     /// See [`ClientError`].
     pub fn new(config: Config) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
-        let admin = config.admin_listen.map(bind_admin).transpose()?;
+        let admin = config.settings.admin_listen.map(bind_admin).transpose()?;
         let settings = AdminSettings {
-            allowed_hosts: config.admin_hosts.clone(),
+            allowed_hosts: config.settings.admin_host.clone(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
-        let memory = metrics.memory(config.max_buffered_bytes)?;
-        let shared = UpstreamShared::new(&config.dns_servers, Arc::clone(&memory));
+        let memory = metrics.memory(config.settings.max_buffered_size)?;
+        let shared = UpstreamShared::new(
+            config.settings.dns_server.as_deref().unwrap_or_default(),
+            Arc::clone(&memory),
+        );
         let shared = Arc::new(shared);
         let leads = LeadParts {
             shared,
-            idle_pool: config.upstream_idle_pool,
+            idle_pool: config.settings.upstream_idle_pool as usize,
         };
         let routes = Routes::new(&config.all_routes(), leads, Arc::clone(&metrics))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, config.access_log);
+        let exchanges = Exchanges::new(own, counted, config.settings.access_log);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
             memory,
             live: Arc::new(LiveSessions::new(Arc::clone(&metrics))),
             settings: SessionSettings {
-                ping_interval: config.ping_interval,
+                ping_interval: config.settings.ping_interval,
                 ..SessionSettings::default()
             },
-            welcome_limit: config.dial_timeout,
-            tell_routes: config.tell_routes,
+            welcome_limit: config.settings.dial_timeout,
+            tell_routes: config.settings.tell_routes,
         };
         let tunnel = tunnel(config, sessions)?;
         Ok(Self {
@@ -142,7 +145,7 @@ impl Client {
         // Before the files are read, so that no edit in between is missed.
         let reloader = Reloader::new(given.clone(), |source| Config::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
-        let mut client = Self::new(Config::check(source)?)?;
+        let mut client = Self::new(Config::check(&source)?)?;
         client.reloader = Some(reloader);
         Ok(client)
     }
@@ -206,7 +209,7 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
     let mut random = [0; 16];
     getrandom::fill(&mut random)?;
     let files = CredentialFiles {
-        token: config.token_file.clone(),
+        token: config.settings.token_file.clone(),
         certificate: config.client_certificate.clone(),
     };
     let credentials = Arc::new(Credentials::new(files));
@@ -217,23 +220,23 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
         dialler,
         credentials: Arc::clone(&credentials),
         instance: InstanceSecret::from_random(random),
-        allow_from: networks(&config.allow_from),
+        allow_from: networks(config.settings.allow_from.as_deref().unwrap_or_default()),
         sessions,
-        refusal_wait: config.refusal_wait,
-        exits_on_refusal: config.on_refusal == OnRefusal::Exit,
+        refusal_wait: config.settings.refusal_wait,
+        exits_on_refusal: config.settings.on_refusal == OnRefusal::Exit,
         redial: RedialSettings {
-            base: config.redial_base,
-            cap: config.redial_cap,
-            stable: config.redial_stable,
+            base: config.settings.redial_base,
+            cap: config.settings.redial_cap,
+            stable: config.settings.redial_stable,
         },
     };
     Ok(Tunnel::new(TunnelParts {
         dialling,
         credentials,
         files,
-        sessions: config.sessions,
-        max_age: config.max_session_age,
-        grace_period: config.grace_period,
+        sessions: config.settings.sessions as usize,
+        max_age: config.settings.max_session_age,
+        grace_period: config.settings.grace_period,
     }))
 }
 

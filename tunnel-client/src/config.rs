@@ -13,26 +13,22 @@ mod proxy;
 mod reach;
 pub(crate) mod reload;
 pub(crate) mod routes;
-mod source;
+mod settings;
 mod trust;
 mod url;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
 
-use ipnet::IpNet;
-use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::config_place::Place;
-use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 pub use self::credential::CertificateFiles;
 pub use self::dns_server::DnsServer;
-pub use self::listen::{ListenConfig, ServeConfig};
+pub use self::listen::ServeConfig;
 pub use self::login::LoginError;
 pub(crate) use self::login::read as read_login;
 pub use self::no_proxy::NoProxy;
@@ -42,31 +38,14 @@ pub use self::proxy::{
     ProxyUrl,
 };
 pub use self::reach::{ConnectTo, HostField, TlsName};
-use self::routes::Defaults;
 pub use self::routes::{
     DEFAULT_ROUTE, EjectionOptions, HealthOptions, RawRoute, RouteAction, RouteConfig, RouteList,
     SegmentValues, TlsOptions, UpstreamMember, UpstreamOptions, UpstreamsConfig,
 };
-pub use self::source::{Given, Source};
+pub use self::settings::{Given, Settings, Source, setting};
 pub use self::trust::Trust;
 pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
 use crate::token_file::TokenFileError;
-
-/// First and longest wait before a new dial, where nothing else is set: quick after a hiccup,
-/// gentle in a storm.
-const REDIAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
-/// Shortest time between pings: a session that is silent for two of them is dead.
-const PING_INTERVAL_MIN: Duration = Duration::from_millis(100);
-
-/// Shortest time after which sessions are replaced by their age: each time costs a dial.
-const SESSION_AGE_MIN: Duration = Duration::from_secs(60);
-/// Time to connect to an upstream, where nothing else is set.
-const UPSTREAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Time for the head of an upstream's response, where nothing else is set: what webhooks, reports and
-/// queries need, and more than any idle limit on the way.
-const UPSTREAM_HEAD_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Networks that the list of those that the runtime may be reached from can have: the longest fit into
 /// the 4096 bytes that a server reads.
@@ -79,80 +58,23 @@ const DNS_SERVERS_MAX: usize = 8;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
+    /// What each setting stands at. Of those that `serve` alone needs none counts; a token file is there
+    /// unless there is a certificate, an upstream unless there are routes.
+    pub settings: Settings,
     /// The server that is dialled.
     pub server: ServerUrl,
     /// Whom the server's certificate may come from.
     pub server_trust: Trust,
-    /// The name that is sent in TLS and that the server's certificate has to be for, if it is not the
-    /// URL's. Default none.
-    pub server_name: Option<TlsName>,
-    /// What the `Host` of the request for a session says, if not what the URL does. Default none.
-    pub host_header: Option<HostField>,
-    /// What is dialled, or asked of the proxy, in place of the URL's host. Default none.
-    pub connect_to: Option<ConnectTo>,
     /// The proxy on the way to the server; upstreams have none. Default none.
     pub proxy: Option<ProxySettings>,
     /// One that is named somewhere and not used for this server, for whoever wonders. Default none.
     pub proxy_passed_over: Option<PassedOver>,
-    /// The file that holds the token, to be read at each dial and when it changes; none only beside a
-    /// certificate.
-    pub token_file: Option<PathBuf>,
-    /// The certificate that is shown to the server, to be read likewise. Default none.
+    /// The certificate that is shown to the server, read like the token at each dial and when it changes. Default none.
     pub client_certificate: Option<CertificateFiles>,
-    /// The local service that answers what no route takes; none only beside routes.
-    pub upstream: Option<UpstreamUrl>,
     /// Whom an `https` upstream's certificate may come from; none for other schemes.
     pub upstream_roots: Option<Roots>,
     /// The routes of the file, which come before that upstream. Default none.
     pub routes: RouteList,
-    /// Name servers that upstreams' names are looked up at; none means the system's. Default none.
-    pub dns_servers: Vec<SocketAddr>,
-    /// Sessions kept with the server at once, 1 to 8. Default 2.
-    pub sessions: usize,
-    /// Longest time that a session is used before another one replaces it; none means for as long as it
-    /// lasts. Default none: one that is well gains nothing by being replaced.
-    pub max_session_age: Option<Duration>,
-    /// Networks that the runtime may be reached from, within what the server allows; none means any.
-    /// Default none.
-    pub allow_from: Vec<IpNet>,
-    /// Where the operator asks for metrics and health; none means nowhere. Default 127.0.0.1:9091.
-    pub admin_listen: Option<SocketAddr>,
-    /// Names that the admin listener may be asked by, beside localhost and addresses. Default none.
-    pub admin_hosts: Vec<AdminHost>,
-    /// Time for each step of the dial. Default 10 s.
-    pub dial_timeout: Duration,
-    /// Longest wait before the first new dial; doubles with each failure. Default 1 s.
-    pub redial_base: Duration,
-    /// Longest wait before any new dial, not less than `redial_base`. Default 30 s.
-    pub redial_cap: Duration,
-    /// How long a session must last for the waits to start over. Default 60 s.
-    pub redial_stable: Duration,
-    /// What to do when the server refuses for good. Default exit.
-    pub on_refusal: OnRefusal,
-    /// What the server is told of the routes. Default names.
-    pub tell_routes: TellRoutes,
-    /// How long to wait after such a refusal before the next dial, if there is one; each time longer
-    /// for as long as another instance takes over. Default 5 min.
-    pub refusal_wait: Duration,
-    /// Time to connect to the upstream. Default 5 s.
-    pub upstream_connect_timeout: Duration,
-    /// Time for the head of the upstream's response. Default 5 min.
-    pub upstream_head_timeout: Duration,
-    /// Idle connections to the upstream that are kept. Default 64.
-    pub upstream_idle_pool: usize,
-    /// Memory for what was received and not sent on yet, in bytes. Default 64 MiB.
-    pub max_buffered_bytes: u64,
-    /// Time between pings on a session. Default 15 s.
-    pub ping_interval: Duration,
-    /// How long exchanges may take to end when the client stops. Default 25 s: 5 s less than
-    /// Kubernetes' 30 s.
-    pub grace_period: Duration,
-    /// Whether each exchange is logged. Default true.
-    pub access_log: bool,
-    /// How log lines look. Default text.
-    pub log_format: LogFormat,
-    /// What is logged. Default `info`.
-    pub log_level: LogFilter,
 }
 
 /// What to do when the server refuses what a person has to mend: the credential is revoked, or has been refused for
@@ -178,18 +100,26 @@ pub enum TellRoutes {
     None,
 }
 
+tunnel_ops::word_value!(OnRefusal {
+    "exit" => Self::Exit,
+    "retry" => Self::Retry,
+});
+
+tunnel_ops::word_value!(TellRoutes {
+    "full" => Self::Full,
+    "names" => Self::Names,
+    "none" => Self::None,
+});
+
 /// One thing that is wrong with the configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFault {
     /// Something without a default is not given.
-    #[error(
-        "--{flag} is missing: {purpose} (or TUNNEL_CLIENT_{}, or `{}` in the configuration file)",
-        flag.to_uppercase().replace('-', "_"), flag.replace('-', "_")
-    )]
+    #[error("{}", .setting.missing(.purpose))]
     Missing {
-        /// The flag.
-        flag: &'static str,
+        /// The setting.
+        setting: &'static Setting,
         /// What it is for.
         purpose: &'static str,
     },
@@ -228,15 +158,6 @@ pub enum ConfigFault {
 pub struct ConfigError(Vec<ConfigFault>);
 
 impl Config {
-    /// Where the operator asks, where nothing else is set.
-    pub(crate) const ADMIN_LISTEN: SocketAddr =
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
-    /// Memory for what was received and not sent on yet, where nothing else is set: a quarter of what
-    /// `deploy/kubernetes/sidecar.yaml` gives the client.
-    pub(crate) const BUFFERED_BYTES: u64 = 64 * 1024 * 1024;
-    /// How long exchanges may take to end, where nothing else is set.
-    pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(25);
-
     /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
     pub fn new(
         server: ServerUrl,
@@ -244,61 +165,32 @@ impl Config {
         token_file: PathBuf,
         upstream: UpstreamUrl,
     ) -> Self {
+        let mut settings = Settings::default();
+        settings.token_file = Some(token_file);
+        settings.upstream = Some(upstream);
         Self {
-            token_file: Some(token_file),
-            upstream: Some(upstream),
-            ..Self::without_upstream(server, server_trust.into())
-        }
-    }
-
-    fn without_upstream(server: ServerUrl, server_trust: Trust) -> Self {
-        let (redial_base, redial_cap) = REDIAL;
-        Self {
+            settings,
             server,
-            server_trust,
-            server_name: None,
-            host_header: None,
-            connect_to: None,
+            server_trust: server_trust.into(),
             proxy: None,
             proxy_passed_over: None,
-            token_file: None,
             client_certificate: None,
-            upstream: None,
             upstream_roots: None,
             routes: RouteList::default(),
-            dns_servers: Vec::new(),
-            sessions: 2,
-            max_session_age: None,
-            allow_from: Vec::new(),
-            admin_listen: Some(Self::ADMIN_LISTEN),
-            admin_hosts: Vec::new(),
-            dial_timeout: Duration::from_secs(10),
-            redial_base,
-            redial_cap,
-            redial_stable: Duration::from_secs(60),
-            on_refusal: OnRefusal::Exit,
-            tell_routes: TellRoutes::Names,
-            refusal_wait: Duration::from_secs(5 * 60),
-            upstream_connect_timeout: UPSTREAM_CONNECT_TIMEOUT,
-            upstream_head_timeout: UPSTREAM_HEAD_TIMEOUT,
-            upstream_idle_pool: 64,
-            max_buffered_bytes: Self::BUFFERED_BYTES,
-            ping_interval: Duration::from_secs(15),
-            grace_period: Self::GRACE_PERIOD,
-            access_log: true,
-            log_format: LogFormat::Text,
-            log_level: LogFilter::default(),
         }
     }
 
     /// Checks everything that was given, reading the files it names, and the environment for a proxy.
-    pub fn check(source: Source) -> Result<Self, ConfigError> {
-        Self::check_within(source, |name| std::env::var_os(name))
+    pub fn check(source: &Source) -> Result<Self, ConfigError> {
+        match Self::checked(source, |name| std::env::var_os(name)) {
+            (Some(config), faults) if faults.is_empty() => Ok(config),
+            (_, faults) => Err(ConfigError(faults)),
+        }
     }
 
-    /// The same, and of what is good but for the credential a configuration without one: the way to the server can
-    /// be looked at all the same.
-    pub(crate) fn check_all(source: Source) -> (Option<Self>, Result<(), ConfigError>) {
+    /// Checks everything that was given, but makes a configuration of it also where nothing but the credential is wrong,
+    /// so that `check` can still test the network path.
+    pub(crate) fn check_all(source: &Source) -> (Option<Self>, Result<(), ConfigError>) {
         let (config, faults) = Self::checked(source, |name| std::env::var_os(name));
         let result = match faults.is_empty() {
             true => Ok(()),
@@ -307,58 +199,45 @@ impl Config {
         (config, result)
     }
 
-    /// The same with these variables of the environment.
-    fn check_within(
-        source: Source,
-        variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Self, ConfigError> {
-        match Self::checked(source, variable) {
-            (Some(config), faults) if faults.is_empty() => Ok(config),
-            (_, faults) => Err(ConfigError(faults)),
-        }
-    }
-
     /// A configuration where nothing but the credential is wrong, and all that is wrong.
     fn checked(
-        source: Source,
+        source: &Source,
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> (Option<Self>, Vec<ConfigFault>) {
         let mut faults = Vec::new();
+        let settings = source.settings();
+        let purpose = "the server to dial";
         let server = required(
             &mut faults,
-            source.server.clone(),
-            "server",
-            "the server to dial",
+            source.server.as_ref(),
+            &setting::server,
+            purpose,
         );
         let before = faults.len();
-        let credential = credential::check(&source, &mut faults);
+        let client_certificate = credential::check(source, &mut faults);
         let of_credential = faults.len() - before;
-        let server_trust = server_trust(&source, &mut faults);
+        let server_trust = server_trust(source, &settings, &mut faults);
         let proxy = server
-            .as_ref()
-            .map(|server| proxy::check(&source, server, variable, &mut faults))
+            .map(|server| proxy::check(source, server, variable, &mut faults))
             .unwrap_or_default();
-        check_upstream(&source, &mut faults);
-        let upstream_roots = upstream_roots(&source, &mut faults);
-        let routes = routes::check(&source, true, &mut faults);
-        check_redial(&source, &mut faults);
-        check_session_age(&source, &mut faults);
-        check_ping_interval(&source, &mut faults);
-        check_allow_from(&source, &mut faults);
-        check_dns_servers(&source, &mut faults);
+        check_upstream(source, &mut faults);
+        let upstream_roots = upstream_roots(source, &mut faults);
+        let routes = routes::check(source, true, &mut faults);
+        check_redial(source, &settings, &mut faults);
+        check_allow_from(source, &mut faults);
+        check_dns_servers(source, &mut faults);
         let is_good = faults.len() == of_credential;
         let config = match (server, server_trust, routes) {
-            (Some(server), Some(trust), Some(routes)) if is_good => {
-                let mut config = Self::without_upstream(server, trust);
-                config.proxy = proxy.settings;
-                config.proxy_passed_over = proxy.passed_over;
-                (config.token_file, config.client_certificate) = credential.unwrap_or_default();
-                config.upstream = source.upstream.clone();
-                config.upstream_roots = upstream_roots;
-                config.routes = routes;
-                config.apply(source);
-                Some(config)
-            }
+            (Some(server), Some(server_trust), Some(routes)) if is_good => Some(Self {
+                settings,
+                server: server.clone(),
+                server_trust,
+                proxy: proxy.settings,
+                proxy_passed_over: proxy.passed_over,
+                client_certificate: client_certificate.flatten(),
+                upstream_roots,
+                routes,
+            }),
             _ => None,
         };
         (config, faults)
@@ -377,7 +256,7 @@ impl Config {
         let mut faults = Vec::new();
         let roots = upstream_roots(source, &mut faults);
         let routes = routes::check(source, true, &mut faults)?;
-        Some(Defaults::of(source).add_to(&routes, roots))
+        Some(routes.with_upstream(&source.settings(), roots))
     }
 
     /// Checks the routes alone, for whoever does not dial; the files that they name are not read.
@@ -385,54 +264,15 @@ impl Config {
         let mut faults = Vec::new();
         check_upstream(source, &mut faults);
         match routes::check(source, false, &mut faults) {
-            Some(routes) if faults.is_empty() => Ok(Defaults::of(source).add_to(&routes, None)),
+            Some(routes) if faults.is_empty() => Ok(routes.with_upstream(&source.settings(), None)),
             _ => Err(ConfigError(faults)),
         }
     }
 
     /// The routes of the file, and behind them the one to `upstream`.
     pub fn all_routes(&self) -> RouteList {
-        let Some(upstream) = &self.upstream else {
-            return self.routes.clone();
-        };
-        let (connect, head) = (self.upstream_connect_timeout, self.upstream_head_timeout);
-        let options = UpstreamOptions::new(connect, head, self.upstream_roots.clone());
-        self.routes.with_default(upstream.clone(), options)
-    }
-
-    /// Replaces defaults by what was given.
-    fn apply(&mut self, source: Source) {
-        self.server_name = source.server_name;
-        self.host_header = source.host_header;
-        self.connect_to = source.connect_to;
-        set(&mut self.sessions, source.sessions);
-        self.max_session_age = source.max_session_age.map(Duration::from);
-        let allow_from = source.allow_from.into_iter().flatten();
-        self.allow_from = allow_from.map(IpNet::from).collect();
-        let dns_servers = source.dns_server.into_iter().flatten();
-        self.dns_servers = dns_servers.map(SocketAddr::from).collect();
-        set(&mut self.admin_listen, source.admin_listen);
-        set(&mut self.admin_hosts, source.admin_host);
-        set(&mut self.dial_timeout, source.dial_timeout);
-        set(&mut self.redial_base, source.redial_base);
-        set(&mut self.redial_cap, source.redial_cap);
-        set(&mut self.redial_stable, source.redial_stable);
-        set(&mut self.on_refusal, source.on_refusal);
-        set(&mut self.tell_routes, source.tell_routes);
-        set(&mut self.refusal_wait, source.refusal_wait);
-        let connect = source.upstream_connect_timeout;
-        set(&mut self.upstream_connect_timeout, connect);
-        set(
-            &mut self.upstream_head_timeout,
-            source.upstream_head_timeout,
-        );
-        set(&mut self.upstream_idle_pool, source.upstream_idle_pool);
-        set(&mut self.max_buffered_bytes, source.max_buffered_size);
-        set(&mut self.ping_interval, source.ping_interval);
-        set(&mut self.grace_period, source.grace_period);
-        set(&mut self.access_log, source.access_log);
-        set(&mut self.log_format, source.log_format);
-        set(&mut self.log_level, source.log_level);
+        let roots = self.upstream_roots.clone();
+        self.routes.with_upstream(&self.settings, roots)
     }
 }
 
@@ -469,16 +309,35 @@ pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>)
     }
 }
 
-fn server_trust(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
+impl Source {
+    /// Something is wrong with a setting, or with it beside others.
+    fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
+        ConfigFault::Value {
+            place: self.place(setting),
+            problem: problem.into(),
+        }
+    }
+}
+
+fn server_trust(
+    source: &Source,
+    settings: &Settings,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<Trust> {
     let (files, folders) = (source.ca_file.as_ref(), source.ca_dir.as_ref());
-    let system = (source.system_roots, source.place("system-roots"));
+    let system = (settings.system_roots, source.place(&setting::system_roots));
     trust::check(system, files, folders, faults)
 }
 
 fn check_upstream(source: &Source, faults: &mut Vec<ConfigFault>) {
     if source.route.is_empty() {
         let purpose = "the local service that answers, unless the file has [[route]]";
-        required(faults, source.upstream.clone(), "upstream", purpose);
+        required(
+            faults,
+            source.upstream.as_ref(),
+            &setting::upstream,
+            purpose,
+        );
     }
 }
 
@@ -490,22 +349,24 @@ fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Root
     }
     // It is also for the upstreams of routes.
     if ca_file.is_some() && source.route.is_empty() {
-        let named = source.place("upstream").mention();
+        let named = source.place(&setting::upstream).mention();
         let problem = format!(
             "{upstream} ({named}) is spoken to without TLS: use https:// or leave this out"
         );
-        faults.push(source.fault("upstream-ca-file", problem));
+        faults.push(source.fault(&setting::upstream_ca_file, problem));
     }
     None
 }
 
-fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
-    let base = source.redial_base.map_or(REDIAL.0, Duration::from);
-    let cap = source.redial_cap.map_or(REDIAL.1, Duration::from);
+fn check_redial(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
+    let (base, cap) = (settings.redial_base, settings.redial_cap);
     if cap >= base {
         return;
     }
-    let (first, longest) = (source.place("redial-base"), source.place("redial-cap"));
+    let (first, longest) = (
+        source.place(&setting::redial_base),
+        source.place(&setting::redial_cap),
+    );
     // At what was given: nobody can mend a default.
     let (place, problem) = match longest.is_given() {
         true => (
@@ -526,22 +387,6 @@ fn check_redial(source: &Source, faults: &mut Vec<ConfigFault>) {
     faults.push(ConfigFault::Value { place, problem });
 }
 
-fn check_session_age(source: &Source, faults: &mut Vec<ConfigFault>) {
-    let age = source.max_session_age.map(Duration::from);
-    if let Some(age) = age.filter(|age| *age < SESSION_AGE_MIN) {
-        let problem = format!("{age:?} is too short, each time costs a dial: at least 1m");
-        faults.push(source.fault("max-session-age", problem));
-    }
-}
-
-fn check_ping_interval(source: &Source, faults: &mut Vec<ConfigFault>) {
-    let interval = source.ping_interval.map(Duration::from);
-    if let Some(interval) = interval.filter(|interval| *interval < PING_INTERVAL_MIN) {
-        let problem = format!("{interval:?} is shorter than many ways take: at least 100ms");
-        faults.push(source.fault("ping-interval", problem));
-    }
-}
-
 fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
     let Some(networks) = &source.allow_from else {
         return;
@@ -552,7 +397,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
         1..=NETWORKS_MAX => return,
         more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),
     };
-    faults.push(source.fault("allow-from", problem));
+    faults.push(source.fault(&setting::allow_from, problem));
 }
 
 fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
@@ -561,17 +406,17 @@ fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
         Some(0) => "no name server is named: leave it out to ask the system's".to_owned(),
         Some(more) => format!("{more} name servers are named, at most {DNS_SERVERS_MAX} can be"),
     };
-    faults.push(source.fault("dns-server", problem));
+    faults.push(source.fault(&setting::dns_server, problem));
 }
 
 fn required<T>(
     faults: &mut Vec<ConfigFault>,
     given: Option<T>,
-    flag: &'static str,
+    setting: &'static Setting,
     purpose: &'static str,
 ) -> Option<T> {
     if given.is_none() {
-        faults.push(ConfigFault::Missing { flag, purpose });
+        faults.push(ConfigFault::Missing { setting, purpose });
     }
     given
 }
@@ -581,12 +426,6 @@ fn or_fault<T, E: Into<ConfigFault>>(
     result: Result<T, E>,
 ) -> Option<T> {
     result.map_err(|error| faults.push(error.into())).ok()
-}
-
-fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
-    if let Some(given) = given {
-        *setting = given.into();
-    }
 }
 
 #[cfg(test)]

@@ -135,14 +135,14 @@ impl Dialler {
         credentials: Arc<Credentials>,
     ) -> Result<Self, TlsFilesError> {
         let server = config.server.clone();
-        let (host, port) = dialled(&server, config.connect_to.as_ref());
-        let server_name = config.server_name.as_ref();
-        let host_field = config.host_header.as_ref();
+        let (host, port) = dialled(&server, config.settings.connect_to.as_ref());
+        let server_name = config.settings.server_name.as_ref();
+        let host_field = config.settings.host_header.as_ref();
         Ok(Self {
             host: host.to_owned(),
             port,
             proxy: (config.proxy.clone())
-                .map(|settings| Proxy::new(settings, config.refusal_wait))
+                .map(|settings| Proxy::new(settings, config.settings.refusal_wait))
                 .transpose()?,
             tls: Tls::new(config.server_trust.clone())?,
             server_name: server_name
@@ -153,7 +153,7 @@ impl Dialler {
                 .to_owned(),
             server,
             credentials,
-            limit: config.dial_timeout,
+            limit: config.settings.dial_timeout,
         })
     }
 

@@ -38,7 +38,7 @@ use tunnel_ops::watch::{FileWatch, WatchError};
 
 pub(crate) use self::body::{ListenerBody, ListenerInformational};
 use self::upgraded::UpgradedBounds;
-use crate::config::{CertificateFiles, ListenConfig};
+use crate::config::{CertificateFiles, Settings};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
@@ -79,7 +79,7 @@ struct Tls {
 struct Front {
     exchanges: Exchanges,
     metrics: Arc<Metrics>,
-    listen: ListenConfig,
+    settings: Settings,
     via: ViaName,
     /// Places of exchanges that may be open.
     places: Arc<Semaphore>,
@@ -112,24 +112,24 @@ impl Front {
     /// Whether it is believed what a peer says of who asked before it.
     fn is_trusted(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        let mut networks = self.listen.trusted_proxies.iter();
+        let mut networks = self.settings.trusted_proxies.iter();
         networks.any(|network| network.contains(&address))
     }
 
     /// What a connection may take, and how long.
     fn bounds(&self) -> Bounds {
         Bounds {
-            max_head_bytes: self.listen.max_head_bytes,
+            max_head_bytes: self.settings.max_head_size,
             stream_window_bytes: STREAM_WINDOW_BYTES,
-            request_head_timeout: self.listen.request_head_timeout,
-            keep_alive_timeout: self.listen.keep_alive_timeout,
-            body_idle_timeout: self.listen.body_idle_timeout,
+            request_head_timeout: self.settings.request_head_timeout,
+            keep_alive_timeout: self.settings.keep_alive_timeout,
+            body_idle_timeout: self.settings.body_idle_timeout,
         }
     }
 
     /// When upgraded connections end, other than by themselves.
     fn upgraded_bounds(&self, is_http2: bool) -> UpgradedBounds {
-        let idle = self.listen.body_idle_timeout;
+        let idle = self.settings.body_idle_timeout;
         UpgradedBounds {
             stage: self.ending.clone(),
             linger: idle,
@@ -144,19 +144,20 @@ impl FrontListener {
     /// # Errors
     /// See [`ListenError`].
     pub(crate) fn bind(
-        listen_to: ListenConfig,
+        settings: Settings,
+        certificate: Option<CertificateFiles>,
         exchanges: Exchanges,
         metrics: Arc<Metrics>,
     ) -> Result<Self, ListenError> {
-        let address = listen_to.address;
+        let address = settings.listen;
         let failed = |source| ListenError::Bind { address, source };
         let bound = listen(address, 1).map_err(failed)?;
         let socket = bound.sockets.into_iter().next();
         let socket = socket.ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
-        let tls = listen_to.certificate.clone().map(Tls::load).transpose()?;
+        let tls = certificate.map(Tls::load).transpose()?;
         let (stop, stopping) = Shutdown::manual();
         let (end, ending) = Shutdown::manual();
-        let places = Arc::new(Semaphore::new(listen_to.max_exchanges));
+        let places = Arc::new(Semaphore::new(settings.max_exchanges as usize));
         Ok(Self {
             socket,
             address: bound.address,
@@ -164,7 +165,7 @@ impl FrontListener {
             front: Arc::new(Front {
                 exchanges,
                 metrics,
-                listen: listen_to,
+                settings,
                 via: ViaName::new(RequestId::new().as_str()),
                 places,
                 stopping,
@@ -268,11 +269,11 @@ async fn accept_all(
                 continue;
             }
         };
-        if connections.len() >= front.listen.max_connections {
+        if connections.len() >= front.settings.max_connections as usize {
             front.metrics.connections_refused.inc();
             continue;
         }
-        if let Err(error) = set_options(&socket, front.listen.body_idle_timeout) {
+        if let Err(error) = set_options(&socket, front.settings.body_idle_timeout) {
             tracing::debug!(%peer, %error, "cannot set the options of a connection");
         }
         let acceptor = tls.map(LiveServerConfig::acceptor);

@@ -81,36 +81,46 @@ impl Serving {
     /// # Errors
     /// See [`ServingError`].
     pub fn new(config: ServeConfig) -> Result<Self, ServingError> {
+        let settings = config.settings;
         let metrics = Arc::new(Metrics::new()?);
-        let admin = config.admin_listen.map(bind_admin).transpose()?;
-        let settings = AdminSettings {
-            allowed_hosts: config.admin_hosts.clone(),
+        let admin = settings.admin_listen.map(bind_admin).transpose()?;
+        let allowed = AdminSettings {
+            allowed_hosts: settings.admin_host.clone(),
         };
         let ready = {
             let metrics = Arc::clone(&metrics);
             move || serve::readiness(&metrics)
         };
-        let answers = admin::routes_with(&metrics, settings, ready);
-        let memory = metrics.memory(config.max_buffered_bytes)?;
+        let answers = admin::routes_with(&metrics, allowed, ready);
+        let memory = metrics.memory(settings.max_buffered_size)?;
         let leads = LeadParts {
-            shared: Arc::new(UpstreamShared::new(&config.dns_servers, memory)),
-            idle_pool: config.upstream_idle_pool,
+            shared: Arc::new(UpstreamShared::new(
+                settings.dns_server.as_deref().unwrap_or_default(),
+                memory,
+            )),
+            idle_pool: settings.upstream_idle_pool as usize,
         };
         let routes = Routes::new(&config.routes, leads, Arc::clone(&metrics))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, config.access_log);
-        let front = FrontListener::bind(config.listen, exchanges, Arc::clone(&metrics))?;
+        let exchanges = Exchanges::new(own, counted, settings.access_log);
+        let leaving = Leaving {
+            delay: settings.drain_delay,
+            grace: settings.grace_period,
+        };
+        let front = FrontListener::bind(
+            settings,
+            config.certificate,
+            exchanges,
+            Arc::clone(&metrics),
+        )?;
         Ok(Self {
             admin: admin.map(|listener| (listener, answers)),
             routes,
             metrics,
             reloader: None,
             front,
-            leaving: Leaving {
-                delay: config.drain_delay,
-                grace: config.grace_period,
-            },
+            leaving,
         })
     }
 
@@ -123,7 +133,7 @@ impl Serving {
         // Before the files are read, so that no edit in between is missed.
         let reloader = Reloader::new(given.clone(), |source| ServeConfig::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
-        let mut serving = Self::new(ServeConfig::check(source)?)?;
+        let mut serving = Self::new(ServeConfig::check(&source)?)?;
         serving.reloader = Some(reloader);
         Ok(serving)
     }

@@ -11,9 +11,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-
-use crate::config_file::explain::ONE_VALUE;
+use serde::de::{self, Deserializer, Visitor};
 
 /// Longest duration taken: a longer one is a slip, and adding it to an instant could overflow.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -30,6 +28,10 @@ pub struct DurationText(Duration);
 /// A duration longer than zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PositiveDuration(Duration);
+
+/// A duration of at least `MS` milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DurationFrom<const MS: u64>(Duration);
 
 /// A size in bytes with its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,6 +93,22 @@ impl FromStr for PositiveDuration {
         match text.parse()? {
             DurationText(Duration::ZERO) => Err(ValueError::new("must be longer than 0s")),
             DurationText(duration) => Ok(Self(duration)),
+        }
+    }
+}
+
+impl<const MS: u64> FromStr for DurationFrom<MS> {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let DurationText(duration) = text.parse()?;
+        let least = Duration::from_millis(MS);
+        match duration >= least {
+            true => Ok(Self(duration)),
+            false => Err(ValueError::new(format!(
+                "must be at least {}",
+                duration_text(&least)
+            ))),
         }
     }
 }
@@ -233,15 +251,15 @@ pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
 pub fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
-    T: FromStr<Err = ValueError>,
+    T: FromStr<Err: fmt::Display>,
 {
     struct Text<T>(std::marker::PhantomData<T>);
 
-    impl<T: FromStr<Err = ValueError>> Visitor<'_> for Text<T> {
+    impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Text<T> {
         type Value = T;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(ONE_VALUE)
+            f.write_str("one value")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
@@ -276,56 +294,56 @@ where
     deserializer.deserialize_any(Text(std::marker::PhantomData))
 }
 
-macro_rules! value_type {
-    ($name:ty as $plain:ty) => {
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                from_text(deserializer)
-            }
-        }
+crate::text_value!(DurationText as Duration, |time| time.0, duration_text);
+crate::text_value!(
+    PositiveDuration as Duration,
+    |time| time.0,
+    duration_text,
+    "more than 0s".to_owned()
+);
+crate::text_value!(
+    for [const MS: u64] DurationFrom<MS> as Duration,
+    |time| time.0,
+    duration_text,
+    format!("at least {}", duration_text(&Duration::from_millis(MS)))
+);
+crate::text_value!(SizeText as u64, |size| size.0, |bytes| SizeText(*bytes)
+    .to_string());
+crate::text_value!(
+    for [const MIN: u32, const MAX: u32] BoundedSize<MIN, MAX> as usize,
+    |size| to_usize(size.0.0),
+    |bytes| SizeText(*bytes as u64).to_string(),
+    format!("{MIN}KiB to {MAX}KiB")
+);
+crate::text_value!(
+    for [const MIN: u32, const MAX: u32] Count<MIN, MAX> as u32,
+    |count| count.0,
+    u32::to_string,
+    format!("{MIN} to {MAX}")
+);
+crate::text_value!(
+    ListenAddress as SocketAddr,
+    |address| address.0,
+    SocketAddr::to_string
+);
+crate::text_value!(
+    OptionalListenAddress as Option<SocketAddr>,
+    |address| address.0,
+    |address| address.map_or_else(|| "off".to_owned(), |address| address.to_string())
+);
+crate::text_value!(Network as IpNet, |network| network.0, IpNet::to_string);
 
-        impl From<$name> for $plain {
-            fn from(value: $name) -> Self {
-                value.0
-            }
-        }
-    };
+fn duration_text(time: &Duration) -> String {
+    humantime::format_duration(*time).to_string()
 }
 
-value_type!(DurationText as Duration);
-value_type!(PositiveDuration as Duration);
-value_type!(SizeText as u64);
-value_type!(ListenAddress as SocketAddr);
-value_type!(OptionalListenAddress as Option<SocketAddr>);
-value_type!(Network as IpNet);
-
-impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for BoundedSize<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
-impl<const MIN: u32, const MAX: u32> From<BoundedSize<MIN, MAX>> for usize {
-    fn from(size: BoundedSize<MIN, MAX>) -> Self {
-        to_usize(size.0.0)
-    }
-}
-
-impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Count<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
-impl<const MIN: u32, const MAX: u32> From<Count<MIN, MAX>> for u32 {
-    fn from(count: Count<MIN, MAX>) -> Self {
-        count.0
-    }
-}
-
-impl<const MIN: u32, const MAX: u32> From<Count<MIN, MAX>> for usize {
-    fn from(count: Count<MIN, MAX>) -> Self {
-        to_usize(count.0.into())
+/// The words of a choice, as in a sentence: "`a`, `b` or `c`".
+pub fn one_of(words: &[&str]) -> String {
+    let quoted: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
     }
 }
 

@@ -12,6 +12,7 @@ pub mod config_place;
 pub mod config_value;
 pub mod descriptors;
 pub mod flags;
+pub mod settings;
 pub mod signals;
 pub mod task;
 pub mod telemetry;

@@ -16,7 +16,6 @@ use std::fmt;
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
-use serde::de::{Deserialize, Deserializer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::util::TryInitError;
@@ -26,7 +25,7 @@ use self::live_filter::LiveFilter;
 pub use self::refused::log_refused;
 pub use self::request_id::RequestId;
 pub use self::trace_parent::{TRACE_PARENT, TraceParent};
-use crate::config_value::{self, ValueError};
+use crate::config_value::ValueError;
 
 /// Libraries that tell too much, and may tell header values, below a warning: a level for all
 /// leaves them at `warn`. Whoever needs more names them: `info,h2=debug`.
@@ -116,23 +115,12 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
     })
 }
 
-impl FromStr for LogFormat {
-    type Err = ValueError;
+crate::word_value!(LogFormat {
+    "text" => Self::Text,
+    "json" => Self::Json,
+});
 
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err(ValueError::new("expected `text` or `json`")),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for LogFormat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+crate::text_value!(LogFilter);
 
 impl FromStr for LogFilter {
     type Err = ValueError;
@@ -158,12 +146,6 @@ impl FromStr for LogFilter {
             text: text.to_owned(),
             targets,
         })
-    }
-}
-
-impl<'de> Deserialize<'de> for LogFilter {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn routes(node: &Arc<Node>, asked: Shutdown, address: SocketAddr) -> 
         }
     };
     let hosts = node.config();
-    let hosts = hosts.admin_hosts.iter();
+    let hosts = hosts.settings.admin_host.iter();
     let settings = AdminSettings {
         // Every host is such a name.
         allowed_hosts: hosts

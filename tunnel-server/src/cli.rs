@@ -132,7 +132,7 @@ pub struct TokenCreateArgs {
     pub expires: Option<Moment>,
 
     /// The server's domain
-    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value = crate::config::DEFAULT_DOMAIN)]
+    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
 
@@ -156,7 +156,7 @@ pub struct TokenRevokeArgs {
     pub runtimes: PathBuf,
 
     /// The server's domain
-    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value = crate::config::DEFAULT_DOMAIN)]
+    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
 
@@ -180,7 +180,7 @@ pub struct TokenListArgs {
     pub json: bool,
 
     /// The server's domain
-    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value = crate::config::DEFAULT_DOMAIN)]
+    #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
 

@@ -142,7 +142,7 @@ async fn greet(
     socket: TcpStream,
     peer: SocketAddr,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
-    let limit = node.config().tls_handshake_timeout;
+    let limit = node.config().settings.tls_handshake_timeout;
     // Before the gate, so that connections that never send a ClientHello hold no pass.
     let hello = LazyConfigAcceptor::new(Acceptor::default(), socket);
     let Ok(Ok(start)) = timeout(limit, hello).await else {
@@ -253,12 +253,12 @@ async fn admit(
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(node.config().request_head_timeout.min(GATED))
+        .header_read_timeout(node.config().settings.request_head_timeout.min(GATED))
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     // The head has its own limit; this one bounds asking for the credential, and the answer, too.
-    let limit = 2 * GATED + 3 * node.config().credentials.timeout;
+    let limit = 2 * GATED + 3 * node.config().settings.auth_timeout;
     timeout(limit, serving).await.ok()?.ok()?;
     let mut admitted: Admitted = admitted.lock().take()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
@@ -366,7 +366,7 @@ async fn may_begin(
     let looked = node.registry.look(
         &runtime.label,
         greeting.instance.id(),
-        node.config().on_conflict,
+        node.config().settings.on_conflict,
     );
     let Err(refusal) = looked.await else {
         return Ok(None);

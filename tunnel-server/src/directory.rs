@@ -17,13 +17,10 @@
 mod claims;
 mod contention;
 
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
-use tunnel_ops::config_value::{self, ValueError};
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
@@ -192,20 +189,7 @@ impl Epoch {
     }
 }
 
-impl FromStr for OnConflict {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "supersede" => Ok(Self::Supersede),
-            "reject" => Ok(Self::Reject),
-            _ => Err(ValueError::new("expected `supersede` or `reject`")),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for OnConflict {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::word_value!(OnConflict {
+    "supersede" => Self::Supersede,
+    "reject" => Self::Reject,
+});

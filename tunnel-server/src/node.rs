@@ -201,12 +201,16 @@ impl Node {
         self.tls.show(&self.metrics);
         self.router.commit(hosts);
         self.registry.set_limits(&config);
-        let all = places::within(config.max_connections, descriptors::limit());
-        let each = config.max_connections_per_address;
+        let all = places::within(
+            config.settings.max_connections as usize,
+            descriptors::limit(),
+        );
+        let each = config.settings.max_connections_per_address as usize;
         self.places.set(all, each);
-        let each = config.max_tunnel_connections_per_address;
+        let each = config.settings.max_tunnel_connections_per_address as usize;
         self.tunnel_places.set(all, each);
-        self.cors.store(Arc::new(Cors::of(&config.cors_origins)));
+        self.cors
+            .store(Arc::new(Cors::of(&config.settings.cors_origin)));
         self.admin_guard.store(admin_guard.map(Arc::new));
         self.live.store(Arc::new(config));
         // The last, since sessions look around when it is done.
@@ -221,7 +225,7 @@ impl Node {
         if had_runtimes && config.runtimes.iter().next().is_none() {
             return Err(ApplyError::Emptied("runtimes"));
         }
-        let is_list_named = config.credentials.revocations.is_some();
+        let is_list_named = config.settings.revocations.is_some();
         if is_list_named && self.authenticator.has_revocation_list() && !next.has_revocations() {
             return Err(ApplyError::Emptied("revocations"));
         }
@@ -245,6 +249,7 @@ impl Node {
     pub fn is_trusted(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.config()
+            .settings
             .trusted_proxies
             .iter()
             .any(|network| network.contains(&address))
@@ -339,7 +344,7 @@ impl Tls {
 
 /// Reads the operator's token, if there is to be one.
 pub(crate) fn admin_guard(config: &Config) -> Result<Option<BearerGuard>, BearerFileError> {
-    let path = config.admin_token_file.as_deref();
+    let path = config.settings.admin_token_file.as_deref();
     path.map(BearerGuard::load).transpose()
 }
 

@@ -73,7 +73,7 @@ async fn one(
 ) {
     let _open = node.metrics.connection("public");
     let _public = node.life.public.token();
-    if let Err(error) = set_options(&socket, node.config().body_idle_timeout) {
+    if let Err(error) = set_options(&socket, node.config().settings.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
     protocol::run(node, socket, peer, tls, place).await;

@@ -164,7 +164,7 @@ impl Registry {
 
     /// Sets what runtimes may use whose own limits do not say, and all of them together.
     pub fn set_limits(&self, config: &Config) {
-        self.budget.set(config.node_limits, config.limits);
+        self.budget.set(config.node_limits(), config.limits());
         for slot in self.slots.read().values() {
             slot.budget.refresh();
         }

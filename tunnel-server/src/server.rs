@@ -127,10 +127,10 @@ impl Server {
     /// When an address cannot be bound, or something in the configuration cannot be used.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
         let parts = Parts::new(&config)?;
-        let count = shard_count(config.shards);
-        let tunnel = listen("tunnel", config.tunnel_listen, count)?;
-        let public = listen("public", config.public_listen, count)?;
-        let admin = AdminListener::bind(config.admin_listen).await?;
+        let count = shard_count(config.settings.shards as usize);
+        let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
+        let public = listen("public", config.settings.public_listen, count)?;
+        let admin = AdminListener::bind(config.settings.admin_listen).await?;
         let addresses = Addresses {
             tunnel: tunnel.address,
             public: public.address,
@@ -238,7 +238,7 @@ impl Parts {
         let metrics = Metrics::new()?;
         let events = Events::new(&RequestId::new().as_str()[..8]);
         let registry = Registry::new(metrics.clone(), events.clone());
-        let router = Router::new(&config.runtimes, &config.domain, &registry)?;
+        let router = Router::new(&config.runtimes, &config.settings.domain, &registry)?;
         registry.set_limits(config);
         let authenticator = Authenticator::new(config)?;
         metrics.show_credentials(&authenticator)?;
@@ -254,9 +254,12 @@ impl Parts {
     }
 
     fn into_node(self, config: Config) -> Node {
-        let all = places::within(config.max_connections, descriptors::limit());
-        let each = config.max_connections_per_address;
-        let tunnels_each = config.max_tunnel_connections_per_address;
+        let all = places::within(
+            config.settings.max_connections as usize,
+            descriptors::limit(),
+        );
+        let each = config.settings.max_connections_per_address as usize;
+        let tunnels_each = config.settings.max_tunnel_connections_per_address as usize;
         Node {
             authenticator: self.authenticator,
             router: self.router,
@@ -265,10 +268,13 @@ impl Parts {
             places: Places::new(all, each),
             tunnel_places: Places::new(all, tunnels_each),
             tls: self.tls,
-            gate: Gate::new(config.max_handshakes, config.handshake_queue),
+            gate: Gate::new(
+                config.settings.max_handshakes as usize,
+                config.settings.handshake_queue as usize,
+            ),
             checks: Arc::default(),
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
-            cors: ArcSwap::from_pointee(Cors::of(&config.cors_origins)),
+            cors: ArcSwap::from_pointee(Cors::of(&config.settings.cors_origin)),
             via: ViaName::new(&RequestId::new().as_str()[..12]),
             events: self.events,
             last_reload: Mutex::default(),

@@ -1,8 +1,9 @@
-//! What is depended on is at least as new as `deny.toml` demands, and the documents name every flag.
+//! What is depended on is at least as new as `deny.toml` demands, and the pages of settings say what the programs say.
 
-use std::process::Command;
-
-use e2e::program::{built, root};
+use e2e::program::root;
+use tunnel_client::config as client;
+use tunnel_ops::settings::page;
+use tunnel_server::config as server;
 
 /// The first versions without the faults that `deny.toml` names.
 const FLOORS: &[(&str, [u32; 3])] = &[
@@ -57,24 +58,21 @@ fn deny_toml_has_the_same_floors() {
     }
 }
 
+/// Where `UPDATE_PAGES` is set, writes them instead.
 #[test]
-fn the_documents_name_every_flag() {
-    let document = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    for program in ["tunnel-server", "tunnel-client"] {
-        let help = Command::new(built(program))
-            .args(["run", "--help"])
-            .output()
-            .unwrap();
-        let help = String::from_utf8(help.stdout).unwrap();
-        let flags: Vec<_> = (help.split_whitespace())
-            .filter_map(|word| word.strip_prefix("--"))
-            .map(|word| word.split(['=', '[', ',']).next().unwrap())
-            .filter(|flag| !matches!(*flag, "help" | "version"))
-            .collect();
-        assert!(flags.len() > 15, "{flags:?}");
-        for flag in flags {
-            let named = document.contains(&format!("`--{flag}`")) || flag == "config";
-            assert!(named, "{program} run --{flag}");
+fn the_pages_of_settings_are_those_of_the_programs() {
+    for (name, page) in [
+        ("server", page::<server::Source>("tunnel-server")),
+        ("client", page::<client::Source>("tunnel-client")),
+    ] {
+        let path = root().join(format!("docs/reference/settings-{name}.md"));
+        if std::env::var_os("UPDATE_PAGES").is_some() {
+            std::fs::write(&path, &page).unwrap();
         }
+        let there = std::fs::read_to_string(&path).unwrap();
+        let lines = there.lines().zip(page.lines());
+        let other = lines.into_iter().find(|(there, made)| there != made);
+        assert_eq!(other, None, "{name}: set UPDATE_PAGES=1 to write it anew");
+        assert_eq!(there.len(), page.len(), "{name}");
     }
 }

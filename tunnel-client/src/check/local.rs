@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
+use tunnel_ops::settings::GivenSettings;
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 use super::facts::{Facts, Trouble};
@@ -17,7 +18,7 @@ use super::told::Told;
 use super::trust;
 use super::verdict::verdict;
 use super::words::{moment, span};
-use crate::config::{Config, ConfigError, ConfigFault, Given, Source, dialled};
+use crate::config::{Config, ConfigError, ConfigFault, Given, Source, dialled, setting};
 
 /// A certificate that runs out sooner than this is worth a word.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -61,7 +62,7 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
             None => server.host().to_owned(),
         };
     }
-    let (config, checked) = Config::check_all(source.clone());
+    let (config, checked) = Config::check_all(&source);
     let failed = (checked.as_ref().err()).and_then(|error| fault(error, &source));
     let step = match failed {
         Some((words, trouble)) => {
@@ -75,7 +76,7 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     if let Some(settings) = &proxy.settings {
         facts.proxy_from = match settings.variable {
             Some(variable) => variable.to_owned(),
-            None => source.place("proxy").mention(),
+            None => source.place(&setting::proxy).mention(),
         };
     }
     if let Some(passed_over) = &proxy.passed_over {

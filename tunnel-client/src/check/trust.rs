@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use tunnel_ops::settings::{GivenSettings, OneOrMorePaths};
 use tunnel_ops::tls_files::TlsFilesError;
 
 use super::facts::{TrustFault, TrustTrouble};
-use crate::config::Source;
+use crate::config::{Source, setting};
 
 /// How much of a file tells its kind.
 const LOOKED_AT: u64 = 64 * 1024;
@@ -63,23 +64,20 @@ fn content(path: &Path) -> TrustFault {
 
 /// The setting that names this file, or the folder that it is in.
 fn named_by(path: &Path, source: &Source) -> Option<String> {
-    let upstream: Vec<PathBuf> = source.upstream_ca_file.iter().cloned().collect();
+    let upstream = source.upstream_ca_file.clone();
+    let upstream = upstream.map(|path| OneOrMorePaths::from(vec![path]));
     let settings = [
-        ("ca-file", source.ca_file.as_deref().unwrap_or_default()),
-        ("ca-dir", source.ca_dir.as_deref().unwrap_or_default()),
-        (
-            "proxy-ca-file",
-            source.proxy_ca_file.as_deref().unwrap_or_default(),
-        ),
-        (
-            "proxy-ca-dir",
-            source.proxy_ca_dir.as_deref().unwrap_or_default(),
-        ),
-        ("upstream-ca-file", &upstream),
+        (&setting::ca_file, &source.ca_file),
+        (&setting::ca_dir, &source.ca_dir),
+        (&setting::proxy_ca_file, &source.proxy_ca_file),
+        (&setting::proxy_ca_dir, &source.proxy_ca_dir),
+        (&setting::upstream_ca_file, &upstream),
     ];
-    let names_it = |paths: &[PathBuf]| paths.iter().any(|named| path.starts_with(named));
-    let (flag, _) = settings.into_iter().find(|(_, paths)| names_it(paths))?;
-    Some(source.place(flag).mention())
+    let names_it =
+        |paths: &OneOrMorePaths| paths.as_slice().iter().any(|named| path.starts_with(named));
+    let (setting, _) =
+        (settings.into_iter()).find(|(_, paths)| paths.as_ref().is_some_and(names_it))?;
+    Some(source.place(setting).mention())
 }
 
 #[cfg(test)]
@@ -95,7 +93,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         let source = Source {
-            ca_file: Some(vec![path.clone()]),
+            ca_file: Some(vec![path.clone()].into()),
             ..Source::default()
         };
         let fault = || {

@@ -9,7 +9,6 @@
 //! An upstream is reached as an exchange reaches it, by the same code, and once. One that a request fills in
 //! cannot be checked before there is a request.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,8 +66,7 @@ pub(super) async fn check(source: &Source, facts: &Facts, told: &mut Told<'_>) {
     let Some(routes) = Config::routes_at_any_rate(source) else {
         return told.not_reached(&[StepName::Upstream]);
     };
-    let dns_servers = source.dns_server.iter().flatten();
-    let dns_servers: Vec<SocketAddr> = dns_servers.copied().map(SocketAddr::from).collect();
+    let dns_servers = source.settings().dns_server.unwrap_or_default();
     let parts = LeadParts {
         shared: Arc::new(UpstreamShared::new(
             &dns_servers,

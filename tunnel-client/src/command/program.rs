@@ -15,10 +15,10 @@ const TASKS_BETWEEN_EVENTS: u32 = 16;
 /// Begins the log as it is given, which ends with what this returns.
 pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
+    let settings = source.settings();
     // The log comes first, so that nothing the next steps have to say is lost.
-    let format = source.log_format.unwrap_or_default();
-    let filter = source.log_level.clone().unwrap_or_default();
-    let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
+    let telemetry =
+        telemetry::init(settings.log_format, &settings.log_level).map_err(Failure::running)?;
     descriptors::raise_limit();
     Ok(telemetry)
 }

@@ -9,21 +9,21 @@ use crate::config::{Config, RouteList, ServeConfig};
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
     if args.serve {
-        let config = ServeConfig::check(source).map_err(Failure::configuration)?;
-        let (listen, routes) = (config.listen.address, config.routes);
+        let config = ServeConfig::check(&source).map_err(Failure::configuration)?;
+        let (listen, routes) = (config.settings.listen, config.routes);
         println!("ok: listen {listen}, routes {}", routes.len());
         print_table(&routes);
         print_warnings(&routes);
         return Ok(());
     }
-    let config = Config::check(source).map_err(Failure::configuration)?;
+    let config = Config::check(&source).map_err(Failure::configuration)?;
     let proxy = match (&config.proxy, &config.proxy_passed_over) {
         (Some(proxy), _) => format!(", by the proxy {}", proxy.url),
         (None, Some(passed_over)) => format!(" ({passed_over})"),
         (None, None) => String::new(),
     };
     let server = &config.server;
-    match &config.upstream {
+    match &config.settings.upstream {
         Some(upstream) if config.routes.is_empty() => {
             println!("ok: server {server}{proxy}, upstream {upstream}");
         }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use tunnel_ops::tls_files::Identity;
 
-use super::{ConfigFault, Source, or_fault, required};
+use super::{ConfigFault, Source, or_fault, required, setting};
 use crate::token_file;
 
 /// A certificate chain and the key that belongs to it, PEM.
@@ -19,26 +19,23 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// The token's file and the certificate's, at least one of them; `None` when something is wrong.
+/// Reads the token's file and the certificate's, of which at least one has to be there; `None` when something is wrong.
 pub(super) fn check(
     source: &Source,
     faults: &mut Vec<ConfigFault>,
-) -> Option<(Option<PathBuf>, Option<CertificateFiles>)> {
+) -> Option<Option<CertificateFiles>> {
     let certificate = certificate(source, faults)?;
-    let token_file = match (&source.token_file, &certificate) {
-        (None, Some(_)) => None,
-        (given, _) => {
-            let purpose = "the file that holds the token, unless --client-cert is given";
-            let path = required(faults, given.clone(), "token-file", purpose)?;
-            or_fault(faults, token_file::read(&path))?;
-            Some(path)
-        }
-    };
-    Some((token_file, certificate))
+    if source.token_file.is_some() || certificate.is_none() {
+        let purpose = "the file that holds the token, unless --client-cert is given";
+        let path = source.token_file.as_ref();
+        let path = required(faults, path, &setting::token_file, purpose)?;
+        or_fault(faults, token_file::read(path))?;
+    }
+    Some(certificate)
 }
 
 fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Option<CertificateFiles>> {
-    let (flag, problem) = match (&source.client_cert, &source.client_key) {
+    let (alone, problem) = match (&source.client_cert, &source.client_key) {
         (None, None) => return Some(None),
         (Some(cert), Some(key)) => {
             or_fault(faults, Identity::load(cert, key))?;
@@ -46,14 +43,14 @@ fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Option<
             return Some(Some(CertificateFiles { cert, key }));
         }
         (Some(_), None) => (
-            "client-cert",
+            &setting::client_cert,
             "its key is missing: give --client-key as well",
         ),
         (None, Some(_)) => (
-            "client-key",
+            &setting::client_key,
             "its certificate is missing: give --client-cert as well",
         ),
     };
-    faults.push(source.fault(flag, problem));
+    faults.push(source.fault(alone, problem));
     None
 }

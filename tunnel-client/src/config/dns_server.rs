@@ -3,8 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::config_value::ValueError;
 
 /// The port of name servers.
 const PORT: u16 = 53;
@@ -12,12 +11,6 @@ const PORT: u16 = 53;
 /// A name server: `10.96.0.10`, `10.96.0.10:5353`, `[fd00::a]:53`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DnsServer(SocketAddr);
-
-impl From<DnsServer> for SocketAddr {
-    fn from(server: DnsServer) -> Self {
-        server.0
-    }
-}
 
 impl FromStr for DnsServer {
     type Err = ValueError;
@@ -38,11 +31,11 @@ impl FromStr for DnsServer {
     }
 }
 
-impl<'de> Deserialize<'de> for DnsServer {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::text_value!(
+    DnsServer as SocketAddr,
+    |server| server.0,
+    SocketAddr::to_string
+);
 
 #[cfg(test)]
 mod tests {

@@ -11,8 +11,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
-use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::config_value::ValueError;
 
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,11 +160,7 @@ fn expected() -> ValueError {
     )
 }
 
-impl<'de> Deserialize<'de> for NoProxy {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::text_value!(NoProxy);
 
 #[cfg(test)]
 mod tests {

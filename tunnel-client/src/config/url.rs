@@ -10,8 +10,7 @@ use std::os::unix;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::config_value::ValueError;
 
 use crate::routes::host::is_host_name;
 
@@ -282,17 +281,9 @@ impl fmt::Display for UpstreamUrl {
     }
 }
 
-impl<'de> Deserialize<'de> for ServerUrl {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::text_value!(ServerUrl);
 
-impl<'de> Deserialize<'de> for UpstreamUrl {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::text_value!(UpstreamUrl);
 
 fn error(example: &str, reason: &str) -> ValueError {
     ValueError::new(format!("expected a URL such as {example}: {reason}"))

@@ -77,7 +77,7 @@ pub(super) async fn run(
     tls: Option<TlsAcceptor>,
 ) {
     let origin = Origin::new(peer, front.is_trusted(peer), tls.is_some());
-    let limit = front.listen.request_head_timeout;
+    let limit = front.settings.request_head_timeout;
     let Some(tls) = tls else {
         return begin(&front, origin, socket, None).await;
     };
@@ -111,7 +111,7 @@ where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
     // Ingress controllers connect ahead of need: who says nothing is like one between two requests.
-    let detecting = detect::detect(&mut io, front.listen.keep_alive_timeout);
+    let detecting = detect::detect(&mut io, front.settings.keep_alive_timeout);
     let Some(Ok((detected, first))) = patiently(front, detecting).await else {
         return;
     };

@@ -161,13 +161,13 @@ fn accept(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let (origin, via, sends_via) = (&connection.origin, &front.via, front.listen.via);
+    let (origin, via, sends_via) = (&connection.origin, &front.via, front.settings.via);
     let request_id = outgoing::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
     let way = Way {
         guard: connection.guard.as_ref(),
         version: checked.version,
         expects_continue: checked.expects_continue,
-        idle: front.listen.body_idle_timeout,
+        idle: front.settings.body_idle_timeout,
     };
     let (body, upload, informational) = if checked.upgrade.is_some() {
         let (body, upload, informational) = ListenerBody::upgrade(&way);

@@ -29,7 +29,7 @@ async fn a_client_is_ready_only_while_a_session_answers() {
 async fn the_operator_may_ask_by_the_names_that_are_set() {
     let server = TunnelServer::start().await;
     let client = Running::start(&server, "http://127.0.0.1:1", |config| {
-        config.admin_hosts = vec!["tunnel.example".parse().unwrap()];
+        config.settings.admin_host = vec!["tunnel.example".parse().unwrap()];
     });
     for (host, status) in [("tunnel.example:9091", 200), ("evil.example", 421)] {
         let answer = client.admin_as(host, "/healthz").await;

@@ -193,7 +193,7 @@ async fn an_upstream_that_does_not_answer_in_time_is_given_up() {
     .await;
     let limit = Duration::from_millis(100);
     let setup = Setup::with(&upstream.url(), |config| {
-        config.upstream_head_timeout = limit
+        config.settings.upstream_head_timeout = limit
     })
     .await;
     assert_eq!(

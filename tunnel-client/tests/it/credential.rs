@@ -37,7 +37,7 @@ async fn refreshed(session: &mut ServerSession) -> String {
 #[tokio::test]
 async fn a_changed_token_is_told_on_every_session_and_drops_none() {
     let mut server = TunnelServer::start().await;
-    let client = Running::start(&server, NOBODY, |config| config.sessions = 2);
+    let client = Running::start(&server, NOBODY, |config| config.settings.sessions = 2);
     let mut sessions = [server.welcome().await, server.welcome().await];
     client.wait_metric("sessions", 2.0).await;
     replace(&client.folder().join("token"), "tnlrt_2_secret\n");
@@ -72,7 +72,7 @@ async fn a_secret_s_folder_that_is_swapped_is_noticed() {
     link("..1", "..data");
     link("..data/token", "token");
     let _client = Running::start(&server, NOBODY, |config| {
-        config.token_file = Some(path("token"));
+        config.settings.token_file = Some(path("token"));
     });
     let mut session = server.welcome().await;
     link("..2", "..data_tmp");
@@ -180,8 +180,8 @@ async fn a_revoked_session_is_followed_by_one_with_the_token_that_is_new_in_its_
 async fn a_place_that_is_refused_beside_others_dials_when_the_token_is_replaced() {
     let mut server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
-        config.sessions = 2;
-        config.refusal_wait = Duration::from_secs(3_600);
+        config.settings.sessions = 2;
+        config.settings.refusal_wait = Duration::from_secs(3_600);
     });
     let (first, mut second) = (server.welcome().await, server.welcome().await);
     client.wait_metric("sessions", 2.0).await;
@@ -234,8 +234,8 @@ async fn a_refusal_for_good_ends_when_its_token_is_replaced() {
     let mut server = TunnelServer::start().await;
     server.refuse([refusal(401, "token_unknown", true)]);
     let client = Running::start(&server, NOBODY, |config| {
-        config.on_refusal = OnRefusal::Retry;
-        config.refusal_wait = Duration::from_secs(3_600);
+        config.settings.on_refusal = OnRefusal::Retry;
+        config.settings.refusal_wait = Duration::from_secs(3_600);
     });
     client
         .wait_metric("dials_total{result=\"refused\"}", 1.0)
@@ -294,7 +294,7 @@ async fn a_certificate_is_shown_in_the_place_of_a_token_and_replaced_without_a_d
     };
     authority.issue(&files);
     let _client = Running::start(&server, NOBODY, |config| {
-        config.token_file = None;
+        config.settings.token_file = None;
         config.client_certificate = Some(files.clone());
     });
     let mut old = server.welcome().await;
@@ -315,7 +315,8 @@ async fn the_networks_that_the_runtime_may_be_reached_from_are_told() {
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, NOBODY, |config| {
         let networks = ["10.0.0.0/8", "2001:db8::/32"];
-        config.allow_from = networks.map(|network| network.parse().unwrap()).to_vec();
+        let networks = networks.map(|network| network.parse().unwrap());
+        config.settings.allow_from = Some(networks.to_vec());
     });
     let session = server.welcome().await;
     let allowed = session.greeting.allow_from.as_deref();

@@ -46,7 +46,7 @@ async fn localhost_is_reached_and_another_name_of_this_machine_is_not() {
     let server = NameServer::start().await;
     server.say_addresses("dev-box.test", &["127.0.0.1"], 60);
     let setup = Setup::with(&format!("http://dev-box.test.:{port}"), |config| {
-        config.dns_servers = vec![server.address()];
+        config.settings.dns_server = Some(vec![server.address()]);
     })
     .await;
     let problem = setup.session.ask(get("/")).await.unwrap_err();
@@ -65,7 +65,7 @@ async fn a_name_server_that_cannot_tell_is_a_dns_error() {
     let server = NameServer::start().await;
     server.say("app.test", Said::Failure);
     let setup = Setup::with("http://app.test.", |config| {
-        config.dns_servers = vec![server.address()];
+        config.settings.dns_server = Some(vec![server.address()]);
     })
     .await;
     let problem = setup.session.ask(get("/")).await.unwrap_err();

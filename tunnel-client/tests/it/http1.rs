@@ -113,7 +113,7 @@ async fn trailers_behind_a_declared_length_do_not_hide_the_end() {
     .await;
     let limit = Duration::from_millis(100);
     let setup = Setup::with(&upstream.url(), |config| {
-        config.upstream_head_timeout = limit;
+        config.settings.upstream_head_timeout = limit;
     })
     .await;
     let (pieces, mut request) = post_pieces();

@@ -482,7 +482,7 @@ async fn those_who_waited_for_a_dial_that_cannot_be_shared_do_not_dial_in_turn()
     });
     let setup = Setup::with(&url, |config| {
         config.upstream_roots = Some(roots);
-        config.upstream_connect_timeout = SOON / 5;
+        config.settings.upstream_connect_timeout = SOON / 5;
     })
     .await;
     let fetch = || setup.session.fetch(get("/"));
@@ -524,7 +524,7 @@ async fn a_dial_that_fails_fails_for_all_who_wait_for_it() {
     let limit = Duration::from_millis(200);
     let setup = Setup::with(&url, |config| {
         config.upstream_roots = Some(roots);
-        config.upstream_connect_timeout = limit;
+        config.settings.upstream_connect_timeout = limit;
     })
     .await;
     let started = Instant::now();

@@ -56,8 +56,8 @@ async fn a_place_that_panics_is_followed_by_another_dial() {
     ONCE.call_once(|| tracing::subscriber::set_global_default(Log).unwrap());
     let mut server = TunnelServer::start().await;
     let client = Running::start(&server, "http://127.0.0.1:1", |config| {
-        config.on_refusal = OnRefusal::Exit;
-        config.refusal_wait = Duration::from_secs(3_600);
+        config.settings.on_refusal = OnRefusal::Exit;
+        config.settings.refusal_wait = Duration::from_secs(3_600);
     });
     let session = server.accept().await;
     session.say(Control::Welcome {

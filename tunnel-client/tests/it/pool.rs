@@ -168,7 +168,10 @@ async fn exchanges_at_once_have_connections_of_their_own() {
 #[tokio::test]
 async fn no_more_connections_rest_than_allowed() {
     let upstream = Scripted::answering(HELLO).await;
-    let setup = Setup::with(&upstream.url(), |config| config.upstream_idle_pool = 0).await;
+    let setup = Setup::with(&upstream.url(), |config| {
+        config.settings.upstream_idle_pool = 0
+    })
+    .await;
     for _ in 0..3 {
         setup.session.fetch(get("/")).await;
     }

@@ -232,8 +232,8 @@ async fn fails(settings: ProxySettings, result: &str) {
     let server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
         config.proxy = Some(settings);
-        config.redial_cap = Duration::from_secs(60);
-        config.redial_base = Duration::from_secs(60);
+        config.settings.redial_cap = Duration::from_secs(60);
+        config.settings.redial_base = Duration::from_secs(60);
     });
     let series = format!("dials_total{{result=\"{result}\"}}");
     client.wait_metric(&series, 1.0).await;
@@ -334,10 +334,10 @@ async fn a_socks_proxy_is_told_a_name_or_an_address() {
             config.server = format!("wss://localhost:{}", server.port())
                 .parse()
                 .unwrap();
-            config.server_name = Some("127.0.0.1".parse().unwrap());
+            config.settings.server_name = Some("127.0.0.1".parse().unwrap());
             if scheme == "socks5" {
                 // A name may have an IPv6 address too, where nobody listens.
-                config.connect_to = Some("127.0.0.1".parse().unwrap());
+                config.settings.connect_to = Some("127.0.0.1".parse().unwrap());
             }
         })
         .await;

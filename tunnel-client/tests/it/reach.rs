@@ -18,14 +18,14 @@ async fn another_address_is_dialled_another_name_checked_another_host_named() {
     let address = server.address();
     let client = Running::start(&server, NOBODY, |config| {
         config.server = "wss://tunnel.invalid".parse().unwrap();
-        config.connect_to = Some(address.to_string().parse().unwrap());
-        config.server_name = Some("127.0.0.1".parse().unwrap());
+        config.settings.connect_to = Some(address.to_string().parse().unwrap());
+        config.settings.server_name = Some("127.0.0.1".parse().unwrap());
     });
     let session = server.welcome().await;
     assert_eq!(session.host, "tunnel.invalid");
     drop(client);
     let _client = Running::start(&server, NOBODY, |config| {
-        config.host_header = Some("tunnel.example.com:8443".parse().unwrap());
+        config.settings.host_header = Some("tunnel.example.com:8443".parse().unwrap());
     });
     assert_eq!(server.welcome().await.host, "tunnel.example.com:8443");
 }
@@ -34,7 +34,7 @@ async fn another_address_is_dialled_another_name_checked_another_host_named() {
 async fn a_certificate_is_checked_for_the_name_that_is_given() {
     let server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
-        config.server_name = Some("another.example.com".parse().unwrap());
+        config.settings.server_name = Some("another.example.com".parse().unwrap());
     });
     let series = "dials_total{result=\"tls\"}";
     let counts = async {
@@ -70,8 +70,8 @@ async fn a_ca_file_that_is_put_in_place_later_is_taken_at_the_next_dial() {
 async fn sessions_of_one_age_are_replaced_one_after_the_other() {
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, NOBODY, |config| {
-        config.sessions = 2;
-        config.max_session_age = Some(Duration::from_millis(400));
+        config.settings.sessions = 2;
+        config.settings.max_session_age = Some(Duration::from_millis(400));
     });
     let (mut one, mut other) = (server.welcome().await, server.welcome().await);
     // Both are due before this one is welcome, and neither leaves.
@@ -90,7 +90,7 @@ async fn sessions_of_one_age_are_replaced_one_after_the_other() {
 async fn a_session_of_age_is_replaced_before_it_leaves() {
     let mut server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
-        config.max_session_age = Some(Duration::from_millis(400));
+        config.settings.max_session_age = Some(Duration::from_millis(400));
     });
     let mut first = server.welcome().await;
     client.wait_ready(true).await;

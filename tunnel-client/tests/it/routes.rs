@@ -32,7 +32,7 @@ pub(crate) async fn telling_at(address: &str, name: &'static str) -> Scripted {
 async fn with_routes(routes: &str) -> Setup {
     let routes = RouteList::from_toml("routes.toml", routes).unwrap();
     Setup::with("http://127.0.0.1:1", |config| {
-        config.upstream = None;
+        config.settings.upstream = None;
         config.routes = routes;
     })
     .await

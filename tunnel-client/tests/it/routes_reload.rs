@@ -38,15 +38,13 @@ impl Reloading {
         std::fs::write(path("token"), "tnlrt_1_secret\n").unwrap();
         std::fs::write(path("ca.pem"), server.pem()).unwrap();
         write(folder.path(), routes);
-        let given = Given {
-            config: Some(path("client.toml")),
-            source: Source {
-                server: Some(server.url().parse().unwrap()),
-                token_file: Some(path("token")),
-                ca_file: Some(vec![path("ca.pem")]),
-                ..Source::default()
-            },
+        let source = Source {
+            server: Some(server.url().parse().unwrap()),
+            token_file: Some(path("token")),
+            ca_file: Some(vec![path("ca.pem")].into()),
+            ..Source::default()
         };
+        let given = Given::new(Some(path("client.toml")), source);
         let client = Running::begin(Client::with_reload(given).unwrap(), folder);
         let session = server.welcome().await;
         Self {

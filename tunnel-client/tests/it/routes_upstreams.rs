@@ -14,9 +14,9 @@ use crate::setup::{Setup, get, post};
 async fn with_routes(routes: &str, names: Option<&NameServer>) -> Setup {
     let routes = RouteList::from_toml("routes.toml", routes).unwrap();
     Setup::with("http://127.0.0.1:1", |config| {
-        config.upstream = None;
+        config.settings.upstream = None;
         config.routes = routes;
-        config.dns_servers = names.iter().map(|names| names.address()).collect();
+        config.settings.dns_server = Some(names.iter().map(|names| names.address()).collect());
     })
     .await
 }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
-use tunnel_client::config::{ListenConfig, ServeConfig};
+use tunnel_client::config::ServeConfig;
 use tunnel_client::serving::{Serving, ServingError};
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
@@ -37,10 +37,9 @@ impl Served {
 
     /// The same with another configuration.
     pub(crate) fn with(upstream: &str, change: impl FnOnce(&mut ServeConfig)) -> Self {
-        let mut listen = ListenConfig::default();
-        listen.address = "127.0.0.1:0".parse().unwrap();
-        let mut config = ServeConfig::new(listen, upstream.parse().unwrap());
-        config.admin_listen = Some("127.0.0.1:0".parse().unwrap());
+        let mut config = ServeConfig::new(upstream.parse().unwrap());
+        config.settings.listen = "127.0.0.1:0".parse().unwrap();
+        config.settings.admin_listen = Some("127.0.0.1:0".parse().unwrap());
         change(&mut config);
         let serving = Serving::new(config).unwrap();
         let addresses = serving.addresses();
@@ -195,7 +194,7 @@ async fn a_request_goes_on_as_it_is_and_says_who_asked() {
 async fn only_a_trusted_proxy_may_say_who_asked_before_it() {
     let (upstream, mut told) = told().await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
     });
     let mut ingress = served.connect().await;
     let said = "\r\nX-Forwarded-For: 203.0.113.9\r\nX-Forwarded-Proto: https\r\n\r\n";
@@ -490,9 +489,9 @@ async fn who_hangs_up_is_seen_by_the_upstream() {
 async fn there_are_bounds() {
     let (upstream, mut asked, answer) = slow().await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.max_exchanges = 1;
-        config.listen.max_connections = 2;
-        config.listen.max_head_bytes = 8 * 1024;
+        config.settings.max_exchanges = 1;
+        config.settings.max_connections = 2;
+        config.settings.max_head_size = 8 * 1024;
     });
     let mut first = served.connect().await;
     first.send(GET).await;
@@ -519,8 +518,8 @@ async fn there_are_bounds() {
 async fn a_head_that_does_not_come_ends_the_connection() {
     let upstream = Scripted::answering(OK).await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.request_head_timeout = Duration::from_millis(50);
-        config.listen.keep_alive_timeout = Duration::from_millis(50);
+        config.settings.request_head_timeout = Duration::from_millis(50);
+        config.settings.keep_alive_timeout = Duration::from_millis(50);
     });
     let mut slow = served.connect().await;
     slow.send("GET / HTTP/1.1\r\nHost: ").await;
@@ -561,8 +560,8 @@ async fn stopping_lets_what_is_open_finish_and_takes_nothing_new() {
 async fn it_goes_on_accepting_for_as_long_as_it_is_told() {
     let upstream = Scripted::answering(OK).await;
     let served = Served::with(&upstream.url(), |config| {
-        config.grace_period = Duration::from_secs(60);
-        config.drain_delay = Duration::from_secs(20);
+        config.settings.grace_period = Duration::from_secs(60);
+        config.settings.drain_delay = Duration::from_secs(20);
     });
     served.wait_ready(true).await;
     served.trigger.ask();

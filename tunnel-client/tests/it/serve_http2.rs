@@ -202,8 +202,8 @@ async fn who_connects_ahead_of_need_over_tls_has_the_time_of_one_between_two_req
     let roots = write(&files);
     let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.certificate = Some(files.clone());
-        config.listen.request_head_timeout = SHORT;
+        config.certificate = Some(files.clone());
+        config.settings.request_head_timeout = SHORT;
     });
     let mut ahead = connect_tls(&served, &roots, b"http/1.1").await.unwrap();
     // That it may do nothing in this time is what the test is about.
@@ -224,7 +224,7 @@ async fn tls_agrees_on_http2_and_the_certificate_is_read_again() {
     let roots = write(&files);
     let (url, _upstream) = echoing().await;
     let served = Served::with(&url, |config| {
-        config.listen.certificate = Some(files.clone());
+        config.certificate = Some(files.clone());
     });
     let mut client = Http2::over(connect(&served, &roots).await.unwrap()).await;
     let (response, _) = client.ask(grpc(&served), true).await;
@@ -384,7 +384,7 @@ async fn who_reads_a_websocket_slowly_over_http1_keeps_it() {
     })
     .await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.body_idle_timeout = Duration::from_secs(3);
+        config.settings.body_idle_timeout = Duration::from_secs(3);
     });
     let mut client = served.connect().await;
     client.send(upgrade()).await;
@@ -459,8 +459,8 @@ async fn place_is_free(served: &Served) {
 async fn a_peer_that_reads_nothing_of_an_answer_holds_no_place_for_ever() {
     let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.max_exchanges = 1;
-        config.listen.body_idle_timeout = Duration::from_millis(200);
+        config.settings.max_exchanges = 1;
+        config.settings.body_idle_timeout = Duration::from_millis(200);
     });
     let mut client = Http2::reading_nothing(&served).await;
     let request = Request::get(format!("http://{}/", served.front));
@@ -485,8 +485,8 @@ async fn a_peer_that_reads_nothing_of_a_websocket_holds_no_place_for_ever() {
     })
     .await;
     let served = Served::with(&upstream.url(), |config| {
-        config.listen.max_exchanges = 1;
-        config.listen.body_idle_timeout = Duration::from_millis(200);
+        config.settings.max_exchanges = 1;
+        config.settings.body_idle_timeout = Duration::from_millis(200);
     });
     let mut client = Http2::reading_nothing(&served).await;
     let (response, _stream) = client.upgrade(&served).await;
@@ -507,7 +507,7 @@ async fn both_ends_of_a_websocket_are_told_when_the_client_stops() {
     })
     .await;
     let served = Served::with(&upstream.url(), |config| {
-        config.grace_period = Duration::from_millis(400);
+        config.settings.grace_period = Duration::from_millis(400);
     });
     let mut client = served.connect().await;
     client.send(upgrade()).await;

@@ -43,7 +43,7 @@ impl Two {
     async fn with(upstream: &str, change: impl FnOnce(&mut Config)) -> Self {
         let mut server = TunnelServer::start().await;
         let client = Running::start(&server, upstream, |config| {
-            config.sessions = 2;
+            config.settings.sessions = 2;
             change(config);
         });
         let first = server.welcome().await;
@@ -122,7 +122,9 @@ async fn assert_stands_by(client: Running, server: &mut TunnelServer) {
 async fn sessions_are_dialled_one_after_the_other_and_serve_side_by_side() {
     let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let mut server = TunnelServer::start().await;
-    let client = Running::start(&server, &upstream.url(), |config| config.sessions = 3);
+    let client = Running::start(&server, &upstream.url(), |config| {
+        config.settings.sessions = 3
+    });
     let mut sessions = Vec::new();
     for number in 1..=3 {
         let session = server.accept().await;
@@ -189,7 +191,9 @@ async fn sessions_that_are_to_spread_leave_at_moments_of_their_own_within_the_ti
     const SESSIONS: usize = 8;
     let spread = Duration::from_secs(2);
     let mut server = TunnelServer::start().await;
-    let client = Running::start(&server, NOBODY, |config| config.sessions = SESSIONS);
+    let client = Running::start(&server, NOBODY, |config| {
+        config.settings.sessions = SESSIONS as u32
+    });
     let mut old = Vec::new();
     for _ in 0..SESSIONS {
         old.push(server.welcome().await);
@@ -240,7 +244,10 @@ async fn nothing_that_is_said_before_the_welcome_hides_that_another_has_taken_ov
 async fn a_session_that_the_server_drains_outlives_the_client_s_grace_period() {
     let (upstream, mut asked, answer) = slow().await;
     let grace = Duration::from_millis(200);
-    let mut setup = Setup::with(&upstream.url(), |config| config.grace_period = grace).await;
+    let mut setup = Setup::with(&upstream.url(), |config| {
+        config.settings.grace_period = grace
+    })
+    .await;
     let mut old = setup.session;
     let open = open_one(&old, &mut asked).await;
     old.say(drain(0));
@@ -292,7 +299,7 @@ async fn a_superseded_tunnel_ends_what_is_open_and_stands_by() {
 #[tokio::test]
 async fn a_superseded_tunnel_comes_back_with_all_sessions_each_time() {
     let wait = Duration::from_millis(300);
-    let mut two = Two::with(NOBODY, |config| config.refusal_wait = wait).await;
+    let mut two = Two::with(NOBODY, |config| config.settings.refusal_wait = wait).await;
     for _ in 0..2 {
         let told = Instant::now();
         two.second.say(superseded());
@@ -304,7 +311,7 @@ async fn a_superseded_tunnel_comes_back_with_all_sessions_each_time() {
 
 #[tokio::test]
 async fn a_tunnel_that_is_superseded_while_a_place_redials_stands_by() {
-    let mut two = Two::with(NOBODY, |config| config.redial_base = SOON).await;
+    let mut two = Two::with(NOBODY, |config| config.settings.redial_base = SOON).await;
     two.server
         .refuse((0..100).map(|_| refusal(503, "overloaded", false)));
     drop(two.first);
@@ -350,7 +357,7 @@ async fn a_place_that_is_refused_for_good_leaves_the_others_alone_as_long_as_the
 #[tokio::test]
 async fn a_place_that_is_refused_for_good_comes_again_after_a_long_wait() {
     let wait = Duration::from_millis(300);
-    let mut two = Two::with(NOBODY, |config| config.refusal_wait = wait).await;
+    let mut two = Two::with(NOBODY, |config| config.settings.refusal_wait = wait).await;
     two.server.refuse([refusal(401, "token_unknown", true)]);
     let lost = Instant::now();
     drop(two.first);
@@ -393,7 +400,10 @@ async fn a_tunnel_that_is_asked_to_stop_ends_what_is_open_on_all_sessions() {
 async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
     let (upstream, mut asked, _answer) = slow().await;
     let grace = Duration::from_millis(600);
-    let two = Two::with(&upstream.url(), |config| config.grace_period = grace).await;
+    let two = Two::with(&upstream.url(), |config| {
+        config.settings.grace_period = grace
+    })
+    .await;
     let opened = open([&two.first, &two.second], &mut asked).await;
     let asked_at = Instant::now();
     two.client.trigger.ask();
@@ -410,7 +420,7 @@ async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
 #[tokio::test]
 async fn a_dial_that_hangs_does_not_hold_up_the_end() {
     let mut server = TunnelServer::start().await;
-    let client = Running::start(&server, NOBODY, |config| config.sessions = 2);
+    let client = Running::start(&server, NOBODY, |config| config.settings.sessions = 2);
     let _first = server.welcome().await;
     let _never_welcome = server.accept().await;
     client.trigger.ask();
@@ -434,7 +444,7 @@ impl Hands {
 #[tokio::test]
 async fn after_a_jump_of_the_clock_all_sessions_are_replaced_by_new_ones() {
     let mut server = TunnelServer::start().await;
-    let (client, hands) = with_clock(&server, NOBODY, |config| config.sessions = 2);
+    let (client, hands) = with_clock(&server, NOBODY, |config| config.settings.sessions = 2);
     let mut old = [server.welcome().await, server.welcome().await];
     client.wait_metric("sessions", 2.0).await;
 
@@ -498,7 +508,7 @@ async fn what_is_open_on_a_session_that_is_replaced_by_choice_has_all_the_time_i
     let grace = Duration::from_millis(200);
     let mut server = TunnelServer::start().await;
     let (_client, hands) = with_clock(&server, &upstream.url(), |config| {
-        config.grace_period = grace
+        config.settings.grace_period = grace
     });
     let mut old = server.welcome().await;
     let open = open_one(&old, &mut asked).await;

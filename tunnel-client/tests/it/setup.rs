@@ -80,11 +80,11 @@ impl Running {
         std::fs::write(&token_file, "tnlrt_1_secret\n").unwrap();
         let (url, roots) = (server.url().parse().unwrap(), server.roots());
         let mut config = Config::new(url, roots, token_file, upstream.parse().unwrap());
-        config.admin_listen = Some("127.0.0.1:0".parse().unwrap());
+        config.settings.admin_listen = Some("127.0.0.1:0".parse().unwrap());
         // Most tests are about one session.
-        config.sessions = 1;
-        config.redial_base = Duration::from_millis(10);
-        config.redial_cap = Duration::from_millis(50);
+        config.settings.sessions = 1;
+        config.settings.redial_base = Duration::from_millis(10);
+        config.settings.redial_cap = Duration::from_millis(50);
         change(&mut config);
         config
     }

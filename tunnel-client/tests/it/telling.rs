@@ -38,7 +38,7 @@ async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
 async fn where_routes_lead_is_told_only_if_the_client_says_so() {
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, "http://localhost:9", |config| {
-        config.tell_routes = TellRoutes::Full;
+        config.settings.tell_routes = TellRoutes::Full;
     });
     let mut session = server.accept().await;
     assert!(matches!(session.hear().await, Control::Hello { .. }));
@@ -54,7 +54,7 @@ async fn a_client_that_tells_nothing_tells_no_names_either() {
     let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, &upstream.url(), |config| {
-        config.tell_routes = TellRoutes::None;
+        config.settings.tell_routes = TellRoutes::None;
     });
     let mut session = server.accept().await;
     assert!(matches!(session.hear().await, Control::Hello { .. }));

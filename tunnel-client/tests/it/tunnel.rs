@@ -84,8 +84,8 @@ async fn a_refusal_for_good_is_waited_out_if_that_is_wanted() {
     let wait = Duration::from_millis(200);
     let started = Instant::now();
     let _client = Running::start(&server, NOBODY, |config| {
-        config.on_refusal = OnRefusal::Retry;
-        config.refusal_wait = wait;
+        config.settings.on_refusal = OnRefusal::Retry;
+        config.settings.refusal_wait = wait;
     });
     server.welcome().await;
     assert!(started.elapsed() >= wait / 2);
@@ -100,8 +100,8 @@ async fn a_token_that_is_not_known_for_a_moment_is_shown_again() {
         refusal(401, "token_refused", false),
     ]);
     let client = Running::start(&server, NOBODY, |config| {
-        config.on_refusal = OnRefusal::Exit;
-        config.refusal_wait = Duration::from_millis(200);
+        config.settings.on_refusal = OnRefusal::Exit;
+        config.settings.refusal_wait = Duration::from_millis(200);
     });
     let session = server.welcome().await;
     assert_eq!(session.greeting.session_number, 3);
@@ -126,7 +126,9 @@ async fn a_server_that_asks_for_time_gets_it() {
 async fn a_session_without_a_welcome_is_no_session() {
     let mut server = TunnelServer::start().await;
     let limit = Duration::from_millis(200);
-    let client = Running::start(&server, NOBODY, |config| config.dial_timeout = limit);
+    let client = Running::start(&server, NOBODY, |config| {
+        config.settings.dial_timeout = limit
+    });
     let silent = server.accept().await;
     client.wait_ready(false).await;
     assert_eq!(silent.ended().await, CloseReason::ProtocolError);
@@ -220,7 +222,10 @@ async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
 async fn the_grace_period_is_the_longest_that_a_client_stays() {
     let (upstream, mut asked, _answer) = slow().await;
     let grace = Duration::from_millis(200);
-    let setup = Setup::with(&upstream.url(), |config| config.grace_period = grace).await;
+    let setup = Setup::with(&upstream.url(), |config| {
+        config.settings.grace_period = grace
+    })
+    .await;
     let session = setup.session.session.clone();
     let mut open = Box::pin(tunnel_proto::exchange::exchange(
         &session,
@@ -259,8 +264,8 @@ async fn who_forces_does_not_wait() {
 #[tokio::test]
 async fn a_superseded_client_leaves_and_comes_back_for_its_runtime() {
     let mut setup = Setup::with(NOBODY, |config| {
-        config.on_refusal = OnRefusal::Exit;
-        config.refusal_wait = Duration::from_millis(400);
+        config.settings.on_refusal = OnRefusal::Exit;
+        config.settings.refusal_wait = Duration::from_millis(400);
     })
     .await;
     let told = Instant::now();

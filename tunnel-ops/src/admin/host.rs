@@ -5,15 +5,15 @@
 //! name. So only names that no page can have are taken: IP addresses, `localhost`, and those that
 //! the operator allows.
 
+use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use http::header::HOST;
 use http::uri::Authority;
 use http::{Request, Version};
-use serde::de::{Deserialize, Deserializer};
 
-use crate::config_value::{self, ValueError};
+use crate::config_value::ValueError;
 
 /// The longest name that DNS can hold.
 const MAX_NAME: usize = 253;
@@ -40,11 +40,13 @@ impl FromStr for AdminHost {
     }
 }
 
-impl<'de> Deserialize<'de> for AdminHost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
+impl fmt::Display for AdminHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
+
+crate::text_value!(AdminHost);
 
 /// Whether everything that names a host in this request names this listener.
 pub(super) fn is_ours<B>(request: &Request<B>, allowed: &[AdminHost]) -> bool {

@@ -325,7 +325,7 @@ pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
         .map(|member| member.peer.authority.lock().clone());
     let sessions = session_views(tunnel, &members);
     let traffic = tunnel.and_then(|tunnel| tunnel.metrics.traffic_so_far());
-    let own = HostName::of_runtime(&entry.label, &config.domain).ok();
+    let own = HostName::of_runtime(&entry.label, &config.settings.domain).ok();
     let hosts = own.iter().chain(&entry.hosts);
     let allow_from = entry.allow_from.as_deref();
     RuntimeView {
@@ -354,7 +354,7 @@ pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
         bytes_in: traffic.map_or(0, |traffic| traffic.bytes_in.get()),
         bytes_out: traffic.map_or(0, |traffic| traffic.bytes_out.get()),
         waiting: slot.map_or(0, |slot| slot.budget().waiting()),
-        limits: entry.limits.or(config.limits).into(),
+        limits: entry.limits.or(config.limits()).into(),
         allow_from: allow_from.map(|from| from.iter().map(ToString::to_string).collect()),
         last_problem: tunnel
             .and_then(Tunnel::last_problem)
@@ -456,7 +456,12 @@ pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, Operatio
         // What is issued from now on is good: the operator means what is out there. Only JSON Web Tokens tell when
         // they were issued, by a clock that may be ahead of this one by the leeway.
         Which::All => {
-            let leeway = node.config().credentials.jwt.as_ref().map(|jwt| jwt.leeway);
+            let leeway = node
+                .config()
+                .credentials()
+                .jwt
+                .as_ref()
+                .map(|jwt| jwt.leeway);
             Revocation {
                 target: RevocationTarget::Runtime(account, name),
                 before: Some(SystemTime::now() + leeway.unwrap_or_default()),

@@ -437,7 +437,10 @@ mod tests {
         assert!(lines[2].starts_with("v.toml:7:11: revoked.account: `A` is no name"));
         assert!(lines[3].starts_with("v.toml:9:6: revoked.id: ") && !error.contains("secret"));
         let unknown = read("[[revoked]]\nids = \"x\"\n").unwrap_err().to_string();
-        assert_eq!(unknown, "v.toml:2:1: unknown key `ids`, did you mean `id`?");
+        assert!(
+            unknown.starts_with("v.toml:2:1: revoked.ids: "),
+            "{unknown}"
+        );
     }
 
     proptest! {

@@ -68,7 +68,7 @@ impl Prepared {
     /// # Errors
     /// When one is not good.
     pub(crate) fn read(config: &Config) -> Result<Self, AuthSetupError> {
-        let credentials = &config.credentials;
+        let credentials = &config.credentials();
         let revocations = credentials.revocations.as_deref().map(Revocations::load);
         let jwks = match credentials.jwt.as_ref().map(|jwt| &jwt.keys) {
             Some(JwksSource::File(path)) => Some(load_jwks(path)?),
@@ -104,7 +104,7 @@ impl Authenticator {
     /// # Errors
     /// When a file is not good.
     pub fn new(config: &Config) -> Result<Arc<Self>, AuthSetupError> {
-        let credentials = &config.credentials;
+        let credentials = &config.credentials();
         let client = client(credentials)?;
         let prepared = Prepared::read(config)?;
         let changes = watch::Sender::new(0);
@@ -120,7 +120,7 @@ impl Authenticator {
             runtimes: ArcSwap::from_pointee(prepared.runtimes),
             revocations: ArcSwap::from_pointee(prepared.revocations),
             revoked: ArcSwap::default(),
-            labels: Labels::new(config.domain.clone()),
+            labels: Labels::new(config.settings.domain.clone()),
             jwt,
             platform,
             clients: ArcSwapOption::from_pointee(prepared.clients),

@@ -17,7 +17,7 @@ use tunnel_proto::refusal::RefusalReason;
 use super::revocation::RevocationTarget;
 use super::*;
 use crate::certs::Certificates;
-use crate::config::{CertificateSettings, Config};
+use crate::config::Config;
 use crate::runtimes::edit::{Addition, Revoking, add_token, revoke_tokens};
 use crate::token::Token;
 
@@ -129,11 +129,10 @@ impl Authority {
         std::fs::write(self.crl.path(), list.pem().unwrap()).unwrap();
     }
 
-    fn settings(&self, with_list: bool) -> CertificateSettings {
-        CertificateSettings {
-            ca: self.ca.path().into(),
-            crl: with_list.then(|| self.crl.path().into()),
-        }
+    /// Has its certificates let clients in.
+    fn set(&self, config: &mut Config, with_list: bool) {
+        config.settings.client_ca = Some(self.ca.path().into());
+        config.settings.client_crl = with_list.then(|| self.crl.path().into());
     }
 }
 
@@ -142,7 +141,7 @@ fn leaf(uri: &str) -> CertificateDer<'static> {
 }
 
 fn with_certificates(config: &mut Config) {
-    config.credentials.certificates = Some(AUTHORITY.settings(false));
+    AUTHORITY.set(config, false);
 }
 
 fn revocation(target: RevocationTarget, before: Option<&str>) -> Revocation {
@@ -337,12 +336,14 @@ fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
     }
 }
 
-/// What a configuration with these certificates brings.
-fn taking(certificates: Option<CertificateSettings>) -> Prepared {
+/// What a configuration with certificates of this authority, and perhaps its list, brings.
+fn taking(authority: Option<(&Authority, bool)>) -> Prepared {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
     let mut config = Config::new(identity, runtimes(""), DOMAIN.parse().unwrap());
-    config.credentials.certificates = certificates;
+    if let Some((authority, with_list)) = authority {
+        authority.set(&mut config, with_list);
+    }
     Prepared::read(&config).unwrap()
 }
 
@@ -351,7 +352,7 @@ async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
     let ours = Authority::new("ours");
     ours.revoke(&[]);
     let authenticator = authenticator("", |config| {
-        config.credentials.certificates = Some(ours.settings(true));
+        ours.set(config, true);
     });
     let (seven, eight) = (
         [ours.leaf("tunnel://acme/prod", 7)],
@@ -361,7 +362,7 @@ async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
     let other = show(&authenticator, None, &eight).await.unwrap();
     let mut changed = authenticator.changed();
     ours.revoke(&[7]);
-    authenticator.replace(taking(Some(ours.settings(true))));
+    authenticator.replace(taking(Some((&ours, true))));
     assert!(changed.has_changed().unwrap());
     changed.mark_unchanged();
     let now = SystemTime::now();
@@ -380,21 +381,21 @@ async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
 async fn whose_issuer_is_trusted_no_more_is_let_in_no_more() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let authenticator = authenticator("", |config| {
-        config.credentials.certificates = Some(ours.settings(false));
+        ours.set(config, false);
     });
     let chain = [ours.leaf("tunnel://acme/prod", 7)];
     let grant = show(&authenticator, None, &chain).await.unwrap();
     let now = SystemTime::now();
     for (certificates, reason) in [
-        (Some(ours.settings(false)), "good"),
-        (Some(other.settings(false)), "certificate_untrusted"),
+        (Some((&ours, false)), "good"),
+        (Some((&other, false)), "certificate_untrusted"),
         (None, "certificate_untrusted"),
-        (Some(ours.settings(false)), "good"),
+        (Some((&ours, false)), "good"),
     ] {
         authenticator.replace(taking(certificates));
         assert_eq!(name(authenticator.as_of(&grant, now)), reason);
     }
-    authenticator.replace(taking(Some(other.settings(false))));
+    authenticator.replace(taking(Some((&other, false))));
     let refused = show(&authenticator, None, &chain).await;
     assert_eq!(name(refused), "certificate_untrusted");
     let strange = [other.leaf("tunnel://acme/prod", 7)];
@@ -478,7 +479,7 @@ async fn a_file_that_is_not_good_keeps_the_server_from_starting() {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
     let mut config = Config::new(identity, runtimes(""), DOMAIN.parse().unwrap());
-    config.credentials.revocations = Some("/nowhere/v.toml".into());
+    config.settings.revocations = Some("/nowhere/v.toml".into());
     let error = Authenticator::new(&config).unwrap_err().to_string();
     assert!(
         error.starts_with("/nowhere/v.toml: cannot be read"),

@@ -7,9 +7,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tunnel_ops::config_value::Network;
+use tunnel_ops::settings::SettingValue;
 use tunnel_proto::problem::{Hop, Problem, Reason};
-
-use crate::config::plain;
 
 /// Text that is no list of networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +22,7 @@ pub struct NoNetworks;
 pub fn parse(list: &str) -> Result<Vec<IpNet>, NoNetworks> {
     let networks = list.split(',').map(|text| text.trim().parse::<Network>());
     let networks: Result<Vec<_>, _> = networks.collect();
-    networks.map(plain).map_err(|_| NoNetworks)
+    networks.map(SettingValue::plain).map_err(|_| NoNetworks)
 }
 
 /// Whether a list lets an address in.

@@ -31,12 +31,15 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
         .map_err(|error| Failure::running(format_args!("cannot watch files: {error}")))?;
     // All that can be wrong with the configuration is told before anything is bound.
     let source = given.merge().map_err(Failure::configuration)?;
-    let config = Config::check(source).map_err(Failure::configuration)?;
-    if config.runtimes.token_count() == 0 && !config.credentials.is_any() {
+    let config = Config::check(&source).map_err(Failure::configuration)?;
+    if config.runtimes.token_count() == 0 && !config.credentials().is_any() {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
-    let (wanted, limit) = (config.max_connections, descriptors::limit());
+    let (wanted, limit) = (
+        config.settings.max_connections as usize,
+        descriptors::limit(),
+    );
     let connections = places::within(wanted, limit);
     if connections < wanted {
         let open_files = limit.unwrap_or_default();

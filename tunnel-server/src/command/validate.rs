@@ -19,7 +19,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let (runtimes, tokens) = (config.runtimes.iter().len(), config.runtimes.token_count());
     let mut text = format!("ok: runtimes {runtimes}, tokens {tokens}\n");
     if let Some(url) = against {
-        let token_file = config.admin_token_file.as_deref();
+        let token_file = config.settings.admin_token_file.as_deref();
         let client = AdminClient::at("--against", &url, token_file)?;
         let running = block_on(async { Ok(client.get::<ConfigView>("/config").await?) })?;
         text += &told(&running, &effective);
@@ -29,7 +29,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
 
 fn check(given: Given) -> Result<(Config, Effective), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
-    let config = Config::check(source).map_err(Failure::configuration)?;
+    let config = Config::check(&source).map_err(Failure::configuration)?;
     let effective = Server::check(&config).map_err(Failure::binding)?;
     certificates(&config)?;
     Ok((config, effective))

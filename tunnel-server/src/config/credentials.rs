@@ -8,15 +8,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::ValueParser;
 use http::Uri;
 use serde::{Deserialize, Deserializer};
 use sha2::{Digest, Sha256};
 use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::settings::{GivenSettings, Setting, SettingValue, text_parser};
 
-use super::{ConfigFault, Source};
-
-/// How far clocks may be apart where nothing else is said.
-const LEEWAY: Duration = Duration::from_secs(30);
+use super::{ConfigFault, Settings, Source, setting};
 
 /// What is shown in the place of a URL's query.
 const HIDDEN_QUERY: &str = "?(hidden)";
@@ -38,19 +37,19 @@ pub enum JwksSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// The list of credentials that are no longer good. Default none.
+    /// The list of credentials that are no longer good.
     pub revocations: Option<PathBuf>,
-    /// JSON Web Tokens. Default none.
+    /// JSON Web Tokens.
     pub jwt: Option<JwtSettings>,
-    /// Asking the platform. Default none.
+    /// Asking the platform.
     pub platform: Option<PlatformSettings>,
-    /// Client certificates. Default none.
+    /// Client certificates.
     pub certificates: Option<CertificateSettings>,
-    /// CA file, beside the system's, for the platform's URLs. Default none.
+    /// CA file, beside the system's, for the platform's URLs.
     pub ca_file: Option<PathBuf>,
-    /// Time for one answer of the platform's URLs. Default 5 s.
+    /// Time for one answer of the platform's URLs.
     pub timeout: Duration,
-    /// How long a session goes on after its credential has run out. Default 30 s.
+    /// How long a session goes on after its credential has run out.
     pub expiry_grace: Duration,
 }
 
@@ -114,32 +113,41 @@ impl HttpUrl {
     }
 }
 
-impl Default for Credentials {
-    fn default() -> Self {
-        Self {
-            revocations: None,
-            jwt: None,
-            platform: None,
-            certificates: None,
-            ca_file: None,
-            timeout: Duration::from_secs(5),
-            expiry_grace: Duration::from_secs(30),
-        }
-    }
-}
-
 impl Credentials {
-    /// Checks what was given.
-    pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) -> Self {
-        let default = Self::default();
+    /// What the settings say, which fit together.
+    pub(super) fn of(settings: &Settings) -> Self {
+        let of_jwt = (&settings.jwks, &settings.jwt_issuer, &settings.jwt_audience);
+        let jwt = match of_jwt {
+            (Some(keys), Some(issuer), Some(audience)) => Some(JwtSettings {
+                keys: keys.clone(),
+                issuer: issuer.clone(),
+                audience: audience.clone(),
+                account_claim: settings.jwt_account_claim.clone(),
+                runtime_claim: settings.jwt_runtime_claim.clone(),
+                leeway: settings.jwt_leeway,
+            }),
+            _ => None,
+        };
+        let platform = settings.auth_url.as_ref().map(|url| PlatformSettings {
+            url: url.clone(),
+            token_file: settings.auth_token_file.clone(),
+            concurrency: settings.auth_concurrency as usize,
+            cache: settings.auth_cache,
+            outage: settings.auth_outage,
+        });
+        let ca = settings.client_ca.as_ref();
+        let certificates = ca.map(|ca| CertificateSettings {
+            ca: ca.clone(),
+            crl: settings.client_crl.clone(),
+        });
         Self {
-            revocations: source.revocations.clone(),
-            jwt: jwt(source, faults),
-            platform: platform(source, faults),
-            certificates: certificates(source, faults),
-            ca_file: ca_file(source, faults),
-            timeout: source.auth_timeout.map_or(default.timeout, Into::into),
-            expiry_grace: source.expiry_grace.map_or(default.expiry_grace, Into::into),
+            revocations: settings.revocations.clone(),
+            jwt,
+            platform,
+            certificates,
+            ca_file: settings.auth_ca_file.clone(),
+            timeout: settings.auth_timeout,
+            expiry_grace: settings.expiry_grace,
         }
     }
 
@@ -150,94 +158,74 @@ impl Credentials {
     }
 }
 
-fn jwt(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<JwtSettings> {
-    let Some(keys) = source.jwks.clone() else {
-        for (flag, is_given) in [
-            ("jwt-issuer", source.jwt_issuer.is_some()),
-            ("jwt-audience", source.jwt_audience.is_some()),
-            ("jwt-account-claim", source.jwt_account_claim.is_some()),
-            ("jwt-runtime-claim", source.jwt_runtime_claim.is_some()),
-            ("jwt-leeway", source.jwt_leeway.is_some()),
-        ] {
-            if is_given {
-                let problem = "without keys no JSON Web Token can be checked: give --jwks as well";
-                faults.push(source.fault(flag, problem));
-            }
-        }
-        return None;
-    };
-    let mut required = |given: &Option<String>, flag: &'static str| {
-        let given = given.clone().filter(|text| !text.is_empty());
-        if given.is_none() {
-            let named = source.place("jwks").mention();
+/// Checks whether what was given fits together.
+pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) {
+    check_jwt(source, faults);
+    if source.auth_url.is_none() {
+        let beside = [
+            (&setting::auth_token_file, source.auth_token_file.is_some()),
+            (
+                &setting::auth_concurrency,
+                source.auth_concurrency.is_some(),
+            ),
+            (&setting::auth_cache, source.auth_cache.is_some()),
+            (&setting::auth_outage, source.auth_outage.is_some()),
+        ];
+        let problem = "nobody is asked: give --auth-url as well";
+        useless(source, beside, problem, faults);
+    }
+    if source.client_ca.is_none() {
+        let beside = [(&setting::client_crl, source.client_crl.is_some())];
+        let problem = "there are no client certificates to revoke: give --client-ca as well";
+        useless(source, beside, problem, faults);
+    }
+    if source.auth_url.is_none() && !matches!(source.jwks, Some(JwksSource::Url(_))) {
+        let beside = [(&setting::auth_ca_file, source.auth_ca_file.is_some())];
+        let problem = "no URL is asked: give --auth-url, or a URL in --jwks, as well";
+        useless(source, beside, problem, faults);
+    }
+}
+
+fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
+    if source.jwks.is_none() {
+        let beside = [
+            (&setting::jwt_issuer, source.jwt_issuer.is_some()),
+            (&setting::jwt_audience, source.jwt_audience.is_some()),
+            (
+                &setting::jwt_account_claim,
+                source.jwt_account_claim.is_some(),
+            ),
+            (
+                &setting::jwt_runtime_claim,
+                source.jwt_runtime_claim.is_some(),
+            ),
+            (&setting::jwt_leeway, source.jwt_leeway.is_some()),
+        ];
+        let problem = "without keys no JSON Web Token can be checked: give --jwks as well";
+        return useless(source, beside, problem, faults);
+    }
+    for (setting, text) in [
+        (&setting::jwt_issuer, &source.jwt_issuer),
+        (&setting::jwt_audience, &source.jwt_audience),
+    ] {
+        if text.as_ref().is_none_or(String::is_empty) {
+            let named = source.place(&setting::jwks).mention();
             let problem =
                 format!("required with {named}: a token for somebody else must not let anybody in");
-            faults.push(source.fault(flag, problem));
+            faults.push(source.fault(setting, problem));
         }
-        given
-    };
-    let issuer = required(&source.jwt_issuer, "jwt-issuer");
-    let audience = required(&source.jwt_audience, "jwt-audience");
-    let claim =
-        |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.into());
-    Some(JwtSettings {
-        keys,
-        issuer: issuer?,
-        audience: audience?,
-        account_claim: claim(&source.jwt_account_claim, "account"),
-        runtime_claim: claim(&source.jwt_runtime_claim, "runtime"),
-        leeway: source.jwt_leeway.map_or(LEEWAY, Into::into),
-    })
-}
-
-fn platform(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PlatformSettings> {
-    let Some(url) = source.auth_url.clone() else {
-        for (flag, is_given) in [
-            ("auth-token-file", source.auth_token_file.is_some()),
-            ("auth-concurrency", source.auth_concurrency.is_some()),
-            ("auth-cache", source.auth_cache.is_some()),
-            ("auth-outage", source.auth_outage.is_some()),
-        ] {
-            if is_given {
-                faults.push(source.fault(flag, "nobody is asked: give --auth-url as well"));
-            }
-        }
-        return None;
-    };
-    Some(PlatformSettings {
-        url,
-        token_file: source.auth_token_file.clone(),
-        concurrency: source
-            .auth_concurrency
-            .map_or(64, |count| u32::from(count) as usize),
-        cache: source
-            .auth_cache
-            .map_or(Duration::from_secs(10), Into::into),
-        outage: source
-            .auth_outage
-            .map_or(Duration::from_secs(3600), Into::into),
-    })
-}
-
-fn certificates(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<CertificateSettings> {
-    let crl = source.client_crl.clone();
-    if source.client_ca.is_none() && crl.is_some() {
-        let problem = "there are no client certificates to revoke: give --client-ca as well";
-        faults.push(source.fault("client-crl", problem));
     }
-    Some(CertificateSettings {
-        ca: source.client_ca.clone()?,
-        crl,
-    })
 }
 
-fn ca_file(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<PathBuf> {
-    let is_used = source.auth_url.is_some() || matches!(source.jwks, Some(JwksSource::Url(_)));
-    if source.auth_ca_file.is_some() && !is_used {
-        let problem = "no URL is asked: give --auth-url, or a URL in --jwks, as well";
-        faults.push(source.fault("auth-ca-file", problem));
-    }
-    source.auth_ca_file.clone()
+/// A fault for each of these that is given.
+fn useless<const N: usize>(
+    source: &Source,
+    beside: [(&Setting, bool); N],
+    problem: &str,
+    faults: &mut Vec<ConfigFault>,
+) {
+    let given = beside.into_iter().filter(|(_, is_given)| *is_given);
+    faults.extend(given.map(|(setting, _)| source.fault(setting, problem)));
 }
 
 impl FromStr for HttpUrl {
@@ -298,9 +286,31 @@ impl FromStr for JwksSource {
     }
 }
 
-impl<'de> Deserialize<'de> for HttpUrl {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
+tunnel_ops::text_value!(HttpUrl, show = HttpUrl::fingerprinted);
+
+impl SettingValue for JwksSource {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
+    fn show(keys: &Self) -> String {
+        match keys {
+            Self::File(path) => PathBuf::show(path),
+            Self::Url(url) => url.fingerprinted(),
+        }
+    }
+
+    fn parser() -> ValueParser {
+        text_parser::<Self>()
+    }
+
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::File(path) => vec![path],
+            Self::Url(_) => Vec::new(),
+        }
     }
 }
 
@@ -316,7 +326,7 @@ mod tests {
 
     fn faults(source: &Source) -> Vec<String> {
         let mut faults = Vec::new();
-        Credentials::check(source, &mut faults);
+        check(source, &mut faults);
         faults.iter().map(ToString::to_string).collect()
     }
 
@@ -335,7 +345,7 @@ mod tests {
         source.jwt_issuer = Some("https://id.example".into());
         source.jwt_audience = Some("tunnel".into());
         assert!(faults(&source).is_empty());
-        assert!(Credentials::check(&source, &mut Vec::new()).is_any());
+        assert!(Credentials::of(&source.settings()).is_any());
     }
 
     #[test]

@@ -6,13 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
-use std::path::Path;
-use std::time::Duration;
 
-use tunnel_ops::config_value::SizeText;
+use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::Identity;
 
-use super::{Config, JwksSource};
+use super::{Config, Source, setting};
 use crate::runtimes::{ListedToken, Moment, RuntimeEntry, RuntimeLabel, RuntimeLimits};
 
 /// What each setting stands at, by its name.
@@ -50,6 +48,20 @@ impl fmt::Display for Difference {
     }
 }
 
+impl Difference {
+    /// Whether it counts only when the server is started anew. Of runtimes all counts at once.
+    #[must_use]
+    pub fn needs_restart(&self) -> bool {
+        let of = Source::SETTINGS
+            .iter()
+            .find(|setting| setting.flag() == self.name);
+        of.is_some_and(|setting| {
+            let (before, after) = (self.before.as_deref(), self.after.as_deref());
+            setting.reload.needs_restart(before, after)
+        })
+    }
+}
+
 /// What differs between two, in the order of the names.
 #[must_use]
 pub fn differences(before: &Effective, after: &Effective) -> Vec<Difference> {
@@ -74,15 +86,19 @@ impl Config {
     #[must_use]
     pub fn effective(&self, contents: &Contents) -> Effective {
         let mut effective = Effective::new();
-        let mut put = |name: &str, value: String| {
-            effective.insert(name.to_owned(), value);
-        };
-        self.put_listeners(&mut put);
-        self.put_times(&mut put);
-        self.put_limits(&mut put);
-        self.put_tokens(&mut put, contents);
-        self.put_platform(&mut put);
-        self.put_certificates(&mut put, contents);
+        (self.settings).each_shown(&mut |setting, value| {
+            effective.insert(setting.flag(), value);
+        });
+        for (setting, holds) in contents.by_setting() {
+            if let (Some(shown), Some(holds)) = (effective.get_mut(&setting.flag()), holds) {
+                let _ = write!(shown, ", {holds}");
+            }
+        }
+        let mut put = |name: String, value| effective.insert(name, value);
+        put(setting::tls_cert.flag(), certificate(&self.tunnel_tls));
+        if let Some(identity) = &self.public_tls {
+            put(setting::public_tls_cert.flag(), certificate(identity));
+        }
         let mut tokens: HashMap<&RuntimeLabel, Vec<String>> = HashMap::new();
         for (runtime, token) in self.runtimes.tokens() {
             tokens
@@ -93,154 +109,20 @@ impl Config {
         for entry in self.runtimes.iter() {
             let mut ids = tokens.remove(&entry.label).unwrap_or_default();
             ids.sort_unstable();
-            put(&format!("runtime {}", entry.label), runtime(entry, &ids));
+            put(format!("runtime {}", entry.label), runtime(entry, &ids));
         }
         effective
     }
+}
 
-    fn put_listeners(&self, put: &mut impl FnMut(&str, String)) {
-        put("tunnel-listen", self.tunnel_listen.to_string());
-        put("public-listen", self.public_listen.to_string());
-        put("admin-listen", self.admin_listen.to_string());
-        put("admin-host", list(&self.admin_hosts));
-        put("domain", self.domain.to_string());
-        put("tls-cert", certificate(&self.tunnel_tls));
-        if let Some(identity) = &self.public_tls {
-            put("public-tls-cert", certificate(identity));
-        }
-        put("trusted-proxies", list(&self.trusted_proxies));
-        put("proxy-protocol", self.proxy_protocol.to_string());
-        put("via", self.via.to_string());
-        put("cors-origin", list(&self.cors_origins));
-        put(
-            "allow-shared-cookies",
-            self.allow_shared_cookies.to_string(),
-        );
-        put("shards", self.shards.to_string());
-        put("access-log", self.access_log.to_string());
-        put(
-            "log-format",
-            format!("{:?}", self.log_format).to_lowercase(),
-        );
-        put("log-level", self.log_level.to_string());
-    }
-
-    fn put_times(&self, put: &mut impl FnMut(&str, String)) {
-        for (name, time) in [
-            ("first-byte-timeout", self.first_byte_timeout),
-            ("tls-handshake-timeout", self.tls_handshake_timeout),
-            ("request-head-timeout", self.request_head_timeout),
-            ("body-idle-timeout", self.body_idle_timeout),
-            ("keep-alive-timeout", self.keep_alive_timeout),
-            ("expect-wait", self.expect_wait),
-            ("offline-wait", self.offline_wait),
-            ("ping-interval", self.ping_interval),
-            ("drain-delay", self.drain_delay),
-            ("drain-spread", self.drain_spread),
-            ("grace-period", self.grace_period),
-            ("auth-timeout", self.credentials.timeout),
-            ("expiry-grace", self.credentials.expiry_grace),
-        ] {
-            put(name, time_text(time));
-        }
-    }
-
-    fn put_limits(&self, put: &mut impl FnMut(&str, String)) {
-        for (name, number) in [
-            ("max-connections", self.max_connections),
-            (
-                "max-connections-per-address",
-                self.max_connections_per_address,
-            ),
-            (
-                "max-tunnel-connections-per-address",
-                self.max_tunnel_connections_per_address,
-            ),
-            ("max-handshakes", self.max_handshakes),
-            ("handshake-queue", self.handshake_queue),
-            ("max-exchanges", self.max_exchanges as usize),
-        ] {
-            put(name, number.to_string());
-        }
-        put("max-head-size", size_text(self.max_head_bytes));
-        let all = &self.node_limits;
-        for (name, limit) in [
-            ("max-open-exchanges", all.exchanges.map(u64::from)),
-            ("max-exchange-rate", all.exchange_rate.map(u64::from)),
-            ("max-open-websockets", all.websockets.map(u64::from)),
-            ("max-waiting", all.waiting.map(u64::from)),
-            ("max-waiting-size", all.waiting_bytes),
-            ("max-buffered-size", all.buffered_bytes),
-        ] {
-            if let Some(limit) = limit {
-                put(name, limit.to_string());
-            }
-        }
-        for (name, limit) in set_limits(&self.limits) {
-            put(&format!("limit-{name}"), limit.to_string());
-        }
-        let on_conflict = format!("{:?}", self.on_conflict);
-        put("on-conflict", on_conflict.to_lowercase());
-    }
-
-    fn put_tokens(&self, put: &mut impl FnMut(&str, String), contents: &Contents) {
-        let credentials = &self.credentials;
-        for (name, path) in [
-            ("admin-token-file", &self.admin_token_file),
-            ("runtimes", &self.runtimes_file),
-        ] {
-            if let Some(path) = path {
-                put(name, path_text(path));
-            }
-        }
-        if let Some(path) = &credentials.revocations {
-            put("revocations", holding(path, &contents.revocations));
-        }
-        let Some(jwt) = &credentials.jwt else {
-            return;
-        };
-        put(
-            "jwks",
-            match &jwt.keys {
-                JwksSource::File(path) => {
-                    holding(path, contents.jwks.as_deref().unwrap_or_default())
-                }
-                JwksSource::Url(url) => url.fingerprinted(),
-            },
-        );
-        put("jwt-issuer", jwt.issuer.clone());
-        put("jwt-audience", jwt.audience.clone());
-        put("jwt-account-claim", jwt.account_claim.clone());
-        put("jwt-runtime-claim", jwt.runtime_claim.clone());
-        put("jwt-leeway", time_text(jwt.leeway));
-    }
-
-    fn put_platform(&self, put: &mut impl FnMut(&str, String)) {
-        if let Some(path) = &self.credentials.ca_file {
-            put("auth-ca-file", path_text(path));
-        }
-        let Some(platform) = &self.credentials.platform else {
-            return;
-        };
-        put("auth-url", platform.url.fingerprinted());
-        put("auth-concurrency", platform.concurrency.to_string());
-        put("auth-cache", time_text(platform.cache));
-        put("auth-outage", time_text(platform.outage));
-        if let Some(path) = &platform.token_file {
-            put("auth-token-file", path_text(path));
-        }
-    }
-
-    fn put_certificates(&self, put: &mut impl FnMut(&str, String), contents: &Contents) {
-        let Some(certificates) = &self.credentials.certificates else {
-            return;
-        };
-        let content = contents.client_ca.as_deref().unwrap_or_default();
-        put("client-ca", holding(&certificates.ca, content));
-        if let Some(path) = &certificates.crl {
-            let content = contents.client_crl.as_deref().unwrap_or_default();
-            put("client-crl", holding(path, content));
-        }
+impl Contents {
+    fn by_setting(&self) -> [(&'static Setting, Option<&str>); 4] {
+        [
+            (&setting::jwks, self.jwks.as_deref()),
+            (&setting::revocations, Some(&self.revocations)),
+            (&setting::client_ca, self.client_ca.as_deref()),
+            (&setting::client_crl, self.client_crl.as_deref()),
+        ]
     }
 }
 
@@ -288,33 +170,12 @@ fn set_limits(limits: &RuntimeLimits) -> impl Iterator<Item = (&'static str, u64
         .filter_map(|(name, limit)| Some((name, limit?)))
 }
 
-fn holding(path: &Path, content: &str) -> String {
-    format!("{}, {content}", path_text(path))
-}
-
-/// The same wherever the program was started.
-fn path_text(path: &Path) -> String {
-    let absolute = std::path::absolute(path);
-    let path = absolute.as_deref().unwrap_or(path);
-    path.display().to_string()
-}
-
 fn list<T: ToString>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     match values.is_empty() {
         true => "none".to_owned(),
         false => values.join(" "),
     }
-}
-
-fn time_text(time: Duration) -> String {
-    humantime::format_duration(time).to_string()
-}
-
-fn size_text(bytes: usize) -> String {
-    let text = format!("{bytes}B");
-    let size = text.parse::<SizeText>();
-    size.map_or(text, |size| size.to_string())
 }
 
 fn certificate(identity: &Identity) -> String {

@@ -4,8 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::config_value::ValueError;
 
 use crate::runtimes::HostName;
 
@@ -39,11 +38,7 @@ impl FromStr for Origin {
     }
 }
 
-impl<'de> Deserialize<'de> for Origin {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        config_value::from_text(deserializer)
-    }
-}
+tunnel_ops::text_value!(Origin);
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,6 @@
 //! with the new configuration, or with the last good one and a log line for each fault. No connection,
 //! session or stream is dropped by it, save those that have no right to go on.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tunnel_ops::task::Owned;
@@ -12,7 +11,7 @@ use tunnel_ops::telemetry::Telemetry;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
 use super::effective::Difference;
-use super::{Config, ConfigError, Given, JwksSource};
+use super::{Config, ConfigError, Given};
 use crate::node::{ApplyError, Emptied, Node};
 
 /// Follows the files.
@@ -36,7 +35,7 @@ impl Reloader {
     /// Begins to watch; made before the files are read for the first time, so that no edit in between is
     /// missed.
     pub(crate) fn new(given: Given) -> Result<Self, WatchError> {
-        let paths = given.paths();
+        let paths = given.watched();
         Ok(Self {
             watch: FileWatch::new(paths)?,
             given,
@@ -49,7 +48,7 @@ impl Reloader {
             loop {
                 let change = self.watch.changed().await;
                 // Before they are read, as at the start: files that are new among them change from here on.
-                self.watch.set_paths(self.given.paths());
+                self.watch.set_paths(self.given.watched());
                 self.reload(&node, &telemetry, &change);
             }
         })
@@ -84,8 +83,8 @@ impl Reloader {
         is_requested: bool,
     ) -> Result<Vec<Difference>, ReloadError> {
         let source = self.given.clone().merge().map_err(ConfigError::from)?;
-        let config = Config::check(source)?;
-        let log_level = config.log_level.clone();
+        let config = Config::check(&source)?;
+        let log_level = config.settings.log_level.clone();
         let emptied = match is_requested {
             true => Emptied::Take,
             false => Emptied::Refuse,
@@ -106,34 +105,5 @@ fn tell(differences: &[Difference]) {
         } else {
             tracing::info!(%difference, "a setting has changed");
         }
-    }
-}
-
-impl Given {
-    /// The files that the configuration is made of: its own, and those that it names.
-    fn paths(&self) -> Vec<PathBuf> {
-        let own = self.config.clone();
-        // A file that cannot be read names nothing, until it is mended.
-        let named = self.clone().merge().map(|source| {
-            let jwks = match source.jwks {
-                Some(JwksSource::File(path)) => Some(path),
-                _ => None,
-            };
-            [
-                source.tls_cert,
-                source.tls_key,
-                source.public_tls_cert,
-                source.public_tls_key,
-                source.runtimes,
-                source.revocations,
-                source.auth_token_file,
-                source.client_ca,
-                source.client_crl,
-                source.admin_token_file,
-                jwks,
-            ]
-        });
-        let named = named.into_iter().flatten().flatten();
-        own.into_iter().chain(named).collect()
     }
 }

@@ -73,9 +73,9 @@ impl LiveSession {
         let settings = SessionSettings {
             ping_interval: match admitted.check {
                 Some(_) => check::LIFE,
-                None => config.ping_interval,
+                None => config.settings.ping_interval,
             },
-            exchanges: config.max_exchanges as usize,
+            exchanges: config.settings.max_exchanges as usize,
         };
         let (session, events, driver) = Session::new(io, leftover, Side::Server, settings);
         Self {
@@ -163,7 +163,7 @@ impl LiveSession {
                 routes: Mutex::default(),
             },
             allow_from: self.allow_from.clone(),
-            on_conflict: node.config().on_conflict,
+            on_conflict: node.config().settings.on_conflict,
         };
         let membership = match node.registry.join(joining).await {
             Ok(membership) => membership,
@@ -227,7 +227,7 @@ impl LiveSession {
             ..
         } = self;
         let mut leaving = pin!(leave::leave(node, session, membership));
-        let mut round_trip = tokio::time::interval(node.config().ping_interval);
+        let mut round_trip = tokio::time::interval(node.config().settings.ping_interval);
         let mut is_suspect = false;
         let lines = Allowance::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
         loop {

@@ -65,7 +65,7 @@ impl Connection {
     /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is
     /// what could be read of it.
     pub(super) fn log_refused(&self, head: Option<&Parts>, problem: &Problem) {
-        if self.node.config().access_log {
+        if self.node.config().settings.access_log {
             let (status, end) = (problem.status().as_u16(), problem.reason().name());
             log_refused(head, self.origin.address, status, end, problem.detail());
         }
@@ -91,7 +91,7 @@ impl Connection {
                 let node = self.node.clone();
                 self.tasks.spawn_upgraded(async move {
                     if let Ok(upgraded) = on_upgrade.await {
-                        let taken_in = node.config().body_idle_timeout;
+                        let taken_in = node.config().settings.body_idle_timeout;
                         join(TokioIo::new(upgraded), granted, &node, Some(taken_in)).await;
                     }
                 });

@@ -10,7 +10,7 @@ use crate::node::Node;
 
 /// Removes the cookies for hosts of others, unless the server is told to let them through.
 pub(super) fn keep_apart(node: &Node, headers: &mut HeaderMap) {
-    if headers.contains_key(header::SET_COOKIE) && !node.config().allow_shared_cookies {
+    if headers.contains_key(header::SET_COOKIE) && !node.config().settings.allow_shared_cookies {
         remove_shared(headers, node.router.domain().as_str());
     }
 }

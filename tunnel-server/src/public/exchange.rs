@@ -191,7 +191,8 @@ fn waiting_weight(
                 .unwrap_or(UNTOLD_BYTES)
                 .min(STREAM_WINDOW_BYTES.into()),
             false => {
-                let most = http1_buffer_bytes(connection.node.config().max_head_bytes) as u64;
+                let most =
+                    http1_buffer_bytes(connection.node.config().settings.max_head_size) as u64;
                 length.map_or(most, |length| length.min(most))
             }
         }
@@ -218,11 +219,14 @@ fn request_body(
     // Over HTTP/1 the connection's guard keeps the time.
     let idle = connection
         .is_http2()
-        .then_some(connection.node.config().body_idle_timeout);
+        .then_some(connection.node.config().settings.body_idle_timeout);
     let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
     let (mut body, mut unanswered) = RequestBody::received(incoming, idle, upload);
     if asked.expects_continue {
-        body.expect(&mut unanswered, connection.node.config().expect_wait);
+        body.expect(
+            &mut unanswered,
+            connection.node.config().settings.expect_wait,
+        );
     }
     (body, None, unanswered)
 }

@@ -93,8 +93,8 @@ async fn begin(
 ) -> Result<(), NoRequest> {
     let mut is_trusted = node.is_trusted(peer);
     let mut front = Bytes::new();
-    if node.config().proxy_protocol && is_trusted {
-        let deadline = Instant::now() + node.config().first_byte_timeout;
+    if node.config().settings.proxy_protocol && is_trusted {
+        let deadline = Instant::now() + node.config().settings.first_byte_timeout;
         let (header, rest) = patiently(node, proxy_protocol::read(&mut socket, deadline))
             .await?
             .map_err(|_| NoRequest::Proxy)?;
@@ -128,7 +128,10 @@ async fn encrypted(
     socket: Prefixed<TcpStream>,
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
-    let handshake = timeout(node.config().tls_handshake_timeout, tls.accept(socket));
+    let handshake = timeout(
+        node.config().settings.tls_handshake_timeout,
+        tls.accept(socket),
+    );
     let stream = patiently(node, handshake)
         .await?
         .map_err(|_| NoRequest::Tls)?
@@ -152,7 +155,7 @@ where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
     // Of what was agreed on, too: hyper has no limit for one who says nothing, and the guard's is for heads.
-    let detecting = detect::detect(&mut io, node.config().first_byte_timeout);
+    let detecting = detect::detect(&mut io, node.config().settings.first_byte_timeout);
     let (detected, first) = patiently(node, detecting)
         .await?
         .map_err(|_| NoRequest::FirstByte)?;
@@ -193,11 +196,11 @@ where
 fn bounds(node: &Node) -> Bounds {
     let config = node.config();
     Bounds {
-        max_head_bytes: config.max_head_bytes,
+        max_head_bytes: config.settings.max_head_size,
         stream_window_bytes: STREAM_WINDOW_BYTES,
-        request_head_timeout: config.request_head_timeout,
-        keep_alive_timeout: config.keep_alive_timeout,
-        body_idle_timeout: config.body_idle_timeout,
+        request_head_timeout: config.settings.request_head_timeout,
+        keep_alive_timeout: config.settings.keep_alive_timeout,
+        body_idle_timeout: config.settings.body_idle_timeout,
     }
 }
 

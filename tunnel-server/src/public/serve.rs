@@ -164,11 +164,18 @@ fn accept(
         connection.not_upgraded();
     }
     let node = &connection.node;
-    let (head, id) = outgoing(&checked, &connection.origin, &node.via, node.config().via)?;
-    if node.config().access_log {
+    let (head, id) = outgoing(
+        &checked,
+        &connection.origin,
+        &node.via,
+        node.config().settings.via,
+    )?;
+    if node.config().settings.access_log {
         observation.log(subject(connection, parts, &checked, id.clone()));
     }
-    let route = node.router.route(&checked.host, node.config().offline_wait);
+    let route = node
+        .router
+        .route(&checked.host, node.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.origin.address)?;
         let usage = connection.usage.as_ref();

@@ -70,7 +70,7 @@ where
         session,
         observation,
     } = granted;
-    let linger = node.config().body_idle_timeout;
+    let linger = node.config().settings.body_idle_timeout;
     let (reader, writer) = split(io);
     let moved = Moved::default();
     let (reader, mut upload_ended) = Lent::new(reader);

@@ -8,8 +8,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{self, Deserialize, Deserializer};
-
 /// Longest DNS label (RFC 1035, 2.3.4).
 const LABEL_OCTETS: usize = 63;
 
@@ -106,6 +104,11 @@ impl RuntimeLabel {
 }
 
 impl HostName {
+    /// The domain where none is given: browsers and curl resolve all names below `localhost` to this machine.
+    pub fn default_domain() -> Self {
+        Self("tunnels.localhost".into())
+    }
+
     /// The host `<label>.<domain>`, if it is not too long.
     pub fn of_runtime(label: &RuntimeLabel, domain: &Self) -> Result<Self, NameError> {
         format!("{label}.{domain}").parse()
@@ -149,13 +152,7 @@ impl FromStr for HostName {
     }
 }
 
-impl<'de> Deserialize<'de> for HostName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
-    }
-}
+tunnel_ops::text_value!(HostName);
 
 fn checked_name(text: &str) -> Result<Arc<str>, NameError> {
     let letters = text

@@ -39,13 +39,16 @@ fn spread(sessions: usize, per_second: u32, longest: Duration) -> Duration {
 /// Leads the server through its stages. Returns when nothing is left, or the grace period is over.
 pub(super) async fn drain(node: &Node, running: &mut [Shard]) {
     let config = node.config().clone();
-    let grace = config.grace_period;
+    let grace = config.settings.grace_period;
     let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
     node.life.leave();
     // Load balancers that have seen "not ready" meanwhile send nothing new when the listeners close.
-    sleep_until((Instant::now() + config.drain_delay).min(ending)).await;
-    let longest = config.drain_spread.min((grace / 2).saturating_sub(MOVING));
+    sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
+    let longest = config
+        .settings
+        .drain_spread
+        .min((grace / 2).saturating_sub(MOVING));
     let sessions = node.life.settled.len();
     let spread = spread(sessions, config.leaving_per_second, longest);
     node.life.drain(spread);

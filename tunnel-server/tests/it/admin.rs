@@ -45,7 +45,7 @@ impl TokenFile {
 pub(crate) async fn guarded() -> (Rig, TokenFile) {
     let file = TokenFile::new();
     let path = file.path();
-    let rig = Rig::with(|config| config.admin_token_file = Some(path)).await;
+    let rig = Rig::with(|config| config.settings.admin_token_file = Some(path)).await;
     (rig, file)
 }
 
@@ -273,7 +273,11 @@ async fn pages_lead_through_thousands() {
 pub(crate) fn thousands(config: &Config) -> Runtimes {
     let entry = |number| format!("[[runtime]]\naccount = \"acme\"\nname = \"r{number:04}\"\n");
     let text: String = (0..2_500).map(entry).collect();
-    Runtimes::parse(&TomlFile::from_text("r.toml", text), &config.domain).unwrap()
+    Runtimes::parse(
+        &TomlFile::from_text("r.toml", text),
+        &config.settings.domain,
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -305,7 +309,8 @@ async fn what_is_not_there_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_name_that_the_operator_gave_is_a_name_of_the_listener() {
-    let rig = Rig::with(|config| config.admin_hosts = vec!["ops.example.com".parse().unwrap()]);
+    let rig =
+        Rig::with(|config| config.settings.admin_host = vec!["ops.example.com".parse().unwrap()]);
     let rig = rig.await;
     let named = ask(&rig, "GET", "/status", &[("host", "ops.example.com")], "").await;
     assert_eq!(named.head.status, 200);
@@ -362,8 +367,8 @@ async fn from_elsewhere_reading_needs_the_token_too() {
     let file = TokenFile::new();
     let path = file.path();
     let rig = Rig::with(|config| {
-        config.admin_listen = "0.0.0.0:0".parse().unwrap();
-        config.admin_token_file = Some(path);
+        config.settings.admin_listen = "0.0.0.0:0".parse().unwrap();
+        config.settings.admin_token_file = Some(path);
     })
     .await;
     for path in ["/status", "/runtimes", "/events", "/openapi.json"] {
@@ -381,7 +386,7 @@ async fn from_elsewhere_reading_needs_the_token_too() {
 
 #[tokio::test]
 async fn from_elsewhere_nothing_is_read_where_there_is_no_token() {
-    let rig = Rig::with(|config| config.admin_listen = "0.0.0.0:0".parse().unwrap()).await;
+    let rig = Rig::with(|config| config.settings.admin_listen = "0.0.0.0:0".parse().unwrap()).await;
     let answer = ask(&rig, "GET", "/status", &[], "").await;
     check_refused(&answer, 403, "admin_token_unset");
     assert_eq!(rig.admin("/healthz").await.0, 200);
@@ -488,7 +493,7 @@ async fn what_is_issued_after_all_was_revoked_is_good() {
     };
     let file = TokenFile::new();
     let path = file.path();
-    let rig = Rig::listing(edit, |config| config.admin_token_file = Some(path)).await;
+    let rig = Rig::listing(edit, |config| config.settings.admin_token_file = Some(path)).await;
     for (label, is_good) in [(PROD, false), (DEV, true)] {
         let answer = act(&rig, &format!("/runtimes/{label}/revoke"), ALL).await;
         assert_eq!(answer.head.status, 200, "{answer:?}");
@@ -506,8 +511,8 @@ async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
     let (file, source) = (TokenFile::new(), JwksSource::File(keys.path().to_owned()));
     let path = file.path();
     let rig = Rig::with(|config| {
-        config.admin_token_file = Some(path);
-        config.credentials.jwt = Some(jwt(source));
+        config.settings.admin_token_file = Some(path);
+        jwt(&mut config.settings, source);
     })
     .await;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
@@ -572,7 +577,7 @@ async fn is_let_in(rig: &Rig, runtime: &str) -> bool {
 async fn a_token_file_that_cannot_be_used_is_told_at_the_start() {
     let rig = Rig::start().await;
     let error = rig
-        .second(|config| config.admin_token_file = Some("/nowhere/token".into()))
+        .second(|config| config.settings.admin_token_file = Some("/nowhere/token".into()))
         .await;
     assert!(error.to_string().starts_with("/nowhere/token: "), "{error}");
     rig.stop().await;

@@ -207,7 +207,7 @@ async fn one_runtime_is_shown() {
 
 #[tokio::test]
 async fn a_runtime_is_shown_with_its_round_trip_and_what_went_wrong_last() {
-    let rig = Rig::with(|config| config.ping_interval = Duration::from_millis(100)).await;
+    let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(100)).await;
     let refusing = |_| async {
         let detail = "no such name";
         Err(Problem::new(Hop::Client, Reason::DnsError, detail))

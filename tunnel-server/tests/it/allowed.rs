@@ -20,9 +20,9 @@ async fn listing(allow_from: &str, offline_wait: Duration) -> Rig {
             text.replacen(prod, &listed, 1)
         },
         |config| {
-            config.proxy_protocol = true;
-            config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
-            config.offline_wait = offline_wait;
+            config.settings.proxy_protocol = true;
+            config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+            config.settings.offline_wait = offline_wait;
         },
     )
     .await

@@ -62,7 +62,7 @@ async fn is_served(rig: &Rig) {
 
 #[tokio::test]
 async fn exchanges_that_are_open_are_bounded_for_each_runtime() {
-    let rig = Rig::with(|config| config.limits.exchanges = Some(2)).await;
+    let rig = Rig::with(|config| config.settings.limit_exchanges = 2).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let (_first, feed) = open(&rig, &mut feeds).await;
@@ -97,7 +97,7 @@ async fn ask_from(rig: &Rig, address: &str, request: String) -> Answer {
 #[tokio::test]
 async fn one_address_leaves_half_of_a_runtime_to_others() {
     const MOST: usize = 64;
-    let rig = Rig::with(|config| config.limits.exchanges = Some(MOST as u32)).await;
+    let rig = Rig::with(|config| config.settings.limit_exchanges = MOST as u32).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let mut held = Vec::new();
     for _ in 0..MOST / 2 {
@@ -118,8 +118,8 @@ async fn one_address_leaves_half_of_a_runtime_to_others() {
 #[tokio::test]
 async fn a_trusted_proxy_that_speaks_for_many_has_no_share() {
     let rig = Rig::with(|config| {
-        config.limits.exchanges = Some(64);
-        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+        config.settings.limit_exchanges = 64;
+        config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
     .await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
@@ -148,7 +148,7 @@ async fn open_when_possible(
 
 #[tokio::test]
 async fn upgraded_connections_are_bounded_beside_that() {
-    let rig = Rig::with(|config| config.limits.websockets = Some(1)).await;
+    let rig = Rig::with(|config| config.settings.limit_websockets = 1).await;
     let (_client, mut upstreams) = granting(&rig).await;
     let upgrade = asking(PROD_HOST, "/chat", UPGRADE);
     let mut upgraded = rig.raw().await;
@@ -171,8 +171,8 @@ async fn upgraded_connections_are_bounded_beside_that() {
 #[tokio::test]
 async fn an_upgrade_that_is_refused_gives_its_place_back_at_once() {
     let rig = Rig::with(|config| {
-        config.limits.websockets = Some(1);
-        config.limits.exchanges = Some(2);
+        config.settings.limit_websockets = 1;
+        config.settings.limit_exchanges = 2;
     })
     .await;
     // The refusals have contents that do not end.
@@ -198,7 +198,7 @@ async fn an_upgrade_that_is_refused_gives_its_place_back_at_once() {
 
 #[tokio::test]
 async fn the_exchanges_of_all_runtimes_together_are_bounded() {
-    let rig = Rig::with(|config| config.node_limits.exchanges = Some(1)).await;
+    let rig = Rig::with(|config| config.settings.max_open_exchanges = 1).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let (_first, feed) = open(&rig, &mut feeds).await;
@@ -211,8 +211,8 @@ async fn the_exchanges_of_all_runtimes_together_are_bounded() {
 #[tokio::test]
 async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounded() {
     let rig = Rig::with(|config| {
-        config.node_limits.websockets = Some(1);
-        config.node_limits.exchange_rate = Some(4);
+        config.settings.max_open_websockets = 1;
+        config.settings.max_exchange_rate = Some(4);
     })
     .await;
     let (_client, mut upstreams) = granting(&rig).await;
@@ -240,7 +240,7 @@ async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounde
 
 #[tokio::test]
 async fn exchanges_that_begin_in_a_second_are_bounded() {
-    let rig = Rig::with(|config| config.limits.exchange_rate = Some(5)).await;
+    let rig = Rig::with(|config| config.settings.limit_exchange_rate = Some(5)).await;
     let (client, _feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let mut raw = rig.raw().await;
@@ -270,7 +270,7 @@ async fn exchanges_that_begin_in_a_second_are_bounded() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
-    let rig = Rig::with(|config| config.limits.head_bytes = Some(2_048)).await;
+    let rig = Rig::with(|config| config.settings.limit_head_size = Some(2_048)).await;
     let client = FakeClient::describing(&rig, PROD).await;
     let head_of = |bytes: usize| {
         let lines = |length| format!("x-large: {}\r\n", "x".repeat(length));
@@ -293,8 +293,8 @@ async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
 #[tokio::test]
 async fn those_that_wait_for_a_runtime_are_bounded() {
     let rig = Rig::with(|config| {
-        config.limits.waiting = Some(1);
-        config.offline_wait = Duration::from_secs(600);
+        config.settings.limit_waiting = 1;
+        config.settings.offline_wait = Duration::from_secs(600);
     })
     .await;
     let mut waiting = rig.raw().await;
@@ -317,9 +317,9 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
 async fn the_place_of_an_exchange_comes_back_however_that_ends() {
     set_the_fuse();
     let rig = Rig::with(|config| {
-        config.limits.exchanges = Some(1);
-        config.limits.websockets = Some(1);
-        config.node_limits.exchanges = Some(1);
+        config.settings.limit_exchanges = 1;
+        config.settings.limit_websockets = 1;
+        config.settings.max_open_exchanges = 1;
     })
     .await;
     let (client, mut feeds) = answering(&rig, random_instance()).await;
@@ -396,7 +396,7 @@ fn took_a_second(began: Instant) {
 
 #[tokio::test]
 async fn what_a_runtime_sends_is_held_to_its_rate() {
-    let rig = Rig::with(|config| config.limits.download_rate = Some(RATE as u64)).await;
+    let rig = Rig::with(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let began = Instant::now();
     let answer = rig.raw().await.ask(get(&format!("/{BYTES}"))).await;
@@ -407,7 +407,7 @@ async fn what_a_runtime_sends_is_held_to_its_rate() {
 /// All that share a rate get their part of it, and together no more than it.
 #[tokio::test]
 async fn the_bodies_of_a_runtime_share_its_rate() {
-    let rig = Rig::with(|config| config.limits.download_rate = Some(RATE as u64)).await;
+    let rig = Rig::with(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let _other = moving(&rig, DEV).await;
     let began = Instant::now();
@@ -439,7 +439,7 @@ async fn the_bodies_of_a_runtime_share_its_rate() {
 
 #[tokio::test]
 async fn what_a_runtime_is_sent_is_held_to_its_rate() {
-    let rig = Rig::with(|config| config.limits.upload_rate = Some(RATE as u64)).await;
+    let rig = Rig::with(|config| config.settings.limit_upload_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let head = format!("POST /1 HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: {BYTES}\r\n\r\n");
     let request = [head.as_bytes(), &vec![b'x'; BYTES]].concat();
@@ -474,8 +474,8 @@ async fn what_a_runtime_is_sent_is_held_to_its_rate() {
 #[tokio::test]
 async fn upgraded_connections_are_held_to_both_rates() {
     let rig = Rig::with(|config| {
-        config.limits.upload_rate = Some(RATE as u64);
-        config.limits.download_rate = Some(RATE as u64);
+        config.settings.limit_upload_rate = Some(RATE as u64);
+        config.settings.limit_download_rate = Some(RATE as u64);
     })
     .await;
     let (_client, mut upstreams) = granting(&rig).await;
@@ -507,13 +507,13 @@ async fn upgraded_connections_are_held_to_both_rates() {
 #[tokio::test]
 async fn a_runtime_at_all_its_limits_costs_its_neighbour_nothing() {
     let rig = Rig::with(|config| {
-        config.limits.exchanges = Some(8);
-        config.limits.websockets = Some(2);
-        config.limits.exchange_rate = Some(200);
-        config.limits.head_bytes = Some(4_096);
-        config.limits.download_rate = Some(RATE as u64);
-        config.limits.upload_rate = Some(RATE as u64);
-        config.limits.waiting = Some(2);
+        config.settings.limit_exchanges = 8;
+        config.settings.limit_websockets = 2;
+        config.settings.limit_exchange_rate = Some(200);
+        config.settings.limit_head_size = Some(4_096);
+        config.settings.limit_download_rate = Some(RATE as u64);
+        config.settings.limit_upload_rate = Some(RATE as u64);
+        config.settings.limit_waiting = 2;
     })
     .await;
     let _a = moving(&rig, PROD).await;

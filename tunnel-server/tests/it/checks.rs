@@ -106,7 +106,7 @@ async fn a_check_does_not_make_a_runtime_online() {
 
 #[tokio::test]
 async fn a_check_is_told_who_keeps_the_runtime() {
-    let rig = Rig::with(|config| config.on_conflict = OnConflict::Reject).await;
+    let rig = Rig::with(|config| config.settings.on_conflict = OnConflict::Reject).await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let checking = let_in(check(&rig).await).await;
     let Control::Checked { conflict, .. } = word(&checking).await else {
@@ -157,7 +157,7 @@ async fn a_server_that_stops_does_not_wait_for_checks() {
 /// A way may bear less silence than pings leave, which is what a check wants to find out.
 #[tokio::test]
 async fn nothing_is_sent_on_a_check_that_rests() {
-    let rig = Rig::with(|config| config.ping_interval = Duration::from_millis(20)).await;
+    let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(20)).await;
     let connected = check(&rig).await;
     let settings = SessionSettings {
         ping_interval: Duration::from_secs(3600),

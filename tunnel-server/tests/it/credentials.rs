@@ -18,7 +18,7 @@ use tunnel_proto::refusal::RefusalReason;
 use tunnel_server::{
     auth::{AuthRefusal, Authenticator, CredentialKind, Grant, Presented},
     certs::{self, Certificates},
-    config::{Config, JwksSource, JwtSettings, PlatformSettings},
+    config::{Config, JwksSource, Settings},
     runtimes::Runtimes,
 };
 
@@ -42,31 +42,23 @@ fn config(folder: &Folder, change: impl FnOnce(&mut Config)) -> Config {
     folder.write("ca.pem", &CERTIFICATES.ca_pem);
     let domain = "tunnels.test".parse().unwrap();
     let mut config = Config::new(rig::identity(), Runtimes::default(), domain);
-    config.credentials.ca_file = Some(folder.path("ca.pem"));
+    config.settings.auth_ca_file = Some(folder.path("ca.pem"));
     change(&mut config);
     config
 }
 
-pub(crate) fn asking(url: &str) -> PlatformSettings {
-    PlatformSettings {
-        url: url.parse().unwrap(),
-        token_file: None,
-        concurrency: 4,
-        cache: Duration::ZERO,
-        outage: Duration::from_secs(3600),
-    }
+/// Has a server ask the platform here.
+pub(crate) fn ask(settings: &mut Settings, url: &str) {
+    settings.auth_url = Some(url.parse().unwrap());
+    settings.auth_concurrency = 4;
+    settings.auth_cache = Duration::ZERO;
 }
 
-fn platform(
-    folder: &Folder,
-    change: impl FnOnce(&mut PlatformSettings),
-    url: &str,
-) -> Arc<Authenticator> {
-    let mut settings = asking(url);
-    change(&mut settings);
+fn platform(folder: &Folder, change: impl FnOnce(&mut Settings), url: &str) -> Arc<Authenticator> {
     let config = config(folder, |config| {
-        config.credentials.platform = Some(settings);
-        config.credentials.timeout = SHORT;
+        ask(&mut config.settings, url);
+        config.settings.auth_timeout = SHORT;
+        change(&mut config.settings);
     });
     Authenticator::new(&config).unwrap()
 }
@@ -133,21 +125,16 @@ impl Issuer {
     }
 }
 
-pub(crate) fn jwt(keys: JwksSource) -> JwtSettings {
-    JwtSettings {
-        keys,
-        issuer: "https://id.example".into(),
-        audience: "tunnel".into(),
-        account_claim: "account".into(),
-        runtime_claim: "runtime".into(),
-        leeway: Duration::from_secs(30),
-    }
+pub(crate) fn jwt(settings: &mut Settings, keys: JwksSource) {
+    settings.jwks = Some(keys);
+    settings.jwt_issuer = Some("https://id.example".into());
+    settings.jwt_audience = Some("tunnel".into());
 }
 
 fn by_keys(folder: &Folder, keys: JwksSource) -> Arc<Authenticator> {
     let config = config(folder, |config| {
-        config.credentials.jwt = Some(jwt(keys));
-        config.credentials.timeout = SHORT;
+        jwt(&mut config.settings, keys);
+        config.settings.auth_timeout = SHORT;
     });
     Authenticator::new(&config).unwrap()
 }
@@ -266,8 +253,8 @@ async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
     let asked = Asked::start(None, Reply::Answer(200, keys.clone())).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        config.credentials.jwt = Some(jwt(asked.url.parse().unwrap()));
-        config.credentials.timeout = Duration::from_secs(60);
+        jwt(&mut config.settings, asked.url.parse().unwrap());
+        config.settings.auth_timeout = Duration::from_secs(60);
     });
     let authenticator = Authenticator::new(&config).unwrap();
     assert_eq!(
@@ -306,8 +293,8 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
     let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        config.credentials.jwt = Some(jwt(asked.url.parse().unwrap()));
-        config.credentials.timeout = Duration::from_secs(60);
+        jwt(&mut config.settings, asked.url.parse().unwrap());
+        config.settings.auth_timeout = Duration::from_secs(60);
     });
     let authenticator = Authenticator::new(&config).unwrap();
     // A shard's runtime begins it, and ends.
@@ -418,7 +405,10 @@ async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
     );
     folder.write("keys.json", "{}");
     let config = config(&folder, |config| {
-        config.credentials.jwt = Some(jwt(JwksSource::File(folder.path("keys.json"))));
+        jwt(
+            &mut config.settings,
+            JwksSource::File(folder.path("keys.json")),
+        );
     });
     let error = Authenticator::new(&config).unwrap_err().to_string();
     assert!(error.contains("keys.json: is no JWK set"), "{error}");
@@ -436,7 +426,7 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
     let own = folder.path("own");
     let authenticator = platform(
         &folder,
-        |settings| settings.token_file = Some(own),
+        |settings| settings.auth_token_file = Some(own),
         &asked.url,
     );
     let grant = show(&authenticator, TOKEN).await.unwrap();
@@ -616,7 +606,7 @@ async fn strangers_whose_question_the_platform_dislikes_keep_nobody_out() {
     for status in [400, 404, 413, 422] {
         let asked = Asked::start(None, Reply::Answer(status, "{}".into())).await;
         let folder = Folder::new();
-        let cache = |settings: &mut PlatformSettings| settings.cache = Duration::from_secs(60);
+        let cache = |settings: &mut Settings| settings.auth_cache = Duration::from_secs(60);
         let authenticator = platform(&folder, cache, &asked.url);
         for number in 0..20 {
             let stranger = format!("s3cr3t-{}", number % 10);
@@ -668,11 +658,10 @@ async fn questions_are_bounded_and_two_about_one_token_are_one() {
     let held = Reply::Held(permits.clone(), 200, YES.into());
     let asked = Asked::start(None, held).await;
     let folder = Folder::new();
-    let mut settings = asking(&asked.url);
-    settings.cache = Duration::from_secs(60);
     let config = config(&folder, |config| {
-        config.credentials.platform = Some(settings);
-        config.credentials.timeout = Duration::from_secs(20);
+        ask(&mut config.settings, &asked.url);
+        config.settings.auth_cache = Duration::from_secs(60);
+        config.settings.auth_timeout = Duration::from_secs(20);
     });
     let authenticator = Authenticator::new(&config).unwrap();
     let mut clients = JoinSet::new();
@@ -698,8 +687,8 @@ async fn who_hangs_up_takes_nobody_with_him() {
     let asked = Asked::start(None, Reply::Held(permits.clone(), 200, YES.into())).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        config.credentials.platform = Some(asking(&asked.url));
-        config.credentials.timeout = Duration::from_secs(20);
+        ask(&mut config.settings, &asked.url);
+        config.settings.auth_timeout = Duration::from_secs(20);
     });
     let authenticator = Authenticator::new(&config).unwrap();
     let client =
@@ -722,7 +711,11 @@ async fn who_hangs_up_takes_nobody_with_him() {
 async fn a_platform_that_is_busy_keeps_nobody_waiting_for_long() {
     let asked = Asked::start(None, Reply::Silence).await;
     let folder = Folder::new();
-    let authenticator = platform(&folder, |settings| settings.concurrency = 1, &asked.url);
+    let authenticator = platform(
+        &folder,
+        |settings| settings.auth_concurrency = 1,
+        &asked.url,
+    );
     let mut clients = JoinSet::new();
     for number in 0..8 {
         let authenticator = authenticator.clone();
@@ -772,7 +765,7 @@ async fn no_log_line_holds_a_secret() {
     let own = folder.path("own");
     let authenticator = platform(
         &folder,
-        |settings| settings.token_file = Some(own),
+        |settings| settings.auth_token_file = Some(own),
         &asked.url,
     );
     let unclear = show(&authenticator, TOKEN).await.unwrap_err();
@@ -832,8 +825,8 @@ async fn a_client_that_is_refused_is_told_why_and_counted() {
     let folder = Folder::new();
     folder.write("ca.pem", &CERTIFICATES.ca_pem);
     let rig = Rig::with(|config| {
-        config.credentials.ca_file = Some(folder.path("ca.pem"));
-        config.credentials.platform = Some(asking(&asked.url));
+        config.settings.auth_ca_file = Some(folder.path("ca.pem"));
+        ask(&mut config.settings, &asked.url);
     })
     .await;
     let request = session_request("s3cr3t-of-nobody", random_instance());
@@ -857,7 +850,7 @@ async fn a_client_that_is_refused_is_told_why_and_counted() {
 #[tokio::test]
 async fn whether_the_platform_is_away_is_shown_where_it_is_asked() {
     let asked = Asked::start(None, Reply::Answer(500, String::new())).await;
-    let rig = Rig::with(|config| config.credentials.platform = Some(asking(&asked.url))).await;
+    let rig = Rig::with(|config| ask(&mut config.settings, &asked.url)).await;
     let series = "tunnel_server_platform_away";
     let (_, before) = rig.admin("/metrics").await;
     assert!(before.contains(&format!("\n{series} 0\n")), "{before}");

@@ -34,7 +34,7 @@ const CLOSE_MASKED: [u8; 8] = [0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9];
 const TEXT: &[u8] = b"\x81\x02hi";
 
 async fn with_grace(grace: Duration) -> Rig {
-    Rig::with(|config| config.grace_period = grace).await
+    Rig::with(|config| config.settings.grace_period = grace).await
 }
 
 /// A client that grants every upgrade as RFC 6455 wants it, and answers all else with a stream of the
@@ -98,7 +98,7 @@ async fn is_going_away(websocket: &mut WebSocketStream<TcpStream>) {
 
 #[tokio::test]
 async fn a_websocket_whose_tunnel_leaves_is_closed_by_1001() {
-    let rig = Rig::with(|config| config.grace_period = Duration::from_millis(500)).await;
+    let rig = Rig::with(|config| config.settings.grace_period = Duration::from_millis(500)).await;
     let (client, mut upstreams) = streaming(&rig).await;
     let mut left = websocket(&rig).await;
     let upstream = next(&mut upstreams).await;

@@ -165,7 +165,7 @@ async fn a_credential_that_runs_out_is_told() {
     let end = Moment::from(SystemTime::now() + Duration::from_secs(3));
     let edit = |text: String| text.replacen("id = ", &format!("expires = {end}\nid = "), 1);
     let rig = Rig::listing(edit, |config| {
-        config.credentials.expiry_grace = Duration::ZERO;
+        config.settings.expiry_grace = Duration::ZERO;
     })
     .await;
     let mut watcher = Watcher::new(&rig, None).await;

@@ -167,7 +167,7 @@ async fn request_ids_are_taken_over_or_made_and_told_to_both_sides() {
 #[tokio::test]
 async fn a_via_is_added_only_where_it_is_wanted() {
     for is_wanted in [false, true] {
-        let rig = Rig::with(|config| config.via = is_wanted).await;
+        let rig = Rig::with(|config| config.settings.via = is_wanted).await;
         let client = FakeClient::describing(&rig, PROD).await;
         let get = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\nvia: 1.1 other\r\n\r\n");
         rig.raw().await.ask(get).await;

@@ -103,7 +103,7 @@ async fn a_flood_of_control_messages_ends_the_session() {
 
 #[tokio::test]
 async fn a_client_that_does_not_answer_pings_is_dead() {
-    let rig = Rig::with(|config| config.ping_interval = Duration::from_millis(100)).await;
+    let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(100)).await;
     let mut wire = Wire::connect(&rig, PROD).await;
     wire.is_alive = false;
     let waiting = async {

@@ -69,7 +69,7 @@ async fn a_stream_that_nobody_reads_stops_no_other() {
 
 #[tokio::test]
 async fn a_body_that_stalls_is_given_up() {
-    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (endings, mut ends) = endings();
     let _client = FakeClient::new(&rig, PROD, move |request| {
         let mut ending = endings.next();
@@ -98,8 +98,8 @@ async fn a_body_that_stalls_is_given_up() {
 #[tokio::test]
 async fn a_stream_that_was_answered_may_be_silent() {
     let rig = Rig::with(|config| {
-        config.body_idle_timeout = SHORT;
-        config.keep_alive_timeout = SHORT;
+        config.settings.body_idle_timeout = SHORT;
+        config.settings.keep_alive_timeout = SHORT;
     })
     .await;
     let (_client, mut feeds) = handing(&rig).await;
@@ -122,7 +122,7 @@ async fn a_stream_that_was_answered_may_be_silent() {
 async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
     const BUFFERED: &str = "tunnel_server_buffered_bytes";
     const LIMIT: u64 = 2 * 1024 * 1024;
-    let rig = Rig::with(|config| config.node_limits.buffered_bytes = Some(4 * LIMIT)).await;
+    let rig = Rig::with(|config| config.settings.max_buffered_size = 4 * LIMIT).await;
     let _client = FakeClient::new(&rig, PROD, |_| async {
         Ok(status(200, full(vec![7; 200_000])))
     })
@@ -160,7 +160,7 @@ async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
 #[tokio::test]
 async fn an_answer_that_nobody_reads_is_given_up() {
     set_the_fuse();
-    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut feeds) = handing(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;
     let response = http2.ask(get("/unread")).await.unwrap();
@@ -187,7 +187,7 @@ async fn an_answer_that_nobody_reads_is_given_up() {
 
 #[tokio::test]
 async fn a_connection_without_requests_is_closed_after_a_while() {
-    let rig = Rig::with(|config| config.keep_alive_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.keep_alive_timeout = SHORT).await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let mut http2 = Http2::new(&rig).await;
     assert_eq!(http2.ask(get("/")).await.unwrap().status(), 200);

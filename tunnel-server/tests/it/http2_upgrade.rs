@@ -85,7 +85,7 @@ async fn a_websocket_may_be_one_stream_of_many() {
 /// neither leaves anything behind.
 #[tokio::test]
 async fn an_upgraded_stream_that_breaks_is_over_at_both_ends() {
-    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut upstreams) = granting(&rig).await;
     let mut http2 = Http2::new(&rig).await;
     let (response, mut up) = http2
@@ -122,7 +122,7 @@ async fn an_upgraded_stream_that_breaks_is_over_at_both_ends() {
 
 #[tokio::test]
 async fn an_upgraded_stream_that_nobody_reads_is_given_up() {
-    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut upstreams) = granting(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;
     let (response, _up) = http2

@@ -35,7 +35,7 @@ async fn begin(rig: &Rig, version: &str) -> Raw {
 
 #[tokio::test]
 async fn a_100_comes_when_the_upstream_asks_for_the_body_and_not_before() {
-    let rig = Rig::with(|config| config.expect_wait = NEVER).await;
+    let rig = Rig::with(|config| config.settings.expect_wait = NEVER).await;
     let (go, going) = mpsc::channel::<()>(1);
     let going = std::sync::Arc::new(tokio::sync::Mutex::new(going));
     let client = FakeClient::new(&rig, PROD, move |request| {
@@ -70,7 +70,7 @@ async fn a_100_comes_when_the_upstream_asks_for_the_body_and_not_before() {
 #[tokio::test]
 async fn a_100_comes_after_a_while_when_the_upstream_says_nothing() {
     let wait = Duration::from_millis(300);
-    let rig = Rig::with(|config| config.expect_wait = wait).await;
+    let rig = Rig::with(|config| config.settings.expect_wait = wait).await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {
         let (content, end) = collect(request.into_body()).await;
         end.map_err(|_| internal())?;
@@ -87,7 +87,7 @@ async fn a_100_comes_after_a_while_when_the_upstream_says_nothing() {
 
 #[tokio::test]
 async fn a_final_answer_instead_of_a_100_ends_the_connection() {
-    let rig = Rig::with(|config| config.expect_wait = NEVER).await;
+    let rig = Rig::with(|config| config.settings.expect_wait = NEVER).await;
     let (endings, mut ends) = endings();
     let client = FakeClient::new(&rig, PROD, move |_| {
         let ending = endings.next();
@@ -114,7 +114,7 @@ async fn a_final_answer_instead_of_a_100_ends_the_connection() {
 
 #[tokio::test]
 async fn a_body_that_does_not_wait_is_taken_as_it_comes() {
-    let rig = Rig::with(|config| config.expect_wait = Duration::from_millis(50)).await;
+    let rig = Rig::with(|config| config.settings.expect_wait = Duration::from_millis(50)).await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {
         let (content, end) = collect(request.into_body()).await;
         end.map_err(|_| internal())?;
@@ -134,7 +134,7 @@ async fn a_body_that_does_not_wait_is_taken_as_it_comes() {
 
 #[tokio::test]
 async fn an_http10_client_expects_nothing_and_gets_nothing_before_the_answer() {
-    let rig = Rig::with(|config| config.expect_wait = NEVER).await;
+    let rig = Rig::with(|config| config.settings.expect_wait = NEVER).await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         push(&request, 100, "<a>");
         push(&request, 103, "<b>");

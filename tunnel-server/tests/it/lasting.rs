@@ -9,7 +9,7 @@ use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
     asked::{Asked, Reply},
-    credentials::asking,
+    credentials::ask,
     deadline::{eventually, soon},
     fake::{FakeClient, Feed, dial, random_instance, session_request},
     rig::{PROD, Rig, ask_admin},
@@ -42,12 +42,11 @@ async fn asking_rig(platform: &Asked) -> Rig {
 
 /// The same, where known tokens go on for so long without the platform.
 async fn with_outage(platform: &Asked, outage: Duration) -> Rig {
-    let mut settings = asking(&platform.url);
-    settings.outage = outage;
     Rig::with(|config| {
-        config.credentials.platform = Some(settings);
-        config.credentials.timeout = Duration::from_secs(2);
-        config.credentials.expiry_grace = PROMISED;
+        ask(&mut config.settings, &platform.url);
+        config.settings.auth_outage = outage;
+        config.settings.auth_timeout = Duration::from_secs(2);
+        config.settings.expiry_grace = PROMISED;
     })
     .await
 }
@@ -219,7 +218,7 @@ async fn a_session_whose_token_runs_out_is_warned_and_closed_after_a_grace() {
         assert!(text.contains(token));
         text.replacen(token, &format!("{token}expires = {ends}\n"), 1)
     };
-    let rig = Rig::listing(listed, |config| config.credentials.expiry_grace = time).await;
+    let rig = Rig::listing(listed, |config| config.settings.expiry_grace = time).await;
     let (mut client, _feeds) = answering(&rig, random_instance()).await;
     client
         .control(|control| matches!(control, Control::Expiring { in_ms } if *in_ms > 0))

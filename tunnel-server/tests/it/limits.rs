@@ -48,7 +48,7 @@ async fn takes<T>(
 
 #[tokio::test]
 async fn a_connection_without_a_first_byte_is_closed() {
-    let rig = Rig::with(|config| config.first_byte_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.first_byte_timeout = SHORT).await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let began = Instant::now();
     let mut silent = rig.raw().await;
@@ -67,7 +67,7 @@ async fn a_connection_without_a_first_byte_is_closed() {
 #[tokio::test]
 async fn a_tls_connection_without_a_first_byte_is_closed() {
     let rig = Rig::with(|config| {
-        config.first_byte_timeout = SHORT;
+        config.settings.first_byte_timeout = SHORT;
         config.public_tls = Some(identity());
     })
     .await;
@@ -82,7 +82,7 @@ async fn a_tls_connection_without_a_first_byte_is_closed() {
 #[tokio::test]
 async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
     let rig = Rig::with(|config| {
-        config.tls_handshake_timeout = SHORT;
+        config.settings.tls_handshake_timeout = SHORT;
         config.public_tls = Some(identity());
     })
     .await;
@@ -110,7 +110,7 @@ async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
 
 #[tokio::test]
 async fn a_head_that_trickles_is_refused_in_time() {
-    let rig = Rig::with(|config| config.request_head_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.request_head_timeout = SHORT).await;
     let client = FakeClient::describing(&rig, PROD).await;
     let head = get(&"x".repeat(1000)).into_bytes();
     for is_second in [false, true] {
@@ -149,7 +149,7 @@ async fn a_head_that_trickles_is_refused_in_time() {
 
 #[tokio::test]
 async fn a_body_that_stalls_is_given_up() {
-    let rig = Rig::with(|config| config.body_idle_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (endings, mut ends) = endings();
     let client = FakeClient::new(&rig, PROD, move |request| {
         let mut ending = endings.next();
@@ -200,7 +200,7 @@ async fn a_body_that_stalls_is_given_up() {
 
 #[tokio::test]
 async fn a_connection_between_two_requests_is_closed_after_a_while() {
-    let rig = Rig::with(|config| config.keep_alive_timeout = SHORT).await;
+    let rig = Rig::with(|config| config.settings.keep_alive_timeout = SHORT).await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         if request.uri().path() == "/slow" {
             sleep(SHORT * 3).await;
@@ -222,7 +222,7 @@ async fn a_connection_between_two_requests_is_closed_after_a_while() {
 
 #[tokio::test]
 async fn connections_are_bounded_in_all() {
-    let rig = Rig::with(|config| config.max_connections = 3).await;
+    let rig = Rig::with(|config| config.settings.max_connections = 3).await;
     let mut open = Vec::new();
     for _ in 0..3 {
         let mut raw = rig.raw().await;
@@ -248,7 +248,7 @@ async fn connections_are_bounded_in_all() {
 
 #[tokio::test]
 async fn connections_are_bounded_per_address() {
-    let rig = Rig::with(|config| config.max_connections_per_address = 2).await;
+    let rig = Rig::with(|config| config.settings.max_connections_per_address = 2).await;
     let from = async |address: &str| {
         let socket = TcpSocket::new_v4().unwrap();
         socket
@@ -274,7 +274,13 @@ async fn connections_are_bounded_per_address() {
 /// They shake hands and say nothing more, in number enough to fill the gate and its queue from two addresses.
 #[tokio::test]
 async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
-    let rig = Rig::with(|config| (config.max_handshakes, config.handshake_queue) = (4, 8)).await;
+    let rig = Rig::with(|config| {
+        (
+            config.settings.max_handshakes,
+            config.settings.handshake_queue,
+        ) = (4, 8)
+    })
+    .await;
     let address = rig.addresses.tunnel;
     let mut flood = JoinSet::new();
     for number in 0..80 {
@@ -306,7 +312,7 @@ async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
 
 #[tokio::test]
 async fn tunnel_connections_are_bounded_per_address() {
-    let rig = Rig::with(|config| config.max_tunnel_connections_per_address = 2).await;
+    let rig = Rig::with(|config| config.settings.max_tunnel_connections_per_address = 2).await;
     let _serving = FakeClient::describing(&rig, PROD).await;
     // One that is still in its handshake counts as well.
     let silent = connect(rig.addresses.tunnel).await;
@@ -335,8 +341,8 @@ async fn tunnel_connections_are_bounded_per_address() {
 #[tokio::test]
 async fn connections_of_a_trusted_proxy_count_only_in_all() {
     let rig = Rig::with(|config| {
-        config.max_connections_per_address = 1;
-        config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.settings.max_connections_per_address = 1;
+        config.settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
     })
     .await;
     let mut open = Vec::new();
@@ -350,9 +356,9 @@ async fn connections_of_a_trusted_proxy_count_only_in_all() {
 #[tokio::test]
 async fn whom_a_proxy_speaks_for_is_counted() {
     let rig = Rig::with(|config| {
-        config.max_connections_per_address = 1;
-        config.proxy_protocol = true;
-        config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.settings.max_connections_per_address = 1;
+        config.settings.proxy_protocol = true;
+        config.settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
     })
     .await;
     let mut open = Vec::new();
@@ -371,7 +377,7 @@ async fn whom_a_proxy_speaks_for_is_counted() {
 
 #[tokio::test]
 async fn exchanges_of_a_session_are_bounded() {
-    let rig = Rig::with(|config| config.max_exchanges = 2).await;
+    let rig = Rig::with(|config| config.settings.max_exchanges = 2).await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         if request.uri().path() == "/hold" {
             std::future::pending::<()>().await;

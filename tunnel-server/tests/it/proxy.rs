@@ -40,8 +40,8 @@ fn forwarded(node: &str, scheme: &str) -> String {
 #[tokio::test]
 async fn a_trusted_peer_says_whom_it_speaks_for() {
     let rig = Rig::with(|config| {
-        config.proxy_protocol = true;
-        config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.settings.proxy_protocol = true;
+        config.settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
     })
     .await;
     let client = FakeClient::describing(&rig, PROD).await;
@@ -79,9 +79,9 @@ async fn a_trusted_peer_says_whom_it_speaks_for() {
 #[tokio::test]
 async fn a_trusted_peer_that_says_nothing_or_nonsense_is_dropped() {
     let rig = Rig::with(|config| {
-        config.proxy_protocol = true;
-        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
-        config.first_byte_timeout = std::time::Duration::from_millis(300);
+        config.settings.proxy_protocol = true;
+        config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+        config.settings.first_byte_timeout = std::time::Duration::from_millis(300);
     })
     .await;
     let client = FakeClient::describing(&rig, PROD).await;
@@ -115,8 +115,8 @@ async fn a_trusted_peer_that_says_nothing_or_nonsense_is_dropped() {
 async fn a_stranger_cannot_send_a_proxy_header() {
     for is_on in [true, false] {
         let rig = Rig::with(|config| {
-            config.proxy_protocol = is_on;
-            config.trusted_proxies = vec!["192.0.2.0/24".parse().unwrap()];
+            config.settings.proxy_protocol = is_on;
+            config.settings.trusted_proxies = vec!["192.0.2.0/24".parse().unwrap()];
         })
         .await;
         let client = FakeClient::describing(&rig, PROD).await;
@@ -135,8 +135,8 @@ async fn a_stranger_cannot_send_a_proxy_header() {
 #[tokio::test]
 async fn a_proxy_header_stands_in_front_of_tls() {
     let rig = Rig::with(|config| {
-        config.proxy_protocol = true;
-        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+        config.settings.proxy_protocol = true;
+        config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
         config.public_tls = Some(identity());
     })
     .await;
@@ -163,7 +163,7 @@ async fn a_proxy_header_stands_in_front_of_tls() {
 #[tokio::test]
 async fn fields_of_trusted_proxies_are_kept_and_added_to() {
     let rig = Rig::with(|config| {
-        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+        config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
     .await;
     let client = FakeClient::describing(&rig, PROD).await;

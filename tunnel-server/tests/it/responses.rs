@@ -35,7 +35,7 @@ async fn a_cookie_for_all_runtimes_is_set_only_where_that_is_allowed() {
         "mine=3; domain=acme-prod.tunnels.test",
     ];
     for is_allowed in [false, true] {
-        let rig = Rig::with(|config| config.allow_shared_cookies = is_allowed).await;
+        let rig = Rig::with(|config| config.settings.allow_shared_cookies = is_allowed).await;
         let _client = FakeClient::new(&rig, PROD, move |_| async move {
             let mut response = status(200, empty());
             for cookie in cookies {

@@ -142,12 +142,12 @@ fn configuration(
     let (runtimes, tokens) = runtimes(&domain, edit);
     let mut config = Config::new(identity(), runtimes, domain);
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    config.tunnel_listen = any;
-    config.public_listen = any;
-    config.admin_listen = any;
-    config.shards = 2;
-    config.offline_wait = Duration::from_millis(50);
-    config.grace_period = Duration::from_secs(5);
+    config.settings.tunnel_listen = any;
+    config.settings.public_listen = any;
+    config.settings.admin_listen = any;
+    config.settings.shards = 2;
+    config.settings.offline_wait = Duration::from_millis(50);
+    config.settings.grace_period = Duration::from_secs(5);
     change(&mut config);
     (config, tokens)
 }

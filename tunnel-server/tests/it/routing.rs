@@ -156,7 +156,7 @@ fn is_problem(answer: &Answer, status: u16, reason: &str) {
 #[tokio::test]
 async fn a_runtime_without_a_session_is_offline_after_a_wait() {
     let wait = Duration::from_millis(300);
-    let rig = Rig::with(|config| config.offline_wait = wait).await;
+    let rig = Rig::with(|config| config.settings.offline_wait = wait).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let mut raw = rig.raw().await;
     let began = Instant::now();
@@ -176,7 +176,7 @@ async fn a_runtime_without_a_session_is_offline_after_a_wait() {
 
 #[tokio::test]
 async fn a_request_waits_for_a_runtime_that_comes_back() {
-    let rig = Rig::with(|config| config.offline_wait = Duration::from_secs(15)).await;
+    let rig = Rig::with(|config| config.settings.offline_wait = Duration::from_secs(15)).await;
     FakeClient::describing(&rig, PROD).await.die();
     rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     let mut raw = rig.raw().await;
@@ -192,7 +192,8 @@ async fn a_request_waits_for_a_runtime_that_comes_back() {
 #[tokio::test]
 async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
     let allowed = "https://app.example.com";
-    let rig = Rig::with(|config| config.cors_origins = vec![allowed.parse().unwrap()]).await;
+    let rig =
+        Rig::with(|config| config.settings.cors_origin = vec![allowed.parse().unwrap()]).await;
     let mut raw = rig.raw().await;
     let mut ask = async |method: &str, host: &str, origin: &str, lines: &str| {
         let request =
@@ -249,7 +250,8 @@ async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
 #[tokio::test]
 async fn an_upstreams_answer_gets_no_cors_fields_of_ours() {
     let allowed = "https://app.example.com";
-    let rig = Rig::with(|config| config.cors_origins = vec![allowed.parse().unwrap()]).await;
+    let rig =
+        Rig::with(|config| config.settings.cors_origin = vec![allowed.parse().unwrap()]).await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
     for lines in ["", "access-control-request-method: PUT\r\n"] {

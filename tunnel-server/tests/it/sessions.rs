@@ -356,7 +356,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
 /// The refusal of a second client tells which instance holds the runtime: whoever shows that is another one.
 #[tokio::test]
 async fn what_the_server_tells_of_an_instance_does_not_let_into_its_tunnel() {
-    let rig = Rig::with(|config| config.on_conflict = OnConflict::Reject).await;
+    let rig = Rig::with(|config| config.settings.on_conflict = OnConflict::Reject).await;
     let _holder = FakeClient::describing(&rig, PROD).await;
     let (code, why) = refusal(&rig, |_| {}).await;
     assert_eq!((code, why.reason.as_str()), (409, "runtime_held"));
@@ -374,7 +374,7 @@ async fn what_the_server_tells_of_an_instance_does_not_let_into_its_tunnel() {
 
 #[tokio::test]
 async fn a_superseded_session_that_does_not_finish_is_closed_after_the_grace_period() {
-    let rig = Rig::with(|config| config.grace_period = Duration::from_millis(200)).await;
+    let rig = Rig::with(|config| config.settings.grace_period = Duration::from_millis(200)).await;
     let (mut older, mut feeds) = answering(&rig, random_instance()).await;
     let mut begun = rig.raw().await;
     begun.send(get("/long")).await;

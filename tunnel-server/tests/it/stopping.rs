@@ -50,7 +50,7 @@ async fn stopping_tells_sessions_and_finishes_what_is_open() {
 #[tokio::test]
 async fn stopping_waits_no_longer_than_the_grace_period() {
     let grace = Duration::from_millis(300);
-    let rig = Rig::with(|config| config.grace_period = grace).await;
+    let rig = Rig::with(|config| config.settings.grace_period = grace).await;
     let (client, mut feeds) = answering(&rig, random_instance()).await;
     let mut busy = rig.raw().await;
     busy.send(get("/long")).await;
@@ -185,7 +185,7 @@ async fn clients_are_told_to_spread_when_there_are_many() {
     for (per_second, spread_ms) in [(1, Some(2_000)), (2, Some(1_000)), (3, None)] {
         let rig = Rig::with(|config| {
             config.leaving_per_second = per_second;
-            config.grace_period = Duration::from_secs(10);
+            config.settings.grace_period = Duration::from_secs(10);
         })
         .await;
         let (one, _feeds) = answering(&rig, random_instance()).await;
@@ -231,9 +231,9 @@ async fn an_answer_of_a_draining_server_ends_its_connection() {
 async fn stopping_does_not_wait_for_the_silent() {
     for has_tls in [false, true] {
         let rig = Rig::with(|config| {
-            config.grace_period = Duration::from_secs(600);
-            config.proxy_protocol = has_tls;
-            config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
+            config.settings.grace_period = Duration::from_secs(600);
+            config.settings.proxy_protocol = has_tls;
+            config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
             config.public_tls = has_tls.then(identity);
         })
         .await;
@@ -265,8 +265,8 @@ async fn stopping_does_not_wait_for_the_silent() {
 #[tokio::test]
 async fn stopping_by_force_waits_for_nothing() {
     let rig = Rig::with(|config| {
-        config.grace_period = Duration::from_secs(600);
-        config.drain_delay = Duration::from_secs(600);
+        config.settings.grace_period = Duration::from_secs(600);
+        config.settings.drain_delay = Duration::from_secs(600);
     })
     .await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
@@ -322,10 +322,10 @@ async fn an_address_that_is_in_use_cannot_be_bound_again() {
             let addresses = rig.addresses;
             let error = rig
                 .second(|config| {
-                    config.shards = shards;
+                    config.settings.shards = shards;
                     match listener {
-                        "public" => config.public_listen = addresses.public,
-                        _ => config.tunnel_listen = addresses.tunnel,
+                        "public" => config.settings.public_listen = addresses.public,
+                        _ => config.settings.tunnel_listen = addresses.tunnel,
                     }
                 })
                 .await;

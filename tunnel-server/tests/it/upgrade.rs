@@ -232,7 +232,8 @@ async fn the_upstream_may_end_its_direction_first() {
 
 #[tokio::test]
 async fn a_half_that_nobody_ends_is_ended_after_a_silence() {
-    let rig = Rig::with(|config| config.body_idle_timeout = Duration::from_millis(200)).await;
+    let rig =
+        Rig::with(|config| config.settings.body_idle_timeout = Duration::from_millis(200)).await;
     let (_client, mut upstreams) = granting(&rig).await;
     let mut raw = upgraded(&rig, b"").await;
     let upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
@@ -254,7 +255,7 @@ async fn a_half_that_nobody_ends_is_ended_after_a_silence() {
 async fn who_reads_slowly_keeps_the_connection() {
     const BYTES: usize = 16 * 1024 * 1024;
     const SLOW: usize = 32 * 1024;
-    let rig = Rig::with(|config| config.body_idle_timeout = Duration::from_secs(3)).await;
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = Duration::from_secs(3)).await;
     let (client, mut upstreams) = granting(&rig).await;
     let mut raw = upgraded(&rig, b"").await;
     let Upstream { received, send } = soon("the upgrade", upstreams.recv()).await.unwrap();
@@ -281,9 +282,9 @@ async fn who_reads_slowly_keeps_the_connection() {
 async fn no_idle_limit_ends_an_upgraded_connection() {
     let limit = Duration::from_millis(100);
     let rig = Rig::with(|config| {
-        config.keep_alive_timeout = limit;
-        config.body_idle_timeout = limit;
-        config.request_head_timeout = limit;
+        config.settings.keep_alive_timeout = limit;
+        config.settings.body_idle_timeout = limit;
+        config.settings.request_head_timeout = limit;
     })
     .await;
     let (_client, mut upstreams) = granting(&rig).await;

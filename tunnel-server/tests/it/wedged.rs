@@ -36,7 +36,7 @@ async fn stuck(rig: &Rig, request: &str) -> Raw {
 
 #[tokio::test]
 async fn a_session_that_takes_nothing_is_evicted_and_the_others_of_its_tunnel_serve() {
-    let rig = Rig::with(|config| config.ping_interval = Duration::from_millis(500)).await;
+    let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(500)).await;
     let instance = random_instance();
     let second = |_| async { Ok(status(200, full("second"))) };
     let second = FakeClient::of_instance(&rig, PROD, instance.clone(), second).await;

@@ -16,26 +16,17 @@ use tunnel_ops::tls_files::Roots;
 
 use super::raw::{RawRoute, Text};
 use super::{
-    Conditions, ConfigFault, DEFAULT_ROUTE, Matcher, RouteAction, RouteConfig, RouteList, Source,
-    UpstreamOptions, UpstreamUrl,
+    Conditions, ConfigFault, DEFAULT_ROUTE, Matcher, RouteAction, RouteConfig, RouteList, Settings,
+    Source,
 };
-use crate::config::{UPSTREAM_CONNECT_TIMEOUT, UPSTREAM_HEAD_TIMEOUT};
 use crate::routes::matcher::ROUTES_MAX;
 use crate::routes::template::is_dns_label;
-
-/// What counts where a route says nothing.
-#[derive(Debug, Clone)]
-pub(crate) struct Defaults {
-    pub(super) connect_timeout: Duration,
-    pub(super) head_timeout: Duration,
-    pub(super) ca_file: Option<PathBuf>,
-    pub(super) upstream: Option<UpstreamUrl>,
-}
 
 /// Checks the routes of one file.
 pub(super) struct Checker<'a> {
     pub(super) file: &'a TomlFile,
-    pub(super) defaults: Defaults,
+    /// What counts where a route says nothing.
+    pub(super) settings: Settings,
     /// Whether the files that routes name are read.
     pub(super) reads_files: bool,
     /// Those that were read, since many routes name the same, and the system's roots are many.
@@ -49,12 +40,12 @@ pub(in crate::config) fn check(
     reads_files: bool,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<RouteList> {
-    let (Some(file), false) = (&source.file, source.route.is_empty()) else {
+    let (Some(file), false) = (source.places.file(), source.route.is_empty()) else {
         return Some(RouteList::default());
     };
     let mut checker = Checker {
         file,
-        defaults: Defaults::of(source),
+        settings: source.settings(),
         reads_files,
         roots: HashMap::new(),
         faults,
@@ -75,29 +66,6 @@ pub(in crate::config) fn check(
     checker.overlaps(&routes, &source.route);
     checker.preflights(&routes, &source.route);
     Some(routes)
-}
-
-impl Defaults {
-    /// As flags, environment and file say.
-    pub(crate) fn of(source: &Source) -> Self {
-        let connect = source.upstream_connect_timeout;
-        let head = source.upstream_head_timeout;
-        Self {
-            connect_timeout: connect.map_or(UPSTREAM_CONNECT_TIMEOUT, Duration::from),
-            head_timeout: head.map_or(UPSTREAM_HEAD_TIMEOUT, Duration::from),
-            ca_file: source.upstream_ca_file.clone(),
-            upstream: source.upstream.clone(),
-        }
-    }
-
-    /// These routes and the default one, if there is an upstream for it.
-    pub(crate) fn add_to(&self, routes: &RouteList, roots: Option<Roots>) -> RouteList {
-        let Some(upstream) = &self.upstream else {
-            return routes.clone();
-        };
-        let options = UpstreamOptions::new(self.connect_timeout, self.head_timeout, roots);
-        routes.with_default(upstream.clone(), options)
-    }
 }
 
 impl Checker<'_> {
@@ -172,7 +140,7 @@ impl Checker<'_> {
                 self.fault(span, "route.name", problem);
                 continue;
             }
-            if name == DEFAULT_ROUTE && self.defaults.upstream.is_some() {
+            if name == DEFAULT_ROUTE && self.settings.upstream.is_some() {
                 let problem = "the route that `upstream` makes has this name";
                 self.fault(span, "route.name", problem);
                 continue;
@@ -261,7 +229,7 @@ impl Checker<'_> {
                 && conditions.path.as_str() == "/*"
         };
         let for_all = raw.iter().zip(routes).find(is_for_all);
-        if let (Some((raw, _)), true) = (for_all, self.defaults.upstream.is_some()) {
+        if let (Some((raw, _)), true) = (for_all, self.settings.upstream.is_some()) {
             let problem = "`/*` takes the same requests as the route that `upstream` (--upstream) makes: leave \
                            one of them out";
             self.fault(raw.path.span(), "route.path", problem);

@@ -1,12 +1,13 @@
 //! A route as written, each word with its place, so that a fault in it can be pointed at.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 use tunnel_ops::config_value::{self, ValueError};
+use tunnel_ops::settings::FileOnly;
 
 /// A text with its place.
 pub(super) type Text = Spanned<String>;
@@ -156,22 +157,11 @@ fn value_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Text>
     Ok(Some(Spanned::new(span, given.into_inner().0)))
 }
 
-impl RawRoute {
-    /// The files that it names.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
-        let tls = self.tls.iter().map(Spanned::get_ref);
-        let paths = tls.flat_map(|tls| [&tls.ca_file, &tls.client_cert, &tls.client_key]);
-        paths.flatten().map(|path| path.get_ref().as_path())
-    }
-
-    /// Paths in a file are relative to the file.
-    pub(crate) fn resolve_paths(&mut self, folder: &Path) {
-        let Some(tls) = &mut self.tls else { return };
-        let tls = tls.get_mut();
-        let paths = [&mut tls.ca_file, &mut tls.client_cert, &mut tls.client_key];
-        for path in paths.into_iter().flatten() {
-            let path = path.get_mut();
-            *path = folder.join(&*path);
-        }
+impl FileOnly for RawRoute {
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        let tls = self.tls.iter_mut().map(Spanned::get_mut);
+        let paths =
+            tls.flat_map(|tls| [&mut tls.ca_file, &mut tls.client_cert, &mut tls.client_key]);
+        paths.flatten().map(Spanned::get_mut).collect()
     }
 }

@@ -223,7 +223,10 @@ impl Checker<'_> {
     }
 
     fn options(&mut self, raw: &RawRoute, has_https: bool) -> Option<UpstreamOptions> {
-        let (connect, head) = (self.defaults.connect_timeout, self.defaults.head_timeout);
+        let (connect, head) = (
+            self.settings.upstream_connect_timeout,
+            self.settings.upstream_head_timeout,
+        );
         let connect = self.duration(
             raw.connect_timeout.as_ref(),
             "route.connect_timeout",
@@ -275,7 +278,7 @@ impl Checker<'_> {
             self.fault(ca_file.span(), "route.tls.ca_file", problem);
         }
         let roots = if self.reads_files && !insecure {
-            let default = self.defaults.ca_file.clone();
+            let default = self.settings.upstream_ca_file.clone();
             let path = ca_file.map(|path| path.get_ref().clone()).or(default);
             let span = ca_file.map_or(span, Spanned::span);
             self.roots(path.as_deref(), span)

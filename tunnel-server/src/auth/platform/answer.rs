@@ -10,11 +10,11 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
 use tunnel_ops::config_value::Network;
+use tunnel_ops::settings::SettingValue;
 
 use crate::auth::credential::shown;
 use crate::auth::https::AskError;
 use crate::auth::labels::NamedRuntime;
-use crate::config::plain;
 use crate::runtimes::RawLimits;
 
 /// Longest time that an answer may hold.
@@ -105,7 +105,7 @@ impl Answer {
         let mut named = NamedRuntime::new(&raw.account, &raw.runtime)
             .map_err(|error| format!("it is malformed: {error}"))?;
         named.limits = raw.limits.into();
-        named.allow_from = raw.allow_from.map(plain);
+        named.allow_from = raw.allow_from.map(SettingValue::plain);
         if raw.expires_in == Some(0) {
             return Err("it is malformed: `expires_in` is 0".into());
         }

@@ -61,7 +61,10 @@ impl LiveSession {
         }
         let grant = self.credential.grant();
         let label = &grant.runtime.label;
-        let (instance, on_conflict) = (self.greeting.instance.id(), node.config().on_conflict);
+        let (instance, on_conflict) = (
+            self.greeting.instance.id(),
+            node.config().settings.on_conflict,
+        );
         let looked = node.registry.look(label, instance, on_conflict).await;
         let expires_in = grant.expires.map(|end| {
             let left = end.duration_since(SystemTime::now());

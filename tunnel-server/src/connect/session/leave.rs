@@ -61,7 +61,7 @@ async fn follow(
     membership: &Membership,
     cause: &Cause,
 ) -> CloseReason {
-    let grace = node.config().grace_period;
+    let grace = node.config().settings.grace_period;
     match cause {
         Cause::None => pending().await,
         Cause::Draining => {

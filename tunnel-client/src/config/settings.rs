@@ -1,0 +1,207 @@
+//! The table of the client's settings.
+//!
+//! From it come flags, environment variables, keys of the configuration file, help, defaults, bounds, what a reload takes
+//! over, and the reference page. Values are understood here, each with the same words wherever it was given; whether they
+//! fit together is for [`super::Config`] and [`super::ServeConfig`].
+//!
+//! There is no flag for the token itself: other users of the machine can see a program's flags.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tunnel_ops::admin::AdminHost;
+use tunnel_ops::config_value::{
+    BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, OptionalListenAddress,
+    PositiveDuration, SizeText,
+};
+use tunnel_ops::settings::{self, OneOrMorePaths};
+use tunnel_ops::telemetry::{LogFilter, LogFormat};
+
+use super::dns_server::DnsServer;
+use super::no_proxy::NoProxy;
+use super::proxy::ProxyChoice;
+use super::reach::{ConnectTo, HostField, TlsName};
+use super::routes::RawRoute;
+use super::url::{ServerUrl, UpstreamUrl};
+use super::{OnRefusal, TellRoutes};
+
+/// The file to read, and what flags and environment say.
+pub type Given = settings::Given<Source>;
+
+tunnel_ops::settings! {
+    variables "TUNNEL_CLIENT_";
+    /// Every setting as a flag, an environment variable or the file gave it.
+    given Source;
+    /// Every setting as it counts, but for those that are read into something else.
+    settings Settings;
+    file_only {
+        /// The routes.
+        route: Vec<RawRoute>;
+    }
+
+    "Server and credential" {
+        /// The server to dial, such as wss://tunnel.example.com
+        server: ServerUrl, given "required", "URL", Restart;
+        /// The regular file that holds the token; read again when it changes
+        token_file: PathBuf, else "required unless --client-cert is given", "FILE", Restart;
+        /// Certificate chain that is shown to the server, PEM; read again when it changes
+        client_cert: PathBuf, given "", "FILE", Restart;
+        /// Key of the client's certificate, PEM
+        client_key: PathBuf, given "required with --client-cert", "FILE", Restart;
+        /// CA certificates that the server may be signed by, PEM; read again at each dial
+        ///
+        /// May be given several times
+        ca_file: OneOrMorePaths, given "", "FILE", Restart;
+        /// Folder with CA certificates that the server may be signed by, PEM; read again at each dial
+        ///
+        /// May be given several times
+        ca_dir: OneOrMorePaths, given "", "FOLDER", Restart;
+        /// Trust the system's CA certificates as well
+        ///
+        /// `false`: only those of `--ca-file` and `--ca-dir`
+        system_roots: bool = true, "BOOL", Restart;
+        /// Name that is sent in TLS (SNI) and checked in the server's certificate
+        server_name: TlsName, else "the URL's host unless set", "NAME", Restart;
+        /// Host that is named in the request for a session
+        host_header: HostField, else "the URL's host unless set", "HOST", Restart;
+        /// Dial this host instead of the URL's: HOST or HOST:PORT
+        connect_to: ConnectTo, else "the URL's host unless set", "HOST", Restart;
+    }
+    "Proxy" {
+        /// Proxy by which the server is reached: http://, https://, socks5:// or socks5h://, or none
+        proxy: ProxyChoice, given "HTTPS_PROXY, ALL_PROXY unless set", "URL", Restart;
+        /// File that holds user:password for the proxy; read again at each dial
+        proxy_auth_file: PathBuf, given "", "FILE", Restart;
+        /// Servers that are reached without a proxy: names, domains, addresses, networks, or *
+        no_proxy: Vec<NoProxy>, given "NO_PROXY unless set", "HOST", Restart;
+        /// CA certificates that an https proxy may be signed by, PEM; read again at each dial
+        ///
+        /// May be given several times
+        proxy_ca_file: OneOrMorePaths, given "", "FILE", Restart;
+        /// Folder with CA certificates that an https proxy may be signed by, PEM; read again at each dial
+        ///
+        /// May be given several times
+        proxy_ca_dir: OneOrMorePaths, given "", "FOLDER", Restart;
+        /// Trust the system's CA certificates for an https proxy as well
+        proxy_system_roots: bool = true, "BOOL", Restart;
+    }
+    "Tunnel" {
+        /// Sessions kept with the server at once
+        sessions: Count<1, 8> = 2, "NUMBER", Restart;
+        // Each time costs a dial.
+        /// Longest time that a session is used before another one replaces it
+        max_session_age: DurationFrom<60_000>, else "for as long as it lasts unless set", "TIME", Restart;
+        /// Networks that the runtime may be reached from, within what the server allows
+        allow_from: Vec<Network>, else "any unless set", "CIDR", Restart;
+        /// What the server is told of the routes: full, names (without upstreams) or none
+        ///
+        /// `names`: name, what it matches, whether it is up; `full`: the upstreams' URLs as well. It is there for the
+        /// server's operator to look at
+        tell_routes: TellRoutes = TellRoutes::Names, "WHAT", Restart;
+        /// Time for each step of the dial: name, connection, proxy, TLS, upgrade
+        dial_timeout: PositiveDuration = Duration::from_secs(10), "TIME", Restart;
+        // Quick after a hiccup, gentle in a storm.
+        /// Longest wait before the first new dial; it doubles with each failure
+        redial_base: PositiveDuration = Duration::from_secs(1), "TIME", Restart;
+        /// Longest wait before any new dial
+        redial_cap: PositiveDuration = Duration::from_secs(30), "TIME", Restart;
+        /// How long a session must last for the waits to start over
+        redial_stable: DurationText = Duration::from_secs(60), "TIME", Restart;
+        /// What to do when a person has to mend what the server refuses: exit or retry
+        ///
+        /// It counts where no session is left. A token that is not known counts as such after 5 min of it; that another
+        /// instance has taken over never does
+        on_refusal: OnRefusal = OnRefusal::Exit, "ACTION", Restart;
+        /// Longest wait after a refusal, or after another instance took over
+        ///
+        /// Waits before the next dial begin with 5 to 10 s (15 to 30 s after a takeover) and double
+        refusal_wait: PositiveDuration = Duration::from_secs(5 * 60), "TIME", Restart;
+        // A session that is silent for two of them is dead.
+        /// Time between pings on a session
+        ping_interval: DurationFrom<100> = Duration::from_secs(15), "TIME", Restart;
+    }
+    "Upstreams" {
+        /// The local service that answers what no route takes: http://, https:// or h2c:// with host and
+        /// port, or unix:/path
+        upstream: UpstreamUrl, else "required unless the file has routes", "URL", AtOnce;
+        /// CA certificates that an https upstream may be signed by, beside the system's, PEM
+        ///
+        /// Also for routes that name none
+        upstream_ca_file: PathBuf, else "", "FILE", AtOnce;
+        /// Name servers that upstreams' names are looked up at, address and port
+        dns_server: Vec<DnsServer>, else "the system's unless set", "ADDRESS", Restart;
+        /// Time to connect to the upstream
+        upstream_connect_timeout: PositiveDuration = Duration::from_secs(5), "TIME", AtOnce;
+        // What webhooks, reports and queries need, and more than any idle limit on the way.
+        /// Time for the head of the upstream's response
+        upstream_head_timeout: PositiveDuration = Duration::from_secs(5 * 60), "TIME", AtOnce;
+        /// Idle connections to the upstream that are kept
+        upstream_idle_pool: Count<0, 4096> = 64, "NUMBER", Restart;
+        // A quarter of what `deploy/kubernetes/sidecar.yaml` gives the client.
+        /// Memory for what was received and not sent on yet, of requests and responses
+        max_buffered_size: SizeText = 64 << 20, "SIZE", Restart;
+    }
+    "Listener of serve" {
+        /// Of serve: where it listens
+        ///
+        /// HTTP/1.1, and HTTP/2 with prior knowledge
+        listen: ListenAddress = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)), "ADDRESS", Restart;
+        /// Of serve: certificate chain for TLS, PEM; read again when it changes
+        listen_cert: PathBuf, given "plain HTTP unless set", "FILE", Restart;
+        /// Of serve: key of that certificate, PEM
+        listen_key: PathBuf, given "required with --listen-cert", "FILE", Restart;
+        /// Of serve: networks of ingress controllers, whose X-Forwarded-*, X-Real-IP and Forwarded are believed
+        ///
+        /// They are added to; those of anybody else are removed, whatever comes after `X-Forwarded-`
+        trusted_proxies: Vec<Network> = Vec::new(), "CIDR", Restart;
+        /// Of serve: add Via to requests; nginx compresses nothing for those that have it
+        via: bool = false, "BOOL", Restart;
+        /// Of serve: connections at once
+        ///
+        /// More are closed at once
+        max_connections: Count<1, 65536> = 1_024, "NUMBER", Restart;
+        /// Of serve: exchanges at once
+        ///
+        /// Upgraded connections are among them; more get 503
+        max_exchanges: Count<1, 65536> = 1_024, "NUMBER", Restart;
+        // With as many connections as may be, which all stop short of its end, 64 MiB for as long as a head may take.
+        /// Of serve: largest head of a request
+        max_head_size: BoundedSize<8, 128> = 64 * 1024, "SIZE", Restart;
+        /// Of serve: time for a request's head, from its first byte
+        ///
+        /// And for a TLS handshake
+        request_head_timeout: PositiveDuration = Duration::from_secs(30), "TIME", Restart;
+        // Longer than an ingress controller keeps a connection, so that it is the one that closes it.
+        /// Of serve: longest silence before a request on a connection
+        ///
+        /// The first request too; let it be longer than the ingress controller's own
+        keep_alive_timeout: PositiveDuration = Duration::from_secs(3 * 60), "TIME", Restart;
+        /// Of serve: longest silence within a request's body, and time to take something of an answer
+        ///
+        /// Also of one direction of an upgraded connection when the other has ended. The time to take something of an answer, or of
+        /// what there is for the peer on an upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC
+        /// client that thinks for minutes with its window full needs more
+        body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", Restart;
+        // Whoever sends requests sees meanwhile that it is not ready.
+        /// Of serve: how long it goes on accepting after it was asked to stop
+        ///
+        /// At most half of `--grace-period`, of which it is a part: more is taken for that half
+        drain_delay: DurationText = Duration::ZERO, "TIME", Restart;
+    }
+    "Operation" {
+        /// Where metrics, health and readiness are told, or "off"
+        admin_listen: OptionalListenAddress = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))), "ADDRESS", Restart;
+        /// Name that the admin listener may be asked by, beside localhost and IP addresses
+        admin_host: Vec<AdminHost> = Vec::new(), "HOST", Restart;
+        // 5 s less than Kubernetes gives.
+        /// How long exchanges may take to end when the client stops
+        grace_period: DurationText = Duration::from_secs(25), "TIME", Restart;
+        /// Log a line for each exchange
+        access_log: bool = true, "BOOL", Restart;
+        /// Log lines as text or json
+        log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
+        /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug
+        log_level: LogFilter = LogFilter::default(), "LEVEL", Restart;
+    }
+}

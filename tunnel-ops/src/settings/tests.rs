@@ -1,0 +1,208 @@
+//! Tests of what comes out of a table of settings.
+#![allow(unreachable_pub, reason = "tables are public where programs have them")]
+
+use std::time::Duration;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use super::*;
+use crate::config_value::{Count, DurationText};
+
+crate::settings! {
+    variables "OPS_";
+    given Source;
+    settings Settings;
+    file_only {
+        /// Things, which no flag can hold.
+        thing: Vec<Thing>;
+    }
+
+    "First" {
+        /// One that a flag gives
+        ///
+        /// And what only the page says.
+        by_flag: String, else "", "TEXT", AtOnce;
+        /// One that a variable gives
+        by_variable: String, else "unless set", "TEXT", AtOnce;
+        /// One that the file gives
+        by_file: PathBuf, given "required", "FILE", AtOnce;
+    }
+    "Second" {
+        /// One that nobody
+        /// gives
+        by_nobody: DurationText = Duration::from_secs(60), "TIME", Restart;
+        /// One that counts at once unless it is taken away
+        number: Count<1, 9>, else "", "A|B", Depends(is_gone);
+        /// Folders
+        folders: OneOrMorePaths = Vec::new(), "FOLDER", Restart;
+    }
+}
+
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct Thing {
+    file: PathBuf,
+}
+
+impl FileOnly for Thing {
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        vec![&mut self.file]
+    }
+}
+
+#[derive(Debug, Parser)]
+struct Flags {
+    #[command(flatten)]
+    given: Given<Source>,
+}
+
+fn is_gone(_: Option<&str>, after: Option<&str>) -> bool {
+    after.is_none()
+}
+
+fn in_file(text: &str) -> Source {
+    Source::from_file(TomlFile::from_text("/etc/c.toml", text)).unwrap()
+}
+
+fn shown(settings: &Settings) -> Vec<String> {
+    let mut all = Vec::new();
+    settings.each_shown(&mut |setting, value| all.push(format!("{setting} {value}")));
+    all
+}
+
+#[test]
+fn each_setting_has_the_place_where_it_was_given() {
+    Flags::command().debug_assert();
+    let command = Flags::command()
+        // One that is set wherever these tests run.
+        .mut_arg("by_variable", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"));
+    let matches = command.get_matches_from(["", "--by-flag=1"]);
+    let flags = Flags::from_arg_matches(&matches).unwrap().given.source;
+    let file = in_file("by_flag = '2'\nby_variable = '2'\n\n by_file = '2'\n");
+    let source = flags.clone().or(file);
+    for (setting, place, mention, is_given) in [
+        (&setting::by_flag, "--by-flag", "--by-flag", true),
+        (
+            &setting::by_variable,
+            "the environment variable OPS_BY_VARIABLE",
+            "OPS_BY_VARIABLE",
+            true,
+        ),
+        (
+            &setting::by_file,
+            "/etc/c.toml:4:2: by_file",
+            "`by_file` in line 4 of /etc/c.toml",
+            true,
+        ),
+        (
+            &setting::by_nobody,
+            "--by-nobody",
+            "the default of --by-nobody",
+            false,
+        ),
+    ] {
+        let found = source.place(setting);
+        assert_eq!(found.to_string(), place);
+        assert_eq!(found.mention_or_default(), mention);
+        assert_eq!(found.is_given(), is_given, "{setting}");
+    }
+    assert!(!flags.place(&setting::by_file).is_given());
+    assert_eq!(source.by_file, Some("/etc/2".into()));
+    let settings = source.settings();
+    assert_eq!(settings.by_flag.as_deref(), Some("1"));
+    assert_ne!(settings.by_variable.as_deref(), Some("2"));
+    assert_eq!(settings.by_nobody, Duration::from_secs(60));
+}
+
+#[test]
+fn settings_are_shown_and_kept_as_their_rows_say() {
+    let mut settings = Settings::default();
+    assert_eq!(shown(&settings), ["--by-nobody 1m", "--folders none"]);
+    let other = in_file("by_nobody = '5s'\nfolders = 'a'\nnumber = 7\nby_flag = 'x'").settings();
+    let mut taken = other.clone();
+    taken.keep_started(&settings);
+    assert_eq!(
+        shown(&taken),
+        [
+            "--by-flag x",
+            "--by-nobody 1m",
+            "--number 7",
+            "--folders none"
+        ]
+    );
+    settings.keep_started(&other);
+    assert_eq!(
+        shown(&settings),
+        ["--by-nobody 5s", "--number 7", "--folders /etc/a"]
+    );
+}
+
+#[test]
+fn files_are_followed_unless_only_a_start_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("c.toml");
+    let text = "by_file = 'a'\nfolders = ['b']\nthing = [{ file = 'c' }]\n";
+    std::fs::write(&config, text).unwrap();
+    let given = Given::new(Some(config.clone()), Source::default());
+    let named = |name| folder.path().join(name);
+    assert_eq!(given.watched(), [named("a"), named("c"), config.clone()]);
+    std::fs::write(&config, "unknown = 1").unwrap();
+    assert_eq!(given.watched(), [config]);
+}
+
+#[test]
+fn what_differs_is_named() {
+    let (one, two) = (in_file("number = 1"), in_file("number = 1\nby_flag = 'x'"));
+    let keys = |settings: Vec<&Setting>| settings.iter().map(|it| it.key).collect::<Vec<_>>();
+    assert_eq!(keys(one.differences(&two)), ["by_flag"]);
+    assert!(one.differences(&one).is_empty());
+}
+
+#[test]
+fn help_and_page_say_what_the_table_says() {
+    let command = Flags::command();
+    let help = |key: &str| {
+        let flag = command.get_arguments().find(|flag| flag.get_id() == key);
+        flag.and_then(Arg::get_help).unwrap().to_string()
+    };
+    assert_eq!(help("by_flag"), "One that a flag gives");
+    assert_eq!(
+        help("by_variable"),
+        "One that a variable gives [unless set]"
+    );
+    assert_eq!(help("by_nobody"), "One that nobody gives [default: 1m]");
+    assert!(help("number").ends_with(" [1 to 9]"));
+    let page = page::<Source>("ops");
+    let (_, tables) = page.split_once("## First").unwrap();
+    let rows: Vec<_> = tables.lines().filter(|line| line.contains("--")).collect();
+    assert_eq!(
+        rows[1],
+        "| `--by-flag` | - | TEXT | at once | One that a flag gives. And what only the page says. |"
+    );
+    assert_eq!(
+        rows[5],
+        "| `--by-nobody` | `1m` | TIME | restart | One that nobody gives |"
+    );
+    assert!(page.contains("\n## Second\n"));
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_place_and_the_likely_one() {
+    for (text, expected) in [
+        (
+            "\nby_flg = 'a'\n",
+            "c.toml:2:1: unknown key `by_flg`, did you mean `by_flag`?",
+        ),
+        (
+            "by-nobody = '5s'\n",
+            "c.toml:1:1: unknown key `by-nobody`, did you mean `by_nobody`?",
+        ),
+        (
+            "colour = 1",
+            "c.toml:1:1: unknown key `colour`, expected one of by_flag, by_variable, by_file, by_nobody, number, \
+             folders, thing",
+        ),
+    ] {
+        let error = Source::from_file(TomlFile::from_text("c.toml", text)).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+}

@@ -1,0 +1,307 @@
+//! The types that a setting can have: how each is read from a flag, what the program works with, and how that is shown.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::builder::{BoolValueParser, PathBufValueParser, StringValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches};
+use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
+
+/// A type that a setting can have. A file is read by the type's `Deserialize`.
+pub trait SettingValue: Clone + PartialEq + Send + Sync + 'static {
+    /// What the program works with.
+    type Plain: Clone;
+
+    /// The same as the program works with it.
+    fn plain(self) -> Self::Plain;
+
+    /// A value as the effective configuration and the help show it. Nothing secret is in it.
+    fn show(plain: &Self::Plain) -> String;
+
+    /// What reads a value, or each value of a list, from a flag or a variable.
+    fn parser() -> ValueParser;
+
+    /// The values that are possible, for the help.
+    fn bounds() -> Option<String> {
+        None
+    }
+
+    /// The files and folders that it names.
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        Vec::new()
+    }
+
+    /// Adds to a flag what the type needs.
+    fn argument(argument: Arg) -> Arg {
+        argument.value_parser(Self::parser())
+    }
+
+    /// What flag or variable gave.
+    fn given(matches: &ArgMatches, key: &str) -> Option<Self> {
+        matches.get_one(key).cloned()
+    }
+}
+
+/// Reads a flag by `FromStr`.
+pub fn text_parser<T>() -> ValueParser
+where
+    T: FromStr<Err: std::error::Error + Send + Sync> + Clone + Send + Sync + 'static,
+{
+    ValueParser::new(T::from_str)
+}
+
+/// Makes a type that is read by `FromStr` one that a file and a setting can have. The program works with the type itself,
+/// shown by `Display` or by `show`; or with another type, with what makes it, what shows it, and perhaps what its bounds are.
+#[macro_export]
+macro_rules! text_value {
+    (@impl [$($generics:tt)*] $type:ty, $plain:ty, $show:expr $(, $bounds:expr)?) => {
+        impl<'de, $($generics)*> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::config_value::from_text(deserializer)
+            }
+        }
+
+        impl<$($generics)*> $crate::settings::SettingValue for $type {
+            type Plain = $plain;
+
+            fn plain(self) -> Self::Plain {
+                self.into()
+            }
+
+            fn show(plain: &Self::Plain) -> String {
+                let show: fn(&Self::Plain) -> String = $show;
+                show(plain)
+            }
+
+            fn parser() -> ::clap::builder::ValueParser {
+                $crate::settings::text_parser::<Self>()
+            }
+
+            $(fn bounds() -> Option<String> {
+                Some($bounds)
+            })?
+        }
+    };
+    (for [$($generics:tt)*] $type:ty as $plain:ty, $into:expr, $show:expr $(, $bounds:expr)?) => {
+        impl<$($generics)*> From<$type> for $plain {
+            fn from(value: $type) -> Self {
+                let into: fn($type) -> Self = $into;
+                into(value)
+            }
+        }
+
+        $crate::text_value!(@impl [$($generics)*] $type, $plain, $show $(, $bounds)?);
+    };
+    ($type:ty as $plain:ty, $into:expr, $show:expr $(, $bounds:expr)?) => {
+        $crate::text_value!(for [] $type as $plain, $into, $show $(, $bounds)?);
+    };
+    ($type:ty, show = $show:expr) => {
+        $crate::text_value!(@impl [] $type, Self, $show);
+    };
+    ($type:ty $(, $bounds:expr)?) => {
+        $crate::text_value!(@impl [] $type, Self, Self::to_string $(, $bounds)?);
+    };
+}
+
+/// Gives an enum one word for each variant, by which it is read and shown.
+#[macro_export]
+macro_rules! word_value {
+    ($type:ty { $($word:literal => $variant:path),+ $(,)? }) => {
+        impl ::std::str::FromStr for $type {
+            type Err = $crate::config_value::ValueError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($word => Ok($variant),)+
+                    _ => {
+                        let words = $crate::config_value::one_of(&[$($word),+]);
+                        Err($crate::config_value::ValueError::new(format!("expected {words}")))
+                    }
+                }
+            }
+        }
+
+        impl ::std::fmt::Display for $type {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(match self {
+                    $($variant => $word,)+
+                })
+            }
+        }
+
+        $crate::text_value!($type, $crate::config_value::one_of(&[$($word),+]));
+    };
+}
+
+/// One path or several: a list in the file may be left out where it would have one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OneOrMorePaths(Vec<PathBuf>);
+
+impl OneOrMorePaths {
+    /// All of them.
+    pub fn as_slice(&self) -> &[PathBuf] {
+        &self.0
+    }
+}
+
+impl From<Vec<PathBuf>> for OneOrMorePaths {
+    fn from(paths: Vec<PathBuf>) -> Self {
+        Self(paths)
+    }
+}
+
+impl SettingValue for OneOrMorePaths {
+    type Plain = Vec<PathBuf>;
+
+    fn plain(self) -> Vec<PathBuf> {
+        self.0
+    }
+
+    fn show(plain: &Vec<PathBuf>) -> String {
+        Vec::<PathBuf>::show(plain)
+    }
+
+    fn parser() -> ValueParser {
+        PathBuf::parser()
+    }
+
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        self.0.iter_mut().collect()
+    }
+
+    fn argument(argument: Arg) -> Arg {
+        Vec::<PathBuf>::argument(argument)
+    }
+
+    fn given(matches: &ArgMatches, key: &str) -> Option<Self> {
+        Vec::given(matches, key).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for OneOrMorePaths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Vec<PathBuf>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path, or a list of paths")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<Self::Value, E> {
+                Ok(vec![PathBuf::from(path)])
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut paths = Vec::new();
+                while let Some(path) = list.next_element()? {
+                    paths.push(path);
+                }
+                Ok(paths)
+            }
+        }
+
+        deserializer.deserialize_any(OneOrMore).map(Self)
+    }
+}
+
+impl<T: SettingValue> SettingValue for Vec<T> {
+    type Plain = Vec<T::Plain>;
+
+    fn plain(self) -> Self::Plain {
+        self.into_iter().map(T::plain).collect()
+    }
+
+    fn show(plain: &Self::Plain) -> String {
+        let values: Vec<_> = plain.iter().map(T::show).collect();
+        match values.is_empty() {
+            true => "none".to_owned(),
+            false => values.join(" "),
+        }
+    }
+
+    fn parser() -> ValueParser {
+        T::parser()
+    }
+
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        self.iter_mut().flat_map(T::paths).collect()
+    }
+
+    fn argument(argument: Arg) -> Arg {
+        T::argument(argument)
+            .action(ArgAction::Append)
+            .value_delimiter(',')
+    }
+
+    fn given(matches: &ArgMatches, key: &str) -> Option<Self> {
+        let values = matches.get_many(key)?;
+        Some(values.cloned().collect())
+    }
+}
+
+impl SettingValue for PathBuf {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
+    /// The same wherever the program was started.
+    fn show(path: &Self) -> String {
+        let absolute = std::path::absolute(path);
+        let path = absolute.as_deref().unwrap_or(path);
+        Path::display(path).to_string()
+    }
+
+    fn parser() -> ValueParser {
+        PathBufValueParser::new().into()
+    }
+
+    fn paths(&mut self) -> Vec<&mut PathBuf> {
+        vec![self]
+    }
+}
+
+impl SettingValue for String {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
+    fn show(text: &Self) -> String {
+        text.clone()
+    }
+
+    fn parser() -> ValueParser {
+        StringValueParser::new().into()
+    }
+}
+
+impl SettingValue for bool {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
+    fn show(truth: &Self) -> String {
+        truth.to_string()
+    }
+
+    fn parser() -> ValueParser {
+        BoolValueParser::new().into()
+    }
+
+    /// The flag alone means true.
+    fn argument(argument: Arg) -> Arg {
+        argument
+            .value_parser(Self::parser())
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+    }
+}

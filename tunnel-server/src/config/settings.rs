@@ -1,0 +1,229 @@
+//! The table of the server's settings.
+//!
+//! From it come flags, environment variables, keys of the configuration file, help, defaults, bounds, what a reload takes
+//! over, what the effective configuration shows, and the reference page. Values are understood here, each with the same
+//! words wherever it was given; whether they fit together is for [`super::Config`].
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tunnel_ops::config_value::{
+    BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, PositiveDuration,
+    SizeText,
+};
+use tunnel_ops::settings;
+use tunnel_ops::telemetry::{LogFilter, LogFormat};
+
+use super::credentials::{HttpUrl, JwksSource};
+use super::origin::Origin;
+use crate::directory::OnConflict;
+use crate::runtimes::HostName;
+
+/// The file to read, and what flags and environment say.
+pub type Given = settings::Given<Source>;
+
+settings! {
+    variables "TUNNEL_SERVER_";
+    /// Every setting as a flag, an environment variable or the file gave it.
+    given Source;
+    /// Every setting as it counts. Times of zero mean "at once", where they are allowed.
+    settings Settings;
+    file_only {}
+
+    "Listeners" {
+        /// Where tunnel clients connect, over TLS
+        tunnel_listen: ListenAddress = local(8443), "ADDRESS", Restart;
+        /// Certificate chain of the tunnel listener, PEM
+        tls_cert: PathBuf, given "required", "FILE", AtOnce;
+        /// Key of the tunnel listener, PEM
+        tls_key: PathBuf, given "required", "FILE", AtOnce;
+        /// Where platform clients connect
+        public_listen: ListenAddress = local(8080), "ADDRESS", Restart;
+        /// Certificate chain of the public listener, PEM; without it the listener is plain
+        ///
+        /// Another certificate counts at once, whether there is one after a restart
+        public_tls_cert: PathBuf, given "", "FILE", Depends(is_new_or_gone);
+        /// Key of the public listener, PEM
+        public_tls_key: PathBuf, given "", "FILE", AtOnce;
+        /// Where metrics, health, readiness and the admin API are
+        admin_listen: ListenAddress = local(9090), "ADDRESS", Restart;
+        /// File with the bearer token that changes by the admin listener need; without it nothing can be changed there
+        admin_token_file: PathBuf, else "", "FILE", AtOnce;
+        /// Name that the admin listener may be asked by, beside localhost and IP addresses
+        admin_host: Vec<HostName> = Vec::new(), "HOST", Restart;
+        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are believed
+        ///
+        /// Those of anybody else are removed
+        trusted_proxies: Vec<Network> = Vec::new(), "CIDR", AtOnce;
+        /// Expect a PROXY header, version 1 or 2, from the trusted proxies
+        proxy_protocol: bool = false, "BOOL", AtOnce;
+    }
+    "Runtimes and credentials" {
+        /// Each runtime is reached at ACCOUNT-RUNTIME under this domain
+        domain: HostName = HostName::default_domain(), "DOMAIN", Restart;
+        /// The runtimes and their tokens, TOML
+        runtimes: PathBuf, else "required unless --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
+        /// Credentials that are no longer good, TOML; they let nobody in, and cut whoever is in
+        revocations: PathBuf, else "", "FILE", AtOnce;
+        /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
+        ///
+        /// Another file, and other keys in it, count at once; a URL, and whether there are keys, after a restart
+        jwks: JwksSource, else "", "FILE|URL", Depends(jwks_needs_restart);
+        /// Issuer (`iss`) that a JSON Web Token must name
+        jwt_issuer: String, else "required with --jwks", "TEXT", Restart;
+        /// Audience (`aud`) that a JSON Web Token must name
+        jwt_audience: String, else "required with --jwks", "TEXT", Restart;
+        /// Claim of a JSON Web Token that holds the account
+        jwt_account_claim: String = "account".to_owned(), "NAME", Restart;
+        /// Claim of a JSON Web Token that holds the runtime
+        jwt_runtime_claim: String = "runtime".to_owned(), "NAME", Restart;
+        /// How far the clocks of issuer and server may be apart
+        jwt_leeway: DurationText = Duration::from_secs(30), "TIME", Restart;
+        /// Ask the platform who a token is: a URL that is sent one POST for each
+        auth_url: HttpUrl, else "", "URL", Restart;
+        /// File with the bearer token by which the platform knows this server
+        ///
+        /// Another one counts at once; that there is none any more after a restart
+        auth_token_file: PathBuf, else "", "FILE", Depends(is_gone);
+        /// CA certificates, PEM, beside the system's, for --auth-url and a --jwks URL
+        auth_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Time for an answer of the platform, or of a --jwks URL
+        auth_timeout: PositiveDuration = Duration::from_secs(5), "TIME", Restart;
+        /// Questions to the platform at once
+        auth_concurrency: Count<1, 10_000> = 64, "NUMBER", Restart;
+        /// How long an answer of the platform is used again without asking
+        auth_cache: DurationText = Duration::from_secs(10), "TIME", Restart;
+        /// How long known good tokens go on while the platform is away
+        auth_outage: DurationText = Duration::from_secs(60 * 60), "TIME", Restart;
+        /// CA certificates, PEM: a client certificate of theirs lets in the runtime that it names
+        client_ca: PathBuf, else "", "FILE", AtOnce;
+        /// Certificate revocation lists of --client-ca, PEM
+        client_crl: PathBuf, else "", "FILE", AtOnce;
+        /// How long a session goes on after its credential has run out
+        expiry_grace: DurationText = Duration::from_secs(30), "TIME", Restart;
+    }
+    "Tunnels" {
+        /// What happens when a second instance comes for a runtime: supersede the older, or reject the newer
+        on_conflict: OnConflict = OnConflict::Supersede, "POLICY", AtOnce;
+        /// TLS handshakes and authentications of tunnel clients at once
+        max_handshakes: Count<1, 100_000> = 64, "NUMBER", Restart;
+        /// Tunnel clients that wait for their handshake; more are sent away
+        handshake_queue: Count<0, 1_000_000> = 512, "NUMBER", Restart;
+        /// Connections of tunnel clients open at once from one address
+        max_tunnel_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
+        // A session that is silent for two of them is dead.
+        /// Time between pings on a session
+        ping_interval: DurationFrom<100> = Duration::from_secs(15), "TIME", AtOnce;
+        /// Exchanges open at once on one session
+        max_exchanges: Count<1, 4096> = 1_024, "NUMBER", AtOnce;
+    }
+    "Requests" {
+        /// Add Via to requests; nginx as an upstream compresses nothing for those that have it
+        ///
+        /// Via is RFC 9110's; nginx's `gzip_proxied` may say otherwise. Loops are found by a field of their own, `Tunnel-Via`
+        via: bool = false, "BOOL", AtOnce;
+        /// Origins whose pages may read the answers that the tunnel itself gives
+        cors_origin: Vec<Origin> = Vec::new(), "ORIGIN", AtOnce;
+        /// Let upstreams set cookies for --domain and its parents, which browsers send to all runtimes
+        allow_shared_cookies: bool = false, "BOOL", AtOnce;
+        /// Time for the first byte of a connection
+        first_byte_timeout: PositiveDuration = Duration::from_secs(10), "TIME", AtOnce;
+        /// Time for a TLS handshake
+        tls_handshake_timeout: PositiveDuration = Duration::from_secs(10), "TIME", AtOnce;
+        /// Time for a request's head, from its first byte
+        request_head_timeout: PositiveDuration = Duration::from_secs(30), "TIME", AtOnce;
+        /// Longest silence within a request's body, and time to take something of an answer
+        ///
+        /// The time in which a platform client has to take something of an answer, or of what there is for it on an
+        /// upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC client that thinks for
+        /// minutes with its window full needs more
+        body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", AtOnce;
+        // More than common load balancers' 60 s, so that it is they who close.
+        /// Longest silence between requests on one connection
+        keep_alive_timeout: PositiveDuration = Duration::from_secs(75), "TIME", AtOnce;
+        /// How long a request with "Expect: 100-continue" waits for the upstream's word
+        expect_wait: DurationText = Duration::from_secs(1), "TIME", AtOnce;
+        /// Connections open at once, on the public and on the tunnel listener each
+        max_connections: Count<1, 10_000_000> = 50_000, "NUMBER", AtOnce;
+        /// Public connections open at once from one address
+        max_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
+        // With the fields that the server adds, the largest must fit into the wire's own limit.
+        /// Largest head of a request
+        max_head_size: BoundedSize<8, 128> = 128 * 1024, "SIZE", AtOnce;
+        /// How long a request waits for a runtime's client to come back
+        offline_wait: DurationText = Duration::from_secs(5), "TIME", AtOnce;
+    }
+    "Limits of the whole server" {
+        /// Exchanges open at once on the whole server
+        max_open_exchanges: Count<1, 10_000_000> = 100_000, "NUMBER", AtOnce;
+        /// Exchanges begun in a second on the whole server
+        max_exchange_rate: Count<1, 10_000_000>, else "no limit unless set", "NUMBER", AtOnce;
+        /// Upgraded connections open at once on the whole server
+        max_open_websockets: Count<0, 10_000_000> = 50_000, "NUMBER", AtOnce;
+        /// Requests that wait at once for clients to come back, on the whole server
+        max_waiting: Count<0, 1_000_000> = 10_000, "NUMBER", AtOnce;
+        /// Memory that the requests of --max-waiting may hold together
+        max_waiting_size: SizeText = 256 << 20, "SIZE", AtOnce;
+        /// Memory for received bytes of answers that platform clients have not taken yet; one runtime may fill a quarter of it
+        max_buffered_size: SizeText = 1 << 30, "SIZE", AtOnce;
+    }
+    "Limits of a runtime whose own limits do not say" {
+        /// Exchanges open at once for a runtime whose own limits do not say
+        limit_exchanges: Count<1, 1_000_000> = 2_048, "NUMBER", AtOnce;
+        /// Exchanges begun in a second for a runtime whose own limits do not say
+        limit_exchange_rate: Count<1, 1_000_000>, else "no limit unless set", "NUMBER", AtOnce;
+        /// Bytes in a second to a runtime whose own limits do not say
+        limit_upload_rate: SizeText, else "no limit unless set", "SIZE", AtOnce;
+        /// Bytes in a second from a runtime whose own limits do not say
+        limit_download_rate: SizeText, else "no limit unless set", "SIZE", AtOnce;
+        /// Upgraded connections open at once for a runtime whose own limits do not say
+        limit_websockets: Count<0, 1_000_000> = 1_024, "NUMBER", AtOnce;
+        /// Largest request head for a runtime whose own limits do not say
+        limit_head_size: BoundedSize<1, 128>, else "--max-head-size unless set", "SIZE", AtOnce;
+        /// Requests that wait at once for the client of a runtime whose own limits do not say
+        limit_waiting: Count<0, 100_000> = 256, "NUMBER", AtOnce;
+        /// Memory that the requests of --limit-waiting may hold together
+        limit_waiting_size: SizeText = 64 << 20, "SIZE", AtOnce;
+    }
+    "Stopping" {
+        /// How long the server goes on accepting after it was asked to stop
+        ///
+        /// It is a part of the grace period
+        drain_delay: DurationText = Duration::ZERO, "TIME", AtOnce;
+        /// Longest time over which clients are spread when they are told to leave
+        drain_spread: DurationText = Duration::from_secs(5), "TIME", AtOnce;
+        // 5 s less than Kubernetes gives.
+        /// How long exchanges may take to end when the server stops
+        grace_period: DurationText = Duration::from_secs(25), "TIME", AtOnce;
+    }
+    "Process and log" {
+        /// Threads that carry traffic; 0 means one for each core
+        shards: Count<0, 1024> = 0, "NUMBER", Restart;
+        /// Log a line for each exchange
+        access_log: bool = true, "BOOL", AtOnce;
+        /// Log lines as text or json
+        log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
+        /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_server=debug
+        log_level: LogFilter = LogFilter::default(), "LEVEL", AtOnce;
+    }
+}
+
+/// Without a configuration only this machine is listened to.
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn is_new_or_gone(before: Option<&str>, after: Option<&str>) -> bool {
+    before.is_none() || after.is_none()
+}
+
+fn is_gone(_: Option<&str>, after: Option<&str>) -> bool {
+    after.is_none()
+}
+
+/// Other keys in a file, or in another file, count at once.
+fn jwks_needs_restart(before: Option<&str>, after: Option<&str>) -> bool {
+    let is_url = |keys: Option<&str>| keys.is_some_and(|keys| keys.contains("://"));
+    is_new_or_gone(before, after) || is_url(before) || is_url(after)
+}
