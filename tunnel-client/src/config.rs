@@ -165,11 +165,12 @@ impl Config {
         token_file: PathBuf,
         upstream: UpstreamUrl,
     ) -> Self {
-        let mut settings = Settings::default();
-        settings.token_file = Some(token_file);
-        settings.upstream = Some(upstream);
         Self {
-            settings,
+            settings: Settings {
+                token_file: Some(token_file),
+                upstream: Some(upstream),
+                ..Settings::default()
+            },
             server,
             server_trust: server_trust.into(),
             proxy: None,

@@ -87,10 +87,11 @@ pub struct ConfigError(Vec<ConfigFault>);
 impl Config {
     /// A configuration with all defaults.
     pub fn new(tunnel_tls: Identity, runtimes: Runtimes, domain: HostName) -> Self {
-        let mut settings = Settings::default();
-        settings.domain = domain;
         Self {
-            settings,
+            settings: Settings {
+                domain,
+                ..Settings::default()
+            },
             tunnel_tls,
             public_tls: None,
             runtimes,

@@ -94,7 +94,7 @@ tunnel_ops::settings! {
         max_session_age: DurationFrom<60_000>, else "for as long as it lasts unless set", "TIME", Restart;
         /// Networks that the runtime may be reached from, within what the server allows
         allow_from: Vec<Network>, else "any unless set", "CIDR", Restart;
-        /// What the server is told of the routes: full, names (without upstreams) or none
+        /// What the server is told of the routes
         ///
         /// `names`: name, what it matches, whether it is up; `full`: the upstreams' URLs as well. It is there for the
         /// server's operator to look at
@@ -108,7 +108,7 @@ tunnel_ops::settings! {
         redial_cap: PositiveDuration = Duration::from_secs(30), "TIME", Restart;
         /// How long a session must last for the waits to start over
         redial_stable: DurationText = Duration::from_secs(60), "TIME", Restart;
-        /// What to do when a person has to mend what the server refuses: exit or retry
+        /// What to do when a person has to mend what the server refuses
         ///
         /// It counts where no session is left. A token that is not known counts as such after 5 min of it; that another
         /// instance has taken over never does
@@ -199,7 +199,7 @@ tunnel_ops::settings! {
         grace_period: DurationText = Duration::from_secs(25), "TIME", Restart;
         /// Log a line for each exchange
         access_log: bool = true, "BOOL", Restart;
-        /// Log lines as text or json
+        /// How log lines are written
         log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
         /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug
         log_level: LogFilter = LogFilter::default(), "LEVEL", Restart;

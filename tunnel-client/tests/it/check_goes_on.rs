@@ -23,15 +23,15 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
     let upstream = Scripted::answering(b"").await;
     let upstream = format!("--upstream={}", upstream.url());
     let nowhere = place.path().join("nowhere").display().to_string();
-    let [token, ca, age] = [
+    let [token, ca, cap] = [
         format!("--token-file={nowhere}"),
         format!("--ca-file={nowhere}"),
-        "--max-session-age=1s".to_owned(),
+        "--redial-cap=1ms".to_owned(),
     ];
     for (flag, first) in [
         (&token, (StepName::Token, "token_file_missing")),
         (&ca, (StepName::Config, "trust_unusable")),
-        (&age, (StepName::Config, "config_invalid")),
+        (&cap, (StepName::Config, "config_invalid")),
     ] {
         let report = place.check("wss://127.0.0.1:1", &[&upstream, flag]).await;
         assert_eq!(verdict(&report), first);

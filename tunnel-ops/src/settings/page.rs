@@ -36,7 +36,9 @@ fn row(page: &mut String, setting: &Setting) {
         SettingDefault::Without("") => "-".to_owned(),
         SettingDefault::Without(words) => words.to_owned(),
     };
-    let values = (setting.bounds)().unwrap_or_else(|| setting.value_name.to_owned());
+    let value = setting.value_name;
+    let values =
+        (setting.bounds)().map_or_else(|| value.to_owned(), |bounds| format!("{value}: {bounds}"));
     let reload = match setting.reload {
         Reload::AtOnce => "at once",
         Reload::Restart => "restart",

@@ -202,7 +202,7 @@ settings! {
         shards: Count<0, 1024> = 0, "NUMBER", Restart;
         /// Log a line for each exchange
         access_log: bool = true, "BOOL", AtOnce;
-        /// Log lines as text or json
+        /// How log lines are written
         log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
         /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_server=debug
         log_level: LogFilter = LogFilter::default(), "LEVEL", AtOnce;
