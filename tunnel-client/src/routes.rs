@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In: requests, checked by the tunnel server; and the table, checked by [`crate::config`]. Out: the
-//! one route that says most about a request, by the rule in docs/configuration.md, or the problem that
+//! one route that says most about a request, by the rule in docs/reference/routes.md, or the problem that
 //! there is none. A request decides only between what the table says: it never names an upstream.
 //!
 //! An exchange holds its route, so that one that began before a reload goes on by the old one. What is

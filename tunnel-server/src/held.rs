@@ -18,7 +18,7 @@ use crate::node::Node;
 /// How many entries a table has.
 type Count = fn(&Node) -> usize;
 
-/// The tables, by the names that docs/operations.md explains.
+/// The tables, by the names that docs/reference/metrics.md explains.
 const TABLES: [(&str, Count); 14] = [
     ("claims", |node| node.registry.claims()),
     ("runtimes", |node| node.registry.len()),

@@ -161,7 +161,7 @@ async fn paths_that_are_replaced_one_after_the_other_again_and_again_cost_nothin
     assert_eq!(again, [0; 6], "public connections stay open\n{report}");
 }
 
-/// What a failure on a path that broke may look like: what docs/operations.md says under "Waiting and
+/// What a failure on a path that broke may look like: what docs/life-of-a-tunnel.md says under "Waiting and
 /// retrying". A GET goes by the other path.
 fn is_told_as_documented(failure: &Failure) -> bool {
     let says = |what: &str| failure.what.contains(what);

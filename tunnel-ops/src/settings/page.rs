@@ -10,7 +10,7 @@ pub fn page<S: GivenSettings>(program: &str) -> String {
         "# Settings of {program}\n\n\
          Made from the program's own table of settings; a test compares the two, and writes this file where the variable \
          `UPDATE_PAGES` is set. What the flags, variables and keys have in common is in \
-         [configuration](../configuration.md).\n\n\
+         [commands](commands.md#settings).\n\n\
          `--public-listen` in the table is also the variable `{}PUBLIC_LISTEN` and the key `public_listen` of the file, \
          and so on. The column *reload* says whether a running program takes over another value as soon as the file has \
          changed.\n",

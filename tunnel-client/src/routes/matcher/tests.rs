@@ -31,7 +31,7 @@ impl Written {
     }
 
     /// How much this says about a request, or nothing when it does not match: the rule of
-    /// docs/configuration.md, word for word.
+    /// docs/reference/routes.md, word for word.
     fn score(&self, host: &str, method: &Method, path: &str) -> Option<Vec<usize>> {
         let host_score = match self.host {
             None => 0,
