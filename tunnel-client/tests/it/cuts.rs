@@ -2,12 +2,13 @@
 //! HTTP/1.1 and HTTP/2 upstreams to the wire and to `serve`'s platform clients, and uploads the other way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use h2::Reason;
-use http::{HeaderMap, Request, Response};
+use h2::{Reason, RecvStream};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};
@@ -230,138 +231,396 @@ async fn an_answer_over_http1_that_is_cut_at_any_byte_is_never_whole() {
     }
 }
 
-/// An HTTP/1.1 upstream that reads all that comes on a connection, and counts how many requests came
-/// whole: by their last chunk, or by 7 bytes behind a head that declares them.
-struct Counting {
-    upstream: Scripted,
-    whole: Arc<AtomicUsize>,
-    ends: mpsc::Receiver<()>,
-    /// What came last on any connection so far.
-    latest: watch::Receiver<String>,
+/// The frames of whole answers over HTTP/2. The last one ends the stream.
+fn answers_over_http2() -> Vec<Vec<Vec<u8>>> {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    // RFC 7541 section 6: `:status: 200`, `content-length: 8` and `x: 1`.
+    let heads = [&b"\x88"[..], b"\x88\x0f\x0d\x018"];
+    let trailers = b"\0\x01x\x011";
+    let ends = [
+        frame(DATA, END_STREAM, 1, b"half"),
+        frame(HEADERS, END_STREAM | END_HEADERS, 1, trailers),
+    ];
+    let mut answers = Vec::new();
+    for head in heads {
+        for end in &ends {
+            let mut answer = vec![
+                frame(HEADERS, END_HEADERS, 1, head),
+                frame(DATA, 0, 1, b"half"),
+            ];
+            if end[3] == HEADERS {
+                answer.push(frame(DATA, 0, 1, b"half"));
+            }
+            answer.push(end.clone());
+            answers.push(answer);
+        }
+    }
+    answers
 }
 
-async fn counting() -> Counting {
-    let whole = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&whole);
-    let (seen, ends) = mpsc::channel(1024);
-    let (came, latest) = watch::channel(String::new());
+/// One frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+#[tokio::test]
+async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_whole() {
+    const GOAWAY: u8 = 7;
+    const SETTINGS: u8 = 4;
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let to_send = Arc::clone(&sent);
     let upstream = Scripted::start(move |mut connection: Connection| {
-        let (counted, seen, came) = (Arc::clone(&counted), seen.clone(), came.clone());
+        let bytes = to_send.lock().clone();
         async move {
-            let mut text = String::new();
-            let mut bytes = [0; 1024];
-            while let Ok(read @ 1..) = connection.stream.read(&mut bytes).await {
-                text.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
-                came.send_replace(text.clone());
-            }
-            let content = text
-                .split_once("\r\n\r\n")
-                .map_or("", |(_, content)| content);
-            if content.ends_with("0\r\n\r\n")
-                || text.contains("content-length") && content.len() >= 7
-            {
-                counted.fetch_add(1, Ordering::SeqCst);
-            }
-            let _ = seen.send(()).await;
+            connection.send(frame(SETTINGS, 0, 0, &[])).await;
+            connection.http2_request().await;
+            connection.send(bytes).await;
+            connection.stream.shutdown().await.unwrap();
+            connection.rest().await;
         }
     })
     .await;
-    Counting {
-        upstream,
-        whole,
-        ends,
-        latest,
+    let setup = Setup::new(&format!("h2c://{}", upstream.address())).await;
+    for answer in answers_over_http2() {
+        for position in 0..=answer.len() {
+            // Of a stream that is below the last one, and of one that is not.
+            for last_stream in [0, 1] {
+                let goaway = frame(GOAWAY, 0, 0, &[0, 0, 0, last_stream, 0, 0, 0, 0]);
+                let before = answer[..position].concat();
+                let behind = answer[position..].concat();
+                let first = before.len();
+                let all = [before, goaway, behind].concat();
+                for cut in first..=all.len() {
+                    let what = format!("{cut} of {all:?}");
+                    all[..cut].clone_into(&mut sent.lock());
+                    let dialled = upstream.connections();
+                    let is_whole = match setup.session.ask(get("/")).await {
+                        Ok(response) => {
+                            let collected = response.into_body().collect();
+                            timeout(SOON, collected).await.unwrap().is_ok()
+                        }
+                        Err(_) => false,
+                    };
+                    assert_eq!(upstream.connections(), dialled + 1, "{what}");
+                    let has_ended = position == answer.len() || cut == all.len();
+                    assert!(!is_whole || has_ended, "{what}");
+                    assert!(is_whole || !has_ended || last_stream == 0, "{what}");
+                }
+            }
+        }
     }
+}
+
+/// The protocol that an upstream speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
+
+impl Protocol {
+    /// How an upload that was cut ends for an upstream. A reset with `NO_ERROR` would be an end in order
+    /// to upstreams that are made with hyper.
+    fn cut(self) -> UploadEnd {
+        match self {
+            Self::Http1 => UploadEnd::Closed,
+            Self::Http2 => UploadEnd::Reset(Reason::CANCEL),
+        }
+    }
+}
+
+/// How an upload ended for its upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UploadEnd {
+    /// With its last chunk, with all 7 bytes that its head declares, or with its stream's end.
+    Whole,
+    /// With its connection.
+    Closed,
+    /// With a reset of its stream.
+    Reset(Reason),
+}
+
+impl From<h2::Error> for UploadEnd {
+    fn from(error: h2::Error) -> Self {
+        match error.reason().filter(|_| error.is_reset()) {
+            Some(reason) => Self::Reset(reason),
+            None => Self::Closed,
+        }
+    }
+}
+
+/// An upstream that reads uploads, one at a time.
+struct Uploads {
+    url: String,
+    /// Each upload's content so far, chunk sizes and all; `None` until its head has come.
+    contents: watch::Receiver<Vec<Option<String>>>,
+    ends: mpsc::Receiver<UploadEnd>,
+    is_answering: bool,
+    _upstream: Scripted,
+}
+
+/// Reads one upload, and tells of it.
+#[derive(Clone)]
+struct Reader {
+    contents: watch::Sender<Vec<Option<String>>>,
+    ends: mpsc::Sender<UploadEnd>,
+    /// Gives half an answer as soon as the head has come.
+    is_answering: bool,
+}
+
+impl Uploads {
+    async fn start(protocol: Protocol, is_answering: bool) -> Self {
+        let (told, contents) = watch::channel(Vec::new());
+        let (ended, ends) = mpsc::channel(8);
+        let reader = Reader {
+            contents: told,
+            ends: ended,
+            is_answering,
+        };
+        let upstream = Scripted::start(move |Connection { stream, .. }| {
+            let reader = reader.clone();
+            async move {
+                match protocol {
+                    Protocol::Http1 => reader.read_http1(stream).await,
+                    Protocol::Http2 => reader.read_http2(stream).await,
+                }
+            }
+        })
+        .await;
+        let scheme = match protocol {
+            Protocol::Http1 => "http",
+            Protocol::Http2 => "h2c",
+        };
+        Self {
+            url: format!("{scheme}://{}", upstream.address()),
+            contents,
+            ends,
+            is_answering,
+            _upstream: upstream,
+        }
+    }
+
+    /// Uploads so far. Over HTTP/1.1 one begins with its connection.
+    fn count(&self) -> usize {
+        self.contents.borrow().len()
+    }
+
+    /// Waits until there were more uploads than so many.
+    async fn begun(&mut self, than: usize) {
+        let has_begun = |contents: &Vec<_>| contents.len() > than;
+        timeout(SOON, self.contents.wait_for(has_begun))
+            .await
+            .unwrap()
+            .unwrap();
+    }
+
+    /// Waits until the head of an upload has come, and so many times `abc`.
+    async fn came(&mut self, number: usize, pieces: usize) {
+        let has_come = |contents: &Vec<Option<String>>| {
+            let content = contents.get(number).and_then(Option::as_ref);
+            content.is_some_and(|content| content.matches("abc").count() == pieces)
+        };
+        timeout(SOON, self.contents.wait_for(has_come))
+            .await
+            .unwrap()
+            .unwrap();
+    }
+
+    /// The next end of an upload.
+    async fn end(&mut self) -> UploadEnd {
+        timeout(SOON, self.ends.recv()).await.unwrap().unwrap()
+    }
+}
+
+impl Reader {
+    /// Another upload; its number.
+    fn begin(&self) -> usize {
+        let mut number = 0;
+        self.contents.send_modify(|contents| {
+            number = contents.len();
+            contents.push(None);
+        });
+        number
+    }
+
+    fn on_content(&self, number: usize, content: &str) {
+        (self.contents).send_modify(|contents| contents[number] = Some(content.to_owned()));
+    }
+
+    /// One upload, up to its end or that of its connection.
+    async fn read_http1(self, mut stream: TcpStream) {
+        let number = self.begin();
+        let mut text = String::new();
+        let mut bytes = [0; 1024];
+        let mut end = UploadEnd::Closed;
+        while end != UploadEnd::Whole
+            && let Ok(read @ 1..) = stream.read(&mut bytes).await
+        {
+            let had_head = text.contains("\r\n\r\n");
+            text.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
+            let Some((head, content)) = text.split_once("\r\n\r\n") else {
+                continue;
+            };
+            if self.is_answering && !had_head {
+                let half = b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf";
+                stream.write_all(half).await.unwrap();
+            }
+            let has_length = head.contains("content-length");
+            if has_length && content.len() >= 7 || content.ends_with("0\r\n\r\n") {
+                end = UploadEnd::Whole;
+            }
+            self.on_content(number, content);
+        }
+        self.ends.send(end).await.unwrap();
+    }
+
+    /// All uploads of a connection.
+    async fn read_http2(self, stream: TcpStream) {
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let mut streams = JoinSet::new();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let reader = self.clone();
+            streams.spawn(async move {
+                let number = reader.begin();
+                let answer = reader.is_answering.then(|| {
+                    let mut answer = respond.send_response(Response::new(()), false).unwrap();
+                    let half = Bytes::from_static(b"half");
+                    answer.send_data(half, false).unwrap();
+                    answer
+                });
+                let read = reader.read_stream(number, request.into_body()).await;
+                let end = read.map_or_else(UploadEnd::from, |()| UploadEnd::Whole);
+                reader.ends.send(end).await.unwrap();
+                drop((respond, answer));
+            });
+        }
+        streams.join_all().await;
+    }
+
+    async fn read_stream(&self, number: usize, mut stream: RecvStream) -> Result<(), h2::Error> {
+        let mut content = String::new();
+        self.on_content(number, &content);
+        while let Some(data) = stream.data().await {
+            content.push_str(std::str::from_utf8(&data?).unwrap());
+            self.on_content(number, &content);
+        }
+        stream.trailers().await?;
+        Ok(())
+    }
+}
+
+/// Whether an upload's stream is reset, or its session lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WireCut {
+    Reset,
+    Lost,
 }
 
 #[tokio::test]
 async fn an_upload_that_is_cut_on_the_wire_never_reaches_an_upstream_whole() {
-    let Counting {
-        upstream,
-        whole,
-        mut ends,
-        mut latest,
-    } = counting().await;
-    for pieces in 0..3 {
-        let setup = Setup::new(&upstream.url()).await;
-        let (sender, request) = post_pieces();
-        for _ in 0..pieces {
-            sender.send(piece("abc")).await.unwrap();
+    for protocol in PROTOCOLS {
+        for is_answering in [false, true] {
+            let mut uploads = Uploads::start(protocol, is_answering).await;
+            for cut in [WireCut::Reset, WireCut::Lost] {
+                for has_length in [false, true] {
+                    for pieces in 0..3 {
+                        let end = cut_on_wire(&mut uploads, cut, has_length, pieces).await;
+                        let what = format!("{cut:?} after {pieces}, length {has_length}");
+                        let what = format!("{protocol:?}, answering {is_answering}: {what}");
+                        assert_eq!(end, protocol.cut(), "{what}");
+                    }
+                }
+            }
         }
-        let dialled = upstream.connections();
-        let asking = setup.session.ask(request);
-        let begun = async {
-            upstream.more_connections(dialled).await;
-            let has_come = |text: &String| {
-                let content = text.split_once("\r\n\r\n");
-                content.is_some_and(|(_, content)| content.matches("abc").count() == pieces)
-            };
-            latest.wait_for(has_come).await.unwrap();
-        };
-        // Dropped, it resets the stream.
-        tokio::select! {
-            answered = asking => panic!("{answered:?}"),
-            () = begun => {}
-        }
-        timeout(SOON, ends.recv()).await.unwrap().unwrap();
-        assert_eq!(whole.load(Ordering::SeqCst), 0, "after {pieces}");
-        drop(sender);
     }
+}
+
+/// How an upload ends that is cut when so many pieces have come.
+async fn cut_on_wire(
+    uploads: &mut Uploads,
+    cut: WireCut,
+    has_length: bool,
+    pieces: usize,
+) -> UploadEnd {
+    let setup = Setup::new(&uploads.url).await;
+    let (sender, mut request) = post_pieces();
+    if has_length {
+        (request.headers_mut()).insert(CONTENT_LENGTH, HeaderValue::from_static("7"));
+    }
+    for _ in 0..pieces {
+        sender.send(piece("abc")).await.unwrap();
+    }
+    let (number, answered) = (uploads.count(), Notify::new());
+    let mut asking = Box::pin(async {
+        let _answer = setup.session.ask(request).await.unwrap();
+        answered.notify_one();
+        std::future::pending::<()>().await;
+    });
+    let is_under_way = async {
+        uploads.came(number, pieces).await;
+        if uploads.is_answering {
+            answered.notified().await;
+        }
+    };
+    tokio::select! {
+        () = &mut asking => {}
+        () = is_under_way => {}
+    }
+    match cut {
+        WireCut::Reset => drop(asking),
+        WireCut::Lost => setup.session.lose(),
+    }
+    uploads.end().await
 }
 
 #[tokio::test]
 async fn an_upload_over_http1_that_is_cut_at_any_byte_never_reaches_an_upstream_whole() {
-    let Counting {
-        upstream,
-        whole,
-        mut ends,
-        ..
-    } = counting().await;
-    let served = Served::start(&upstream.url());
     let head = "POST / HTTP/1.1\r\nhost: a\r\n";
-    for request in [
-        format!("{head}transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"),
-        format!("{head}content-length: 7\r\n\r\nabcdefg"),
-    ] {
-        let mut cuts = JoinSet::new();
-        let first = request.find("\r\n\r\n").unwrap() + 4;
-        for cut in first..request.len() {
-            for is_reset in [false, true] {
-                let mut socket = TcpStream::connect(served.front).await.unwrap();
-                let part = request[..cut].to_owned();
-                cuts.spawn(async move {
-                    socket.write_all(part.as_bytes()).await.unwrap();
+    for protocol in PROTOCOLS {
+        let mut uploads = Uploads::start(protocol, false).await;
+        let served = Served::start(&uploads.url);
+        for request in [
+            format!("{head}transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"),
+            format!("{head}content-length: 7\r\n\r\nabcdefg"),
+        ] {
+            let first = request.find("\r\n\r\n").unwrap() + 4;
+            for cut in first..request.len() {
+                for is_reset in [false, true] {
+                    let mut socket = TcpStream::connect(served.front).await.unwrap();
+                    let number = uploads.count();
+                    socket.write_all(&request.as_bytes()[..cut]).await.unwrap();
+                    // A reset overtakes what was not read.
+                    uploads.begun(number).await;
                     if is_reset {
-                        // A reset overtakes what was not read.
-                        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                         socket.set_zero_linger().unwrap();
                     }
-                });
+                    drop(socket);
+                    let what = format!("{cut} of {request:?}, reset {is_reset}");
+                    assert_eq!(uploads.end().await, protocol.cut(), "{protocol:?}: {what}");
+                }
             }
         }
-        let count = cuts.len();
-        cuts.join_all().await;
-        for _ in 0..count {
-            timeout(SOON, ends.recv()).await.unwrap().unwrap();
-        }
-        assert_eq!(whole.load(Ordering::SeqCst), 0, "{request:?}");
     }
 }
 
 #[tokio::test]
 async fn an_upload_over_http2_that_is_cut_never_reaches_an_upstream_whole() {
     const TIMES: usize = 10;
-    let Counting {
-        upstream,
-        whole,
-        mut ends,
-        ..
-    } = counting().await;
-    let served = Served::start(&upstream.url());
-    for end in ENDS
+    let cuts = ENDS
         .into_iter()
-        .filter(|end| matches!(end, End::Reset(_) | End::Lost))
+        .filter(|end| matches!(end, End::Reset(_) | End::Lost));
+    for (protocol, end) in PROTOCOLS
+        .into_iter()
+        .flat_map(|protocol| cuts.clone().map(move |end| (protocol, end)))
     {
+        let mut uploads = Uploads::start(protocol, false).await;
+        let served = Served::start(&uploads.url);
         for has_length in [false, true] {
             for _ in 0..TIMES {
                 let socket = TcpStream::connect(served.front).await.unwrap();
@@ -373,20 +632,18 @@ async fn an_upload_over_http2_that_is_cut_never_reaches_an_upstream_whole() {
                 if has_length {
                     request = request.header("content-length", "7");
                 }
-                let dialled = upstream.connections();
+                let number = uploads.count();
                 let request = request.body(()).unwrap();
                 let (_response, mut stream) = send.send_request(request, false).unwrap();
                 stream.send_data(Bytes::from_static(b"abc"), false).unwrap();
-                let begun = upstream.more_connections(dialled);
-                timeout(SOON, begun).await.unwrap();
+                uploads.begun(number).await;
                 match end {
                     End::Reset(reason) => stream.send_reset(reason),
                     _ => drop(driver),
                 }
-                timeout(SOON, ends.recv()).await.unwrap().unwrap();
+                let what = format!("{end:?}, length {has_length}");
+                assert_eq!(uploads.end().await, protocol.cut(), "{protocol:?}: {what}");
             }
-            let seen = whole.load(Ordering::SeqCst);
-            assert_eq!(seen, 0, "{end:?}, length {has_length}");
         }
     }
 }

@@ -109,6 +109,21 @@ impl Connection {
         Some(String::from_utf8(head).unwrap())
     }
 
+    /// Reads up to the head of an HTTP/2 request.
+    pub(crate) async fn http2_request(&mut self) {
+        const PREFACE: usize = 24;
+        const HEADERS: u8 = 1;
+        self.bytes(PREFACE).await;
+        loop {
+            let head = self.bytes(9).await;
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            self.bytes(length as usize).await;
+            if head[3] == HEADERS {
+                return;
+            }
+        }
+    }
+
     /// So many bytes.
     pub(crate) async fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];

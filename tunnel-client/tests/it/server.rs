@@ -204,6 +204,11 @@ impl ServerSession {
         timeout(SOON, self.driver).await.unwrap().unwrap().reason()
     }
 
+    /// Ends the session's connection without a word.
+    pub(crate) fn lose(&self) {
+        self.driver.abort();
+    }
+
     /// One exchange, up to the head of its response.
     pub(crate) async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
     where
