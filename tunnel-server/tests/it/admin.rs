@@ -13,9 +13,9 @@ use tunnel_server::{
 };
 
 use crate::{
-    credentials::{Issuer, jwt},
     deadline::eventually,
     fake::{FakeClient, dial, full, random_instance, session_request, status},
+    jwt_keys::{Issuer, jwt},
     raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig, connect},
     sessions::get,

@@ -32,6 +32,7 @@ mod http2_limits;
 mod http2_malformed;
 mod http2_upgrade;
 mod informational;
+mod jwt_keys;
 mod lasting;
 mod limits;
 mod panics;

@@ -13,9 +13,9 @@ use tunnel_server::certs;
 
 use crate::{
     authority::{Authority, that_ran_out},
-    credentials::Issuer,
     deadline::eventually,
     fake::FakeClient,
+    jwt_keys::Issuer,
     program::Folder,
     raw::Raw,
     rig::connect,
