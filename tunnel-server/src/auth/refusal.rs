@@ -22,7 +22,7 @@ pub enum AuthRefusal {
     #[error("no credential: send `Authorization: Bearer` with the runtime's token")]
     CredentialMissing,
     /// It has not the form of any token that lets somebody in here.
-    #[error("the credential is not a runtime token: it begins with `tnlrt_`")]
+    #[error("the credential is {}", crate::token::NotAToken)]
     NotAToken,
     /// It has the form, and is not one of those listed. Whether the id is known is not told.
     #[error("the token is not known or no longer good: ask for a new one")]

@@ -200,6 +200,9 @@ mod tests {
         ] {
             let refusal = verify(&runtimes, text, SystemTime::now()).unwrap_err();
             assert_eq!(refusal, AuthRefusal::NotAToken, "{text}");
+            // One that begins well is told what it lacks.
+            let form = "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits";
+            assert!(refusal.to_string().contains(form), "{refusal}");
         }
     }
 }
