@@ -348,6 +348,14 @@ fn certificates_that_nobody_here_trusts() {
     let portal = check(&portal, &unknown, "captive_portal");
     assert!(portal.sentence.contains("portal.test"), "{portal:?}");
     check(&facts(|_| {}), &unknown, "tls_inspection");
+    // By --connect-to, of which whoever inspects sees nothing in the ClientHello.
+    let elsewhere = facts(|facts| {
+        facts.host = "127.0.0.1".to_owned();
+        facts.chain = private.chain.clone();
+    });
+    let verdict = check(&elsewhere, &unknown, "tls_inspection");
+    let left_out = format!("have {HOST} left out");
+    assert!(verdict.advice.contains(&left_out), "{verdict:?}");
     let of_proxy = Trouble::Certificate(Leg::Proxy, CertificateError::UnknownIssuer);
     check(&private, &of_proxy, "proxy_tls");
 }

@@ -142,8 +142,8 @@ fn unknown_issuer(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
     };
     let advice = format!(
         "get the CA certificate of {} from whoever runs this network (or the server) and give it by --ca-file; or \
-         have {} left out of TLS inspection",
-        last.issuer_name, facts.host
+         have {name} left out of TLS inspection",
+        last.issuer_name
     );
     Verdict::new("tls_inspection", sentence, advice)
 }
