@@ -7,9 +7,10 @@
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderValue, Method, Request, Uri};
+use http::{HeaderValue, Method, Request, Uri, Version};
 use tunnel_ops::config_value::ValueError;
 
+use super::CHECKER;
 use super::explain::{Verdict, explain};
 use super::matcher::FirstLine;
 use super::odd::OddParts;
@@ -76,7 +77,7 @@ impl Question {
     /// particular.
     ///
     /// # Errors
-    /// When no request can have the method or the URL.
+    /// When no request can have the method or the URL, or such a request is refused before it is routed.
     pub fn new(method: &str, url: &str) -> Result<Self, ValueError> {
         let method = Method::from_bytes(method.as_bytes())
             .map_err(|_| ValueError::new("expected a method such as GET, and then a URL"))?;
@@ -102,11 +103,21 @@ impl Question {
         };
         let target = PathAndQuery::try_from(target)
             .map_err(|error| ValueError::new(format!("no request can have this URL: {error}")))?;
-        Ok(Self {
+        let question = Self {
             method,
             host,
             target,
-        })
+        };
+        let mut head = question.head();
+        // Only such a request may name no host.
+        head.version = Version::HTTP_10;
+        match CHECKER.check(&head, None) {
+            Ok(_) => Ok(question),
+            Err(refused) => Err(ValueError::new(format!(
+                "no request can be this one: {}",
+                refused.detail()
+            ))),
+        }
     }
 
     fn head(&self) -> Parts {

@@ -241,6 +241,19 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
     check(&["GET", "not a url"], 2, "expected a URL");
     check(&["G T", "/"], 2, "expected a method");
     check(&["a", "b", "c"], 2, "");
+    // What the program refuses in a request.
+    check(&["/all/<"], 2, "no request can have this URL");
+    check(&["/all/a b"], 2, "no request can have this URL");
+    check(&["/all/é"], 2, "bytes that are not visible ascii");
+    check(
+        &["CONNECT", "/all/x"],
+        2,
+        "connect and trace are not served",
+    );
+    check(&["TRACE", "/all/x"], 2, "connect and trace are not served");
+    check(&["GET", "*"], 2, "a target that is not a path");
+    check(&["https://a_b~/all/x"], 2, "no request can");
+    check(&["OPTIONS", "*"], 1, "no route takes it");
     // The route of the flag is one of them.
     check(
         &["--upstream=http://c:81", "/other"],
