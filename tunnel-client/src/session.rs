@@ -486,8 +486,9 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             within: Duration::from_millis(in_ms),
         }),
         Control::Refreshed { expires_in_ms } => {
-            let good_for = expires_in_ms.map(Duration::from_millis);
-            tracing::info!(?good_for, "the session goes on by the new token");
+            let good_for =
+                expires_in_ms.map(|time| tracing::field::debug(Duration::from_secs(time / 1_000)));
+            tracing::info!(good_for, "the session goes on by the new token");
             Notice::Answer(Answer::Taken)
         }
         Control::RefreshRefused { reason, detail } => {

@@ -47,7 +47,10 @@ impl Shutdown {
                     _ = interrupt.recv() => "SIGINT",
                 };
                 if trigger.ask() {
-                    tracing::info!(signal = name, "asked to stop, a second signal ends at once");
+                    tracing::info!(
+                        signal = name,
+                        "shutting down (send the signal again to stop immediately)"
+                    );
                 } else {
                     tracing::warn!(signal = name, "asked again, ending at once");
                     trigger.force();

@@ -272,7 +272,7 @@ async fn a_server_that_is_asked_to_stop_serves_on_for_a_while_and_ends_what_is_u
 /// The program stays for what is open when it is asked to stop, and ends when it is asked again.
 async fn assert_ends_when_asked_again(program: &mut Program) {
     program.signal(Signal::TERM);
-    program.wait_for_line("asked to stop", SOON).await;
+    program.wait_for_line("shutting down", SOON).await;
     sleep(Duration::from_millis(500)).await;
     assert!(
         !program.log().is_closed(),

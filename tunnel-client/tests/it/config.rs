@@ -261,7 +261,8 @@ fn it_runs_until_asked_to_stop_and_never_shows_its_token() {
     log.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
     assert!(
-        rest.contains("asked to stop") && !rest.contains("secret"),
+        rest.contains("shutting down (send the signal again to stop immediately)")
+            && !rest.contains("secret"),
         "{rest}"
     );
 }

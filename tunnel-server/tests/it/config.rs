@@ -208,7 +208,7 @@ fn it_runs_until_asked_to_stop() {
     let mut rest = String::new();
     log.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
-    assert!(rest.contains("asked to stop"), "{rest}");
+    assert!(rest.contains("shutting down (send"), "{rest}");
     let mut stdout = String::new();
     child
         .stdout
