@@ -41,6 +41,10 @@ pub struct SizeText(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoundedSize<const MIN: u32, const MAX: u32>(SizeText);
 
+/// A size of at least `MIN` KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SizeFrom<const MIN: u32>(SizeText);
+
 /// A whole number between `MIN` and `MAX`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Count<const MIN: u32, const MAX: u32>(u32);
@@ -167,6 +171,25 @@ impl<const MIN: u32, const MAX: u32> FromStr for BoundedSize<MIN, MAX> {
             ))),
         }
     }
+}
+
+impl<const MIN: u32> FromStr for SizeFrom<MIN> {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let size: SizeText = text.parse()?;
+        match size >= least::<MIN>() {
+            true => Ok(Self(size)),
+            false => Err(ValueError::new(format!(
+                "must be at least {}",
+                least::<MIN>()
+            ))),
+        }
+    }
+}
+
+fn least<const KIB: u32>() -> SizeText {
+    SizeText(u64::from(KIB) << 10)
 }
 
 impl fmt::Display for SizeText {
@@ -316,6 +339,12 @@ crate::text_value!(
     format!("{MIN}KiB to {MAX}KiB")
 );
 crate::text_value!(
+    for [const MIN: u32] SizeFrom<MIN> as u64,
+    |size| size.0.0,
+    |bytes| SizeText(*bytes).to_string(),
+    format!("at least {}", least::<MIN>())
+);
+crate::text_value!(
     for [const MIN: u32, const MAX: u32] Count<MIN, MAX> as u32,
     |count| count.0,
     u32::to_string,
@@ -420,6 +449,12 @@ mod tests {
         assert_eq!(size("131072B"), Ok(131_072));
         for text in ["8191B", "131073B"] {
             assert_eq!(size(text).unwrap_err(), "must lie between 8KiB and 128KiB");
+        }
+        let buffer = |text: &str| text.parse::<SizeFrom<1024>>().map(u64::from);
+        assert_eq!(buffer("1MiB"), Ok(1 << 20));
+        for text in ["0B", "1023KiB"] {
+            let error = buffer(text).unwrap_err().to_string();
+            assert_eq!(error, "must be at least 1MiB", "{text}");
         }
         assert_eq!(
             "1ms".parse::<PositiveDuration>().map(Duration::from),
