@@ -15,6 +15,8 @@ use tokio::io::ReadBuf;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use super::unread::watched;
+use super::unsent::Delivery;
 use super::*;
 use crate::upgraded::Taken;
 use tunnel_ops::task::Owned;
@@ -419,6 +421,37 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
             "{over} are over"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_piece_before_an_end_that_waits_has_the_whole_time() {
+    let connection = Arc::new(Unsent::default());
+    // Nothing more may be left to h2.
+    let full = (0..unsent::FINISHED_BYTES / 1_024).all(|_| connection.finish(1_024));
+    assert!(full);
+    let (dropped, mut ended) = mpsc::channel(1);
+    let content = Content {
+        left: 3,
+        frame: 16 * 1024,
+        outlet: Outlet::default(),
+        is_endless: false,
+        pause: None,
+        knows_end: true,
+        dropped,
+    };
+    let (handed, mut pieces) = mpsc::channel(3);
+    let delivering = async move {
+        let mut delivery = pin!(Delivery::new(content, connection));
+        while let Some(piece) = poll_fn(|cx| delivery.as_mut().poll_frame(cx)).await {
+            handed.try_send(piece.unwrap()).unwrap();
+        }
+    };
+    let _stream = Owned::spawn("stream", watched(delivering, LIMIT));
+    while let Some(piece) = pieces.recv().await {
+        sleep(LIMIT * 4 / 5).await;
+        drop(piece);
+    }
+    assert_eq!(ended.recv().await, Some(false), "it was given up");
 }
 
 #[tokio::test(start_paused = true)]

@@ -195,7 +195,10 @@ impl Tasks {
 }
 
 /// The task of a stream, given up, which resets the stream, when its peer has taken nothing for `limit`.
-fn watched<F: Future<Output = ()>>(future: F, limit: Duration) -> impl Future<Output = ()> {
+pub(super) fn watched<F: Future<Output = ()>>(
+    future: F,
+    limit: Duration,
+) -> impl Future<Output = ()> {
     let watched = Watched {
         future,
         alarm: Alarm::default(),

@@ -50,7 +50,7 @@ pub(super) struct Unsent {
 
 impl Unsent {
     /// Counts bytes of an answer that ends now; `false` if there is no room for them.
-    fn finish(&self, bytes: usize) -> bool {
+    pub(super) fn finish(&self, bytes: usize) -> bool {
         let bytes = bytes.cast_signed();
         let has_room = self.bytes.load(Ordering::Relaxed) + bytes <= FINISHED_BYTES.cast_signed();
         if has_room {
@@ -77,7 +77,7 @@ struct AnswerBytes {
     connection: Arc<Unsent>,
     /// Bytes that have not left, and [`IS_FINISHED`].
     bytes: AtomicUsize,
-    /// Woken when all have left.
+    /// Woken when one of them has left.
     waiting: Mutex<Option<Waker>>,
 }
 
@@ -113,9 +113,7 @@ impl AnswerBytes {
         let before = self.bytes.fetch_sub(bytes, Ordering::AcqRel);
         if before & IS_FINISHED != 0 {
             self.connection.release(bytes);
-        } else if before == bytes
-            && let Some(waiting) = self.waiting.lock().take()
-        {
+        } else if let Some(waiting) = self.waiting.lock().take() {
             waiting.wake();
         }
     }
@@ -176,16 +174,19 @@ pin_project! {
         answer: Option<Arc<AnswerBytes>>,
         // The end, while it waits for what came before it.
         last: Option<LastFrame>,
+        // Bytes that the end waited for when it was last asked for.
+        awaited: usize,
     }
 }
 
 impl<B: Body<Data = Bytes>> Delivery<B> {
-    fn new(body: B, connection: Arc<Unsent>) -> Self {
+    pub(super) fn new(body: B, connection: Arc<Unsent>) -> Self {
         Self {
             body,
             connection,
             answer: None,
             last: None,
+            awaited: 0,
         }
     }
 
@@ -252,16 +253,17 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
             },
         };
         let this = self.project();
-        if this
-            .answer
-            .as_ref()
-            .is_some_and(|answer| answer.poll_end(cx).is_pending())
+        if let Some(answer) = this.answer
+            && answer.poll_end(cx).is_pending()
         {
             *this.last = Some(last);
-            if !is_held_back {
-                // Where the content was waited for before its end, nobody watches the peer yet.
+            let unsent = answer.bytes();
+            // The peer has the whole time for each piece. Where the content was waited for before its end,
+            // nobody watches the peer yet.
+            if !is_held_back || unsent < *this.awaited {
                 is_peers_turn();
             }
+            *this.awaited = unsent;
             return Poll::Pending;
         }
         Poll::Ready(match last {
