@@ -48,8 +48,9 @@ impl Gate {
     }
 }
 
-/// Bounds the silence of a platform client that was not answered. After that it may be silent: what
-/// it sends and what it gets are two streams then, as with gRPC, and either may rest.
+/// Bounds the silence of a platform client over HTTP/2 that was not answered. After that it may be silent:
+/// what it sends and what it gets are independent streams then, and either may rest. Over HTTP/1 the
+/// guard does so.
 #[derive(Debug)]
 pub struct Silence {
     limit: Duration,

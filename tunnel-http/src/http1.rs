@@ -12,7 +12,8 @@
 //! written by whoever runs the connection, see [`GuardHandle::violation`].
 //!
 //! It waits, in this order of what counts: for a head to become whole, for the next request, for
-//! the next byte of a body that hyper asks for. It sets no limit to how long an answer takes.
+//! the next byte of a body that hyper asks for, until the answer to its request has begun. It sets no
+//! limit to how long an answer takes.
 //! It never changes a byte in either direction, and keeps no more than one head that is not whole.
 //!
 //! What is left to hyper: it must run with `half_close(false)`, or no hang-up would end an exchange;
@@ -67,7 +68,7 @@ pub struct GuardConfig {
     pub head_timeout: Duration,
     /// From the end of an answer to the first byte of the next request.
     pub keep_alive_timeout: Duration,
-    /// Between two bytes of a body.
+    /// Between two bytes of a body whose request is not being answered.
     pub body_idle_timeout: Duration,
     /// How long an exchange outlives the end of its client's input: a client that has sent all its
     /// requests, and says so, still gets the answers that are quick.
@@ -227,6 +228,8 @@ impl<IO> Guard<IO> {
     /// What the reader waits for while nothing comes, when that may not take for ever.
     fn wait(&self) -> Option<Wait> {
         match self.framing.phase() {
+            // The two directions are independent streams from then on, and either may rest.
+            Phase::Body if self.shared.is_answering() => None,
             Phase::Body => Some(Wait::Body),
             Phase::Head if self.has_head_begun() || !self.is_started => Some(Wait::Head),
             Phase::Head if self.shared.open() == 0 => Some(Wait::NextRequest),
@@ -256,6 +259,8 @@ impl<IO> Guard<IO> {
     /// Waits with the client; ready when it took too long and the input has changed for that.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(wait) = self.wait() else {
+            // A later wait has its whole time.
+            self.due = None;
             return Poll::Pending;
         };
         ready!(self.poll_due(cx, wait));
@@ -331,10 +336,14 @@ impl<IO> Guard<IO> {
             self.due = None;
         }
         let is_quiet = self.waits_for_quiet && !self.is_unflushed;
-        let is_late = self.due.is_none()
-            && matches!(self.input, Input::Open)
-            && self.wait() == Some(Wait::NextRequest)
-            && self.poll_due(cx, Wait::NextRequest).is_ready();
+        let wait = match (self.input, self.due) {
+            (Input::Open, None) => self.wait(),
+            _ => None,
+        };
+        let is_late = match wait {
+            Some(wait @ (Wait::NextRequest | Wait::Body)) => self.poll_due(cx, wait).is_ready(),
+            _ => false,
+        };
         if is_quiet || is_late {
             self.waits_for_quiet = false;
             cx.waker().wake_by_ref();

@@ -40,6 +40,7 @@ use crate::{
     bhttp::{DecodeError, Decoder, Event},
     close::CloseReason,
     limits,
+    problem::Problem,
     session::{
         Outstanding,
         mux::{Cut, MuxStream},
@@ -74,6 +75,8 @@ pub(crate) enum WireError {
     Malformed(DecodeError),
     /// The first byte of a new stream was not [`ACCEPTED`].
     NotAccepted,
+    /// This end has reset the stream: its own message broke off.
+    Failed(Box<Problem>),
 }
 
 /// The stream of one exchange with what is known of both its messages.
@@ -89,6 +92,8 @@ pub(crate) struct Wire {
     sent: bool,
     /// The other end's message is in, to its end.
     received: bool,
+    /// Why our message broke off, if that is why the stream was reset.
+    failure: Option<Box<Problem>>,
     /// Somebody holds the other end's message, to read it.
     is_read: bool,
     /// To be woken when nobody does any more.
@@ -107,7 +112,8 @@ impl Wire {
                 return Poll::Ready(Ok(event));
             }
             let Some(stream) = &mut self.stream else {
-                return Poll::Ready(Err(WireError::Cut(None)));
+                let failure = self.failure.clone();
+                return Poll::Ready(Err(failure.map_or(WireError::Cut(None), WireError::Failed)));
             };
             match stream.poll_read(cx) {
                 Poll::Ready(Some(bytes)) => self.take_in(bytes)?,
@@ -176,8 +182,9 @@ impl Wire {
         outstanding.is_some_and(|outstanding| outstanding.session().is_suspect())
     }
 
-    /// Resets the stream, should it still be open.
-    fn reset(&mut self) {
+    /// Resets the stream, should it still be open, because our message broke off.
+    fn fail(&mut self, problem: Problem) {
+        self.failure = Some(Box::new(problem));
         self.stream = None;
     }
 
@@ -248,7 +255,7 @@ impl Idle {
 }
 
 /// Adds the pseudo-fields of a problem.
-fn encode_problem(out: &mut BytesMut, problem: &crate::problem::Problem) {
+fn encode_problem(out: &mut BytesMut, problem: &Problem) {
     use crate::bhttp::encode;
     encode::field(out, PROBLEM.as_bytes(), problem.reason().name().as_bytes());
     let detail = problem.wire_detail();

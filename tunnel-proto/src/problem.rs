@@ -88,7 +88,7 @@ reasons! {
     RequestMalformed = "request_malformed", BAD_REQUEST, "http_request_error", PlatformClient;
     /// The request's head did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
-    /// The request's body stopped arriving.
+    /// The request's body stopped arriving, or broke off.
     RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient;
     /// A method that a gateway does not serve: CONNECT, TRACE.
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient;

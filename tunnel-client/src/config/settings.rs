@@ -13,7 +13,7 @@ use std::time::Duration;
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, OptionalListenAddress,
-    PositiveDuration, SizeText,
+    PositiveDuration, SizeFrom,
 };
 use tunnel_ops::settings::{self, OneOrMorePaths};
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
@@ -140,7 +140,7 @@ tunnel_ops::settings! {
         upstream_idle_pool: Count<0, 4096> = 64, "NUMBER", Restart;
         // A quarter of what `deploy/kubernetes/sidecar.yaml` gives the client.
         /// Memory for what was received and not sent on yet, of requests and responses
-        max_buffered_size: SizeText = 64 << 20, "SIZE", Restart;
+        max_buffered_size: SizeFrom<1024> = 64 << 20, "SIZE", Restart;
     }
     "Listener of serve" {
         /// Of serve: where it listens
@@ -177,9 +177,9 @@ tunnel_ops::settings! {
         ///
         /// The first request too; let it be longer than the ingress controller's own
         keep_alive_timeout: PositiveDuration = Duration::from_secs(3 * 60), "TIME", Restart;
-        /// Of serve: longest silence within a request's body, and time to take something of an answer
+        /// Of serve: longest silence within a request's body until its answer begins, and time to take something of an answer
         ///
-        /// Also of one direction of an upgraded connection when the other has ended. The time to take something of an answer, or of
+        /// A gRPC call may be silent for longer. Also of one direction of an upgraded connection when the other has ended. The time to take something of an answer, or of
         /// what there is for the peer on an upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC
         /// client that thinks for minutes with its window full needs more
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", Restart;

@@ -48,7 +48,7 @@ struct Received {
     incoming: ReceivedBody,
     /// Closed until the upstream asks for the content, of a request whose client waits for that.
     gate: Option<Gate>,
-    /// Bounds the silence of a platform client that was not answered, over HTTP/2.
+    /// Bounds the silence of a platform client that was not answered.
     silence: Option<Silence>,
     /// Knows what was wrong with a content over HTTP/1.
     guard: Option<GuardHandle>,
@@ -73,8 +73,9 @@ pub(super) struct Way<'a> {
     pub(super) version: Version,
     /// The platform client waits for a 100 before it sends the content.
     pub(super) expects_continue: bool,
-    /// For each piece of the content, until there is a response.
-    pub(super) idle: Duration,
+    /// For each piece of the content, until there is a response. `None` over HTTP/1, where the guard keeps the
+    /// time, and for gRPC calls, which are answered when there is something to tell.
+    pub(super) idle: Option<Duration>,
 }
 
 impl ListenerBody {
@@ -89,9 +90,8 @@ impl ListenerBody {
             informational.gate = Mutex::new(Some(open));
             gate
         });
-        // Over HTTP/1 the guard keeps the time.
-        let silence = way.guard.is_none().then(|| {
-            let (silence, unanswered) = Silence::until_answered(way.idle);
+        let silence = way.idle.map(|limit| {
+            let (silence, unanswered) = Silence::until_answered(limit);
             informational._unanswered = Some(unanswered);
             silence
         });
@@ -198,7 +198,7 @@ impl Received {
 }
 
 fn stopped() -> BodyError {
-    aborted(Reason::RequestTimeout, "the body stopped arriving")
+    incomplete("the body stopped arriving")
 }
 
 fn incomplete(detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {

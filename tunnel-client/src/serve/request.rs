@@ -14,12 +14,11 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
-use tunnel_http::connection::MAX_FIELDS;
+use tunnel_http::check::CheckedRequest;
 use tunnel_http::ends::{is_grpc, reconnects};
-use tunnel_http::http1::{GuardHandle, InFlight, host_length};
+use tunnel_http::http1::{GuardHandle, InFlight};
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{answer::switching_protocols, outgoing};
-use tunnel_http::{check::CheckedRequest, check::Checker};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
@@ -30,14 +29,7 @@ use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
 use super::connection::Connection;
 use super::upgraded::{self, Granted};
 use crate::exchange::{IncomingBody, Informational, RecordedBody};
-
-const CHECKER: Checker = Checker {
-    hop: Hop::Client,
-    host_length,
-    max_fields: MAX_FIELDS,
-    // Most routes name no host.
-    needs_host: false,
-};
+use crate::routes::CHECKER;
 
 /// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
 /// end all the time.
@@ -83,7 +75,7 @@ pub(super) fn serve(
     let (parts, incoming) = request.into_parts();
     // Over HTTP/1 there is no gRPC.
     let is_grpc = is_http2 && is_grpc(&parts.headers);
-    let accepted = accept(connection, &parts, incoming);
+    let accepted = accept(connection, &parts, incoming, is_grpc);
     if let Err(NotAccepted::Problem(problem)) = &accepted {
         connection.on_refused(Some(&parts), problem);
     }
@@ -142,6 +134,7 @@ fn accept(
     connection: &Connection,
     parts: &Parts,
     incoming: ReceivedBody,
+    is_grpc: bool,
 ) -> Result<Accepted, NotAccepted> {
     let protocol = parts.extensions.get::<hyper::ext::Protocol>();
     let checked = CHECKER.check(parts, protocol.map(AsRef::as_ref))?;
@@ -167,7 +160,7 @@ fn accept(
         guard: connection.guard.as_ref(),
         version: checked.version,
         expects_continue: checked.expects_continue,
-        idle: front.settings.body_idle_timeout,
+        idle: (connection.is_http2() && !is_grpc).then_some(front.settings.body_idle_timeout),
     };
     let (body, upload, informational) = if checked.upgrade.is_some() {
         let (body, upload, informational) = ListenerBody::upgrade(&way);

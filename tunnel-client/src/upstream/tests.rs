@@ -23,7 +23,7 @@ use tokio::io::duplex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
-use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange, serve};
+use tunnel_proto::exchange::{AsProblem, ExchangeError, RecvBody, exchange, serve};
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_proto::session::{Session, SessionEvent, SessionEvents, SessionSettings, Side};
 
@@ -139,7 +139,7 @@ impl Route {
     async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + fmt::Debug,
+        B::Error: AsProblem + fmt::Debug,
     {
         match timeout(SOON, exchange(&self.session, request, |_, _| {})).await {
             Ok(Ok(response)) => Ok(response),
@@ -153,7 +153,7 @@ impl Route {
     async fn fetch<B>(&self, request: Request<B>) -> String
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + fmt::Debug,
+        B::Error: AsProblem + fmt::Debug,
     {
         let response = self.ask(request).await.unwrap();
         let content = timeout(SOON, response.into_body().collect()).await;
@@ -164,7 +164,7 @@ impl Route {
     async fn failure<B>(&self, request: Request<B>) -> Reason
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + fmt::Debug,
+        B::Error: AsProblem + fmt::Debug,
     {
         self.ask(request).await.unwrap_err().reason()
     }

@@ -388,6 +388,54 @@ async fn each_piece_goes_on_at_once_in_both_directions() {
     assert_eq!(ingress.bytes(19).await, b"9\r\ndata: b\n\n\r\n0\r\n\r\n");
 }
 
+/// What a platform client sends and what it gets are two streams once there is an answer.
+#[tokio::test]
+async fn a_content_may_be_silent_once_the_answer_has_begun() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    let upstream = Scripted::start(|mut connection| async move {
+        connection.head().await.unwrap();
+        connection
+            .send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
+        assert_eq!(connection.bytes(13).await, b"3\r\nabc\r\n0\r\n\r\n");
+        connection.send("2\r\nok\r\n0\r\n\r\n").await;
+        connection.rest().await;
+    })
+    .await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.settings.body_idle_timeout = LIMIT;
+    });
+    let mut ingress = served.connect().await;
+    ingress
+        .send("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        .await;
+    assert!(ingress.head().await.starts_with("HTTP/1.1 200 "));
+    // That nothing happens in this time is what the test is about.
+    tokio::time::sleep(LIMIT * 4).await;
+    ingress.send("0\r\n\r\n").await;
+    assert_eq!(ingress.bytes(12).await, b"2\r\nok\r\n0\r\n\r\n");
+}
+
+/// That of the head is `request_timeout`.
+#[tokio::test]
+async fn a_content_that_stalls_is_incomplete() {
+    let upstream = Scripted::start(|mut connection| async move {
+        connection.head().await;
+        connection.rest().await;
+    })
+    .await;
+    let served = Served::with(&upstream.url(), |config| {
+        config.settings.body_idle_timeout = Duration::from_millis(100);
+    });
+    let mut ingress = served.connect().await;
+    ingress
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc")
+        .await;
+    assert!(ingress.head().await.starts_with("HTTP/1.1 400 "));
+    let (content, _) = ingress.rest().await;
+    assert!(content.contains("\"request_incomplete\""), "{content}");
+}
+
 #[tokio::test]
 async fn large_contents_pass_whole_and_wait_for_who_reads_slowly() {
     const BYTES: usize = 16 * 1024 * 1024;

@@ -134,6 +134,30 @@ async fn echoing() -> (String, Owned<()>) {
     (url, serving)
 }
 
+/// A watch asks once, and is answered when there is something to tell.
+#[tokio::test]
+async fn a_grpc_call_may_be_silent_before_it_is_answered() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let _upstream = Owned::spawn("upstream", async move {
+        let (socket, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(socket).await.unwrap();
+        let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
+        let answering = async {
+            // That nothing happens in this time is what the test is about.
+            tokio::time::sleep(LIMIT * 4).await;
+            respond.send_response(Response::new(()), true).unwrap();
+        };
+        tokio::join!(answering, connection.accept());
+    });
+    let served = Served::with(&url, |config| config.settings.body_idle_timeout = LIMIT);
+    let mut client = Http2::connect(&served).await;
+    let (response, _stream) = client.ask(grpc(&served), false).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(!response.headers().contains_key("grpc-status"));
+}
+
 #[tokio::test]
 async fn grpc_passes_with_its_trailers() {
     let (url, _upstream) = echoing().await;

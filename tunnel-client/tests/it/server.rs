@@ -27,7 +27,7 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
-use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange};
+use tunnel_proto::exchange::{AsProblem, ExchangeError, RecvBody, exchange};
 use tunnel_proto::handshake::{self, Greeting, SUBPROTOCOL};
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_proto::session::{
@@ -213,7 +213,7 @@ impl ServerSession {
     pub(crate) async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: AsProblem + std::fmt::Debug,
     {
         self.ask_hearing(request, |_, _| {}).await
     }
@@ -226,7 +226,7 @@ impl ServerSession {
     ) -> Result<Response<RecvBody>, Problem>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: AsProblem + std::fmt::Debug,
     {
         match timeout(SOON, exchange(&self.session, request, hear))
             .await
@@ -242,7 +242,7 @@ impl ServerSession {
     pub(crate) async fn fetch<B>(&self, request: Request<B>) -> Response<String>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: AsProblem + std::fmt::Debug,
     {
         whole(self.ask(request).await.unwrap()).await
     }
@@ -251,7 +251,7 @@ impl ServerSession {
     pub(crate) async fn failure<B>(&self, request: Request<B>) -> Reason
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send + std::fmt::Debug,
+        B::Error: AsProblem + std::fmt::Debug,
     {
         self.ask(request).await.unwrap_err().reason()
     }

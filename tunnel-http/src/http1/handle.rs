@@ -215,6 +215,11 @@ impl Shared {
         self.open.load(Ordering::Acquire)
     }
 
+    /// Whether an answer has begun and has not ended.
+    pub(super) fn is_answering(&self) -> bool {
+        self.open() > 0 && self.state.lock().is_answering
+    }
+
     /// Counts requests that are about to be handed on.
     pub(super) fn handed_on(&self, heads: usize, asks_for_upgrade: bool) {
         self.open.fetch_add(heads, Ordering::AcqRel);

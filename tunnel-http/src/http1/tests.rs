@@ -21,9 +21,10 @@ use hyper_util::rt::TokioIo;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
+use tunnel_ops::task::Owned;
 
 use super::*;
 
@@ -86,6 +87,25 @@ impl Body for Endless {
         self.0.take().map_or(Poll::Pending, |bytes| {
             Poll::Ready(Some(Ok(Frame::data(bytes))))
         })
+    }
+}
+
+/// A body that is made while its answer is on the way.
+struct Late(oneshot::Receiver<Bytes>);
+
+impl Body for Late {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.0.is_terminated() {
+            return Poll::Ready(None);
+        }
+        let made = ready!(Pin::new(&mut self.0).poll(cx));
+        Poll::Ready(made.ok().map(|bytes| Ok(Frame::data(bytes))))
     }
 }
 
@@ -561,6 +581,31 @@ async fn a_body_may_take_long_but_must_not_stall() {
     assert!(bodies(&answer)[0].starts_with("/post failed: "), "{answer}");
     client.end().await.unwrap();
     assert_eq!(stalled.elapsed(), Duration::from_millis(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_may_stall_while_it_is_answered_and_no_longer() {
+    let (sender, mut taken) = mpsc::channel(1);
+    let mut client = Client::connect(move |request, _| {
+        let sender = sender.clone();
+        async move {
+            let reading = Owned::spawn("reading", request.into_body().collect());
+            let (body, content) = oneshot::channel();
+            let making = Owned::spawn("making", async move {
+                sleep(CONFIG.body_idle_timeout * 10).await;
+                let _ = body.send(Bytes::from_static(b"late"));
+            });
+            sender.send((reading, making)).await.unwrap();
+            Response::new(Late(content).boxed_unsync())
+        }
+    });
+    client.send(format!("{CHUNKED}3\r\nabc\r\n")).await;
+    let (reading, _making) = taken.recv().await.unwrap();
+    let began = Instant::now();
+    assert!(client.rest().await.contains("late"));
+    reading.await.unwrap().unwrap_err();
+    assert_eq!(began.elapsed(), CONFIG.body_idle_timeout * 11);
+    client.end().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

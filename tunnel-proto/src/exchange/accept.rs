@@ -76,6 +76,7 @@ async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
         accepted: true,
         sent: false,
         received: false,
+        failure: None,
         is_read: false,
         unread: None,
         outstanding: None,
@@ -235,9 +236,10 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
     head
 }
 
-/// What the failure of a response's body means.
+/// What the failure of a message's body means.
 pub trait AsProblem {
-    /// The problem that is named to the tunnel server.
+    /// The problem that is told of the exchange: to the tunnel server of a response's body, to whoever reads
+    /// the response of a request's.
     fn as_problem(&self) -> Problem;
 }
 

@@ -39,7 +39,7 @@ pub enum BodyError {
     /// More or less content than `Content-Length` said.
     #[error("content that is not as long as declared")]
     Length,
-    /// The tunnel client ended the message and says why.
+    /// The tunnel client ended the message and says why; or the request's own body failed.
     #[error("{0}")]
     Aborted(Problem),
 }
@@ -88,6 +88,7 @@ impl From<WireError> for BodyError {
             WireError::Shed => Self::Memory,
             WireError::NotAccepted => Self::Cut(None),
             WireError::Malformed(error) => Self::Malformed(error),
+            WireError::Failed(problem) => Self::Aborted(*problem),
         }
     }
 }

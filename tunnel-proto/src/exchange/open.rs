@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
-    BodyError, DETAIL, EncodedHead, PROBLEM, RecvBody, SharedWire, Wire, WireError,
+    AsProblem, BodyError, DETAIL, EncodedHead, PROBLEM, RecvBody, SharedWire, Wire, WireError,
     send::{SendError, Sender},
 };
 use crate::{
@@ -53,7 +53,8 @@ pub enum ExchangeError<E = Infallible> {
 ///
 /// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`](super::Protocol) in its extensions; a
 /// successful one is answered by 200, and the two bodies are then the bytes of the two directions.
-/// `on_informational` sees every 1xx response before the final one. Dropping the future, or the
+/// `on_informational` sees every 1xx response before the final one. When the request's body fails behind the
+/// response's head, the response's body ends with that problem. Dropping the future, or the
 /// response's body before its end, cancels the exchange at the tunnel client within a round trip.
 ///
 /// # Errors
@@ -65,7 +66,7 @@ pub async fn exchange<B>(
 ) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
 where
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Send,
+    B::Error: AsProblem,
 {
     let head = EncodedHead::of(&request);
     let opened = open(session).await?;
@@ -116,7 +117,7 @@ impl Opened {
     ) -> Result<Response<RecvBody>, ExchangeError<B::Error>>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Send,
+        B::Error: AsProblem,
     {
         let Self {
             outstanding,
@@ -129,6 +130,7 @@ impl Opened {
             accepted: is_used,
             sent: false,
             received: false,
+            failure: None,
             is_read: false,
             unread: None,
             outstanding: Some(outstanding),
@@ -156,8 +158,8 @@ impl Opened {
         let weak = Arc::downgrade(&wire);
         let mut task = JoinSet::new();
         task.spawn(async move {
-            if let Err(SendError::Body(_)) = poll_fn(|cx| sender.poll(cx)).await {
-                wire.lock().reset();
+            if let Err(SendError::Body(error)) = poll_fn(|cx| sender.poll(cx)).await {
+                wire.lock().fail(error.as_problem());
             }
         });
         Ok(response.map(|body| body.sending(task, weak)))
@@ -246,6 +248,7 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
             Reason::WireMalformed,
             "the tunnel client did not accept the exchange",
         ),
+        WireError::Failed(problem) => (**problem).clone(),
     };
     ExchangeError::Failed {
         problem,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, PositiveDuration,
-    SizeText,
+    SizeFrom, SizeText,
 };
 use tunnel_ops::settings;
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
@@ -133,9 +133,9 @@ settings! {
         tls_handshake_timeout: PositiveDuration = Duration::from_secs(10), "TIME", AtOnce;
         /// Time for a request's head, from its first byte
         request_head_timeout: PositiveDuration = Duration::from_secs(30), "TIME", AtOnce;
-        /// Longest silence within a request's body, and time to take something of an answer
+        /// Longest silence within a request's body until its answer begins, and time to take something of an answer
         ///
-        /// The time in which a platform client has to take something of an answer, or of what there is for it on an
+        /// A gRPC call may be silent for longer. The time in which a platform client has to take something of an answer, or of what there is for it on an
         /// upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC client that thinks for
         /// minutes with its window full needs more
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", AtOnce;
@@ -166,7 +166,7 @@ settings! {
         /// Memory that the requests of --max-waiting may hold together
         max_waiting_size: SizeText = 256 << 20, "SIZE", AtOnce;
         /// Memory for received bytes of answers that platform clients have not taken yet; one runtime may fill a quarter of it
-        max_buffered_size: SizeText = 1 << 30, "SIZE", AtOnce;
+        max_buffered_size: SizeFrom<1024> = 1 << 30, "SIZE", AtOnce;
     }
     "Limits of a runtime whose own limits do not say" {
         /// Exchanges open at once for a runtime whose own limits do not say

@@ -5,7 +5,7 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -14,8 +14,13 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::oneshot;
 use tunnel_http::{
     content::{Gate, Silence},
+    http1::{GuardHandle, Violation},
     received::{ReceiveError, ReceivedBody},
     trailers::clean_frame,
+};
+use tunnel_proto::{
+    exchange::AsProblem,
+    problem::{Hop, Problem, Reason},
 };
 
 use super::{
@@ -26,6 +31,9 @@ use super::{
 /// Why a request's body failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestBodyError {
+    /// Its framing breaks HTTP/1.
+    #[error("the request's body is malformed: {}", .0.reason())]
+    Malformed(Violation),
     /// The platform client's connection failed, or what it sent broke HTTP.
     #[error("the request's body did not arrive whole: {0}")]
     Received(#[source] ReceiveError),
@@ -35,6 +43,18 @@ pub(super) enum RequestBodyError {
     /// An upgraded connection failed.
     #[error("the upgraded connection failed: {0}")]
     Upgraded(#[source] io::Error),
+}
+
+impl AsProblem for RequestBodyError {
+    fn as_problem(&self) -> Problem {
+        let (reason, detail) = match self {
+            Self::Malformed(violation) => (Reason::RequestMalformed, violation.reason()),
+            Self::Idle => (Reason::RequestIncomplete, "the body stopped arriving"),
+            Self::Received(_) => (Reason::RequestIncomplete, "the body did not arrive whole"),
+            Self::Upgraded(_) => (Reason::RequestIncomplete, "the upgraded connection failed"),
+        };
+        Problem::new(Hop::Server, reason, detail)
+    }
 }
 
 /// The bytes that a platform client sends to the runtime.
@@ -54,6 +74,8 @@ enum Kind {
         incoming: ReceivedBody,
         gate: Option<Gate>,
         silence: Option<Silence>,
+        /// Knows what was wrong with it over HTTP/1.
+        guard: Option<GuardHandle>,
     },
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
@@ -84,9 +106,11 @@ impl Unanswered {
 }
 
 impl RequestBody {
-    /// The content of a request. `idle` bounds the wait for each piece of it, if nothing else does.
+    /// The content of a request. `guard` is that of its connection over HTTP/1; `idle` bounds the wait for each
+    /// piece of it, until there is an answer.
     pub(super) fn received(
         incoming: ReceivedBody,
+        guard: Option<GuardHandle>,
         idle: Option<Duration>,
         upload: Arc<Upload>,
     ) -> (Self, Unanswered) {
@@ -100,6 +124,7 @@ impl RequestBody {
             incoming,
             gate: None,
             silence,
+            guard,
         };
         (Self::new(kind, Some(upload)), unanswered)
     }
@@ -147,12 +172,19 @@ impl Source for Kind {
                     incoming,
                     gate,
                     silence,
+                    guard,
                 } => {
                     if gate.as_mut().is_some_and(|gate| gate.poll(cx).is_pending()) {
                         return Poll::Pending;
                     }
                     *gate = None;
-                    return poll_received(incoming, silence.as_mut(), cx);
+                    let frame = ready!(poll_received(incoming, silence.as_mut(), cx));
+                    return Poll::Ready(frame.map(|frame| {
+                        frame.map_err(|error| {
+                            let violation = guard.as_ref().and_then(GuardHandle::body_violation);
+                            violation.map_or(error, RequestBodyError::Malformed)
+                        })
+                    }));
                 }
                 Self::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
                     Poll::Ready(Ok(bytes)) => *self = Self::Upgraded(bytes),

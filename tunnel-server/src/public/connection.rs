@@ -7,7 +7,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tunnel_http::connection::Tasks;
-use tunnel_http::http1::{GuardHandle, Violation};
+use tunnel_http::http1::GuardHandle;
 use tunnel_http::{answer::http1_head, outgoing::Origin};
 use tunnel_ops::telemetry::log_refused;
 use tunnel_proto::problem::Problem;
@@ -56,10 +56,6 @@ impl Connection {
         if let Some(guard) = &self.guard {
             guard.not_upgraded();
         }
-    }
-
-    pub(super) fn body_violation(&self) -> Option<Violation> {
-        self.guard.as_ref().and_then(GuardHandle::body_violation)
     }
 
     /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is

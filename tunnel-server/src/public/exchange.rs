@@ -11,7 +11,7 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tunnel_http::{connection::http1_buffer_bytes, received::ReceivedBody};
 use tunnel_proto::{
-    exchange::{EncodedHead, ExchangeError, RecvBody, open},
+    exchange::{AsProblem, EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
     session::{OpenError, Session},
 };
@@ -159,7 +159,7 @@ pub(super) async fn carry(
                     session,
                 });
             }
-            Err(error) => failure(connection, error),
+            Err(error) => failure(error),
         };
         if !tries.on_lost() || !failure.is_unheard || !asked.may_repeat() {
             return Err(failure.problem);
@@ -216,12 +216,13 @@ fn request_body(
     let Some(incoming) = incoming else {
         return (RequestBody::empty(), None, Unanswered::default());
     };
-    // Over HTTP/1 the connection's guard keeps the time.
-    let idle = connection
-        .is_http2()
+    // Over HTTP/1 the connection's guard keeps the time. A gRPC call is answered when there is something to tell,
+    // which may be never: budgets and the shares of addresses bound how many are open.
+    let idle = (connection.is_http2() && !asked.is_grpc)
         .then_some(connection.node.config().settings.body_idle_timeout);
     let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
-    let (mut body, mut unanswered) = RequestBody::received(incoming, idle, upload);
+    let (mut body, mut unanswered) =
+        RequestBody::received(incoming, connection.guard.clone(), idle, upload);
     if asked.expects_continue {
         body.expect(
             &mut unanswered,
@@ -231,10 +232,10 @@ fn request_body(
     (body, None, unanswered)
 }
 
-fn failure(connection: &Connection, error: ExchangeError<RequestBodyError>) -> Failure {
+fn failure(error: ExchangeError<RequestBodyError>) -> Failure {
     let (problem, is_unheard) = match error {
         ExchangeError::NotOpened(error) => (not_opened(error), false),
-        ExchangeError::RequestBody(error) => (request_body_problem(connection, &error), false),
+        ExchangeError::RequestBody(error) => (error.as_problem(), false),
         ExchangeError::Failed {
             problem, is_heard, ..
         } => {
@@ -255,19 +256,6 @@ fn not_opened(error: OpenError) -> Problem {
             problem(Reason::ExchangeLimit, "max-exchanges are open").retry_after(LIMIT_RETRY)
         }
         OpenError::Closed => problem(Reason::SessionLost, "the session ended before the exchange"),
-    }
-}
-
-fn request_body_problem(connection: &Connection, error: &RequestBodyError) -> Problem {
-    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
-    if let Some(violation) = connection.body_violation() {
-        return problem(Reason::RequestMalformed, violation.reason());
-    }
-    match error {
-        RequestBodyError::Idle => problem(Reason::RequestTimeout, "the body stopped arriving"),
-        RequestBodyError::Received(_) | RequestBodyError::Upgraded(_) => {
-            problem(Reason::RequestIncomplete, "the body did not arrive whole")
-        }
     }
 }
 

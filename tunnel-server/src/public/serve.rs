@@ -46,6 +46,8 @@ pub(super) struct Asked {
     pub(super) version: Version,
     pub(super) is_upgrade: bool,
     pub(super) expects_continue: bool,
+    /// It is a gRPC call.
+    pub(super) is_grpc: bool,
     /// The end of an event stream makes whoever asked come again.
     pub(super) reconnects: bool,
     /// The way to its runtime.
@@ -85,15 +87,16 @@ pub(super) fn serve(
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
+    // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
+    let is_grpc = connection.is_http2() && is_grpc(&parts.headers);
     let asker = Asker {
         page: parts
             .headers
             .contains_key(header::ORIGIN)
             .then(|| Box::new((parts.method.clone(), parts.headers.clone()))),
-        // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
-        is_grpc: connection.is_http2() && is_grpc(&parts.headers),
+        is_grpc,
     };
-    let accepted = accept(connection, &parts, &mut observation);
+    let accepted = accept(connection, &parts, is_grpc, &mut observation);
     if let Err(NotCarried::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
@@ -154,6 +157,7 @@ pub(super) fn serve(
 fn accept(
     connection: &Connection,
     parts: &Parts,
+    is_grpc: bool,
     observation: &mut Observation,
 ) -> Result<(Asked, EncodedHead, HeaderValue), NotCarried> {
     let checked = check(parts)?;
@@ -188,6 +192,7 @@ fn accept(
         version: checked.version,
         is_upgrade: checked.upgrade.is_some(),
         expects_continue: checked.expects_continue,
+        is_grpc,
         reconnects: reconnects(&parts.method, &parts.headers),
     };
     Ok((asked, head, id))

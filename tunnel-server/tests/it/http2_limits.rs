@@ -1,11 +1,11 @@
 //! HTTP/2: what a connection and a stream may take, and how long, and how both end.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Response;
 use tokio::{
-    sync::mpsc,
+    sync::{Notify, mpsc},
     time::{Instant, sleep},
 };
 use tunnel_ops::task::Owned;
@@ -27,7 +27,7 @@ pub(crate) const NOT_TAKEN: &str =
     "tunnel_server_problems_total{hop=\"tunnel-server\",reason=\"not_taken\"}";
 
 /// Answers `/flow` with more than anybody takes, and hands everything else to the test.
-async fn handing(rig: &Rig) -> (FakeClient, mpsc::Receiver<Feed>) {
+pub(crate) async fn handing(rig: &Rig) -> (FakeClient, mpsc::Receiver<Feed>) {
     let (handed, feeds) = mpsc::channel(8);
     let client = FakeClient::new(rig, PROD, move |request| {
         let handed = handed.clone();
@@ -87,7 +87,9 @@ async fn a_body_that_stalls_is_given_up() {
     body.send_data(Bytes::from_static(b"begin"), false).unwrap();
     let response = soon("a response", response).await.unwrap();
     assert!(began.elapsed() >= SHORT);
-    assert_eq!(response.status(), 408);
+    assert_eq!(response.status(), 400);
+    let refusal = read(response.into_body()).await.unwrap().0;
+    assert!(String::from_utf8_lossy(&refusal).contains("\"request_incomplete\""));
     assert_eq!(
         soon("the exchange's end", ends.recv()).await,
         Some(BodyEnd::Cut)
@@ -116,6 +118,36 @@ async fn a_stream_that_was_answered_may_be_silent() {
     drop(feed);
     body.send_data(Bytes::new(), true).unwrap();
     assert_eq!(read(response.into_body()).await.unwrap().0, b"still here");
+}
+
+/// A watch asks once, and is answered when there is something to tell.
+#[tokio::test]
+async fn a_grpc_call_may_be_silent_before_it_is_answered() {
+    let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
+    let news = Arc::new(Notify::new());
+    let awaited = news.clone();
+    let _client = FakeClient::new(&rig, PROD, move |request| {
+        let news = awaited.clone();
+        async move {
+            news.notified().await;
+            drop(request);
+            Ok(status(200, empty()))
+        }
+    })
+    .await;
+    let mut http2 = Http2::new(&rig).await;
+    let mut request = get("/a.B/Watch");
+    *request.method_mut() = http::Method::POST;
+    let grpc = http::HeaderValue::from_static("application/grpc+proto");
+    request.headers_mut().insert("content-type", grpc);
+    let (response, mut body) = http2.send.send_request(request, false).unwrap();
+    body.send_data(Bytes::from_static(b"begin"), false).unwrap();
+    // That nothing happens in this time is what the test is about.
+    sleep(SHORT * 4).await;
+    news.notify_one();
+    let response = soon("a response", response).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(!response.headers().contains_key("grpc-status"));
 }
 
 #[tokio::test]

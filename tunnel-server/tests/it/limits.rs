@@ -12,9 +12,11 @@ use tokio::{
 use crate::{
     deadline::{eventually, soon},
     fake::{
-        BodyEnd, FakeClient, collect, dial_over, endings, full, random_instance, session_request,
-        status,
+        BodyEnd, FakeClient, collect, data, dial_over, endings, full, random_instance,
+        session_request, status,
     },
+    http2_limits::handing,
+    panics::{logged, set_the_fuse},
     program::Folder,
     raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
@@ -27,6 +29,13 @@ const SLACK: Duration = Duration::from_secs(5);
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")
+}
+
+/// A request whose content has begun.
+fn chunked(path: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    )
 }
 
 /// Awaits something that a limit, which cannot count from before `began`, has to bring about:
@@ -171,7 +180,8 @@ async fn a_body_that_stalls_is_given_up() {
         ))
         .await;
         let answer = takes(began, SHORT, "a refusal", raw.answer()).await;
-        answer.is_refusal(408, lines);
+        answer.is_refusal(400, lines);
+        assert_eq!(answer.reason(), "request_incomplete");
         raw.finish().await;
         raw.closes().await;
         assert_eq!(
@@ -196,6 +206,49 @@ async fn a_body_that_stalls_is_given_up() {
         soon("the exchange's end", ends.recv()).await,
         Some(BodyEnd::Whole)
     );
+}
+
+/// What a platform client sends and what it gets are two streams once there is an answer.
+#[tokio::test]
+async fn a_body_may_be_silent_once_the_answer_has_begun() {
+    let rig = Rig::with(|config| {
+        config.settings.body_idle_timeout = SHORT;
+        config.settings.keep_alive_timeout = SHORT;
+    })
+    .await;
+    let (_client, mut feeds) = handing(&rig).await;
+    let mut raw = rig.raw().await;
+    raw.send(chunked("/live")).await;
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    // That nothing happens in this time is what the test is about.
+    sleep(SHORT * 4).await;
+    feed.send(data("still here")).await.unwrap();
+    drop(feed);
+    raw.send("0\r\n\r\n").await;
+    assert_eq!(raw.answer().await.text(), "still here");
+}
+
+/// The session is well, whatever becomes of the request.
+#[tokio::test]
+async fn a_body_that_breaks_behind_the_head_of_its_answer_is_named_as_what_it_is() {
+    set_the_fuse();
+    let rig = Rig::start().await;
+    let (client, mut feeds) = handing(&rig).await;
+    let mut raw = rig.raw().await;
+    raw.send(chunked("/breaks")).await;
+    let feed = soon("the request", feeds.recv()).await.unwrap();
+    assert_eq!(raw.head().await.unwrap().status, 200);
+    raw.send("no size of a chunk\r\n").await;
+    raw.rest().await;
+    soon("the exchange's end", feed.closed()).await;
+    client.rests().await;
+    let line = eventually("a line", async || logged("/breaks")).await;
+    assert_eq!(line["end"], "request_malformed");
+    let counted = |reason| {
+        format!("tunnel_server_problems_total{{hop=\"tunnel-server\",reason=\"{reason}\"}}")
+    };
+    rig.metric_becomes(&counted("request_malformed"), 1.0).await;
+    assert!(rig.metric(&counted("session_lost")).await < 0.5);
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use crate::{
         AnyBody, BodyEnd, Failure, FakeClient, Feed, collect, data, endings, fed, full, status,
     },
     raw::{End, Raw},
-    rig::{PROD, PROD_HOST, Rig, identity},
+    rig::{PROD, PROD_HOST, Rig, connect, identity},
 };
 
 /// The two directions of an upgraded connection, at the upstream's end.
@@ -247,6 +247,28 @@ async fn a_half_that_nobody_ends_is_ended_after_a_silence() {
     let (_, end) = soon("the end", collect(received)).await;
     assert!(end.is_err());
     drop(raw);
+}
+
+#[tokio::test]
+async fn a_reset_by_the_platform_client_is_not_laid_to_the_session() {
+    let rig = Rig::start().await;
+    let (client, mut upstreams) = granting(&rig).await;
+    let socket = connect(rig.addresses.public).await;
+    socket.set_zero_linger().unwrap();
+    let mut raw = Raw::new(socket);
+    raw.send(asking("")).await;
+    assert_eq!(raw.head().await.unwrap().status, 101);
+    let upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
+    drop(raw);
+    soon("the upstream's end", upstream.send.closed()).await;
+    drop(upstream);
+    client.rests().await;
+    let counted = |reason| {
+        format!("tunnel_server_problems_total{{hop=\"tunnel-server\",reason=\"{reason}\"}}")
+    };
+    rig.metric_becomes(&counted("request_incomplete"), 1.0)
+        .await;
+    assert!(rig.metric(&counted("session_lost")).await < 0.5);
 }
 
 /// A socket takes more only when a good part of its buffer is free again, which is much longer than the
