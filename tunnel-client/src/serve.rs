@@ -11,33 +11,42 @@
 
 mod answer;
 mod body;
-mod connection;
 mod request;
 mod upgraded;
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio_rustls::TlsAcceptor;
 use tunnel_http::connection::Bounds;
-use tunnel_http::listener::{accept, listen};
-use tunnel_http::outgoing::ViaName;
+use tunnel_http::gateway::{self, Gateway};
+use tunnel_http::http1::InFlight;
+use tunnel_http::listener::{accept, listen, set_options};
+use tunnel_http::outgoing::{Origin, ViaName};
+use tunnel_http::prefixed::Prefixed;
+use tunnel_http::received::ReceivedBody;
 use tunnel_ops::admin::Readiness;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::RequestId;
 use tunnel_ops::tls_files::{Identity, LiveServerConfig, TlsFilesError};
 use tunnel_ops::watch::{FileWatch, WatchError};
+use tunnel_proto::problem::{Hop, Problem};
 
+use self::answer::AnswerBody;
 pub(crate) use self::body::{ListenerBody, ListenerInformational};
-use self::upgraded::UpgradedBounds;
+use self::upgraded::{Granted, UpgradedBounds};
 use crate::config::{CertificateFiles, Settings};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
@@ -58,6 +67,9 @@ pub(crate) struct FrontListener {
     stop: Trigger,
     end: Trigger,
 }
+
+/// A connection of the listener.
+type Connection = gateway::Connection<Front>;
 
 /// How long leaving may take.
 #[derive(Debug, Clone, Copy)]
@@ -116,25 +128,71 @@ impl Front {
         networks.any(|network| network.contains(&address))
     }
 
-    /// What a connection may take, and how long.
+    /// When upgraded connections end, other than by themselves.
+    fn upgraded_bounds(&self, taken_in: Option<Duration>) -> UpgradedBounds {
+        UpgradedBounds {
+            stage: self.ending.clone(),
+            linger: self.settings.body_idle_timeout,
+            taken_in,
+        }
+    }
+}
+
+impl Gateway for Front {
+    type Peer = ();
+    type Upgrade = Granted;
+    type Body = AnswerBody;
+
+    const HOP: Hop = Hop::Client;
+
     fn bounds(&self) -> Bounds {
         Bounds {
             max_head_bytes: self.settings.max_head_size,
             stream_window_bytes: STREAM_WINDOW_BYTES,
+            tls_handshake_timeout: self.settings.request_head_timeout,
+            // Ingress controllers connect ahead of need: a connection without a request is like one between
+            // two requests.
+            first_byte_timeout: self.settings.keep_alive_timeout,
             request_head_timeout: self.settings.request_head_timeout,
             keep_alive_timeout: self.settings.keep_alive_timeout,
             body_idle_timeout: self.settings.body_idle_timeout,
         }
     }
 
-    /// When upgraded connections end, other than by themselves.
-    fn upgraded_bounds(&self, is_http2: bool) -> UpgradedBounds {
-        let idle = self.settings.body_idle_timeout;
-        UpgradedBounds {
-            stage: self.ending.clone(),
-            linger: idle,
-            taken_in: is_http2.then_some(idle),
-        }
+    fn stopping(&self) -> &Shutdown {
+        &self.stopping
+    }
+
+    async fn silence_ended(&self) {
+        self.stopping.asked().await;
+    }
+
+    fn answer(
+        connection: &Arc<Connection>,
+        request: Request<ReceivedBody>,
+        in_flight: Option<InFlight>,
+    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+        request::serve(connection, request, in_flight)
+    }
+
+    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: Granted, taken_in: Option<Duration>)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        upgraded::join(io, upgrade, &self.upgraded_bounds(taken_in)).await;
+    }
+
+    fn on_unread(&self, peer: IpAddr, problem: &Problem) {
+        self.exchanges.on_refused(None, peer, problem);
+    }
+}
+
+/// Serves one connection until it is gone.
+async fn run(front: Arc<Front>, socket: TcpStream, peer: IpAddr, tls: Option<TlsAcceptor>) {
+    let origin = Origin::new(peer, front.is_trusted(peer), tls.is_some());
+    let socket = Prefixed::new(Bytes::new(), socket);
+    if let Err(cause) = gateway::serve(&front, origin, (), socket, tls).await {
+        tracing::debug!(%peer, %cause, "a connection ended before a request");
     }
 }
 
@@ -278,23 +336,8 @@ async fn accept_all(
         }
         let acceptor = tls.map(LiveServerConfig::acceptor);
         let address = peer.ip();
-        connections.spawn(connection::run(
-            Arc::clone(front),
-            socket,
-            address,
-            acceptor,
-        ));
+        connections.spawn(run(Arc::clone(front), socket, address, acceptor));
     }
-}
-
-/// `idle` bounds how long a peer may take no byte of its answer, gone or not: the kernel counts the time
-/// in which sent bytes stay unacknowledged, and that in which its window is closed.
-fn set_options(socket: &TcpStream, idle: Duration) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(idle))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
 }
 
 impl Tls {

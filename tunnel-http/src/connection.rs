@@ -74,6 +74,10 @@ pub struct Bounds {
     pub max_head_bytes: usize,
     /// What may be sent ahead on one HTTP/2 stream, in bytes.
     pub stream_window_bytes: u32,
+    /// Time for the TLS handshake.
+    pub tls_handshake_timeout: Duration,
+    /// Time for the first byte of the first request.
+    pub first_byte_timeout: Duration,
     /// Time for a head, from its first byte.
     pub request_head_timeout: Duration,
     /// Longest silence between two requests.

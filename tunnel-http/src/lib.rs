@@ -9,6 +9,7 @@
 //! ```
 //!
 //! - [`listener`], [`detect`], [`prefixed`]: accept a socket, and tell HTTP/1 from HTTP/2 by its first bytes.
+//! - [`gateway`]: from an accepted socket to its requests; what a program has to say for that.
 //! - [`connection`]: one connection to its last byte, driven by hyper.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
@@ -24,6 +25,7 @@ pub mod connection;
 pub mod content;
 pub mod detect;
 pub mod ends;
+pub mod gateway;
 pub mod http1;
 pub mod listener;
 pub mod outgoing;

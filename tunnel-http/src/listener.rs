@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
@@ -82,4 +82,18 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         error.kind(),
         ConnectionAborted | ConnectionRefused | ConnectionReset
     )
+}
+
+/// Sets the options of an accepted connection. `idle` bounds how long a peer may take no byte of its answer,
+/// gone or not: the kernel counts the time in which sent bytes stay unacknowledged, and that in which its
+/// window is closed.
+///
+/// # Errors
+/// When the kernel refuses one.
+pub fn set_options(socket: &TcpStream, idle: Duration) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = SockRef::from(socket);
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(idle))?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
 }

@@ -7,7 +7,6 @@
 pub mod answer;
 mod body;
 pub mod check;
-mod connection;
 mod cookies;
 mod ends;
 mod exchange;
@@ -19,18 +18,18 @@ pub mod proxy_protocol;
 mod serve;
 mod upgraded;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc};
 
-use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_http::listener::accept;
+use tunnel_http::listener::{accept, set_options};
 use tunnel_ops::tls_files::LiveServerConfig;
 
 use self::places::Place;
+pub use self::upgraded::Granted;
 use crate::node::Node;
 
 /// Accepts platform clients until the node stops, then waits for those that are there.
@@ -77,13 +76,4 @@ async fn one(
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
     protocol::run(node, socket, peer, tls, place).await;
-}
-
-/// `idle` bounds how long a platform client may take no byte of its answer, gone or not: the kernel
-/// counts the time in which sent bytes stay unacknowledged, and that in which its window is closed.
-fn set_options(socket: &TcpStream, idle: Duration) -> std::io::Result<()> {
-    socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    socket.set_tcp_user_timeout(Some(idle))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
 }

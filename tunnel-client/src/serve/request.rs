@@ -12,11 +12,10 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::ends::{is_grpc, reconnects};
-use tunnel_http::http1::{GuardHandle, InFlight};
+use tunnel_http::http1::InFlight;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{answer::switching_protocols, outgoing};
 use tunnel_ops::telemetry::RequestId;
@@ -24,10 +23,10 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+use super::Connection;
 use super::answer::{self, AnswerBody, Held, RequestTraits, received};
 use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
-use super::connection::Connection;
-use super::upgraded::{self, Granted};
+use super::upgraded::Granted;
 use crate::exchange::{IncomingBody, Informational, RecordedBody};
 use crate::routes::CHECKER;
 
@@ -77,7 +76,8 @@ pub(super) fn serve(
     let is_grpc = is_http2 && is_grpc(&parts.headers);
     let accepted = accept(connection, &parts, incoming, is_grpc);
     if let Err(NotAccepted::Problem(problem)) = &accepted {
-        connection.on_refused(Some(&parts), problem);
+        let exchanges = &connection.gateway.exchanges;
+        exchanges.on_refused(Some(&parts), connection.origin.address, problem);
     }
     drop(parts);
     let connection = Arc::clone(connection);
@@ -98,7 +98,7 @@ pub(super) fn serve(
         let headers = answer.headers_mut();
         headers.entry(X_REQUEST_ID).or_insert(request_id);
         let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
-        if connection.front.stopping.is_asked() && !is_http2 && !is_upgraded {
+        if connection.gateway.stopping.is_asked() && !is_http2 && !is_upgraded {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
@@ -118,7 +118,7 @@ impl Held {
 
 /// The answer to a request that is not forwarded.
 fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Response<AnswerBody> {
-    not_upgraded(connection);
+    connection.not_upgraded();
     match refused {
         NotAccepted::LastHop => {
             let mut answer = Response::new(AnswerBody::own(Bytes::new()));
@@ -141,7 +141,7 @@ fn accept(
     if checked.max_forwards == Some(0) {
         return Err(NotAccepted::LastHop);
     }
-    let front = &connection.front;
+    let front = &connection.gateway;
     let permit = Arc::clone(&front.places).try_acquire_owned().map_err(|_| {
         let detail = "max-exchanges are open";
         Problem::new(Hop::Client, Reason::ExchangeLimit, detail).retry_after(LIMIT_RETRY)
@@ -157,7 +157,7 @@ fn accept(
     let (origin, via, sends_via) = (&connection.origin, &front.via, front.settings.via);
     let request_id = outgoing::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
     let way = Way {
-        guard: connection.guard.as_ref(),
+        guard: connection.guard(),
         version: checked.version,
         expects_continue: checked.expects_continue,
         idle: (connection.is_http2() && !is_grpc).then_some(front.settings.body_idle_timeout),
@@ -166,7 +166,7 @@ fn accept(
         let (body, upload, informational) = ListenerBody::upgrade(&way);
         (body, Some(upload), informational)
     } else {
-        not_upgraded(connection);
+        connection.not_upgraded();
         let (body, informational) = ListenerBody::received(incoming, &way);
         (body, None, informational)
     };
@@ -204,13 +204,6 @@ fn malformed(error: &dyn std::error::Error) -> Problem {
     Problem::new(Hop::Client, Reason::RequestMalformed, error.to_string())
 }
 
-/// The connection goes on with requests.
-fn not_upgraded(connection: &Connection) {
-    if let Some(guard) = &connection.guard {
-        guard.not_upgraded();
-    }
-}
-
 /// Has a request answered by its upstream.
 async fn carry(
     connection: &Arc<Connection>,
@@ -227,7 +220,7 @@ async fn carry(
         reconnects,
         ..
     } = accepted;
-    let front = &connection.front;
+    let front = &connection.gateway;
     let informational = Informational::Listener(Box::new(informational));
     let answered = front.exchanges.answer(request, informational).await;
     match (answered, upload) {
@@ -235,7 +228,7 @@ async fn carry(
             Ok(upgrade(connection, response, upload, permit, on_upgrade))
         }
         (answered, _) => {
-            not_upgraded(connection);
+            connection.not_upgraded();
             held.permit = Some(permit);
             let traits = RequestTraits {
                 method: &method,
@@ -266,19 +259,6 @@ fn upgrade(
     *answer.headers_mut() = parts.headers;
     let is_http2 = connection.is_http2();
     *answer.status_mut() = switching_protocols(answer.headers_mut(), is_http2);
-    match on_upgrade {
-        Some(on_upgrade) => {
-            let bounds = connection.front.upgraded_bounds(true);
-            connection.tasks.spawn_upgraded(async move {
-                if let Ok(upgraded) = on_upgrade.await {
-                    upgraded::join(TokioIo::new(upgraded), granted, &bounds).await;
-                }
-            });
-        }
-        None => {
-            *connection.granted.lock() = Some(granted);
-            connection.guard.iter().for_each(GuardHandle::upgraded);
-        }
-    }
+    connection.upgrade(granted, on_upgrade);
     answer
 }

@@ -84,6 +84,8 @@ fn bounds() -> Bounds {
     Bounds {
         max_head_bytes: 16 * 1024,
         stream_window_bytes: 64 * 1024,
+        tls_handshake_timeout: LIMIT,
+        first_byte_timeout: LIMIT,
         request_head_timeout: LIMIT,
         keep_alive_timeout: LIMIT * 2,
         body_idle_timeout: LIMIT,

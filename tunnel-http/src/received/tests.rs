@@ -22,6 +22,8 @@ fn bounds() -> Bounds {
     Bounds {
         max_head_bytes: 16 * 1024,
         stream_window_bytes: 256 * 1024,
+        tls_handshake_timeout: 60 * SECOND,
+        first_byte_timeout: 60 * SECOND,
         request_head_timeout: 60 * SECOND,
         keep_alive_timeout: 60 * SECOND,
         body_idle_timeout: 60 * SECOND,

@@ -24,7 +24,7 @@ use super::{ends::SessionStream, observe::Observation, pace::Pace};
 use crate::config::Origin;
 
 /// The body of an answer.
-pub(super) struct AnswerBody {
+pub struct AnswerBody {
     kind: Kind,
     pace: Pace,
     outlet: Outlet<BodyError>,

@@ -18,9 +18,9 @@ use tunnel_proto::{
 
 use super::{
     body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
-    connection::Connection,
     cookies,
     observe::Observation,
+    protocol::Connection,
     protocol::STREAM_WINDOW_BYTES,
     serve::Asked,
 };
@@ -145,7 +145,7 @@ pub(super) async fn carry(
                 // hyper says 100 by itself as soon as the body is read.
                 unanswered.proceed();
             } else if asked.version == Version::HTTP_11 {
-                cookies::keep_apart(&connection.node, &mut headers);
+                cookies::keep_apart(&connection.gateway, &mut headers);
                 connection.informational(status, &headers);
             }
         };
@@ -192,7 +192,7 @@ fn waiting_weight(
                 .min(STREAM_WINDOW_BYTES.into()),
             false => {
                 let most =
-                    http1_buffer_bytes(connection.node.config().settings.max_head_size) as u64;
+                    http1_buffer_bytes(connection.gateway.config().settings.max_head_size) as u64;
                 length.map_or(most, |length| length.min(most))
             }
         }
@@ -219,14 +219,14 @@ fn request_body(
     // Over HTTP/1 the connection's guard keeps the time. A gRPC call is answered when there is something to tell,
     // which may be never: budgets and the shares of addresses bound how many are open.
     let idle = (connection.is_http2() && !asked.is_grpc)
-        .then_some(connection.node.config().settings.body_idle_timeout);
+        .then_some(connection.gateway.config().settings.body_idle_timeout);
     let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
     let (mut body, mut unanswered) =
-        RequestBody::received(incoming, connection.guard.clone(), idle, upload);
+        RequestBody::received(incoming, connection.guard().cloned(), idle, upload);
     if asked.expects_continue {
         body.expect(
             &mut unanswered,
-            connection.node.config().settings.expect_wait,
+            connection.gateway.config().settings.expect_wait,
         );
     }
     (body, None, unanswered)

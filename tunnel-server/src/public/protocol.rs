@@ -1,47 +1,44 @@
-//! From a platform client's socket to its requests, and to its last byte.
-//!
-//! ```text
-//!   socket ─▶ PROXY header? ─▶ TLS? ─▶ HTTP/1: guard ─▶ hyper ─▶ serve
-//!                                └───▶ HTTP/2: ─────────▶ hyper ─▶ serve
-//! ```
-//!
-//! Ends by itself: each wait has its limit, and a refusal that the guard has made is written here,
-//! after hyper has given the socket back.
+//! From a platform client's socket to its requests: what of that is this server's own, the PROXY header and
+//! where a connection counts. The rest is [`tunnel_http::gateway`].
 
 use std::{
+    convert::Infallible,
     future::Future,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::SystemTime,
+    time::Duration,
 };
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Response, request::Parts};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    time::{Instant, timeout},
+    time::Instant,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_http::answer;
-use tunnel_http::{answer::http1_message, outgoing::Origin};
 use tunnel_http::{
-    connection::{self, Bounds, Http1, Reset, close, say_last},
-    detect::{self, Protocol},
-    http1::{GuardHandle, InFlight, Refusal},
+    connection::Bounds,
+    gateway::{self, Gateway, NoRequest},
+    http1::InFlight,
+    outgoing::Origin,
     prefixed::Prefixed,
     received::ReceivedBody,
 };
-use tunnel_proto::problem::Hop;
+use tunnel_ops::{signals::Shutdown, telemetry::log_refused};
+use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
-    connection::{Caller, Connection},
+    answer::AnswerBody,
     places::{Full, Place},
     proxy_protocol,
     serve::serve,
-    upgraded::join,
+    upgraded::{Granted, join},
 };
-use crate::node::Node;
+use crate::{budget::usage::Usage, node::Node};
+
+/// A connection of the public listener.
+pub(super) type Connection = gateway::Connection<Node>;
 
 /// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
 pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
@@ -59,27 +56,29 @@ pub(super) async fn run(
             .connections_refused
             .with_label_values(&["public", cause.name()])
             .inc();
-        tracing::debug!(%peer, cause = cause.name(), "a public connection ended before a request");
+        tracing::debug!(%peer, %cause, "a public connection ended before a request");
     }
 }
 
 /// Why a connection ended before its first request.
-enum NoRequest {
+#[derive(Debug, thiserror::Error)]
+enum NotServed {
+    #[error("the PROXY header is missing or wrong")]
     Proxy,
-    Tls,
-    FirstByte,
+    #[error("too many connections are open: {}", .0.name())]
     Full(Full),
-    Stopping,
+    #[error(transparent)]
+    NoRequest(#[from] NoRequest),
 }
 
-impl NoRequest {
+impl NotServed {
     fn name(&self) -> &'static str {
         match self {
             Self::Proxy => "proxy_protocol",
-            Self::Tls => "tls",
-            Self::FirstByte => "first_byte",
             Self::Full(full) => full.name(),
-            Self::Stopping => "stopping",
+            Self::NoRequest(NoRequest::Tls(_)) => "tls",
+            Self::NoRequest(NoRequest::FirstByte(_)) => "first_byte",
+            Self::NoRequest(_) => "stopping",
         }
     }
 }
@@ -90,14 +89,15 @@ async fn begin(
     mut peer: IpAddr,
     tls: Option<TlsAcceptor>,
     place: &mut Place,
-) -> Result<(), NoRequest> {
+) -> Result<(), NotServed> {
     let mut is_trusted = node.is_trusted(peer);
     let mut front = Bytes::new();
     if node.config().settings.proxy_protocol && is_trusted {
         let deadline = Instant::now() + node.config().settings.first_byte_timeout;
-        let (header, rest) = patiently(node, proxy_protocol::read(&mut socket, deadline))
-            .await?
-            .map_err(|_| NoRequest::Proxy)?;
+        let (header, rest) = tokio::select! {
+            read = proxy_protocol::read(&mut socket, deadline) => read.map_err(|_| NotServed::Proxy)?,
+            () = node.silence_ended() => return Err(NoRequest::Stopping.into()),
+        };
         is_trusted = match header {
             proxy_protocol::Header::Local => true,
             // What the proxy has told counts, what its client tells does not.
@@ -109,135 +109,71 @@ async fn begin(
         };
         if !is_trusted {
             let counted = place.count_for(peer.to_canonical());
-            counted.map_err(NoRequest::Full)?;
+            counted.map_err(NotServed::Full)?;
         }
         front = rest;
     }
-    let caller = (Origin::new(peer, is_trusted, tls.is_some()), place.usage());
+    let origin = Origin::new(peer, is_trusted, tls.is_some());
     let socket = Prefixed::new(front, socket);
-    match tls {
-        // Boxed, since what TLS needs is large, and a connection without it would carry it along.
-        Some(tls) => Box::pin(encrypted(node, caller, socket, tls)).await,
-        None => request(node, caller, socket, None).await,
-    }
-}
-
-async fn encrypted(
-    node: &Arc<Node>,
-    caller: Caller,
-    socket: Prefixed<TcpStream>,
-    tls: TlsAcceptor,
-) -> Result<(), NoRequest> {
-    let handshake = timeout(
-        node.config().settings.tls_handshake_timeout,
-        tls.accept(socket),
-    );
-    let stream = patiently(node, handshake)
-        .await?
-        .map_err(|_| NoRequest::Tls)?
-        .map_err(|_| NoRequest::Tls)?;
-    let agreed = match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => Protocol::Http2,
-        _ => Protocol::Http1,
-    };
-    request(node, caller, stream, Some(agreed)).await
-}
-
-/// Waits for the first request, and goes on with what the platform client speaks: what was agreed on, or
-/// what its first bytes tell.
-async fn request<IO>(
-    node: &Arc<Node>,
-    caller: Caller,
-    mut io: IO,
-    agreed: Option<Protocol>,
-) -> Result<(), NoRequest>
-where
-    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
-{
-    // Of what was agreed on, too: hyper has no limit for one who says nothing, and the guard's is for heads.
-    let detecting = detect::detect(&mut io, node.config().settings.first_byte_timeout);
-    let (detected, first) = patiently(node, detecting)
-        .await?
-        .map_err(|_| NoRequest::FirstByte)?;
-    match agreed.unwrap_or(detected) {
-        Protocol::Http1 => http1(node, caller, first, io).await,
-        Protocol::Http2 => http2(node, caller, Prefixed::new(first, io)).await,
-    }
+    gateway::serve(node, origin, place.usage(), socket, tls).await?;
     Ok(())
 }
 
-/// Awaits something that a connection has to do before its first request.
-async fn patiently<T>(node: &Node, step: impl Future<Output = T>) -> Result<T, NoRequest> {
-    tokio::select! {
-        done = step => Ok(done),
-        () = node.patience_ended() => Err(NoRequest::Stopping),
-    }
-}
+impl Gateway for Node {
+    /// What is open for its address; `None` of a trusted proxy that speaks for many.
+    type Peer = Option<Arc<Usage>>;
+    type Upgrade = Granted;
+    type Body = AnswerBody;
 
-async fn http1<IO>(node: &Arc<Node>, caller: Caller, first: Bytes, io: IO)
-where
-    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
-{
-    let http1 = Http1::new(io, first, bounds(node));
-    let connection = Connection::new(node, caller, Some(http1.guard().clone()));
-    let answer = {
-        let connection = connection.clone();
-        move |request: Request<ReceivedBody>, in_flight: InFlight| {
-            serve(&connection, request, Some(in_flight))
+    const HOP: Hop = Hop::Server;
+
+    fn bounds(&self) -> Bounds {
+        let config = self.config();
+        Bounds {
+            max_head_bytes: config.settings.max_head_size,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            tls_handshake_timeout: config.settings.tls_handshake_timeout,
+            first_byte_timeout: config.settings.first_byte_timeout,
+            request_head_timeout: config.settings.request_head_timeout,
+            keep_alive_timeout: config.settings.keep_alive_timeout,
+            body_idle_timeout: config.settings.body_idle_timeout,
         }
-    };
-    if let Some(io) = http1.serve(node.stopping_stage(), answer).await {
-        // Boxed, since it is larger than all that was before, and comes once.
-        Box::pin(finish(&connection, io)).await;
+    }
+
+    fn stopping(&self) -> &Shutdown {
+        self.stopping_stage()
+    }
+
+    async fn silence_ended(&self) {
+        self.patience_ended().await;
+    }
+
+    fn answer(
+        connection: &Arc<Connection>,
+        request: Request<ReceivedBody>,
+        in_flight: Option<InFlight>,
+    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+        serve(connection, request, in_flight)
+    }
+
+    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: Granted, taken_in: Option<Duration>)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        join(io, upgrade, self, taken_in).await;
+    }
+
+    fn on_unread(&self, peer: IpAddr, problem: &Problem) {
+        self.metrics.count_problem(problem);
+        log_refusal(self, peer, None, problem);
     }
 }
 
-/// What a connection may take, and how long.
-fn bounds(node: &Node) -> Bounds {
-    let config = node.config();
-    Bounds {
-        max_head_bytes: config.settings.max_head_size,
-        stream_window_bytes: STREAM_WINDOW_BYTES,
-        request_head_timeout: config.settings.request_head_timeout,
-        keep_alive_timeout: config.settings.keep_alive_timeout,
-        body_idle_timeout: config.settings.body_idle_timeout,
+/// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
+/// could be read of it.
+pub(super) fn log_refusal(node: &Node, peer: IpAddr, head: Option<&Parts>, problem: &Problem) {
+    if node.config().settings.access_log {
+        let (status, end) = (problem.status().as_u16(), problem.reason().name());
+        log_refused(head, peer, status, end, problem.detail());
     }
-}
-
-/// Goes on with a socket that hyper is done with: as an upgraded connection, or to its end.
-async fn finish<IO>(connection: &Connection, io: IO)
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let granted = connection.granted.lock().take();
-    if let Some(granted) = granted {
-        join(io, granted, &connection.node, None).await;
-    } else if let Some(refusal) = connection.guard.as_ref().and_then(GuardHandle::violation) {
-        refuse(connection, refusal, io).await;
-    } else {
-        close(io).await;
-    }
-}
-
-async fn http2<IO>(node: &Arc<Node>, caller: Caller, io: IO)
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let connection = Connection::new(node, caller, None);
-    let answer = |request: Request<ReceivedBody>| serve(&connection, request, None);
-    let (stage, tasks) = (node.stopping_stage(), &connection.tasks);
-    connection::http2(io, bounds(node), tasks, stage, answer).await;
-}
-
-/// Writes the answer to a request that nobody but the guard has seen.
-async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
-    connection: &Connection,
-    refusal: Refusal,
-    io: IO,
-) {
-    let problem = answer::refusal(Hop::Server, refusal.status(), refusal.reason());
-    connection.node.metrics.count_problem(&problem);
-    connection.log_refused(None, &problem);
-    let date = httpdate::fmt_http_date(SystemTime::now());
-    say_last(io, &http1_message(&answer::problem(&problem, true), &date)).await;
 }

@@ -29,11 +29,11 @@ use super::{
     answer::{self, AnswerBody},
     body::UpgradeSender,
     check::{check, outgoing},
-    connection::Connection,
     cookies,
     ends::SessionStream,
     exchange::{self, Carried},
     observe::{Observation, Subject},
+    protocol::{Connection, log_refusal},
     upgraded::Granted,
 };
 use crate::router::Route;
@@ -82,7 +82,7 @@ pub(super) fn serve(
     mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
-    let mut observation = Observation::new(connection.node.metrics.clone());
+    let mut observation = Observation::new(connection.gateway.metrics.clone());
     let on_upgrade = connection
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
@@ -100,7 +100,12 @@ pub(super) fn serve(
     if let Err(NotCarried::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
-        connection.log_refused(Some(&parts), problem);
+        log_refusal(
+            &connection.gateway,
+            connection.origin.address,
+            Some(&parts),
+            problem,
+        );
     }
     drop(parts);
     let mut incoming = (!incoming.is_end_stream()).then_some(incoming);
@@ -143,7 +148,7 @@ pub(super) fn serve(
         if let Ok((_, _, id)) = accepted {
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
-        if connection.node.is_draining() && !connection.is_http2() {
+        if connection.gateway.is_draining() && !connection.is_http2() {
             // Whoever has more to ask is to ask another server, while this one still answers.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
@@ -167,7 +172,7 @@ fn accept(
     if checked.upgrade.is_none() {
         connection.not_upgraded();
     }
-    let node = &connection.node;
+    let node = &connection.gateway;
     let (head, id) = outgoing(
         &checked,
         &connection.origin,
@@ -182,7 +187,7 @@ fn accept(
         .route(&checked.host, node.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.origin.address)?;
-        let usage = connection.usage.as_ref();
+        let usage = connection.peer.as_ref();
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
     }
@@ -240,7 +245,7 @@ async fn carry(
         upload,
         session,
     } = exchange::carry(connection, asked, head, incoming, observation).await?;
-    cookies::keep_apart(&connection.node, received.headers_mut());
+    cookies::keep_apart(&connection.gateway, received.headers_mut());
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
             return Ok(upgraded(asked, received, upload, session));
@@ -254,7 +259,7 @@ async fn carry(
     let is_http2 = connection.is_http2();
     let mut response = answer::response(received, &asked.method, !is_http2)?;
     if let Some(form) = Form::of_response(response.headers(), is_http2, asked.reconnects) {
-        let node = &connection.node;
+        let node = &connection.gateway;
         response
             .body_mut()
             .follow(|body| SessionStream::new(body, form, session, node.ending_stage()));
@@ -270,7 +275,7 @@ fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Resp
     };
     if let Some((method, headers)) = asker.page.as_deref() {
         connection
-            .node
+            .gateway
             .cors
             .load()
             .apply(method, headers, &mut answer);

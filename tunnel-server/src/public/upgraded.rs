@@ -17,7 +17,6 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, WriteHalf, split},
     time::timeout,
@@ -41,7 +40,7 @@ use super::{
 use crate::node::Node;
 
 /// An upgrade that was granted: what joins the platform client's bytes to the exchange's.
-pub(super) struct Granted {
+pub struct Granted {
     /// Takes what the platform client sends.
     pub(super) upload: UpgradeSender,
     /// What the runtime sends.
@@ -51,9 +50,6 @@ pub(super) struct Granted {
     /// Ends with the upgraded connection.
     pub(super) observation: Observation,
 }
-
-/// The upgrade that a connection has granted, until it is taken over.
-pub(super) type GrantedSlot = Mutex<Option<Granted>>;
 
 /// Moves the bytes until both directions have ended. After the end of one, the time in which a body
 /// may be silent, without a byte in the other, ends that too.

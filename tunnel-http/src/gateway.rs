@@ -1,0 +1,307 @@
+//! From an accepted socket to its requests, and to its last byte: the path that every connection of
+//! strangers takes.
+//!
+//! ```text
+//!   socket ─▶ TLS? ─▶ HTTP/1: guard ─▶ hyper ─▶ Gateway::answer
+//!               └───▶ HTTP/2: ─────────▶ hyper ─▶ Gateway::answer
+//! ```
+//!
+//! Ends by itself: each wait has its limit, and a refusal that the guard has made is written here, after
+//! hyper has given the socket back.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::Body;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tunnel_ops::signals::Shutdown;
+use tunnel_proto::problem::{Hop, Problem};
+
+use crate::answer::{http1_head, http1_message, problem, refusal};
+use crate::connection::{self, Bounds, Http1, Reset, Tasks, close, say_last};
+use crate::detect::{self, DetectError, Protocol};
+use crate::http1::{GuardHandle, InFlight, Refusal};
+use crate::outgoing::Origin;
+use crate::prefixed::Prefixed;
+use crate::received::ReceivedBody;
+
+/// A program that answers requests of strangers and forwards them (RFC 9110, section 3.7).
+pub trait Gateway: Sized + Send + Sync + 'static {
+    /// What is kept of a peer for each of its connections.
+    type Peer: Send + Sync + 'static;
+    /// An upgrade that a request was granted.
+    type Upgrade: Send + 'static;
+    /// The content of answers.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+
+    /// The program's name in problems.
+    const HOP: Hop;
+
+    /// What a connection may take, and how long.
+    fn bounds(&self) -> Bounds;
+
+    /// Asked when connections are to end with the request in progress.
+    fn stopping(&self) -> &Shutdown;
+
+    /// Ready when connections that have sent no request are given up.
+    fn silence_ended(&self) -> impl Future<Output = ()> + Send;
+
+    /// Answers a request. `in_flight` is given over HTTP/1 and held until the answer is written.
+    fn answer(
+        connection: &Arc<Connection<Self>>,
+        request: Request<ReceivedBody>,
+        in_flight: Option<InFlight>,
+    ) -> impl Future<Output = Result<Response<Self::Body>, Infallible>> + Send + use<Self>;
+
+    /// Moves the bytes of an upgraded connection until it ends. An HTTP/2 peer that takes nothing for
+    /// `taken_in` loses its stream.
+    fn join<IO>(
+        self: &Arc<Self>,
+        io: IO,
+        upgrade: Self::Upgrade,
+        taken_in: Option<Duration>,
+    ) -> impl Future<Output = ()> + Send
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Counts and logs a request that only the guard has seen.
+    fn on_unread(&self, peer: IpAddr, problem: &Problem);
+}
+
+/// What all requests of one connection share, and what they can do to it.
+pub struct Connection<G: Gateway> {
+    /// The program.
+    pub gateway: Arc<G>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What is kept of the peer.
+    pub peer: G::Peer,
+    /// `None` over HTTP/2.
+    guard: Option<GuardHandle>,
+    /// The upgrade that an HTTP/1 connection is turned into.
+    granted: Mutex<Option<G::Upgrade>>,
+    /// Upgraded streams of an HTTP/2 connection, and hyper's own tasks for it.
+    tasks: Tasks,
+}
+
+/// Why a connection ended before its first request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoRequest {
+    /// The TLS handshake failed, or took too long.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[source] io::Error),
+    /// Nothing came in time, or the connection ended.
+    #[error("no request came: {0}")]
+    FirstByte(#[from] DetectError),
+    /// The program stops.
+    #[error("the program stops")]
+    Stopping,
+}
+
+/// Serves a connection until it is gone. `first` in front of the socket is what was read of it already.
+///
+/// # Errors
+/// When it ends before a request.
+pub async fn serve<G: Gateway>(
+    gateway: &Arc<G>,
+    origin: Origin,
+    peer: G::Peer,
+    socket: Prefixed<TcpStream>,
+    tls: Option<TlsAcceptor>,
+) -> Result<(), NoRequest> {
+    match tls {
+        // Boxed, since what TLS needs is large, and a connection without it would carry it along.
+        Some(tls) => Box::pin(encrypted(gateway, origin, peer, socket, tls)).await,
+        None => requests(gateway, origin, peer, socket, None).await,
+    }
+}
+
+async fn encrypted<G: Gateway>(
+    gateway: &Arc<G>,
+    origin: Origin,
+    peer: G::Peer,
+    socket: Prefixed<TcpStream>,
+    tls: TlsAcceptor,
+) -> Result<(), NoRequest> {
+    let limit = gateway.bounds().tls_handshake_timeout;
+    let stream = unless_silent(gateway, timeout(limit, tls.accept(socket)))
+        .await?
+        .unwrap_or_else(|elapsed| Err(elapsed.into()))
+        .map_err(NoRequest::Tls)?;
+    let agreed = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Protocol::Http2,
+        _ => Protocol::Http1,
+    };
+    requests(gateway, origin, peer, stream, Some(agreed)).await
+}
+
+/// Waits for the first request, and goes on with what the peer speaks: what was agreed on, or what its first
+/// bytes tell.
+async fn requests<G: Gateway, IO>(
+    gateway: &Arc<G>,
+    origin: Origin,
+    peer: G::Peer,
+    mut io: IO,
+    agreed: Option<Protocol>,
+) -> Result<(), NoRequest>
+where
+    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+{
+    // Of what was agreed on, too: hyper has no limit for a peer that sends nothing, and the guard's is for
+    // heads.
+    let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
+    let (detected, first) = unless_silent(gateway, detecting).await??;
+    match agreed.unwrap_or(detected) {
+        Protocol::Http1 => http1(gateway, origin, peer, first, io).await,
+        Protocol::Http2 => http2(gateway, origin, peer, Prefixed::new(first, io)).await,
+    }
+    Ok(())
+}
+
+/// Awaits something that a connection has to do before its first request.
+async fn unless_silent<G: Gateway, T>(
+    gateway: &Arc<G>,
+    step: impl Future<Output = T>,
+) -> Result<T, NoRequest> {
+    tokio::select! {
+        done = step => Ok(done),
+        () = gateway.silence_ended() => Err(NoRequest::Stopping),
+    }
+}
+
+async fn http1<G: Gateway, IO>(
+    gateway: &Arc<G>,
+    origin: Origin,
+    peer: G::Peer,
+    first: Bytes,
+    io: IO,
+) where
+    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+{
+    let http1 = Http1::new(io, first, gateway.bounds());
+    let connection = Connection::new(gateway, origin, peer, Some(http1.guard().clone()));
+    let answer = {
+        let connection = Arc::clone(&connection);
+        move |request: Request<ReceivedBody>, in_flight: InFlight| {
+            G::answer(&connection, request, Some(in_flight))
+        }
+    };
+    if let Some(io) = http1.serve(gateway.stopping(), answer).await {
+        // Boxed, since it is larger than all that was before, and comes once.
+        Box::pin(connection.finish(io)).await;
+    }
+}
+
+async fn http2<G: Gateway, IO>(gateway: &Arc<G>, origin: Origin, peer: G::Peer, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = Connection::new(gateway, origin, peer, None);
+    let answer = |request: Request<ReceivedBody>| G::answer(&connection, request, None);
+    let (bounds, tasks) = (gateway.bounds(), &connection.tasks);
+    connection::http2(io, bounds, tasks, gateway.stopping(), answer).await;
+}
+
+impl<G: Gateway> Connection<G> {
+    fn new(
+        gateway: &Arc<G>,
+        origin: Origin,
+        peer: G::Peer,
+        guard: Option<GuardHandle>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            gateway: Arc::clone(gateway),
+            origin,
+            peer,
+            guard,
+            granted: Mutex::new(None),
+            tasks: Tasks::default(),
+        })
+    }
+
+    /// Whether it speaks HTTP/2.
+    #[must_use]
+    pub fn is_http2(&self) -> bool {
+        self.guard.is_none()
+    }
+
+    /// The guard of HTTP/1.
+    #[must_use]
+    pub fn guard(&self) -> Option<&GuardHandle> {
+        self.guard.as_ref()
+    }
+
+    /// Goes on with requests: an upgrade that was asked for is not granted.
+    pub fn not_upgraded(&self) {
+        if let Some(guard) = &self.guard {
+            guard.not_upgraded();
+        }
+    }
+
+    /// Sends an informational response ahead, where that can be done cleanly: over HTTP/1.1.
+    pub fn informational(&self, status: StatusCode, headers: &HeaderMap) {
+        if let Some(guard) = &self.guard {
+            let mut head = http1_head(status, headers);
+            head.extend_from_slice(b"\r\n");
+            let _ = guard.informational(head.freeze());
+        }
+    }
+
+    /// Grants an upgrade: to an HTTP/1 connection as a whole, of HTTP/2 to the one stream.
+    pub fn upgrade(&self, granted: G::Upgrade, on_upgrade: Option<OnUpgrade>) {
+        match (&self.guard, on_upgrade) {
+            (Some(guard), _) => {
+                *self.granted.lock() = Some(granted);
+                guard.upgraded();
+            }
+            (None, Some(on_upgrade)) => {
+                let gateway = Arc::clone(&self.gateway);
+                self.tasks.spawn_upgraded(async move {
+                    if let Ok(upgraded) = on_upgrade.await {
+                        let taken_in = Some(gateway.bounds().body_idle_timeout);
+                        let io = TokioIo::new(upgraded);
+                        gateway.join(io, granted, taken_in).await;
+                    }
+                });
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Goes on with a socket that hyper is done with: as an upgraded connection, or to its end.
+    async fn finish<IO>(&self, io: IO)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let granted = self.granted.lock().take();
+        if let Some(granted) = granted {
+            self.gateway.join(io, granted, None).await;
+        } else if let Some(violation) = self.guard.as_ref().and_then(GuardHandle::violation) {
+            self.refuse(violation, io).await;
+        } else {
+            close(io).await;
+        }
+    }
+
+    /// Writes the answer to a request that only the guard has seen.
+    async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, violation: Refusal, io: IO) {
+        let refused = refusal(G::HOP, violation.status(), violation.reason());
+        self.gateway.on_unread(self.origin.address, &refused);
+        let date = httpdate::fmt_http_date(SystemTime::now());
+        say_last(io, &http1_message(&problem(&refused, true), &date)).await;
+    }
+}
