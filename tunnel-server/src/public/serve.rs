@@ -74,6 +74,17 @@ struct Asker {
     is_grpc: bool,
 }
 
+impl Asker {
+    fn new(parts: &Parts, is_http2: bool) -> Self {
+        let page = || Box::new((parts.method.clone(), parts.headers.clone()));
+        Self {
+            page: parts.headers.contains_key(header::ORIGIN).then(page),
+            // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
+            is_grpc: is_http2 && is_grpc(&parts.headers),
+        }
+    }
+}
+
 /// Serves one request of a connection.
 ///
 /// All that needs the received head happens at once, before there is a future.
@@ -87,16 +98,8 @@ pub(super) fn serve(
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
-    // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
-    let is_grpc = connection.is_http2() && is_grpc(&parts.headers);
-    let asker = Asker {
-        page: parts
-            .headers
-            .contains_key(header::ORIGIN)
-            .then(|| Box::new((parts.method.clone(), parts.headers.clone()))),
-        is_grpc,
-    };
-    let accepted = accept(connection, &parts, is_grpc, &mut observation);
+    let asker = Asker::new(&parts, connection.is_http2());
+    let accepted = accept(connection, &parts, asker.is_grpc, &mut observation);
     if let Err(NotCarried::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
