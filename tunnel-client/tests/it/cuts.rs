@@ -1,10 +1,11 @@
 //! A message that is cut anywhere, by any cause, never looks whole to whoever gets it: answers of
 //! HTTP/1.1 and HTTP/2 upstreams to the wire and to `serve`'s platform clients, and uploads the other way.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use h2::{Reason, RecvStream};
+use h2::Reason;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt;
@@ -16,10 +17,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 
-use crate::scripted::{Connection, Scripted};
+use crate::scripted::{Connection, Http2Frame, Scripted};
 use crate::serve::Served;
 use crate::server::SOON;
 use crate::setup::{Setup, get, piece, post_pieces};
+
+/// The head of an answer over HTTP/2 (RFC 7541 section 6.1).
+const STATUS_200: &[u8] = b"\x88";
 
 /// How a test ends a message of HTTP/2 behind so much of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,51 +237,36 @@ async fn an_answer_over_http1_that_is_cut_at_any_byte_is_never_whole() {
 
 /// The frames of whole answers over HTTP/2. The last one ends the stream.
 fn answers_over_http2() -> Vec<Vec<Vec<u8>>> {
-    const DATA: u8 = 0;
-    const HEADERS: u8 = 1;
-    const END_STREAM: u8 = 1;
-    const END_HEADERS: u8 = 4;
     // RFC 7541 section 6: `:status: 200`, `content-length: 8` and `x: 1`.
-    let heads = [&b"\x88"[..], b"\x88\x0f\x0d\x018"];
+    let heads = [STATUS_200, b"\x88\x0f\x0d\x018"];
     let trailers = b"\0\x01x\x011";
-    let ends = [
-        frame(DATA, END_STREAM, 1, b"half"),
-        frame(HEADERS, END_STREAM | END_HEADERS, 1, trailers),
-    ];
+    let half = frame(Http2Frame::DATA, 0, b"half");
+    let last_half = frame(Http2Frame::DATA, Http2Frame::END_STREAM, b"half");
+    let ending_head = Http2Frame::END_STREAM | Http2Frame::END_HEADERS;
+    let trailers = frame(Http2Frame::HEADERS, ending_head, trailers);
     let mut answers = Vec::new();
     for head in heads {
-        for end in &ends {
-            let mut answer = vec![
-                frame(HEADERS, END_HEADERS, 1, head),
-                frame(DATA, 0, 1, b"half"),
-            ];
-            if end[3] == HEADERS {
-                answer.push(frame(DATA, 0, 1, b"half"));
-            }
-            answer.push(end.clone());
-            answers.push(answer);
-        }
+        let head = frame(Http2Frame::HEADERS, Http2Frame::END_HEADERS, head);
+        answers.push(vec![head.clone(), half.clone(), last_half.clone()]);
+        answers.push(vec![head, half.clone(), half.clone(), trailers.clone()]);
     }
     answers
 }
 
-/// One frame of HTTP/2.
-fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u8::try_from(payload.len()).unwrap();
-    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+/// A frame of a connection's first stream.
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    Http2Frame::new(kind, flags, 1, payload).bytes()
 }
 
 #[tokio::test]
 async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_whole() {
-    const GOAWAY: u8 = 7;
-    const SETTINGS: u8 = 4;
     let sent = Arc::new(Mutex::new(Vec::new()));
     let to_send = Arc::clone(&sent);
     let upstream = Scripted::start(move |mut connection: Connection| {
         let bytes = to_send.lock().clone();
         async move {
-            connection.send(frame(SETTINGS, 0, 0, &[])).await;
-            connection.http2_request().await;
+            connection.begin_http2().await;
+            while connection.http2_frame().await.unwrap().kind != Http2Frame::HEADERS {}
             connection.send(bytes).await;
             connection.stream.shutdown().await.unwrap();
             connection.rest().await;
@@ -289,7 +278,8 @@ async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_w
         for position in 0..=answer.len() {
             // Of a stream that is below the last one, and of one that is not.
             for last_stream in [0, 1] {
-                let goaway = frame(GOAWAY, 0, 0, &[0, 0, 0, last_stream, 0, 0, 0, 0]);
+                let payload = [0, 0, 0, last_stream, 0, 0, 0, 0];
+                let goaway = Http2Frame::new(Http2Frame::GOAWAY, 0, 0, &payload).bytes();
                 let before = answer[..position].concat();
                 let behind = answer[position..].concat();
                 let first = before.len();
@@ -346,15 +336,6 @@ enum UploadEnd {
     Reset(Reason),
 }
 
-impl From<h2::Error> for UploadEnd {
-    fn from(error: h2::Error) -> Self {
-        match error.reason().filter(|_| error.is_reset()) {
-            Some(reason) => Self::Reset(reason),
-            None => Self::Closed,
-        }
-    }
-}
-
 /// An upstream that reads uploads, one at a time.
 struct Uploads {
     url: String,
@@ -383,12 +364,12 @@ impl Uploads {
             ends: ended,
             is_answering,
         };
-        let upstream = Scripted::start(move |Connection { stream, .. }| {
+        let upstream = Scripted::start(move |connection: Connection| {
             let reader = reader.clone();
             async move {
                 match protocol {
-                    Protocol::Http1 => reader.read_http1(stream).await,
-                    Protocol::Http2 => reader.read_http2(stream).await,
+                    Protocol::Http1 => reader.read_http1(connection.stream).await,
+                    Protocol::Http2 => reader.read_http2(connection).await,
                 }
             }
         })
@@ -480,38 +461,54 @@ impl Reader {
         self.ends.send(end).await.unwrap();
     }
 
-    /// All uploads of a connection.
-    async fn read_http2(self, stream: TcpStream) {
-        let mut connection = h2::server::handshake(stream).await.unwrap();
-        let mut streams = JoinSet::new();
-        while let Some(Ok((request, mut respond))) = connection.accept().await {
-            let reader = self.clone();
-            streams.spawn(async move {
-                let number = reader.begin();
-                let answer = reader.is_answering.then(|| {
-                    let mut answer = respond.send_response(Response::new(()), false).unwrap();
-                    let half = Bytes::from_static(b"half");
-                    answer.send_data(half, false).unwrap();
-                    answer
-                });
-                let read = reader.read_stream(number, request.into_body()).await;
-                let end = read.map_or_else(UploadEnd::from, |()| UploadEnd::Whole);
-                reader.ends.send(end).await.unwrap();
-                drop((respond, answer));
-            });
+    /// All uploads of a connection. An `h2` server would not tell an end that a reset follows.
+    async fn read_http2(self, mut connection: Connection) {
+        let mut uploads = HashMap::new();
+        connection.begin_http2().await;
+        while let Some(frame) = connection.http2_frame().await {
+            let is_upload = frame.stream != 0;
+            if is_upload
+                && frame.kind == Http2Frame::HEADERS
+                && !uploads.contains_key(&frame.stream)
+            {
+                uploads.insert(frame.stream, (self.begin(), String::new()));
+                if self.is_answering {
+                    let head = Http2Frame::new(
+                        Http2Frame::HEADERS,
+                        Http2Frame::END_HEADERS,
+                        frame.stream,
+                        STATUS_200,
+                    );
+                    let half = Http2Frame::new(Http2Frame::DATA, 0, frame.stream, b"half");
+                    connection.send([head.bytes(), half.bytes()].concat()).await;
+                }
+            }
+            let Some((number, content)) = uploads.get_mut(&frame.stream) else {
+                continue;
+            };
+            let end = match frame.kind {
+                Http2Frame::DATA | Http2Frame::HEADERS => {
+                    if frame.kind == Http2Frame::DATA {
+                        content.push_str(std::str::from_utf8(&frame.payload).unwrap());
+                    }
+                    self.on_content(*number, content);
+                    let is_last = frame.flags & Http2Frame::END_STREAM != 0;
+                    is_last.then_some(UploadEnd::Whole)
+                }
+                Http2Frame::RST_STREAM => {
+                    let code = u32::from_be_bytes(frame.payload.try_into().unwrap());
+                    Some(UploadEnd::Reset(code.into()))
+                }
+                _ => None,
+            };
+            if let Some(end) = end {
+                uploads.remove(&frame.stream);
+                self.ends.send(end).await.unwrap();
+            }
         }
-        streams.join_all().await;
-    }
-
-    async fn read_stream(&self, number: usize, mut stream: RecvStream) -> Result<(), h2::Error> {
-        let mut content = String::new();
-        self.on_content(number, &content);
-        while let Some(data) = stream.data().await {
-            content.push_str(std::str::from_utf8(&data?).unwrap());
-            self.on_content(number, &content);
+        for _ in uploads {
+            self.ends.send(UploadEnd::Closed).await.unwrap();
         }
-        stream.trailers().await?;
-        Ok(())
     }
 }
 

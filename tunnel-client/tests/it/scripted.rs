@@ -24,6 +24,40 @@ pub(crate) struct Connection {
     pub(crate) number: usize,
 }
 
+/// A frame of HTTP/2 (RFC 9113 section 4.1).
+pub(crate) struct Http2Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Http2Frame {
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const RST_STREAM: u8 = 3;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const GOAWAY: u8 = 7;
+
+    pub(crate) const END_STREAM: u8 = 1;
+    pub(crate) const END_HEADERS: u8 = 4;
+
+    pub(crate) fn new(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Self {
+        Self {
+            kind,
+            flags,
+            stream,
+            payload: payload.to_vec(),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let length = u32::try_from(self.payload.len()).unwrap().to_be_bytes();
+        let (kind, stream) = ([self.kind, self.flags], self.stream.to_be_bytes());
+        [&length[1..], &kind, &stream, &self.payload].concat()
+    }
+}
+
 impl Scripted {
     /// Every connection follows the same script, and may look at its number.
     pub(crate) async fn start<F>(script: impl Fn(Connection) -> F + Send + Sync + 'static) -> Self
@@ -109,19 +143,28 @@ impl Connection {
         Some(String::from_utf8(head).unwrap())
     }
 
-    /// Reads up to the head of an HTTP/2 request.
-    pub(crate) async fn http2_request(&mut self) {
+    /// Begins HTTP/2 with the default settings.
+    pub(crate) async fn begin_http2(&mut self) {
         const PREFACE: usize = 24;
-        const HEADERS: u8 = 1;
         self.bytes(PREFACE).await;
-        loop {
-            let head = self.bytes(9).await;
-            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-            self.bytes(length as usize).await;
-            if head[3] == HEADERS {
-                return;
-            }
-        }
+        self.send(Http2Frame::new(Http2Frame::SETTINGS, 0, 0, &[]).bytes())
+            .await;
+    }
+
+    /// The next frame of HTTP/2; `None` at the end of the connection.
+    pub(crate) async fn http2_frame(&mut self) -> Option<Http2Frame> {
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head).await.ok()?;
+        let [a, b, c, kind, flags, stream @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        self.stream.read_exact(&mut payload).await.ok()?;
+        let stream = u32::from_be_bytes(stream);
+        Some(Http2Frame {
+            kind,
+            flags,
+            stream,
+            payload,
+        })
     }
 
     /// So many bytes.
