@@ -31,7 +31,7 @@ use tunnel_proto::{
 use self::{
     rate::{Rate, TooOften},
     shaper::Shaper,
-    usage::{Counted, Free, Share, Usage},
+    usage::{Counted, Free, Share, Usage, WaitingShare},
     waiting::{NoRoom, Place, Room},
 };
 use crate::runtimes::RuntimeLimits;
@@ -111,6 +111,7 @@ pub struct Permit {
 pub struct Waiting<'a> {
     _own: Place<'a>,
     _node: Place<'a>,
+    _share: Option<WaitingShare>,
 }
 
 /// Things of which so many may be there at once, or bytes.
@@ -264,7 +265,7 @@ impl Budget {
                 node: self.node.open.free(),
             };
             let share = usage.at(self.number);
-            share.enter(Counted::Exchange, free)?;
+            share.enter(Counted::Exchange, 1, free)?;
             permit.share = Some(share);
         }
         if is_upgrade {
@@ -307,7 +308,7 @@ impl Budget {
     ///
     /// # Errors
     /// With the refusal that names the bound which is reached: of this runtime, or of the node.
-    pub fn wait(&self, bytes: usize) -> Result<Waiting<'_>, Problem> {
+    pub fn wait(&self, bytes: usize, usage: Option<&Arc<Usage>>) -> Result<Waiting<'_>, Problem> {
         let own = self.waiting.enter(bytes).map_err(|full| match full {
             NoRoom::Requests(max) => {
                 no_room(format!("the runtime's limit `waiting` is {max} requests"))
@@ -324,9 +325,16 @@ impl Budget {
                 "the server's limit `max-waiting-size` is {max} bytes"
             )),
         })?;
+        let share = usage.map(|usage| {
+            let (own, node) = (self.waiting.free(), self.node.waiting.free());
+            let free = |runtime, node| Free { runtime, node };
+            let (requests, left) = (free(own.0, node.0), free(own.1, node.1));
+            WaitingShare::enter(usage.at(self.number), bytes, requests, left)
+        });
         Ok(Waiting {
             _own: own,
             _node: node,
+            _share: share.transpose()?,
         })
     }
 
@@ -355,7 +363,7 @@ impl Permit {
         if std::mem::take(&mut self.is_upgrade) {
             self.budget.leave_websocket();
             if let Some(share) = &self.share {
-                share.leave(Counted::Websocket);
+                share.leave(Counted::Websocket, 1);
             }
         }
     }
@@ -369,7 +377,7 @@ impl Permit {
                 runtime: budget.websockets.free(),
                 node: budget.node.websockets.free(),
             };
-            let entered = share.enter(Counted::Websocket, free);
+            let entered = share.enter(Counted::Websocket, 1, free);
             entered.inspect_err(|_| budget.leave_websocket())?;
         }
         self.is_upgrade = true;
@@ -395,7 +403,7 @@ impl Drop for Permit {
         self.budget.node.open.leave(1);
         self.budget.exchanges.leave(1);
         if let Some(share) = &self.share {
-            share.leave(Counted::Exchange);
+            share.leave(Counted::Exchange, 1);
         }
     }
 }
@@ -618,23 +626,45 @@ mod tests {
         };
         node.set(all, RuntimeLimits::default());
         let refused = |budget: &Arc<Budget>, bytes, limit| {
-            let refusal = budget.wait(bytes).err().unwrap();
+            let refusal = budget.wait(bytes, None).err().unwrap();
             assert_eq!(refusal.reason(), Reason::WaitingLimit);
             assert!(refusal.detail().contains(limit), "{refusal}");
             assert_eq!(refusal.retry_after_value().unwrap(), "5");
         };
-        let first = a.wait(600).unwrap();
+        let first = a.wait(600, None).unwrap();
         refused(&a, 401, "`waiting_size`");
-        let second = a.wait(400).unwrap();
+        let second = a.wait(400, None).unwrap();
         refused(&a, 0, "`waiting`");
         refused(&b, 1_001, "`max-waiting-size`");
-        let third = b.wait(1_000).unwrap();
+        let third = b.wait(1_000, None).unwrap();
         refused(&b, 0, "`max-waiting`");
         assert_eq!((a.waiting(), b.waiting()), (2, 1));
         drop((first, second));
-        assert!(b.wait(1_000).is_ok());
+        assert!(b.wait(1_000, None).is_ok());
         drop(third);
         assert_eq!((a.waiting(), b.waiting(), node.waiting.now()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
+        let (_node, budget) = limited(RuntimeLimits {
+            waiting: Some(64),
+            waiting_bytes: Some(64_000),
+            ..RuntimeLimits::default()
+        });
+        let (one, other) = (Usage::new(Arc::default()), Usage::new(Arc::default()));
+        for (bytes, most) in [(0, 32), (2_000, 16)] {
+            let mut held: Vec<_> = (0..most)
+                .map(|_| budget.wait(bytes, Some(&one)).unwrap())
+                .collect();
+            let refused = budget.wait(bytes, Some(&one)).unwrap_err();
+            assert_eq!(refused.reason(), Reason::AddressLimit);
+            assert!(refused.detail().contains("waiting"), "{refused}");
+            assert!(budget.wait(bytes, Some(&other)).is_ok());
+            held.pop();
+            assert!(budget.wait(bytes, Some(&one)).is_ok());
+        }
+        assert_eq!(budget.waiting(), 0);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tunnel_proto::{
 use crate::{
     admin::events::{Event, EventKind, Events},
     auth::Grant,
-    budget::{Budget, NodeBudget},
+    budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
     directory::{ClaimRefusal, Directory, Epoch, Held, OnConflict},
     lock::{Mutex, RwLock},
@@ -432,20 +432,22 @@ impl Slot {
 
     /// What [`Self::online`] gives, after waiting a set time for a runtime that was online a short while ago, or
     /// whose sessions are all suspect. When none has come by then, a suspect session has to do: it may recover.
-    /// `weight` is what the caller holds meanwhile, in bytes; it is asked only then.
+    /// `weight` is what the caller holds meanwhile, in bytes; it is asked only then. It counts for the address
+    /// that uses `usage`.
     ///
     /// # Errors
     /// When as many wait, or hold as much, as may, and there is no suspect session either.
     pub async fn online_within(
         &self,
         wait: Duration,
+        usage: Option<&Arc<Usage>>,
         weight: impl FnOnce() -> usize,
     ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
         let now = Instant::now();
         if wait.is_zero() || self.state.lock().is_gone(now) {
             return Ok(self.last_resort());
         }
-        let _place = match self.budget.wait(weight()) {
+        let _place = match self.budget.wait(weight(), usage) {
             Ok(place) => place,
             Err(full) => return self.last_resort().map(Some).ok_or(full),
         };
@@ -620,7 +622,10 @@ mod tests {
     }
 
     async fn is_online_within(slot: &Slot, wait: Duration) -> bool {
-        slot.online_within(wait, || 0).await.unwrap().is_some()
+        slot.online_within(wait, None, || 0)
+            .await
+            .unwrap()
+            .is_some()
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    budget::Budget,
+    budget::{Budget, usage::Usage},
     registry::{Registry, Slot},
     runtimes::{HostName, NameError, RuntimeEntry, RuntimeLabel, Runtimes},
     tunnel::Tunnel,
@@ -142,7 +142,8 @@ impl Route {
 
     /// The session that carries the next exchange. One request may need several: `waits_until` is its
     /// own, nothing at first, so that it waits for all of them together no longer than for one. `weight` is
-    /// what it holds while it waits, in bytes; it is asked only then.
+    /// what it holds while it waits, in bytes; it is asked only then. It counts for the address that uses
+    /// `usage`.
     ///
     /// # Errors
     /// When the host is nobody's, its runtime has no live session and none came in time, or too many
@@ -150,6 +151,7 @@ impl Route {
     pub async fn session(
         &self,
         waits_until: &mut Option<Instant>,
+        usage: Option<&Arc<Usage>>,
         weight: impl FnOnce() -> usize,
     ) -> Result<(Arc<Tunnel>, Session), Problem> {
         let slot = self.slot()?;
@@ -160,7 +162,7 @@ impl Route {
         let now = Instant::now();
         let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
         let left = until.saturating_duration_since(now);
-        let waiting = Box::pin(slot.online_within(left, weight));
+        let waiting = Box::pin(slot.online_within(left, usage, weight));
         waiting.await?.ok_or_else(|| {
             let detail = "the runtime's tunnel client is not connected";
             Problem::new(Hop::Server, Reason::RuntimeOffline, detail).retry_after(OFFLINE_RETRY)
@@ -186,7 +188,11 @@ mod tests {
         let route = router.route("acme-prod.tunnels.localhost", wait);
         let (start, mut waits_until) = (Instant::now(), None);
         for _ in 0..3 {
-            let problem = route.session(&mut waits_until, || 0).await.err().unwrap();
+            let problem = route
+                .session(&mut waits_until, None, || 0)
+                .await
+                .err()
+                .unwrap();
             assert_eq!(problem.reason(), Reason::RuntimeOffline);
             assert_eq!(start.elapsed(), wait);
         }

@@ -80,6 +80,8 @@ struct RuntimeUsage {
 struct OpenCounts {
     exchanges: AtomicUsize,
     websockets: AtomicUsize,
+    waiting: AtomicUsize,
+    waiting_bytes: AtomicUsize,
 }
 
 /// What is counted.
@@ -89,6 +91,10 @@ pub enum Counted {
     Exchange,
     /// Upgraded connections.
     Websocket,
+    /// Exchanges that wait for a runtime to come back.
+    Waiting,
+    /// What those hold, in bytes.
+    WaitingBytes,
 }
 
 /// Where the exchanges of one address at one runtime are counted.
@@ -142,12 +148,12 @@ fn entry<T>(entries: &Mutex<Vec<(u64, Arc<T>)>>, runtime: u64, new: impl FnOnce(
 }
 
 impl Share {
-    /// Counts one more in, when so many are free.
+    /// Counts so many more in, when so many are free.
     ///
     /// # Errors
     /// When the address, or its network, has as many already as are left for others. Nothing is counted
     /// then.
-    pub(super) fn enter(&self, counted: Counted, free: Free) -> Result<(), Problem> {
+    pub(super) fn enter(&self, counted: Counted, many: usize, free: Free) -> Result<(), Problem> {
         let [own, network, all, all_of_network] = self.counts(counted);
         let check_share = |own: &AtomicUsize, network: &AtomicUsize, free| {
             let of_address = own.load(Ordering::Relaxed);
@@ -158,25 +164,26 @@ impl Share {
                     FullShare::Network => ("address's network", of_network),
                 };
                 let what = match counted {
-                    Counted::Exchange => "exchanges",
-                    Counted::Websocket => "upgraded connections",
+                    Counted::Exchange => "exchanges open",
+                    Counted::Websocket => "upgraded connections open",
+                    Counted::Waiting => "requests waiting",
+                    Counted::WaitingBytes => "bytes of requests waiting",
                 };
-                let detail =
-                    format!("the {whose} has {open} {what} open, its share of what is left");
+                let detail = format!("the {whose} has {open} {what}, its share of what is left");
                 Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
             })
         };
         check_share(own, network, free.runtime)?;
         check_share(all, all_of_network, free.node)?;
         for count in [own, network, all, all_of_network] {
-            count.fetch_add(1, Ordering::Relaxed);
+            count.fetch_add(many, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    pub(super) fn leave(&self, counted: Counted) {
+    pub(super) fn leave(&self, counted: Counted, many: usize) {
         for count in self.counts(counted) {
-            count.fetch_sub(1, Ordering::Relaxed);
+            count.fetch_sub(many, Ordering::Relaxed);
         }
     }
 
@@ -192,11 +199,47 @@ impl Share {
     }
 }
 
+/// What a request that waits takes of its address's share; given back when dropped.
+#[derive(Debug)]
+pub(super) struct WaitingShare {
+    share: Share,
+    bytes: usize,
+}
+
+impl WaitingShare {
+    /// Counts a request in that holds so much, when so many requests, and so many bytes, are free.
+    ///
+    /// # Errors
+    /// See [`Share::enter`].
+    pub(super) fn enter(
+        share: Share,
+        bytes: usize,
+        requests: Free,
+        free_bytes: Free,
+    ) -> Result<Self, Problem> {
+        share.enter(Counted::Waiting, 1, requests)?;
+        if let Err(full) = share.enter(Counted::WaitingBytes, bytes, free_bytes) {
+            share.leave(Counted::Waiting, 1);
+            return Err(full);
+        }
+        Ok(Self { share, bytes })
+    }
+}
+
+impl Drop for WaitingShare {
+    fn drop(&mut self) {
+        self.share.leave(Counted::WaitingBytes, self.bytes);
+        self.share.leave(Counted::Waiting, 1);
+    }
+}
+
 impl OpenCounts {
     fn of(&self, counted: Counted) -> &AtomicUsize {
         match counted {
             Counted::Exchange => &self.exchanges,
             Counted::Websocket => &self.websockets,
+            Counted::Waiting => &self.waiting,
+            Counted::WaitingBytes => &self.waiting_bytes,
         }
     }
 }
@@ -212,7 +255,7 @@ mod tests {
             runtime,
             node: UNLIMITED,
         };
-        share.enter(counted, free)
+        share.enter(counted, 1, free)
     }
 
     /// Takes as many of `max` as each address gets, in turn; how many they have, and how many are free.
@@ -286,7 +329,7 @@ mod tests {
             runtime: UNLIMITED,
             node: 1_000,
         };
-        let refused = other.enter(Counted::Exchange, free).unwrap_err();
+        let refused = other.enter(Counted::Exchange, 1, free).unwrap_err();
         assert_eq!(refused.reason(), Reason::AddressLimit);
     }
 
@@ -303,9 +346,9 @@ mod tests {
         enter(&share, Counted::Exchange, 1).unwrap();
         enter(&share, Counted::Websocket, FEW + 1).unwrap();
         for _ in 0..=FEW {
-            share.leave(Counted::Websocket);
+            share.leave(Counted::Websocket, 1);
         }
-        share.leave(Counted::Exchange);
+        share.leave(Counted::Exchange, 1);
         for counted in [Counted::Websocket, Counted::Exchange] {
             let left = share
                 .counts(counted)

@@ -68,6 +68,11 @@ impl Room {
         Ok(Place { room: self, bytes })
     }
 
+    /// How many more may wait, and how much more they may hold, in bytes.
+    pub(super) fn free(&self) -> (usize, usize) {
+        (self.requests.free(), self.bytes.free())
+    }
+
     /// How many wait now.
     pub(super) fn now(&self) -> usize {
         self.requests.now()

@@ -112,7 +112,8 @@ pub(super) async fn carry(
     let mut waits_until = None;
     loop {
         let weight = || waiting_weight(connection, head, incoming.as_ref());
-        let (tunnel, session) = match asked.route.session(&mut waits_until, weight).await {
+        let usage = connection.peer.as_ref();
+        let (tunnel, session) = match asked.route.session(&mut waits_until, usage, weight).await {
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };

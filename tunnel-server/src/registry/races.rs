@@ -275,7 +275,7 @@ fn whoever_waits_for_a_runtime_is_woken_when_a_session_joins() {
         let waiting = [(); 2].map(|()| {
             let slot = scene.slot.clone();
             thread::spawn(move || {
-                let online = block_on(slot.online_within(RETURNING, || 0)).unwrap();
+                let online = block_on(slot.online_within(RETURNING, None, || 0)).unwrap();
                 assert!(online.is_some());
             })
         });
@@ -344,7 +344,7 @@ fn a_wait_and_a_join_in_every_order_end_with_a_session() {
         let scene = Scene::new();
         let slot = scene.slot.clone();
         let waiting = thread::spawn(move || {
-            let online = block_on(slot.online_within(RETURNING, || 0)).unwrap();
+            let online = block_on(slot.online_within(RETURNING, None, || 0)).unwrap();
             assert!(online.is_some());
         });
         let joined = scene.newest(1);

@@ -312,6 +312,37 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
     is_served(&rig).await;
 }
 
+#[tokio::test]
+async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
+    const MOST: usize = 64;
+    let rig = Rig::with(|config| {
+        config.settings.limit_waiting = MOST as u32;
+        config.settings.offline_wait = Duration::from_secs(600);
+    })
+    .await;
+    let mut waiting = Vec::new();
+    for _ in 0..MOST / 2 {
+        let mut raw = rig.raw().await;
+        raw.send(get("/now")).await;
+        waiting.push(raw);
+    }
+    let refused = eventually("a refusal", async || {
+        let mut raw = rig.raw().await;
+        raw.send(get("/now")).await;
+        let answered = tokio::time::timeout(Duration::from_millis(200), raw.answer());
+        answered.await.ok()
+    })
+    .await;
+    assert_eq!(refused.head.status, 429, "{refused:?}");
+    assert_eq!(refused.reason(), "address_limit");
+    // Another address waits, and is served when the runtime has come.
+    let (other, _client) = tokio::join!(ask_from(&rig, "127.0.0.2", get("/now")), async {
+        answering(&rig, random_instance()).await
+    });
+    assert_eq!(other.head.status, 200, "{other:?}");
+    drop(waiting);
+}
+
 /// One place in all, and each way in which an exchange can end: the next one finds the place free.
 #[tokio::test]
 async fn the_place_of_an_exchange_comes_back_however_that_ends() {
