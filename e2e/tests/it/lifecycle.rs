@@ -29,6 +29,11 @@ async fn a_killed_client_is_offline_until_it_is_back() {
     let mut system = System::start(&upstream.url()).await;
     assert_eq!(status(&system).await, 200);
     system.kill_client(APP);
+    // What is sent before the server has seen that is lost, and says so.
+    let admin = system.server().admin();
+    admin
+        .wait_metric("tunnel_server_sessions", &[], |sessions| sessions < 0.5)
+        .await;
     let mut client = PlatformClient::http1(&system.entry()).await;
     let answer = within(
         PARKING + Duration::from_secs(2),
