@@ -82,8 +82,8 @@ pub struct Bounds {
     pub request_head_timeout: Duration,
     /// Longest silence between two requests.
     pub keep_alive_timeout: Duration,
-    /// Longest silence within a request's content over HTTP/1, until its answer begins; and how long a peer may take nothing of its answer,
-    /// over HTTP/2.
+    /// Longest silence within a request's content over HTTP/1, until its answer begins; and how long a peer may
+    /// take nothing of its answer, over HTTP/2.
     pub body_idle_timeout: Duration,
 }
 

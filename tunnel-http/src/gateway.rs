@@ -138,7 +138,7 @@ async fn encrypted<G: Gateway>(
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
     let limit = gateway.bounds().tls_handshake_timeout;
-    let stream = unless_silent(gateway, timeout(limit, tls.accept(socket)))
+    let stream = unless_stopping(gateway, timeout(limit, tls.accept(socket)))
         .await?
         .unwrap_or_else(|elapsed| Err(elapsed.into()))
         .map_err(NoRequest::Tls)?;
@@ -161,10 +161,10 @@ async fn requests<G: Gateway, IO>(
 where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
-    // Of what was agreed on, too: hyper has no limit for a peer that sends nothing, and the guard's is for
-    // heads.
+    // Even when ALPN has told the protocol: hyper sets no limit for a peer that sends nothing, and the guard's
+    // limit begins with a head.
     let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
-    let (detected, first) = unless_silent(gateway, detecting).await??;
+    let (detected, first) = unless_stopping(gateway, detecting).await??;
     match agreed.unwrap_or(detected) {
         Protocol::Http1 => http1(gateway, origin, peer, first, io).await,
         Protocol::Http2 => http2(gateway, origin, peer, Prefixed::new(first, io)).await,
@@ -172,8 +172,8 @@ where
     Ok(())
 }
 
-/// Awaits something that a connection has to do before its first request.
-async fn unless_silent<G: Gateway, T>(
+/// Awaits a step that comes before the first request, and gives up when the program stops waiting for those.
+async fn unless_stopping<G: Gateway, T>(
     gateway: &Arc<G>,
     step: impl Future<Output = T>,
 ) -> Result<T, NoRequest> {

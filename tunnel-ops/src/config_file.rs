@@ -186,7 +186,7 @@ fn key_at(text: &str, offset: usize) -> Option<String> {
     Some(keys.join("."))
 }
 
-/// The same from within a table, the innermost key first.
+/// The keys that lead from `table` to `offset`, the innermost first; none when no key or value is there.
 fn keys_at(table: &DeTable<'_>, offset: usize) -> Option<Vec<String>> {
     for (key, value) in table {
         let within = value_keys_at(value.get_ref(), offset);

@@ -104,7 +104,7 @@ impl Places {
 }
 
 impl Place {
-    /// The same within a sentence about another setting.
+    /// Names the place within a sentence about another setting.
     pub fn mention(&self) -> String {
         match self {
             Self::Flag(flag) | Self::Nowhere(flag) => format!("--{flag}"),
@@ -117,7 +117,7 @@ impl Place {
         }
     }
 
-    /// The same, which says of a setting that was not given that its default counts.
+    /// Names the place as [`mention`](Self::mention) does; of a setting that was not given it names the default.
     pub fn mention_or_default(&self) -> String {
         match self {
             Self::Nowhere(flag) => format!("the default of --{flag}"),

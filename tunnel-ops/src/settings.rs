@@ -76,7 +76,7 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     /// Where the settings were given.
     fn places(&self) -> &Places;
 
-    /// The same, to be changed.
+    /// Where the settings were given, to add the file.
     fn places_mut(&mut self) -> &mut Places;
 
     /// What this says, and for the rest what the other says.
@@ -248,7 +248,7 @@ impl Setting {
     }
 }
 
-/// As the flag, with its dashes.
+/// The flag with its dashes, `--ping-interval`.
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "--{}", self.flag())

@@ -39,7 +39,7 @@ use noise::{Noise, Watch};
 use preset::{HOP, NGINX};
 use results::Results;
 use sample::Level;
-use started::{Answer, Choice, Started};
+use started::{Choice, Started, UpstreamAnswer};
 use upstream::Upstream;
 
 /// Flags of `loadtest compare`.
@@ -247,7 +247,7 @@ impl Environment {
         upstream: Upstream,
         (uploads, downloads): (bool, bool),
     ) -> anyhow::Result<Self> {
-        let expected: Answer = started::expected(&upstream).await?;
+        let expected: UpstreamAnswer = started::expected(&upstream).await?;
         let mut targets = Vec::new();
         for choice in choices {
             let opened = Box::pin(Started::open(choice, args, &upstream, &expected)).await;

@@ -42,7 +42,7 @@ use crate::{
     target::{Target, TargetArgs},
 };
 use environment::Environment;
-use phase::{Phase, Place};
+use phase::{Destination, Phase};
 use results::Results;
 
 /// The small requests' connections are made while the downloads run already.
@@ -121,7 +121,10 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     } else {
         phase::all(environment.has_neighbour(), args.direct)
     };
-    if !phases.iter().any(|phase| phase.place == Place::Neighbour) {
+    if !phases
+        .iter()
+        .any(|phase| phase.destination == Destination::Neighbour)
+    {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }
     let mut results = Results::new(phases);
@@ -148,8 +151,8 @@ async fn measure(
     phase: Phase,
     progress: &Progress,
 ) -> anyhow::Result<Sample> {
-    let asked = environment.at(phase.place);
-    let loaded = environment.at(phase.place.beside());
+    let asked = environment.at(phase.destination);
+    let loaded = environment.at(phase.destination.beside());
     let seconds = args.load.duration.as_secs_f64();
     let small = small(args, asked)?;
     let small = small.run(progress, &asked.roles);
@@ -194,7 +197,7 @@ impl Args {
 fn describe(args: &Args, environment: &Environment) -> Report {
     let title = format!(
         "small requests beside large ones, {}",
-        environment.at(Place::Tunnel).name
+        environment.at(Destination::Tunnel).name
     );
     let mut report = Report::new("fairness", title);
     report.setting("rate", args.rate);

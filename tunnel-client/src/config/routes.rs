@@ -193,7 +193,7 @@ impl RouteList {
         self.0.is_empty()
     }
 
-    /// The same, and behind them the route to the upstream of the settings, if there is one.
+    /// These routes, and after them a route for everything else to the upstream of the settings, if there is one.
     pub(super) fn with_upstream(&self, settings: &Settings, roots: Option<Roots>) -> Self {
         let Some(upstream) = &settings.upstream else {
             return self.clone();

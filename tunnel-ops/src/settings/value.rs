@@ -13,7 +13,7 @@ pub trait SettingValue: Clone + PartialEq + Send + Sync + 'static {
     /// What the program works with.
     type Plain: Clone;
 
-    /// The same as the program works with it.
+    /// Converts it into what the program works with.
     fn plain(self) -> Self::Plain;
 
     /// A value as the effective configuration and the help show it. Nothing secret is in it.
@@ -249,7 +249,7 @@ impl SettingValue for PathBuf {
         self
     }
 
-    /// The same wherever the program was started.
+    /// The absolute path, which does not depend on the folder in which the program was started.
     fn show(path: &Self) -> String {
         let absolute = std::path::absolute(path);
         let path = absolute.as_deref().unwrap_or(path);

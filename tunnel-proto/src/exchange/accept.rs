@@ -238,8 +238,8 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
 
 /// What the failure of a message's body means.
 pub trait AsProblem {
-    /// The problem that is told of the exchange: to the tunnel server of a response's body, to whoever reads
-    /// the response of a request's.
+    /// The problem that names the failure. Of a response's body it is sent to the tunnel server; of a request's
+    /// body it ends the response.
     fn as_problem(&self) -> Problem;
 }
 

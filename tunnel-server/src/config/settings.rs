@@ -64,7 +64,7 @@ settings! {
         domain: HostName = HostName::default_domain(), "DOMAIN", Restart;
         /// The runtimes and their tokens, TOML
         runtimes: PathBuf, else "required unless --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
-        /// Credentials that are no longer good, TOML; they let nobody in, and cut whoever is in
+        /// Revoked credentials, TOML; they are refused, and sessions that hold one are ended
         revocations: PathBuf, else "", "FILE", AtOnce;
         /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
         ///

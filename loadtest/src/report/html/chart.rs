@@ -31,7 +31,7 @@ pub(super) fn figure(chart: &Chart, id: &str, families: &[&str]) -> String {
     let (across, up) = (across(chart), up(chart));
     let classes = classes(chart, families);
     let lines: Vec<_> = (chart.series.iter().zip(classes))
-        .map(|(series, class)| Line::new(chart, series, class, &across, &up))
+        .map(|(series, class)| SeriesLine::new(chart, series, class, &across, &up))
         .collect();
     let widest = up.marks.iter().map(|mark| mark.text.chars().count()).max();
     let left = 14.0 + DIGIT * widest.unwrap_or(0) as f64;
@@ -89,14 +89,14 @@ fn classes(chart: &Chart, families: &[&str]) -> Vec<String> {
 
 /// A line as the readout of the page gets it.
 #[derive(Serialize)]
-struct Line<'a> {
+struct SeriesLine<'a> {
     name: &'a str,
     class: String,
     /// Where a point lies in the drawing, and its two values in words.
     points: Vec<(f64, f64, String, String)>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> SeriesLine<'a> {
     fn new(chart: &Chart, series: &'a Series, class: String, across: &Span, up: &Span) -> Self {
         let quantiles = series.points.iter().map(|point| point.0);
         let last = quantiles.filter(|at| *at < 1.0).fold(0.0, f64::max);
@@ -141,11 +141,11 @@ impl<'a> Line<'a> {
     }
 }
 
-fn legend(lines: &[Line<'_>]) -> String {
+fn legend(lines: &[SeriesLine<'_>]) -> String {
     if lines.len() < 2 {
         return String::new();
     }
-    let entry = |line: &Line<'_>| {
+    let entry = |line: &SeriesLine<'_>| {
         format!(
             "<li><svg class=\"key\" width=\"24\" height=\"8\" aria-hidden=\"true\">\
              <path class=\"{}\" d=\"M2 4H22\"/></svg>{}</li>",
@@ -157,7 +157,7 @@ fn legend(lines: &[Line<'_>]) -> String {
     format!("<ul class=\"legend\">{entries}</ul>")
 }
 
-fn drawing(id: &str, axes: &str, lines: &[Line<'_>]) -> String {
+fn drawing(id: &str, axes: &str, lines: &[SeriesLine<'_>]) -> String {
     let with_points = lines.iter().map(|line| match line.points.is_empty() {
         true => "<g></g>".to_owned(),
         false => line.path(),
@@ -215,7 +215,7 @@ fn with_room(mut marks: Vec<&Mark>, width: f64) -> Vec<&Mark> {
     marks
 }
 
-fn readout(lines: &[Line<'_>]) -> String {
+fn readout(lines: &[SeriesLine<'_>]) -> String {
     let json = serde_json::to_string(lines).unwrap_or_default();
     let json = json.replace('<', "\\u003c");
     format!("<script type=\"application/json\">{json}</script>")

@@ -98,7 +98,7 @@ impl Started {
         choice: &Choice,
         args: &Args,
         upstream: &Upstream,
-        expected: &Answer,
+        expected: &UpstreamAnswer,
     ) -> anyhow::Result<Self> {
         let mut started = match choice {
             Choice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
@@ -187,19 +187,19 @@ impl Started {
 
 /// What a target answers to a GET.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct UpstreamAnswer {
     status: StatusCode,
     content: Bytes,
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for UpstreamAnswer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} ({} bytes)", self.status, self.content.len())
     }
 }
 
 /// What the upstream answers, as all targets must.
-pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<Answer> {
+pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<UpstreamAnswer> {
     let address = upstream.address;
     let answer = ask(&at(address).await?).await;
     let answer = answer.with_context(|| format!("the upstream at {address}"))?;
@@ -209,7 +209,7 @@ pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<Answer> {
     Ok(answer)
 }
 
-async fn ask(target: &Target) -> anyhow::Result<Answer> {
+async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
     let request = target.template(Method::GET, None)?.request(Outgoing::Empty);
     let asked = timeout(ANSWER_LIMIT, async {
         let mut connection = target.dialer.http1().await?;
@@ -218,7 +218,7 @@ async fn ask(target: &Target) -> anyhow::Result<Answer> {
         while let Some(piece) = connection.frame(&mut rest).await? {
             content.extend_from_slice(&piece);
         }
-        Ok(Answer {
+        Ok(UpstreamAnswer {
             status: head.status,
             content: content.into(),
         })

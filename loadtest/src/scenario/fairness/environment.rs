@@ -2,7 +2,7 @@
 
 use super::{
     Args,
-    phase::{Place, limit_flags},
+    phase::{Destination, limit_flags},
 };
 use crate::{
     measure::usage::UPSTREAM,
@@ -69,11 +69,11 @@ impl Environment {
         self.neighbour.is_some()
     }
 
-    pub(super) fn at(&self, place: Place) -> &Target {
-        let other = match place {
-            Place::Tunnel => None,
-            Place::Neighbour => self.neighbour.as_ref(),
-            Place::Direct => self.direct.as_ref(),
+    pub(super) fn at(&self, destination: Destination) -> &Target {
+        let other = match destination {
+            Destination::Tunnel => None,
+            Destination::Neighbour => self.neighbour.as_ref(),
+            Destination::Direct => self.direct.as_ref(),
         };
         other.unwrap_or(&self.tunnel)
     }

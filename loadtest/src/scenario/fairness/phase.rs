@@ -8,7 +8,7 @@ use crate::load::Pace;
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Destination {
     /// The tunnel that is measured.
     Tunnel,
     /// Another tunnel of the same server.
@@ -17,7 +17,7 @@ pub(super) enum Place {
     Direct,
 }
 
-impl Place {
+impl Destination {
     /// Where the large requests go while the small ones go here.
     pub(super) fn beside(self) -> Self {
         match self {
@@ -135,7 +135,7 @@ pub(super) fn limit_flags() -> [String; 6] {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phase {
     /// Where the small requests go.
-    pub(super) place: Place,
+    pub(super) destination: Destination,
     pub(super) beside: Beside,
 }
 
@@ -148,10 +148,10 @@ impl fmt::Display for Phase {
             Beside::SlowReaders => "slow readers",
             Beside::Limit(limit) => limit.name,
         })?;
-        formatter.write_str(match self.place {
-            Place::Tunnel => "",
-            Place::Neighbour => ", neighbour",
-            Place::Direct => ", direct",
+        formatter.write_str(match self.destination {
+            Destination::Tunnel => "",
+            Destination::Neighbour => ", neighbour",
+            Destination::Direct => ", direct",
         })
     }
 }
@@ -161,30 +161,30 @@ pub(super) fn at_limits() -> Vec<Phase> {
     let limits = LIMITS.iter().map(Beside::Limit);
     let beside = std::iter::once(Beside::Nothing).chain(limits);
     let phase = |beside| Phase {
-        place: Place::Neighbour,
+        destination: Destination::Neighbour,
         beside,
     };
     beside.map(phase).collect()
 }
 
-/// All phases that can be measured; the first of each place is the unloaded one.
+/// All phases that can be measured; the first of each destination is the unloaded one.
 pub(super) fn all(has_neighbour: bool, direct: bool) -> Vec<Phase> {
     use Beside::{Nothing, Paced, SlowReaders, Unthrottled};
-    let at = |place, kinds: &[Beside]| {
+    let at = |destination, kinds: &[Beside]| {
         let kinds = kinds.iter().map(|beside| Phase {
-            place,
+            destination,
             beside: *beside,
         });
         kinds.collect::<Vec<_>>()
     };
-    let mut phases = at(Place::Tunnel, &[Nothing, Paced]);
+    let mut phases = at(Destination::Tunnel, &[Nothing, Paced]);
     if has_neighbour {
-        phases.extend(at(Place::Neighbour, &[Nothing, Paced]));
+        phases.extend(at(Destination::Neighbour, &[Nothing, Paced]));
     }
-    phases.extend(at(Place::Tunnel, &[Unthrottled, SlowReaders]));
+    phases.extend(at(Destination::Tunnel, &[Unthrottled, SlowReaders]));
     if direct {
         phases.extend(at(
-            Place::Direct,
+            Destination::Direct,
             &[Nothing, Paced, Unthrottled, SlowReaders],
         ));
     }

@@ -11,8 +11,9 @@ use crate::{
 /// A share of the time for which the thread of the small requests waited for a processor that is told.
 const WAITED: f64 = 0.1;
 
-/// Of the small requests the median, the 99th percentile and the longest; beside them what came in a second, what
-/// failed, and the share of the time for which the small ones waited for a processor.
+/// The columns of a sample. Columns 0 to 2 are quantiles of the small requests' latency; column 3 is what the load
+/// beside them received in a second, 4 what failed, and 5 the share of time for which the generator of the small
+/// requests waited for a processor.
 const MEDIAN: (usize, f64) = (0, 0.5);
 const TAIL: (usize, f64) = (1, 0.99);
 const LONGEST: (usize, f64) = (2, 1.0);
@@ -172,7 +173,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::scenario::fairness::phase::Place;
+    use crate::scenario::fairness::phase::Destination;
 
     fn sample(milliseconds: u64, timeouts: u64) -> Sample {
         let mut counts = Slice::default();
@@ -201,12 +202,15 @@ mod tests {
 
     #[test]
     fn phases_are_told_against_the_unloaded_one_of_their_round() {
-        let phase = |place, beside| Phase { place, beside };
+        let phase = |destination, beside| Phase {
+            destination,
+            beside,
+        };
         let phases = vec![
-            phase(Place::Tunnel, Beside::Nothing),
-            phase(Place::Neighbour, Beside::Nothing),
-            phase(Place::Neighbour, Beside::Paced),
-            phase(Place::Direct, Beside::Paced),
+            phase(Destination::Tunnel, Beside::Nothing),
+            phase(Destination::Neighbour, Beside::Nothing),
+            phase(Destination::Neighbour, Beside::Paced),
+            phase(Destination::Direct, Beside::Paced),
         ];
         let mut results = Results::new(phases);
         for (unloaded, loaded) in [(1, 2), (2, 6), (1, 2)] {

@@ -348,7 +348,7 @@ fn certificates_that_nobody_here_trusts() {
     let portal = check(&portal, &unknown, "captive_portal");
     assert!(portal.sentence.contains("portal.test"), "{portal:?}");
     check(&facts(|_| {}), &unknown, "tls_inspection");
-    // By --connect-to, of which whoever inspects sees nothing in the ClientHello.
+    // --connect-to changes the address that is dialled, not the name in the ClientHello.
     let elsewhere = facts(|facts| {
         facts.host = "127.0.0.1".to_owned();
         facts.chain = private.chain.clone();
