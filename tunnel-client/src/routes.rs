@@ -34,8 +34,6 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Method};
 use tunnel_http::check::Checker;
-use tunnel_http::connection::MAX_FIELDS;
-use tunnel_http::http1::host_length;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -53,8 +51,6 @@ use crate::upstream::UpstreamError;
 /// What a request has to be where no tunnel server has checked it.
 pub(crate) const CHECKER: Checker = Checker {
     hop: Hop::Client,
-    host_length,
-    max_fields: MAX_FIELDS,
     // Most routes name no host.
     needs_host: false,
 };

@@ -19,6 +19,9 @@ use tunnel_proto::{
     problem::{Hop, Problem, Reason},
 };
 
+use crate::connection::MAX_FIELDS;
+use crate::http1::host_length;
+
 /// Field lines in one head, those of cookies too: with those that are added, fewer than the other end of the
 /// wire takes.
 const MAX_LINES: usize = limits::FIELDS / 2;
@@ -100,13 +103,6 @@ pub struct Seen {
 pub struct Checker {
     /// The program, as its refusals name it.
     pub hop: Hop,
-    /// The length of the host in a host that may have a port, if it is one: the same function that the
-    /// guard of HTTP/1 goes by, so that the two cannot disagree.
-    pub host_length: fn(&[u8]) -> Option<usize>,
-    /// Most field lines of a request: as many as the guard of HTTP/1 takes, so that it does not depend on the
-    /// version what is too many. All lines of `Cookie` count as one, since a client of HTTP/2 may send each
-    /// cookie in a line of its own (RFC 9113 section 8.2.3).
-    pub max_fields: usize,
     /// Whether a request has to name its host. HTTP/1.0 knows requests that do not, and probes are often
     /// such; where they can be answered without one, they may be.
     pub needs_host: bool,
@@ -181,7 +177,7 @@ fn check<'a>(
     let version = *version;
     let seen = Seen::look(headers)?;
     // The guard of HTTP/1 has counted before this.
-    if headers.len() > checker.max_fields && has_too_many(headers, checker.max_fields) {
+    if headers.len() > MAX_FIELDS && has_too_many(headers) {
         return Err((Reason::HeadTooLarge, "too many field lines"));
     }
     if seen.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
@@ -197,10 +193,10 @@ fn check<'a>(
         return Err((Reason::MethodNotAllowed, what));
     }
     let path = path(method, version, uri)?;
-    let (authority, host_length) = match authority(version, uri, headers)? {
+    let (authority, length) = match authority(version, uri, headers)? {
         Some(authority) => {
-            let length = (checker.host_length)(authority.as_bytes());
-            (authority, length.ok_or_else(bad_host)?)
+            let length = host_length(authority.as_bytes()).ok_or_else(bad_host)?;
+            (authority, length)
         }
         None if version == Version::HTTP_10 && !checker.needs_host => ("", 0),
         None => return Err(malformed("no host field")),
@@ -228,7 +224,7 @@ fn check<'a>(
         } else {
             method.clone()
         },
-        host: normalise(&authority[..host_length]),
+        host: normalise(&authority[..length]),
         authority,
         path,
         version,
@@ -241,9 +237,12 @@ fn check<'a>(
     })
 }
 
-fn has_too_many(headers: &HeaderMap, max_fields: usize) -> bool {
+/// Whether there are more field lines than the guard of HTTP/1 takes, so that the version makes no difference. All
+/// lines of `Cookie` count as one, since a client of HTTP/2 may send each cookie in a line of its own (RFC 9113
+/// section 8.2.3).
+fn has_too_many(headers: &HeaderMap) -> bool {
     let cookies = headers.get_all(header::COOKIE).iter().count();
-    headers.len() > MAX_LINES || headers.len() - cookies.saturating_sub(1) > max_fields
+    headers.len() > MAX_LINES || headers.len() - cookies.saturating_sub(1) > MAX_FIELDS
 }
 
 fn repeats(headers: &HeaderMap, name: &HeaderName) -> bool {
@@ -419,17 +418,6 @@ mod tests {
     fn checker() -> Checker {
         Checker {
             hop: Hop::Server,
-            host_length: |host| {
-                let end = host.iter().position(|byte| *byte == b':');
-                let (name, port) = host.split_at(end.unwrap_or(host.len()));
-                let is_good = !name.is_empty()
-                    && name
-                        .iter()
-                        .all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(byte))
-                    && port.iter().skip(1).all(u8::is_ascii_digit);
-                is_good.then_some(name.len())
-            },
-            max_fields: 100,
             needs_host: true,
         }
     }

@@ -53,7 +53,7 @@ use tunnel_ops::signals::Shutdown;
 const HANG_UP_GRACE: Duration = Duration::from_millis(500);
 /// Most field lines in one request head: what hyper takes over HTTP/1 without an allocation for each request,
 /// and what Envoy and Apache take by default.
-pub const MAX_FIELDS: usize = 100;
+pub(crate) const MAX_FIELDS: usize = 100;
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 /// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads

@@ -43,7 +43,7 @@ use tokio::time::Instant;
 use self::framing::{Framing, HeadLimits, Phase, Scan};
 pub use self::handle::{GuardHandle, InFlight, Refusal};
 use self::handle::{Shared, Upgrade};
-pub use self::syntax::{host_length, is_host_and_port};
+pub(crate) use self::syntax::host_length;
 pub use self::violation::Violation;
 use tunnel_ops::alarm::Alarm;
 

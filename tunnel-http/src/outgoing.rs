@@ -297,8 +297,6 @@ mod tests {
 
     const CHECKER: Checker = Checker {
         hop: Hop::Server,
-        host_length: |host| host.split(|byte| *byte == b':').next().map(<[u8]>::len),
-        max_fields: 100,
         needs_host: true,
     };
 

@@ -6,19 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HOST, HeaderName};
+use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, Uri};
 use tokio::time::Instant;
 use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 use tunnel_proto::exchange::Protocol;
+use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
 use crate::metrics::Metrics;
 use crate::routes::Route;
 use crate::upstream::Progress;
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// One exchange on record, from its request to the moment when this is dropped.
 pub(super) struct Record {
@@ -176,7 +175,7 @@ impl Line {
             host: request.headers.get(HOST).cloned(),
             uri: request.uri.clone(),
             is_upgrade: request.extensions.get::<Protocol>().is_some(),
-            request_id: request.headers.get(REQUEST_ID).cloned(),
+            request_id: request.headers.get(X_REQUEST_ID).cloned(),
             trace: trace(request),
         }
     }

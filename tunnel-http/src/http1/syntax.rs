@@ -119,13 +119,13 @@ pub(super) fn is_path_and_query(bytes: &[u8]) -> bool {
 /// Narrower than RFC 3986: no percent-encoding and none of ``!$&'()*+,;=~``, which no host of a
 /// runtime can have and in which two readers may see two different hosts; no empty port.
 #[must_use]
-pub fn is_host_and_port(bytes: &[u8]) -> bool {
+pub(super) fn is_host_and_port(bytes: &[u8]) -> bool {
     host_length(bytes).is_some()
 }
 
 /// The length of the host in what [is a host and perhaps a port](is_host_and_port).
 #[must_use]
-pub fn host_length(bytes: &[u8]) -> Option<usize> {
+pub(crate) fn host_length(bytes: &[u8]) -> Option<usize> {
     let length = if let [b'[', rest @ ..] = bytes {
         let end = rest.iter().position(|&byte| byte == b']')?;
         let address = std::str::from_utf8(&rest[..end]).ok()?;

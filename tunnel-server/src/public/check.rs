@@ -4,7 +4,6 @@
 use http::{HeaderValue, request::Parts};
 use tunnel_http::outgoing;
 use tunnel_http::{check::CheckedRequest, check::Checker, outgoing::Origin, outgoing::ViaName};
-use tunnel_http::{connection::MAX_FIELDS, http1::host_length};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
@@ -13,8 +12,6 @@ use tunnel_proto::{
 
 const CHECKER: Checker = Checker {
     hop: Hop::Server,
-    host_length,
-    max_fields: MAX_FIELDS,
     needs_host: true,
 };
 
