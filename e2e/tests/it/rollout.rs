@@ -227,7 +227,9 @@ async fn a_server_is_replaced_by_another_behind_a_load_balancer() {
 #[tokio::test]
 async fn a_server_is_replaced_in_place_once_the_older_is_gone() {
     let upstream = Upstream::start().await;
-    let options = options(&upstream);
+    // As shipped, the waits between dials grow past the `--offline-wait` of this test while nothing listens.
+    let options =
+        options(&upstream).client_flags(&["--redial-base", "100ms", "--redial-cap", "500ms"]);
     let mut system = System::with(options).await;
     let server = system.server();
     let (tunnel, public) = (server.tunnel_address(), server.public_address());
