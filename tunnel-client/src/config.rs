@@ -22,7 +22,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::config_place::Place;
+use tunnel_ops::setting_origin::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
@@ -127,7 +127,7 @@ pub enum ConfigFault {
     #[error("{place}: {problem}")]
     Value {
         /// Where the setting was given.
-        place: Place,
+        place: SettingOrigin,
         /// What is wrong, and what to do.
         problem: String,
     },
@@ -314,7 +314,7 @@ impl Source {
     /// Something is wrong with a setting, or with it beside others.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
-            place: self.place(setting),
+            place: self.origin(setting),
             problem: problem.into(),
         }
     }
@@ -326,7 +326,7 @@ fn server_trust(
     faults: &mut Vec<ConfigFault>,
 ) -> Option<Trust> {
     let (files, folders) = (source.ca_file.as_ref(), source.ca_dir.as_ref());
-    let system = (settings.system_roots, source.place(&setting::system_roots));
+    let system = (settings.system_roots, source.origin(&setting::system_roots));
     trust::check(system, files, folders, faults)
 }
 
@@ -350,7 +350,7 @@ fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Root
     }
     // It is also for the upstreams of routes.
     if ca_file.is_some() && source.route.is_empty() {
-        let named = source.place(&setting::upstream).mention();
+        let named = source.origin(&setting::upstream).mention();
         let problem = format!(
             "{upstream} ({named}) is spoken to without TLS: use https:// or leave this out"
         );
@@ -365,8 +365,8 @@ fn check_redial(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFau
         return;
     }
     let (first, longest) = (
-        source.place(&setting::redial_base),
-        source.place(&setting::redial_cap),
+        source.origin(&setting::redial_base),
+        source.origin(&setting::redial_cap),
     );
     // At what was given: nobody can mend a default.
     let (place, problem) = match longest.is_given() {

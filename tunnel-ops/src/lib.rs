@@ -8,10 +8,10 @@
 pub mod admin;
 pub mod alarm;
 pub mod config_file;
-pub mod config_place;
 pub mod config_value;
 pub mod descriptors;
 pub mod flags;
+pub mod setting_origin;
 pub mod settings;
 pub mod signals;
 pub mod task;

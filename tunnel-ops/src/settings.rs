@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 pub use self::page::page;
 pub use self::value::{OneOrMorePaths, SettingValue, text_parser};
 use crate::config_file::{ConfigFileError, TomlFile};
-use crate::config_place::{Place, Places};
+use crate::setting_origin::{SettingOrigin, SettingOrigins};
 
 /// One row of the table. A setting has one name in three spellings: `ping_interval` in the file, `--ping-interval`,
 /// `PROGRAM_PING_INTERVAL`.
@@ -73,11 +73,11 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     /// What the program's environment variables begin with.
     const VARIABLES: &'static str;
 
-    /// Where the settings were given.
-    fn places(&self) -> &Places;
+    /// The origins of the settings.
+    fn origins(&self) -> &SettingOrigins;
 
-    /// Where the settings were given, to add the file.
-    fn places_mut(&mut self) -> &mut Places;
+    /// The origins of the settings, for adding the file.
+    fn origins_mut(&mut self) -> &mut SettingOrigins;
 
     /// What this says, and for the rest what the other says.
     #[must_use]
@@ -98,13 +98,13 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
         let mut given: Self = file.parse()?;
         let folder = file.path().parent().unwrap_or_else(|| Path::new(""));
         given.each_path(&mut |_, path| *path = folder.join(&*path));
-        given.places_mut().set_file(file);
+        given.origins_mut().set_file(file);
         Ok(given)
     }
 
-    /// Where a setting was given.
-    fn place(&self, setting: &Setting) -> Place {
-        self.places().place(setting)
+    /// The origin of one setting.
+    fn origin(&self, setting: &Setting) -> SettingOrigin {
+        self.origins().origin(setting)
     }
 }
 
@@ -305,9 +305,9 @@ macro_rules! settings {
         #[derive(Debug, Clone, Default, ::serde::Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct $Given {
-            /// Where each of them was given.
+            /// The origin of each setting.
             #[serde(skip)]
-            pub places: $crate::config_place::Places,
+            pub origins: $crate::setting_origin::SettingOrigins,
             $($(#[doc = $only_doc])+ pub $only: $only_type,)*
             $($($(#[doc = $doc])+ pub $name: Option<$type>,)+)+
         }
@@ -437,17 +437,17 @@ macro_rules! settings {
             const FILE_ONLY: &'static [&'static str] = &[$(stringify!($only)),*];
             const VARIABLES: &'static str = $variables;
 
-            fn places(&self) -> &$crate::config_place::Places {
-                &self.places
+            fn origins(&self) -> &$crate::setting_origin::SettingOrigins {
+                &self.origins
             }
 
-            fn places_mut(&mut self) -> &mut $crate::config_place::Places {
-                &mut self.places
+            fn origins_mut(&mut self) -> &mut $crate::setting_origin::SettingOrigins {
+                &mut self.origins
             }
 
             fn or(self, other: Self) -> Self {
                 Self {
-                    places: self.places.or(other.places),
+                    origins: self.origins.or(other.origins),
                     $($only: other.$only,)*
                     $($($name: self.$name.or(other.$name),)+)+
                 }
@@ -473,7 +473,7 @@ macro_rules! settings {
             fn from_arg_matches(matches: &::clap::ArgMatches) -> Result<Self, ::clap::Error> {
                 use $crate::settings::SettingValue;
                 Ok(Self {
-                    places: $crate::config_place::Places::from_matches(matches),
+                    origins: $crate::setting_origin::SettingOrigins::from_matches(matches),
                     $($only: Default::default(),)*
                     $($($name: <$type>::given(matches, stringify!($name)),)+)+
                 })

@@ -16,8 +16,8 @@ use std::path::PathBuf;
 
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::config_place::Place;
 use tunnel_ops::config_value::listeners_overlap;
+use tunnel_ops::setting_origin::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
@@ -62,7 +62,7 @@ pub enum ConfigFault {
     #[error("{place}: {problem}")]
     Value {
         /// Where the setting was given.
-        place: Place,
+        place: SettingOrigin,
         /// What is wrong, and what to do.
         problem: String,
     },
@@ -195,7 +195,7 @@ impl Source {
     /// Something is wrong with a setting, or with it beside others.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
-            place: self.place(setting),
+            place: self.origin(setting),
             problem: problem.into(),
         }
     }
@@ -268,7 +268,7 @@ fn overlap(
     (setting, address): (&Setting, SocketAddr),
     (other_setting, other): (&Setting, SocketAddr),
 ) -> ConfigFault {
-    let (place, other_place) = (source.place(setting), source.place(other_setting));
+    let (place, other_place) = (source.origin(setting), source.origin(other_setting));
     let (place, own, beside, theirs) = match other_place.is_given() {
         true => (other_place, other, place, address),
         false => (place, address, other_place, other),
@@ -289,7 +289,7 @@ fn check_proxies(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFa
 fn check_grace(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
     let (delay, grace) = (settings.drain_delay, settings.grace_period);
     if delay >= grace && !delay.is_zero() {
-        let named = source.place(&setting::grace_period).mention_or_default();
+        let named = source.origin(&setting::grace_period).mention_or_default();
         let problem = format!(
             "{delay:?} leaves nothing of the grace period, {grace:?} ({named}), which counts from the signal on"
         );

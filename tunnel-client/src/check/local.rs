@@ -76,7 +76,7 @@ pub(super) fn config(given: Given, told: &mut Told<'_>) -> Option<Read> {
     if let Some(settings) = &proxy.settings {
         facts.proxy_from = match settings.variable {
             Some(variable) => variable.to_owned(),
-            None => source.place(&setting::proxy).mention(),
+            None => source.origin(&setting::proxy).mention(),
         };
     }
     if let Some(passed_over) = &proxy.passed_over {

@@ -77,7 +77,7 @@ fn named_by(path: &Path, source: &Source) -> Option<String> {
         |paths: &OneOrMorePaths| paths.as_slice().iter().any(|named| path.starts_with(named));
     let (setting, _) =
         (settings.into_iter()).find(|(_, paths)| paths.as_ref().is_some_and(names_it))?;
-    Some(source.place(setting).mention())
+    Some(source.origin(setting).mention())
 }
 
 #[cfg(test)]

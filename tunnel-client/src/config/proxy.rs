@@ -303,7 +303,7 @@ pub(super) fn check(
     let variable_name = named.as_ref().map(|(name, _)| *name);
     let named_by = || match variable_name {
         Some(name) => name.to_owned(),
-        None => source.place(&setting::proxy).mention(),
+        None => source.origin(&setting::proxy).mention(),
     };
     // What a whole machine is told about proxies does not concern the machine itself.
     if named.is_some() && no_proxy::is_loopback(host) {
@@ -339,7 +339,7 @@ fn exempt(
     faults: &mut Vec<ConfigFault>,
 ) -> (Vec<NoProxy>, String) {
     if let Some(list) = &source.no_proxy {
-        return (list.clone(), source.place(&setting::no_proxy).mention());
+        return (list.clone(), source.origin(&setting::no_proxy).mention());
     }
     let Some((name, list)) = first_set(&NO_VARIABLES, variable) else {
         return (Vec::new(), String::new());
@@ -415,7 +415,7 @@ fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
         (&setting::proxy_ca_dir, source.proxy_ca_dir.is_some()),
     ];
     for (setting, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
-        let none = source.place(&setting::proxy).mention();
+        let none = source.origin(&setting::proxy).mention();
         let problem = format!("there is no proxy ({none}): leave this out, or name one");
         faults.push(source.fault(setting, problem));
     }
@@ -424,7 +424,7 @@ fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
 fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Trust> {
     let (files, folders) = (&source.proxy_ca_file, &source.proxy_ca_dir);
     if url.scheme() == ProxyScheme::Https {
-        let system = source.place(&setting::proxy_system_roots);
+        let system = source.origin(&setting::proxy_system_roots);
         let system = (source.settings().proxy_system_roots, system);
         return trust::check(system, files.as_ref(), folders.as_ref(), faults);
     }
@@ -435,7 +435,7 @@ fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -
     // Beside the environment they may well be set for good, and used where a proxy speaks TLS.
     let is_given = source.proxy.is_some();
     for (setting, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
-        let named = source.place(&setting::proxy).mention();
+        let named = source.origin(&setting::proxy).mention();
         let problem =
             format!("{url} ({named}) is spoken to without TLS: use https:// or leave this out");
         faults.push(source.fault(setting, problem));

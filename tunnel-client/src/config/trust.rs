@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tunnel_ops::config_place::Place;
+use tunnel_ops::setting_origin::SettingOrigin;
 use tunnel_ops::settings::OneOrMorePaths;
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
@@ -73,7 +73,7 @@ impl From<Roots> for Trust {
 
 /// What is trusted by these settings; that about the system's certificates comes with its place.
 pub(super) fn check(
-    (system, system_place): (bool, Place),
+    (system, system_place): (bool, SettingOrigin),
     files: Option<&OneOrMorePaths>,
     folders: Option<&OneOrMorePaths>,
     faults: &mut Vec<ConfigFault>,

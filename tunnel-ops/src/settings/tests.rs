@@ -70,7 +70,7 @@ fn shown(settings: &Settings) -> Vec<String> {
 }
 
 #[test]
-fn each_setting_has_the_place_where_it_was_given() {
+fn each_setting_names_its_origin() {
     Flags::command().debug_assert();
     let command = Flags::command()
         // One that is set wherever these tests run.
@@ -79,7 +79,7 @@ fn each_setting_has_the_place_where_it_was_given() {
     let flags = Flags::from_arg_matches(&matches).unwrap().given.source;
     let file = in_file("by_flag = '2'\nby_variable = '2'\n\n by_file = '2'\n");
     let source = flags.clone().or(file);
-    for (setting, place, mention, is_given) in [
+    for (setting, origin, mention, is_given) in [
         (&setting::by_flag, "--by-flag", "--by-flag", true),
         (
             &setting::by_variable,
@@ -100,12 +100,12 @@ fn each_setting_has_the_place_where_it_was_given() {
             false,
         ),
     ] {
-        let found = source.place(setting);
-        assert_eq!(found.to_string(), place);
+        let found = source.origin(setting);
+        assert_eq!(found.to_string(), origin);
         assert_eq!(found.mention_or_default(), mention);
         assert_eq!(found.is_given(), is_given, "{setting}");
     }
-    assert!(!flags.place(&setting::by_file).is_given());
+    assert!(!flags.origin(&setting::by_file).is_given());
     assert_eq!(source.by_file, Some("/etc/2".into()));
     let settings = source.settings();
     assert_eq!(settings.by_flag.as_deref(), Some("1"));

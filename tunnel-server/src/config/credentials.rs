@@ -209,7 +209,7 @@ fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
         (&setting::jwt_audience, &source.jwt_audience),
     ] {
         if text.as_ref().is_none_or(String::is_empty) {
-            let named = source.place(&setting::jwks).mention();
+            let named = source.origin(&setting::jwks).mention();
             let problem =
                 format!("required with {named}: a token for somebody else must not let anybody in");
             faults.push(source.fault(setting, problem));

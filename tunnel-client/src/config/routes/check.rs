@@ -40,7 +40,7 @@ pub(in crate::config) fn check(
     reads_files: bool,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<RouteList> {
-    let (Some(file), false) = (source.places.file(), source.route.is_empty()) else {
+    let (Some(file), false) = (source.origins.file(), source.route.is_empty()) else {
         return Some(RouteList::default());
     };
     let mut checker = Checker {

@@ -1,6 +1,7 @@
-//! Where a setting was given: by a flag, by an environment variable, in the configuration file, or nowhere.
+//! Where the value of a setting comes from: a flag, an environment variable, the configuration file, or its
+//! default.
 //!
-//! In come clap's matches and the file; out comes the place of each setting, as an error names it. A setting has
+//! In: clap's matches and the file. Out: the origin of each setting, as an error names it. A setting has
 //! one name in three spellings: `--ping-interval`, `PROGRAM_PING_INTERVAL` and `ping_interval`.
 
 use std::collections::BTreeMap;
@@ -13,24 +14,24 @@ use clap::parser::ValueSource;
 use crate::config_file::{Position, TomlFile};
 use crate::settings::Setting;
 
-/// Where settings were given: which of them the command line and the environment gave, and the file.
+/// The origins of all settings: which of them the command line and the environment set, and the file.
 #[derive(Debug, Clone, Default)]
-pub struct Places {
-    by: BTreeMap<String, By>,
+pub struct SettingOrigins {
+    given_by: BTreeMap<String, GivenBy>,
     file: Option<TomlFile>,
 }
 
-/// By what.
+/// What set a setting ahead of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+enum GivenBy {
     Flag,
     Variable,
 }
 
-/// Where a setting was given, as the first words of an error.
+/// Where the value of one setting comes from. Its `Display` begins an error about the setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum SettingOrigin {
     /// On the command line.
     Flag(String),
     /// In the environment.
@@ -44,22 +45,23 @@ pub enum Place {
         /// The key.
         key: String,
     },
-    /// Nowhere: its default counts. The flag that would change it.
-    Nowhere(String),
+    /// Not set: the default applies. Holds the flag that would change it.
+    Default(String),
 }
 
-impl Places {
-    /// Which settings the command line and the environment gave; the arguments have the settings' keys as their ids.
+impl SettingOrigins {
+    /// The settings that the command line and the environment set. The ids of the arguments are the
+    /// settings' keys.
     pub fn from_matches(matches: &ArgMatches) -> Self {
-        let by = |id: &str| match matches.value_source(id)? {
-            ValueSource::CommandLine => Some(By::Flag),
-            ValueSource::EnvVariable => Some(By::Variable),
+        let given_by = |id: &str| match matches.value_source(id)? {
+            ValueSource::CommandLine => Some(GivenBy::Flag),
+            ValueSource::EnvVariable => Some(GivenBy::Variable),
             _ => None,
         };
         let given = matches.ids().map(clap::Id::as_str);
-        let given = given.filter_map(|id| Some((id.to_owned(), by(id)?)));
+        let given = given.filter_map(|id| Some((id.to_owned(), given_by(id)?)));
         Self {
-            by: given.collect(),
+            given_by: given.collect(),
             file: None,
         }
     }
@@ -69,45 +71,45 @@ impl Places {
         self.file.as_ref()
     }
 
-    /// This file gave all that flags and variables did not.
+    /// Sets the file, which is the origin of its keys that neither a flag nor a variable sets.
     pub fn set_file(&mut self, file: TomlFile) {
         self.file = Some(file);
     }
 
-    /// The flags and variables of these, and the file of the others.
+    /// The flags and variables of `self` with the file of `others`.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self {
-            by: self.by,
+            given_by: self.given_by,
             file: others.file,
         }
     }
 
-    /// Where a setting was given.
-    pub fn place(&self, setting: &Setting) -> Place {
+    /// The origin of one setting.
+    pub fn origin(&self, setting: &Setting) -> SettingOrigin {
         let key = setting.key;
-        match self.by.get(key) {
-            Some(By::Flag) => Place::Flag(setting.flag()),
-            Some(By::Variable) => Place::Variable(setting.variable()),
+        match self.given_by.get(key) {
+            Some(GivenBy::Flag) => SettingOrigin::Flag(setting.flag()),
+            Some(GivenBy::Variable) => SettingOrigin::Variable(setting.variable()),
             None => {
                 match (self.file.as_ref()).and_then(|file| Some((file, file.position_of(key)?))) {
-                    Some((file, position)) => Place::File {
+                    Some((file, position)) => SettingOrigin::File {
                         path: file.path().to_owned(),
                         position,
                         key: key.to_owned(),
                     },
-                    None => Place::Nowhere(setting.flag()),
+                    None => SettingOrigin::Default(setting.flag()),
                 }
             }
         }
     }
 }
 
-impl Place {
-    /// Names the place within a sentence about another setting.
+impl SettingOrigin {
+    /// Names the origin within a sentence about another setting.
     pub fn mention(&self) -> String {
         match self {
-            Self::Flag(flag) | Self::Nowhere(flag) => format!("--{flag}"),
+            Self::Flag(flag) | Self::Default(flag) => format!("--{flag}"),
             Self::Variable(name) => name.clone(),
             Self::File {
                 path,
@@ -117,24 +119,24 @@ impl Place {
         }
     }
 
-    /// Names the place as [`mention`](Self::mention) does; of a setting that was not given it names the default.
+    /// Names the origin as [`mention`](Self::mention) does, or the default of a setting that is not set.
     pub fn mention_or_default(&self) -> String {
         match self {
-            Self::Nowhere(flag) => format!("the default of --{flag}"),
+            Self::Default(flag) => format!("the default of --{flag}"),
             given => given.mention(),
         }
     }
 
-    /// Whether it was given at all.
+    /// Whether the setting is set at all.
     pub fn is_given(&self) -> bool {
-        !matches!(self, Self::Nowhere(_))
+        !matches!(self, Self::Default(_))
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Flag(flag) | Self::Nowhere(flag) => write!(f, "--{flag}"),
+            Self::Flag(flag) | Self::Default(flag) => write!(f, "--{flag}"),
             Self::Variable(name) => write!(f, "the environment variable {name}"),
             Self::File {
                 path,
