@@ -12,8 +12,6 @@
 pub mod address;
 pub mod api;
 mod event_stream;
-pub mod events;
-pub mod timestamp;
 pub mod view;
 
 use std::{net::SocketAddr, sync::Arc};

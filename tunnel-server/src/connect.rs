@@ -43,10 +43,10 @@ use self::{
 };
 use crate::public::places::Place;
 use crate::{
-    admin::events::{Event, EventKind},
     auth::{AuthRefusal, Grant, Presented, bearer},
     budget::sources,
     directory::ClaimRefusal,
+    events::{Event, EventKind},
     metrics::OpenConnection,
     node::Node,
 };

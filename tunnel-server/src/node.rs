@@ -24,7 +24,6 @@ use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
 
 use crate::{
-    admin::events::{Event, EventKind, Events},
     allowance::Allowance,
     auth::{AuthSetupError, Authenticator, Prepared},
     config::{
@@ -32,6 +31,7 @@ use crate::{
         effective::{Difference, Effective, differences},
     },
     connect::{checks::Checks, gate::Gate},
+    events::{Event, EventKind, Events},
     held::Threads,
     metrics::Metrics,
     public::{

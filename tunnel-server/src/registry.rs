@@ -21,11 +21,11 @@ use tunnel_proto::{
 };
 
 use crate::{
-    admin::events::{Event, EventKind, Events},
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
     directory::{ClaimRefusal, Directory, Epoch, Held, OnConflict},
+    events::{Event, EventKind, Events},
     lock::{Mutex, RwLock},
     metrics::Metrics,
     runtimes::{RuntimeEntry, RuntimeLabel},

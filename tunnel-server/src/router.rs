@@ -175,7 +175,7 @@ mod tests {
     use tunnel_ops::config_file::TomlFile;
 
     use super::*;
-    use crate::{admin::events::Events, metrics::Metrics};
+    use crate::{events::Events, metrics::Metrics};
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_needs_several_sessions_waits_no_longer_than_for_one() {

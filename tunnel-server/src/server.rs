@@ -30,14 +30,12 @@ use tunnel_ops::{
 
 use self::shard::{Listeners, Shard};
 use crate::{
-    admin::{
-        self,
-        events::{Event, EventKind, Events},
-    },
+    admin,
     allowance::Allowance,
     auth::{AuthSetupError, Authenticator},
     config::{Config, effective::Effective},
     connect::gate::Gate,
+    events::{Event, EventKind, Events},
     held::Threads,
     metrics::Metrics,
     node::{self, Life, Node, Tls},

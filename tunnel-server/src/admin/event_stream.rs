@@ -8,7 +8,7 @@ use http_body::{Body, Frame};
 use http_body_util::StreamBody;
 use tokio::time::timeout;
 
-use super::events::{EventView, Reader};
+use crate::events::{EventView, Reader};
 
 /// Longest silence: half of what common proxies allow, so that neither end takes a quiet stream for
 /// a dead one.
@@ -66,7 +66,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::admin::events::{Event, EventKind, Events, RING};
+    use crate::events::{Event, EventKind, Events, RING};
 
     async fn piece(body: &mut (impl Body<Data = Bytes, Error = Infallible> + Unpin)) -> String {
         let frame = body.frame().await.unwrap().unwrap();

@@ -12,7 +12,6 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tunnel_proto::control::RouteSummary;
 
-use super::timestamp::Timestamp;
 use crate::{
     auth::{
         CredentialKind,
@@ -22,6 +21,7 @@ use crate::{
     node::Node,
     registry::Slot,
     runtimes::{HostName, RuntimeEntry, RuntimeLimits},
+    timestamp::Timestamp,
     tunnel::{Authority, Member, Order, Tunnel},
 };
 

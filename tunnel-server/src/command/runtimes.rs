@@ -11,12 +11,12 @@ use super::{
 use crate::{
     admin::{
         api::{OperationView, PAGE_MAX, RevocationOrder, RuntimesPage},
-        timestamp::Timestamp,
         view::{LimitsView, RouteView, RuntimeView, SessionView},
     },
     cli::{
         RuntimesActArgs, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
     },
+    timestamp::Timestamp,
 };
 
 pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {

@@ -29,9 +29,9 @@ use tunnel_proto::{
 use self::credential::{Credential, Due};
 use super::{Admitted, checks::CheckPlace};
 use crate::{
-    admin::events::{Event, EventKind},
     allowance::Allowance,
     directory::ClaimRefusal,
+    events::{Event, EventKind},
     node::Node,
     registry::{JoinRefusal, Joining, Membership},
     runtimes::RuntimeLabel,

@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
-use crate::admin::{
-    events::{EventKind, EventView},
-    timestamp::Timestamp,
-    view::{
+use crate::{
+    admin::view::{
         ConfigView, CredentialView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
         SessionView,
     },
+    events::{EventKind, EventView},
+    timestamp::Timestamp,
 };
 
 fn description() -> Value {

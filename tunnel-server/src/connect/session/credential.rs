@@ -17,9 +17,9 @@ use tunnel_proto::{
 };
 
 use crate::{
-    admin::events::{Event, EventKind},
     allowance::Allowance,
     auth::{AuthRefusal, Grant, Presented},
+    events::{Event, EventKind},
     node::Node,
 };
 

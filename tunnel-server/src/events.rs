@@ -14,8 +14,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::timestamp::Timestamp;
-use crate::runtimes::RuntimeLabel;
+use crate::{runtimes::RuntimeLabel, timestamp::Timestamp};
 
 /// Events that are kept, for readers that are behind or come again: a few seconds of thousands of
 /// clients that all dial again, or days of a quiet server; about 200 KiB.
