@@ -28,8 +28,8 @@ use tunnel_proto::{
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };
 use tunnel_server::{
-    admin::events::Events,
     directory::OnConflict,
+    events::Events,
     metrics::Metrics,
     public::check::{check, outgoing},
     registry::{Joining, Membership, Registry},

@@ -14,7 +14,7 @@ pub mod api;
 mod event_stream;
 pub mod view;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use tunnel_ops::{
     admin::{AdminRoutes, AdminSettings, Readiness},
@@ -22,14 +22,12 @@ use tunnel_ops::{
 };
 
 use self::api::Api;
-use crate::node::Node;
 
 /// What `/api/v1/openapi.json` answers.
 pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 
-/// What the admin listener that is bound to `address` answers with. The server is ready until it is
-/// `asked` to stop.
-pub(crate) fn routes(node: &Arc<Node>, asked: Shutdown, address: SocketAddr) -> AdminRoutes {
+/// What the admin listener answers with. The server is ready until it is `asked` to stop.
+pub(crate) fn routes(api: Api, asked: Shutdown) -> AdminRoutes {
     let ready = move || {
         if asked.is_asked() {
             Readiness::NotReady("the server is stopping".into())
@@ -37,7 +35,7 @@ pub(crate) fn routes(node: &Arc<Node>, asked: Shutdown, address: SocketAddr) -> 
             Readiness::Ready
         }
     };
-    let hosts = node.config();
+    let hosts = api.config.load();
     let hosts = hosts.settings.admin_host.iter();
     let settings = AdminSettings {
         // Every host is such a name.
@@ -45,9 +43,8 @@ pub(crate) fn routes(node: &Arc<Node>, asked: Shutdown, address: SocketAddr) -> 
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),
     };
-    let is_local = address.ip().is_loopback();
-    let api = Arc::new(Api::new(node.clone(), is_local));
-    AdminRoutes::new(node.metrics.registry().clone(), ready)
+    let api = Arc::new(api);
+    AdminRoutes::new(api.metrics.registry().clone(), ready)
         .with_settings(settings)
         .with_api(move |request| {
             let api = api.clone();

@@ -6,8 +6,8 @@
 
 mod credentials;
 pub mod effective;
+pub(crate) mod live;
 mod origin;
-pub(crate) mod reload;
 mod settings;
 
 use std::fmt;

@@ -31,24 +31,28 @@ use tokio_rustls::{
     server::TlsStream,
 };
 use tunnel_http::listener::accept;
+use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{
     handshake::{self, Greeting, NotASession},
     refusal::RefusalReason,
 };
 
 use self::{
-    checks::CheckPlace,
-    gate::{NoRoom, Pass},
+    checks::{CheckPlace, Checks},
+    gate::{Gate, NoRoom, Pass},
     session::LiveSession,
 };
-use crate::public::places::Place;
 use crate::{
-    auth::{AuthRefusal, Grant, Presented, bearer},
+    allowance::Allowance,
+    auth::{AuthRefusal, Authenticator, Grant, Presented, bearer},
     budget::sources,
+    config::live::LiveConfig,
     directory::ClaimRefusal,
-    events::{Event, EventKind},
-    metrics::OpenConnection,
-    node::Node,
+    events::{Event, EventKind, Events},
+    lifecycle::Lifecycle,
+    metrics::{Metrics, OpenConnection},
+    public::places::{Place, Places},
+    registry::Registry,
 };
 
 /// Largest head of a request for a session, in bytes.
@@ -67,6 +71,24 @@ const HELD_RETRY: Duration = Duration::from_secs(10);
 
 /// When a check that finds no place is to come back.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
+
+/// The parts of the server that the connections of the tunnel listener use.
+pub(crate) struct TunnelListener {
+    pub(crate) config: Arc<LiveConfig>,
+    pub(crate) authenticator: Arc<Authenticator>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) places: Arc<Places>,
+    pub(crate) tls: Arc<LiveServerConfig>,
+    /// Limits the handshakes at once.
+    pub(crate) gate: Arc<Gate>,
+    /// Limits the sessions that only check the way.
+    pub(crate) checks: Arc<Checks>,
+    /// Limits the log lines about tunnel clients that are refused.
+    pub(crate) refusal_lines: Allowance,
+}
 
 /// Why a request is not let in, and when to come back where that is known.
 struct Refusal {
@@ -88,22 +110,22 @@ struct Admitted {
     check: Option<CheckPlace>,
 }
 
-/// Accepts tunnel clients until the node stops, then waits for their sessions to end.
-pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener) {
+/// Accepts tunnel clients until the server drains, then waits for their sessions to end.
+pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
-            () = node.draining() => break,
+            () = shared.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}
-        match node.tunnel_places.enter(Some(peer.ip().to_canonical())) {
+        match shared.places.enter(Some(peer.ip().to_canonical())) {
             Ok(place) => {
-                connections.spawn(one(node.clone(), socket, peer, place));
+                connections.spawn(one(shared.clone(), socket, peer, place));
             }
             Err(full) => {
                 let labels = ["tunnel", full.name()];
-                let refused = &node.metrics.connections_refused;
+                let refused = &shared.metrics.connections_refused;
                 refused.with_label_values(&labels).inc();
             }
         }
@@ -113,48 +135,52 @@ pub(crate) async fn serve_all(node: Arc<Node>, listener: TcpListener) {
     while connections.join_next().await.is_some() {}
 }
 
-async fn one(node: Arc<Node>, socket: TcpStream, peer: SocketAddr, _place: Place) {
-    let _open = node.metrics.connection("tunnel");
+async fn one(shared: Arc<TunnelListener>, socket: TcpStream, peer: SocketAddr, _place: Place) {
+    let _open = shared.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
     }
     // In a box of its own, so that the session, which lives for days, does not hold its space.
-    let begun = Box::pin(begin(&node, socket, peer)).await;
+    let begun = Box::pin(begin(&shared, socket, peer)).await;
     if let Some(session) = begun {
-        session.run(&node).await;
+        session.run(&shared).await;
     }
 }
 
 /// From the first byte to a session that has begun, unless the tunnel client is refused.
-async fn begin(node: &Arc<Node>, socket: TcpStream, peer: SocketAddr) -> Option<Box<LiveSession>> {
+async fn begin(
+    shared: &TunnelListener,
+    socket: TcpStream,
+    peer: SocketAddr,
+) -> Option<Box<LiveSession>> {
     let (admitted, io, leftover) = tokio::select! {
-        admitted = greet(node, socket, peer) => admitted?,
-        () = node.patience_ended() => return None,
+        admitted = greet(shared, socket, peer) => admitted?,
+        () = shared.lifecycle.silent_grace_over() => return None,
     };
     // Boxed, since it is handed on: each place it passes would hold space for it as long as it lives.
-    let session = LiveSession::begin(node, admitted, io, leftover, peer);
+    let session = LiveSession::begin(&shared.config.load(), admitted, io, leftover, peer);
     Some(Box::new(session))
 }
 
 /// From the first byte to the answer; the session's stream if the tunnel client was let in.
 async fn greet(
-    node: &Arc<Node>,
+    shared: &TunnelListener,
     socket: TcpStream,
     peer: SocketAddr,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
-    let limit = node.config().settings.tls_handshake_timeout;
+    let limit = shared.config.load().settings.tls_handshake_timeout;
     // Before the gate, so that connections that never send a ClientHello hold no pass.
     let hello = LazyConfigAcceptor::new(Acceptor::default(), socket);
     let Ok(Ok(start)) = timeout(limit, hello).await else {
-        return refuse_connection(node, "tls");
+        return refuse_connection(&shared.metrics, "tls");
     };
     let address = peer.ip().to_canonical();
-    let entered = timeout(limit, node.gate.enter(address)).await;
-    let entered = entered.unwrap_or_else(|_| Err(node.gate.send_away(address)));
+    let entered = timeout(limit, shared.gate.enter(address)).await;
+    let entered = entered.unwrap_or_else(|_| Err(shared.gate.send_away(address)));
     let entrance = match entered {
         Ok(pass) => Entrance {
             away: None,
-            pass: Some((node.metrics.handshake(), pass)),
+            pass: Some((shared.metrics.handshake(), pass)),
             _telling: None,
         },
         Err(NoRoom::Answer(telling, after)) => Entrance {
@@ -162,21 +188,21 @@ async fn greet(
             pass: None,
             _telling: Some(telling),
         },
-        Err(NoRoom::Close) => return refuse_connection(node, "max_handshakes"),
+        Err(NoRoom::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
     };
     let admitted = async {
-        let handshake = handshake(start, node.tls.tunnel.acceptor());
+        let handshake = handshake(start, shared.tls.acceptor());
         match timeout(limit.min(GATED), handshake).await {
             Ok(Ok(stream)) => {
-                node.metrics.on_tls_handshake(is_resumed(&stream));
-                admit(node, stream, peer, &entrance).await
+                shared.metrics.on_tls_handshake(is_resumed(&stream));
+                admit(shared, stream, peer, &entrance).await
             }
-            _ => refuse_connection(node, "tls"),
+            _ => refuse_connection(&shared.metrics, "tls"),
         }
     };
     tokio::select! {
         admitted = admitted => admitted,
-        () = entrance.taken_back() => refuse_connection(node, "silent"),
+        () = entrance.taken_back() => refuse_connection(&shared.metrics, "silent"),
     }
 }
 
@@ -219,8 +245,8 @@ fn is_resumed(stream: &TlsStream<TcpStream>) -> bool {
     kind == Some(HandshakeKind::Resumed)
 }
 
-fn refuse_connection<T>(node: &Node, cause: &str) -> Option<T> {
-    node.metrics
+fn refuse_connection<T>(metrics: &Metrics, cause: &str) -> Option<T> {
+    metrics
         .connections_refused
         .with_label_values(&["tunnel", cause])
         .inc();
@@ -238,7 +264,7 @@ fn set_options(socket: &TcpStream) -> io::Result<()> {
 
 /// Answers the one request of a connection; the session's stream if it was let in.
 async fn admit(
-    node: &Arc<Node>,
+    shared: &TunnelListener,
     stream: TlsStream<TcpStream>,
     peer: SocketAddr,
     entrance: &Entrance,
@@ -248,17 +274,24 @@ async fn admit(
     let admitted = Arc::new(Mutex::new(None));
     let shown = (entrance, &*certificates);
     let service = service_fn(|request| {
-        let answer = answer(node, request, peer, shown, &admitted);
+        let answer = answer(shared, request, peer, shown, &admitted);
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(node.config().settings.request_head_timeout.min(GATED))
+        .header_read_timeout(
+            shared
+                .config
+                .load()
+                .settings
+                .request_head_timeout
+                .min(GATED),
+        )
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     // The head has its own limit; this one bounds asking for the credential, and the answer, too.
-    let limit = 2 * GATED + 3 * node.config().settings.auth_timeout;
+    let limit = 2 * GATED + 3 * shared.config.load().settings.auth_timeout;
     timeout(limit, serving).await.ok()?.ok()?;
     let mut admitted: Admitted = admitted.lock().take()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
@@ -268,21 +301,21 @@ async fn admit(
 
 /// The answer to one request: 101, or a refusal that says what to do.
 async fn answer(
-    node: &Node,
+    shared: &TunnelListener,
     request: Request<Incoming>,
     peer: SocketAddr,
     entry: (&Entrance, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
 ) -> Response<Full<Bytes>> {
-    match let_in(node, request, peer, entry, admitted).await {
+    match let_in(shared, request, peer, entry, admitted).await {
         Ok(response) => response,
-        Err(refusal) => refuse(node, &refusal),
+        Err(refusal) => refuse(&shared.metrics, &refusal),
     }
 }
 
 /// The 101 to a request that is let in, which is left in `admitted`.
 async fn let_in(
-    node: &Node,
+    shared: &TunnelListener,
     mut request: Request<Incoming>,
     peer: SocketAddr,
     (entrance, certificates): (&Entrance, &[CertificateDer<'static>]),
@@ -300,7 +333,7 @@ async fn let_in(
             after,
         ));
     }
-    if node.is_draining() {
+    if shared.lifecycle.is_draining() {
         let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
         return Err(Refusal::for_now(
             reason,
@@ -315,20 +348,20 @@ async fn let_in(
         greeting: &greeting,
         peer,
     };
-    let changed = node.authenticator.changed();
-    let grant = node.authenticator.authenticate(&presented).await;
+    let changed = shared.authenticator.changed();
+    let grant = shared.authenticator.authenticate(&presented).await;
     let grant = grant.inspect_err(|error| {
         let (instance, reason) = (greeting.instance.id().as_str(), error.name());
-        if let Some(left_out) = node.refusal_lines.take() {
+        if let Some(left_out) = shared.refusal_lines.take() {
             tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
         }
     })?;
-    let check = may_begin(node, &grant, &greeting, peer).await?;
+    let check = may_begin(shared, &grant, &greeting, peer).await?;
     let result = match check {
         Some(_) => "checked",
         None => "accepted",
     };
-    node.metrics.handshakes.with_label_values(&[result]).inc();
+    shared.metrics.handshakes.with_label_values(&[result]).inc();
     let response = switch(&request, greeting.subprotocol());
     let upgrade = hyper::upgrade::on(&mut request);
     *admitted.lock() = Some(Admitted {
@@ -345,14 +378,14 @@ async fn let_in(
 /// Whether a session can begin now that its credential is good: for a check, when there is a place for it; for
 /// any other, when its instance would get the runtime.
 async fn may_begin(
-    node: &Node,
+    shared: &TunnelListener,
     grant: &Grant,
     greeting: &Greeting,
     peer: SocketAddr,
 ) -> Result<Option<CheckPlace>, Refusal> {
     let runtime = &grant.runtime;
     if greeting.is_check {
-        let place = node.checks.enter(&runtime.account, &runtime.label);
+        let place = shared.checks.enter(&runtime.account, &runtime.label);
         let detail = "too many checks are under way: check again later";
         return match place {
             Some(place) => Ok(Some(place)),
@@ -363,21 +396,22 @@ async fn may_begin(
             )),
         };
     }
-    let looked = node.registry.look(
+    let looked = shared.registry.look(
         &runtime.label,
         greeting.instance.id(),
-        node.config().settings.on_conflict,
+        shared.config.load().settings.on_conflict,
     );
     let Err(refusal) = looked.await else {
         return Ok(None);
     };
     let (label, instance) = (runtime.label.as_str(), greeting.instance.id().as_str());
-    if let Some(left_out) = node.refusal_lines.take() {
+    if let Some(left_out) = shared.refusal_lines.take() {
         tracing::warn!(runtime = label, instance, %peer, %refusal, left_out, "a tunnel client was refused");
     }
     if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
         let contested = Event::of(EventKind::Contested, &runtime.label);
-        node.events
+        shared
+            .events
             .tell(contested.detail(format!("{takeovers} takeovers in a row")));
     }
     Err(refusal.into())
@@ -414,9 +448,9 @@ fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Fu
     response
 }
 
-fn refuse(node: &Node, refusal: &Refusal) -> Response<Full<Bytes>> {
+fn refuse(metrics: &Metrics, refusal: &Refusal) -> Response<Full<Bytes>> {
     let (reason, status) = (refusal.reason, refusal.reason.status());
-    let refused = node.metrics.handshakes.with_label_values(&[reason.name()]);
+    let refused = metrics.handshakes.with_label_values(&[reason.name()]);
     refused.inc();
     // Serialising strings into memory has no way to fail.
     let body = handshake::Refusal::new(reason, refusal.detail.as_str());

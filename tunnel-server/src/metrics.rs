@@ -19,7 +19,7 @@ use prometheus::{
 };
 use tunnel_proto::problem::Problem;
 
-use crate::{auth::Authenticator, held::Holdings, node::Node, runtimes::RuntimeLabel};
+use crate::{auth::Authenticator, runtimes::RuntimeLabel};
 
 /// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
 /// of microseconds, to long polls.
@@ -245,24 +245,6 @@ impl Metrics {
             new.asked("jwks_keys", help, count)?;
         }
         Ok(())
-    }
-
-    /// Shows what a node holds.
-    ///
-    /// # Errors
-    /// When it is called twice.
-    pub(crate) fn show_holdings(&self, node: &Arc<Node>) -> prometheus::Result<()> {
-        let tasks = Families::options("tasks", "Tasks that have not ended");
-        let entries = Families::options("held", "Entries of the server's tables");
-        let buffered = Families::options(
-            "buffered_bytes",
-            "Received bytes of answers that platform clients have not taken yet",
-        );
-        let tasks = IntGauge::with_opts(tasks)?;
-        let buffered = IntGauge::with_opts(buffered)?;
-        let entries = IntGaugeVec::new(entries, &["table"])?;
-        let holdings = Holdings::new(node, tasks, buffered, entries);
-        self.registry.register(Box::new(holdings))
     }
 
     /// Counts the configurations taken over since the start, from 1.

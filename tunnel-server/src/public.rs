@@ -20,33 +20,67 @@ mod upgraded;
 
 use std::{net::SocketAddr, sync::Arc};
 
+use arc_swap::{ArcSwap, Guard};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_http::listener::{accept, set_options};
+use tunnel_http::{
+    listener::{accept, set_options},
+    outgoing::ViaName,
+};
 use tunnel_ops::tls_files::LiveServerConfig;
 
-use self::places::Place;
 pub use self::upgraded::Granted;
-use crate::node::Node;
+use self::{
+    answer::Cors,
+    places::{Place, Places},
+};
+use crate::{
+    config::{Config, live::LiveConfig},
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    router::Router,
+};
 
-/// Accepts platform clients until the node stops, then waits for those that are there.
-pub async fn serve_all(node: Arc<Node>, listener: TcpListener) {
+/// The parts of the server that the connections of the public listener use.
+pub(crate) struct PublicListener {
+    pub(crate) config: Arc<LiveConfig>,
+    pub(crate) router: Arc<Router>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) places: Arc<Places>,
+    /// `None` when the listener is plain.
+    pub(crate) tls: Option<Arc<LiveServerConfig>>,
+    /// Pages that may read our own answers.
+    pub(crate) cors: Arc<ArcSwap<Cors>>,
+    /// Our name in `Tunnel-Via` and `Via`.
+    pub(crate) via: ViaName,
+}
+
+impl PublicListener {
+    /// The configuration as it is now.
+    fn config(&self) -> Guard<Arc<Config>> {
+        self.config.load()
+    }
+}
+
+/// Accepts platform clients until the server drains, then waits for those that are there.
+pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
-            () = node.draining() => break,
+            () = node.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
         // A trusted proxy speaks for many: its connections count only in all, until it says for whom.
-        let counted = (!node.is_trusted(address)).then_some(address);
+        let counted = (!node.config.is_trusted(address)).then_some(address);
         match node.places.enter(counted) {
             Ok(place) => {
-                let tls = node.tls.public.as_ref().map(LiveServerConfig::acceptor);
+                let tls = node.tls.as_deref().map(LiveServerConfig::acceptor);
                 connections.spawn(one(node.clone(), socket, peer, tls, place));
             }
             Err(full) => {
@@ -64,14 +98,14 @@ pub async fn serve_all(node: Arc<Node>, listener: TcpListener) {
 }
 
 async fn one(
-    node: Arc<Node>,
+    node: Arc<PublicListener>,
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
     place: Place,
 ) {
     let _open = node.metrics.connection("public");
-    let _public = node.life.public.token();
+    let _public = node.lifecycle.public_connections.token();
     if let Err(error) = set_options(&socket, node.config().settings.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }

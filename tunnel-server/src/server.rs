@@ -5,55 +5,39 @@
 //! reason where it stands.
 
 pub(crate) mod drain;
+mod parts;
+pub(crate) mod reload;
 mod shard;
+mod tls;
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::interval};
 use tunnel_http::listener::{self, Bound};
-use tunnel_http::outgoing::ViaName;
 use tunnel_ops::{
-    admin::{AdminBindError, AdminListener, BearerFileError, BearerGuard},
-    descriptors,
+    admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
     task::Owned,
-    telemetry::RequestId,
     tls_files::TlsFilesError,
 };
 
-use self::shard::{Listeners, Shard};
+pub(crate) use self::parts::connection_limit;
+use self::{
+    parts::Parts,
+    shard::{Shard, Sockets},
+};
 use crate::{
     admin,
-    allowance::Allowance,
-    auth::{AuthSetupError, Authenticator},
+    auth::AuthSetupError,
     config::{Config, effective::Effective},
-    connect::gate::Gate,
-    events::{Event, EventKind, Events},
-    held::Threads,
-    metrics::Metrics,
-    node::{self, Life, Node, Tls},
-    public::{
-        answer::Cors,
-        places::{self, Places},
-    },
+    events::{Event, EventKind},
+    gauges,
     registry::Registry,
-    router::Router,
     runtimes::NameError,
 };
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
-
-/// Lines about tunnel clients that are refused: those of a bad rollout at once, then one in a second.
-const REFUSAL_LINES: u32 = 20;
-const REFUSAL_LINE_EACH: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +96,8 @@ pub struct Addresses {
 
 /// A server whose listeners are bound.
 pub struct Server {
-    node: Arc<Node>,
-    shards: Vec<Listeners>,
+    parts: Arc<Parts>,
+    shards: Vec<Sockets>,
     admin: AdminListener,
     addresses: Addresses,
 }
@@ -124,7 +108,8 @@ impl Server {
     /// # Errors
     /// When an address cannot be bound, or something in the configuration cannot be used.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
-        let parts = Parts::new(&config)?;
+        let parts = Arc::new(Parts::new(config)?);
+        let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
         let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
         let public = listen("public", config.settings.public_listen, count)?;
@@ -138,13 +123,14 @@ impl Server {
             .sockets
             .into_iter()
             .zip(public.sockets)
-            .map(|(tunnel, public)| Listeners { tunnel, public })
+            .map(|(tunnel, public)| Sockets { tunnel, public })
             .collect();
-        let node = Arc::new(parts.into_node(config));
-        node.tls.show(&node.metrics);
-        node.metrics.show_holdings(&node)?;
+        // Weak, since the parts hold the registry that the gauges are in.
+        let weak = Arc::downgrade(&parts);
+        let count = move || weak.upgrade().map(|parts| parts.gauges());
+        gauges::register(parts.metrics.registry(), count)?;
         Ok(Self {
-            node,
+            parts,
             shards,
             admin,
             addresses,
@@ -157,13 +143,12 @@ impl Server {
     /// # Errors
     /// When something in it cannot be used.
     pub fn check(config: &Config) -> Result<Effective, BindError> {
-        let parts = Parts::new(config)?;
-        Ok(config.effective(&parts.authenticator.contents()))
+        Ok(Parts::new(config.clone())?.effective())
     }
 
-    /// What its parts share, for whoever changes something while it runs.
-    pub(crate) fn node(&self) -> Arc<Node> {
-        self.node.clone()
+    /// Its parts, for the reload of the configuration.
+    pub(crate) fn parts(&self) -> Arc<Parts> {
+        self.parts.clone()
     }
 
     /// Where it listens; the ports that were asked for as 0 are known here.
@@ -178,18 +163,21 @@ impl Server {
     /// When a shard cannot be started, or fails.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), RunError> {
         let Self {
-            node,
+            parts,
             shards,
             admin,
             addresses,
         } = self;
-        node.threads.add(Handle::current());
+        parts.threads.add(Handle::current());
+        let (tunnel, public) = (parts.tunnel_listener(), parts.public_listener());
         let mut running = Vec::new();
-        for (number, listeners) in shards.into_iter().enumerate() {
-            let shard = Shard::start(number, node.clone(), listeners);
+        for (number, sockets) in shards.into_iter().enumerate() {
+            let listeners = (tunnel.clone(), public.clone());
+            let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
-        let routes = admin::routes(&node, shutdown.clone(), addresses.admin);
+        let api = parts.admin_api(addresses.admin.ip().is_loopback());
+        let routes = admin::routes(api, shutdown.clone());
         // The last to stop: how the rest stops can be watched there.
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
         for (listener, address) in [
@@ -200,14 +188,15 @@ impl Server {
             tracing::info!(listener, %address, "listening");
         }
         // Keys behind a URL are there before the first client needs them.
-        node.authenticator.start();
-        let housekeeping = Owned::spawn("housekeeping", sweep(node.clone()));
+        parts.authenticator.start();
+        let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let failed = wait(&shutdown, &mut running).await;
-        node.events.tell(Event::new(EventKind::Draining));
+        parts.events.tell(Event::new(EventKind::Draining));
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if failed.is_none() {
+            let config = parts.config.load_full();
             tokio::select! {
-                () = drain::drain(&node, &mut running) => {}
+                () = drain::drain(&parts.lifecycle, &config, &mut running) => {}
                 () = shutdown.forced() => {}
             }
         }
@@ -217,71 +206,6 @@ impl Server {
         drop(admin);
         tracing::info!("stopped");
         failed.map_or(Ok(()), |number| Err(RunError::ShardFailed(number)))
-    }
-}
-
-/// What is made of the configuration and the files that it names, before anything is bound.
-struct Parts {
-    metrics: Arc<Metrics>,
-    events: Arc<Events>,
-    registry: Arc<Registry>,
-    router: Router,
-    authenticator: Arc<Authenticator>,
-    tls: Tls,
-    admin_guard: Option<BearerGuard>,
-}
-
-impl Parts {
-    fn new(config: &Config) -> Result<Self, BindError> {
-        let metrics = Metrics::new()?;
-        let events = Events::new(&RequestId::new().as_str()[..8]);
-        let registry = Registry::new(metrics.clone(), events.clone());
-        let router = Router::new(&config.runtimes, &config.settings.domain, &registry)?;
-        registry.set_limits(config);
-        let authenticator = Authenticator::new(config)?;
-        metrics.show_credentials(&authenticator)?;
-        Ok(Self {
-            tls: Tls::new(config, authenticator.client_auth())?,
-            admin_guard: node::admin_guard(config)?,
-            metrics,
-            events,
-            registry,
-            router,
-            authenticator,
-        })
-    }
-
-    fn into_node(self, config: Config) -> Node {
-        let all = places::within(
-            config.settings.max_connections as usize,
-            descriptors::limit(),
-        );
-        let each = config.settings.max_connections_per_address as usize;
-        let tunnels_each = config.settings.max_tunnel_connections_per_address as usize;
-        Node {
-            authenticator: self.authenticator,
-            router: self.router,
-            registry: self.registry,
-            metrics: self.metrics,
-            places: Places::new(all, each),
-            tunnel_places: Places::new(all, tunnels_each),
-            tls: self.tls,
-            gate: Gate::new(
-                config.settings.max_handshakes as usize,
-                config.settings.handshake_queue as usize,
-            ),
-            checks: Arc::default(),
-            refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
-            cors: ArcSwap::from_pointee(Cors::of(&config.settings.cors_origin)),
-            via: ViaName::new(&RequestId::new().as_str()[..12]),
-            events: self.events,
-            last_reload: Mutex::default(),
-            admin_guard: ArcSwapOption::from_pointee(self.admin_guard),
-            started: SystemTime::now(),
-            threads: Threads::default(),
-            life: Life::new(),
-            live: ArcSwap::from_pointee(config),
-        }
     }
 }
 
@@ -297,11 +221,11 @@ impl BindError {
 }
 
 /// Forgets what nobody needs any more.
-async fn sweep(node: Arc<Node>) {
+async fn sweep(registry: Arc<Registry>) {
     let mut round = interval(SWEEP);
     loop {
         round.tick().await;
-        node.registry.sweep();
+        registry.sweep();
     }
 }
 

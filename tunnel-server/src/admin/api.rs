@@ -6,19 +6,27 @@
 
 use std::{fmt::Display, sync::Arc};
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE},
 };
 use serde::{Deserialize, Serialize};
-use tunnel_ops::admin::AdminBody;
+use tunnel_ops::admin::{AdminBody, BearerGuard};
 
 use super::{
     DESCRIPTION, event_stream,
     view::{self, OperationError, RuntimeView, Which},
 };
-use crate::{auth::CredentialId, node::Node};
+use crate::{
+    auth::{Authenticator, CredentialId},
+    config::live::LiveConfig,
+    events::Events,
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    registry::Registry,
+};
 
 /// Every route lies below this.
 pub const ROOT: &str = "/api/v1";
@@ -60,10 +68,17 @@ pub struct AdminProblem {
 }
 
 /// Answers what is asked below [`ROOT`].
-pub struct Api {
-    node: Arc<Node>,
+pub(crate) struct Api {
+    pub(crate) config: Arc<LiveConfig>,
+    pub(crate) authenticator: Arc<Authenticator>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    /// Without it nothing can be changed, and nothing be read from elsewhere.
+    pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// Whether only this machine can ask.
-    is_local: bool,
+    pub(crate) is_local: bool,
 }
 
 /// One route.
@@ -164,16 +179,8 @@ impl Route {
 }
 
 impl Api {
-    /// Answers about this node. Without a guard there nothing can be changed, and from elsewhere than
-    /// this machine nothing be read.
-    #[must_use]
-    pub fn new(node: Arc<Node>, is_local: bool) -> Self {
-        Self { node, is_local }
-    }
-
     /// The answer to a request.
-    #[must_use]
-    pub fn answer(&self, request: &Request<Bytes>) -> Response<AdminBody> {
+    pub(crate) fn answer(&self, request: &Request<Bytes>) -> Response<AdminBody> {
         self.find(request)
             .unwrap_or_else(|refused| refused.response())
     }
@@ -214,7 +221,7 @@ impl Api {
 
     /// Who may read what, and change what.
     fn authorize(&self, route: &Route, headers: &HeaderMap) -> Result<(), Refused> {
-        let guard = self.node.admin_guard.load();
+        let guard = self.guard.load();
         let is_free = !route.is_private || guard.is_none();
         if self.is_local && route.method == Method::GET && is_free {
             return Ok(());
@@ -233,16 +240,23 @@ impl Api {
     }
 
     fn status(&self, _: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        Ok(json(StatusCode::OK, &view::server_view(&self.node)))
+        Ok(json(
+            StatusCode::OK,
+            &view::server_view(&self.registry, &self.metrics, &self.config, &self.lifecycle),
+        ))
     }
 
     fn config(&self, _: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        Ok(json(StatusCode::OK, &view::config_view(&self.node)))
+        Ok(json(
+            StatusCode::OK,
+            &view::config_view(&self.config, &self.authenticator, &self.metrics),
+        ))
     }
 
     fn runtimes(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
         let wanted = Wanted::parse(asked.query)?;
-        let entries = view::runtime_entries(&self.node);
+        let config = self.config.load();
+        let entries = view::runtime_entries(&self.registry);
         let mut runtimes: Vec<_> = entries
             .iter()
             .filter(|entry| {
@@ -255,7 +269,7 @@ impl Api {
                     .account
                     .is_none_or(|name| entry.account.as_str() == name)
             })
-            .map(|entry| view::runtime_view(&self.node, entry))
+            .map(|entry| view::runtime_view(&self.registry, &config, entry))
             .filter(|view| wanted.online.is_none_or(|online| view.online == online))
             // One more, to see whether there is another page.
             .take(wanted.limit + 1)
@@ -268,19 +282,19 @@ impl Api {
     }
 
     fn runtime(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let entry = view::runtime_entry(&self.node, asked.label)
+        let entry = view::runtime_entry(&self.registry, asked.label)
             .ok_or_else(|| OperationError::RuntimeUnknown(asked.label.to_owned()))?;
-        let view = view::runtime_with_routes(&self.node, &entry);
+        let view = view::runtime_with_routes(&self.registry, &self.config.load(), &entry);
         Ok(json(StatusCode::OK, &view))
     }
 
     fn disconnect(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let sessions = view::disconnect(&self.node, asked.label)?;
+        let sessions = view::disconnect(&self.registry, asked.label)?;
         Ok(done("disconnect", asked.label, sessions))
     }
 
     fn drain(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let sessions = view::drain(&self.node, asked.label)?;
+        let sessions = view::drain(&self.registry, asked.label)?;
         Ok(done("drain", asked.label, sessions))
     }
 
@@ -291,15 +305,21 @@ impl Api {
         })?;
         let which = RevocationOrder::which(order)
             .map_err(|detail| Refused::new(StatusCode::BAD_REQUEST, "body_malformed", detail))?;
-        let sessions = view::revoke(&self.node, asked.label, &which)?;
+        let sessions = view::revoke(
+            &self.registry,
+            &self.authenticator,
+            &self.config.load(),
+            asked.label,
+            &which,
+        )?;
         Ok(done("revoke", asked.label, sessions))
     }
 
     fn events(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
         let reader = match asked.headers.get(LAST_EVENT_ID) {
             // An id that is not text is none that was ever given.
-            Some(id) => self.node.events.read_after(id.to_str().unwrap_or_default()),
-            None => self.node.events.read(),
+            Some(id) => self.events.read_after(id.to_str().unwrap_or_default()),
+            None => self.events.read(),
         };
         let body = AdminBody::stream(event_stream::body(reader));
         Ok(response(StatusCode::OK, "text/event-stream", body))

@@ -1,6 +1,6 @@
-//! What the operator sees of the node, and what he may do to it.
+//! What the operator sees of the server, and may do to it.
 //!
-//! In come a node and a runtime's label; out go plain values that the admin API writes as JSON and the
+//! In come parts of the server and a runtime's label; out go plain values that the admin API writes as JSON and the
 //! program's own commands read again. This is the one file of the API that knows registry, tunnels and
 //! sessions. No credential is in any view: of a credential there is its kind and its public id.
 
@@ -14,12 +14,13 @@ use tunnel_proto::control::RouteSummary;
 
 use crate::{
     auth::{
-        CredentialKind,
+        Authenticator, CredentialKind,
         revocation::{self, Revocation, RevocationTarget, RevocationsFull},
     },
-    config::effective::Effective,
-    node::Node,
-    registry::Slot,
+    config::{Config, effective::Effective, live::LiveConfig},
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    registry::{Registry, Slot},
     runtimes::{HostName, RuntimeEntry, RuntimeLimits},
     timestamp::Timestamp,
     tunnel::{Authority, Member, Order, Tunnel},
@@ -263,60 +264,68 @@ impl From<RuntimeLimits> for LimitsView {
 }
 
 /// The server as it is now.
-#[must_use]
-pub fn server_view(node: &Node) -> ServerView {
-    let slots = node.registry.slots();
+pub(super) fn server_view(
+    registry: &Registry,
+    metrics: &Metrics,
+    config: &LiveConfig,
+    lifecycle: &Lifecycle,
+) -> ServerView {
+    let slots = registry.slots();
     let tunnels: Vec<_> = slots.iter().filter_map(|slot| slot.tunnel()).collect();
     let members = tunnels.iter().flat_map(|tunnel| tunnel.members());
-    let last_reload = *node.last_reload.lock();
+    let last_reload = config.last_reload();
+    let started = lifecycle.started();
     ServerView {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        started: node.started.into(),
-        uptime_seconds: node.started.elapsed().unwrap_or_default().as_secs(),
-        state: match node.is_leaving() {
+        started: started.into(),
+        uptime_seconds: started.elapsed().unwrap_or_default().as_secs(),
+        state: match lifecycle.is_leaving() {
             true => ServerState::Draining,
             false => ServerState::Running,
         },
         runtimes: slots.len(),
         runtimes_online: tunnels.len(),
-        sessions: usize::try_from(node.metrics.sessions.get()).unwrap_or_default(),
+        sessions: usize::try_from(metrics.sessions.get()).unwrap_or_default(),
         open_exchanges: members.map(|member| member.session.outstanding()).sum(),
-        config_version: node.metrics.config_version(),
+        config_version: metrics.config_version(),
         last_reload_ok: last_reload.map(|reload| reload.is_good),
         last_reload: last_reload.map(|reload| reload.at.into()),
     }
 }
 
 /// The configuration that is in force.
-#[must_use]
-pub fn config_view(node: &Node) -> ConfigView {
+pub(super) fn config_view(
+    config: &LiveConfig,
+    authenticator: &Authenticator,
+    metrics: &Metrics,
+) -> ConfigView {
     ConfigView {
-        version: node.metrics.config_version(),
-        settings: node.effective(),
+        version: metrics.config_version(),
+        settings: config.load().effective(&authenticator.contents()),
     }
 }
 
 /// Every known runtime, in the order of the labels.
-#[must_use]
-pub fn runtime_entries(node: &Node) -> Vec<Arc<RuntimeEntry>> {
-    let slots = node.registry.slots();
+pub(super) fn runtime_entries(registry: &Registry) -> Vec<Arc<RuntimeEntry>> {
+    let slots = registry.slots();
     let mut entries: Vec<_> = slots.iter().map(|slot| slot.entry().clone()).collect();
     entries.sort_unstable_by(|a, b| a.label.cmp(&b.label));
     entries
 }
 
 /// The runtime with this label.
-#[must_use]
-pub fn runtime_entry(node: &Node, label: &str) -> Option<Arc<RuntimeEntry>> {
-    let slot = node.registry.slot(label)?;
+pub(super) fn runtime_entry(registry: &Registry, label: &str) -> Option<Arc<RuntimeEntry>> {
+    let slot = registry.slot(label)?;
     Some(slot.entry().clone())
 }
 
 /// A runtime as it is now.
-#[must_use]
-pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
-    let config = node.config();
-    let slot = node.registry.slot(entry.label.as_str());
+pub(super) fn runtime_view(
+    registry: &Registry,
+    config: &Config,
+    entry: &RuntimeEntry,
+) -> RuntimeView {
+    let slot = registry.slot(entry.label.as_str());
     let tunnel = slot.as_ref().and_then(|slot| slot.tunnel());
     let tunnel = tunnel.as_deref();
     let members = tunnel.map(Tunnel::members).unwrap_or_default();
@@ -368,10 +377,13 @@ pub fn runtime_view(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
 }
 
 /// The same, with what its tunnel client has told of its routes.
-#[must_use]
-pub fn runtime_with_routes(node: &Node, entry: &RuntimeEntry) -> RuntimeView {
-    let mut view = runtime_view(node, entry);
-    let tunnel = node.registry.slot(entry.label.as_str());
+pub(super) fn runtime_with_routes(
+    registry: &Registry,
+    config: &Config,
+    entry: &RuntimeEntry,
+) -> RuntimeView {
+    let mut view = runtime_view(registry, config, entry);
+    let tunnel = registry.slot(entry.label.as_str());
     let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
     // The latest session is the one that a client with a new table has told first.
     let members = members.into_iter().flatten().rev();
@@ -418,8 +430,8 @@ fn milliseconds(time: Duration) -> f64 {
 ///
 /// # Errors
 /// When there is no such runtime.
-pub fn disconnect(node: &Node, label: &str) -> Result<usize, OperationError> {
-    order(node, label, Order::Disconnect)
+pub(super) fn disconnect(registry: &Registry, label: &str) -> Result<usize, OperationError> {
+    order(registry, label, Order::Disconnect)
 }
 
 /// Tells a runtime's tunnel client to leave its sessions as soon as it has new ones; what is open
@@ -427,12 +439,12 @@ pub fn disconnect(node: &Node, label: &str) -> Result<usize, OperationError> {
 ///
 /// # Errors
 /// When there is no such runtime.
-pub fn drain(node: &Node, label: &str) -> Result<usize, OperationError> {
-    order(node, label, Order::Drain)
+pub(super) fn drain(registry: &Registry, label: &str) -> Result<usize, OperationError> {
+    order(registry, label, Order::Drain)
 }
 
-fn order(node: &Node, label: &str, order: Order) -> Result<usize, OperationError> {
-    let slot = known(node, label)?;
+fn order(registry: &Registry, label: &str, order: Order) -> Result<usize, OperationError> {
+    let slot = known(registry, label)?;
     Ok(slot.tunnel().map_or(0, |tunnel| tunnel.order(order)))
 }
 
@@ -441,8 +453,14 @@ fn order(node: &Node, label: &str, order: Order) -> Result<usize, OperationError
 ///
 /// # Errors
 /// When there is no such runtime.
-pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, OperationError> {
-    let slot = known(node, label)?;
+pub(super) fn revoke(
+    registry: &Registry,
+    authenticator: &Authenticator,
+    config: &Config,
+    label: &str,
+    which: &Which,
+) -> Result<usize, OperationError> {
+    let slot = known(registry, label)?;
     let entry = slot.entry();
     let (account, name) = (entry.account.clone(), entry.name.clone());
     let members = slot.tunnel().map(|tunnel| tunnel.members());
@@ -456,12 +474,7 @@ pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, Operatio
         // What is issued from now on is good: the operator means what is out there. Only JSON Web Tokens tell when
         // they were issued, by a clock that may be ahead of this one by the leeway.
         Which::All => {
-            let leeway = node
-                .config()
-                .credentials()
-                .jwt
-                .as_ref()
-                .map(|jwt| jwt.leeway);
+            let leeway = config.credentials().jwt.map(|jwt| jwt.leeway);
             Revocation {
                 target: RevocationTarget::Runtime(account, name),
                 before: Some(SystemTime::now() + leeway.unwrap_or_default()),
@@ -473,7 +486,7 @@ pub fn revoke(node: &Node, label: &str, which: &Which) -> Result<usize, Operatio
         },
     };
     // The sessions see it by themselves, and tell.
-    node.authenticator.revoke(&revocation)?;
+    authenticator.revoke(&revocation)?;
     Ok(sessions)
 }
 
@@ -485,7 +498,7 @@ fn is_named(authority: &Authority, id: &str) -> bool {
     }
 }
 
-fn known(node: &Node, label: &str) -> Result<Arc<Slot>, OperationError> {
+fn known(registry: &Registry, label: &str) -> Result<Arc<Slot>, OperationError> {
     let unknown = || OperationError::RuntimeUnknown(label.to_owned());
-    node.registry.slot(label).ok_or_else(unknown)
+    registry.slot(label).ok_or_else(unknown)
 }

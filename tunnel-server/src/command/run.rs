@@ -7,10 +7,8 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_ops::telemetry::{self, Telemetry};
 
 use super::{Failure, block_on};
-use crate::config::reload::Reloader;
 use crate::config::{Config, Given};
-use crate::public::places;
-use crate::server::Server;
+use crate::server::{Server, connection_limit, reload::Reloader};
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
@@ -36,13 +34,10 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
-    let (wanted, limit) = (
-        config.settings.max_connections as usize,
-        descriptors::limit(),
-    );
-    let connections = places::within(wanted, limit);
+    let wanted = config.settings.max_connections as usize;
+    let connections = connection_limit(&config);
     if connections < wanted {
-        let open_files = limit.unwrap_or_default();
+        let open_files = descriptors::limit().unwrap_or_default();
         tracing::warn!(
             open_files,
             wanted,
@@ -51,6 +46,6 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
         );
     }
     let server = Server::bind(config).await.map_err(Failure::binding)?;
-    let _reloading = reloader.start(server.node(), telemetry);
+    let _reloading = reloader.start(server.parts(), telemetry);
     server.run(shutdown).await.map_err(Failure::running)
 }

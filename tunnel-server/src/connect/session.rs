@@ -10,7 +10,7 @@ mod check;
 mod credential;
 mod leave;
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration, time::SystemTime};
+use std::{net::SocketAddr, pin::pin, time::Duration, time::SystemTime};
 
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -26,13 +26,13 @@ use tunnel_proto::{
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
-use self::credential::{Credential, Due};
-use super::{Admitted, checks::CheckPlace};
+use self::credential::Credential;
+use super::{Admitted, TunnelListener, checks::CheckPlace};
 use crate::{
     allowance::Allowance,
+    config::Config,
     directory::ClaimRefusal,
     events::{Event, EventKind},
-    node::Node,
     registry::{JoinRefusal, Joining, Membership},
     runtimes::RuntimeLabel,
     tunnel::Peer,
@@ -63,13 +63,12 @@ pub(super) struct LiveSession {
 impl LiveSession {
     /// Takes over a connection that was let in.
     pub(super) fn begin(
-        node: &Arc<Node>,
+        config: &Config,
         admitted: Admitted,
         io: TlsStream<TcpStream>,
         leftover: Bytes,
         peer: SocketAddr,
     ) -> Self {
-        let config = node.config();
         let settings = SessionSettings {
             ping_interval: match admitted.check {
                 Some(_) => check::LIFE,
@@ -105,20 +104,21 @@ impl LiveSession {
     }
 
     /// Carries the session until it ends.
-    pub(super) async fn run(mut self: Box<Self>, node: &Arc<Node>) {
+    pub(super) async fn run(mut self: Box<Self>, shared: &TunnelListener) {
         if self.check.is_some() {
-            return Box::pin(self.check(node)).await;
+            return Box::pin(self.check(shared)).await;
         }
         // In a box, so that the space of its start is not held for as long as a session lives.
-        let end = match Box::pin(self.join(node)).await {
-            Ok(membership) => self.attend(node, &membership).await,
+        let end = match Box::pin(self.join(shared)).await {
+            Ok(membership) => self.attend(shared, &membership).await,
             Err(reason) => {
                 self.session.close(reason);
                 self.end().await
             }
         };
         let reason = end.reason().name();
-        node.metrics
+        shared
+            .metrics
             .sessions_ended
             .with_label_values(&[reason])
             .inc();
@@ -129,25 +129,29 @@ impl LiveSession {
         let (runtime, peer) = (self.label(), self.peer);
         tracing::info!(%runtime, instance, number, %peer, reason, %end, "a session has ended");
         let ended = Event::of(EventKind::SessionEnded, &runtime).session(self.id());
-        node.events
+        shared
+            .events
             .tell(ended.reason(reason).detail(end.to_string()));
     }
 
     /// Makes the session one of its runtime's, once an echo has come back through it, and says
     /// welcome.
-    async fn join(&mut self, node: &Arc<Node>) -> Result<Membership, CloseReason> {
+    async fn join(&mut self, shared: &TunnelListener) -> Result<Membership, CloseReason> {
         let (instance, number) = (self.greeting.instance.id(), self.greeting.session_number);
         let (runtime, peer) = (self.label(), self.peer);
         let probed = tokio::select! {
             probed = timeout(READY, self.session.probe()) => probed,
-            () = node.stopping() => return Err(CloseReason::Drained),
+            () = shared.lifecycle.stopping().asked() => return Err(CloseReason::Drained),
         };
         if !matches!(probed, Ok(Ok(()))) {
             tracing::warn!(%runtime, %instance, number, %peer, "a session gave no echo");
             return Err(CloseReason::Wedged);
         }
         // Who was let in may have lost his right since: then he takes nobody's place.
-        if let Some(reason) = self.credential.look(node, &self.session) {
+        if let Some(reason) =
+            self.credential
+                .look(&shared.authenticator, &shared.events, &self.session)
+        {
             return Err(reason);
         }
         let joining = Joining {
@@ -163,9 +167,9 @@ impl LiveSession {
                 routes: Mutex::default(),
             },
             allow_from: self.allow_from.clone(),
-            on_conflict: node.config().settings.on_conflict,
+            on_conflict: shared.config.load().settings.on_conflict,
         };
-        let membership = match node.registry.join(joining).await {
+        let membership = match shared.registry.join(joining).await {
             Ok(membership) => membership,
             Err(refusal) => {
                 tracing::warn!(%runtime, %instance, number, %peer, %refusal, "a session did not join");
@@ -174,7 +178,7 @@ impl LiveSession {
         };
         tracing::info!(%runtime, %instance, number, %peer, "a session has begun");
         let began = Event::of(EventKind::SessionBegan, &runtime);
-        node.events.tell(began.session(self.id()));
+        shared.events.tell(began.session(self.id()));
         let _ = self.session.send(Control::Welcome {
             runtime: runtime.to_string(),
             session: self.id(),
@@ -201,10 +205,10 @@ impl LiveSession {
     }
 
     /// Does what the session asks for while its driver moves the bytes.
-    async fn attend(&mut self, node: &Arc<Node>, membership: &Membership) -> SessionEnd {
+    async fn attend(&mut self, shared: &TunnelListener, membership: &Membership) -> SessionEnd {
         // Given back when the client has another session elsewhere.
-        let mut settled = Some(node.life.settled.token());
-        if let Some(end) = self.attend_until(node, membership, &mut settled).await {
+        let mut settled = Some(shared.lifecycle.unmoved_sessions.token());
+        if let Some(end) = self.attend_until(shared, membership, &mut settled).await {
             return end;
         }
         self.end().await
@@ -213,7 +217,7 @@ impl LiveSession {
     /// The same, up to where only the driver is left; how that ended if it ended first.
     async fn attend_until(
         &mut self,
-        node: &Arc<Node>,
+        shared: &TunnelListener,
         membership: &Membership,
         settled: &mut Option<TaskTrackerToken>,
     ) -> Option<SessionEnd> {
@@ -226,8 +230,13 @@ impl LiveSession {
             peer,
             ..
         } = self;
-        let mut leaving = pin!(leave::leave(node, session, membership));
-        let mut round_trip = tokio::time::interval(node.config().settings.ping_interval);
+        let mut leaving = pin!(leave::leave(
+            &shared.lifecycle,
+            &shared.config,
+            session,
+            membership
+        ));
+        let mut round_trip = tokio::time::interval(shared.config.load().settings.ping_interval);
         let mut is_suspect = false;
         let lines = Allowance::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
         loop {
@@ -240,7 +249,7 @@ impl LiveSession {
                         match control {
                             Control::RefreshToken { token } => {
                                 let whose = (&*greeting, *peer);
-                                credential.refresh(node, session, token, whose);
+                                credential.refresh(&shared.authenticator, &shared.metrics, session, token, whose);
                             }
                             control => on_control(membership, control, settled),
                         }
@@ -251,7 +260,7 @@ impl LiveSession {
                 },
                 _ = round_trip.tick() => {
                     if let Some(time) = session.round_trip() {
-                        node.metrics.observe_round_trip(time);
+                        shared.metrics.observe_round_trip(time);
                     }
                 }
                 now = session.suspicion(is_suspect) => {
@@ -264,11 +273,7 @@ impl LiveSession {
                     }
                 }
                 due = credential.due() => {
-                    let lost = match due {
-                        Due::Look => credential.look(node, session),
-                        Due::Answered(answer) => credential.take_answer(node, session, answer),
-                    };
-                    if let Some(reason) = lost {
+                    if let Some(reason) = credential.on_due(due, shared, session) {
                         session.cut(reason);
                         return None;
                     }

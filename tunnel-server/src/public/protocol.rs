@@ -29,23 +29,24 @@ use tunnel_ops::{signals::Shutdown, telemetry::log_refused};
 use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
+    PublicListener,
     answer::AnswerBody,
     places::{Full, Place},
     proxy_protocol,
     serve::serve,
     upgraded::{Granted, join},
 };
-use crate::{budget::usage::Usage, node::Node};
+use crate::budget::usage::Usage;
 
 /// A connection of the public listener.
-pub(super) type Connection = gateway::Connection<Node>;
+pub(super) type Connection = gateway::Connection<PublicListener>;
 
 /// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
 pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Serves a platform client until it is gone.
 pub(super) async fn run(
-    node: Arc<Node>,
+    node: Arc<PublicListener>,
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
@@ -84,26 +85,26 @@ impl NotServed {
 }
 
 async fn begin(
-    node: &Arc<Node>,
+    node: &Arc<PublicListener>,
     mut socket: TcpStream,
     mut peer: IpAddr,
     tls: Option<TlsAcceptor>,
     place: &mut Place,
 ) -> Result<(), NotServed> {
-    let mut is_trusted = node.is_trusted(peer);
+    let mut is_trusted = node.config.is_trusted(peer);
     let mut front = Bytes::new();
     if node.config().settings.proxy_protocol && is_trusted {
         let deadline = Instant::now() + node.config().settings.first_byte_timeout;
         let (header, rest) = tokio::select! {
             read = proxy_protocol::read(&mut socket, deadline) => read.map_err(|_| NotServed::Proxy)?,
-            () = node.silence_ended() => return Err(NoRequest::Stopping.into()),
+            () = node.lifecycle.silent_grace_over() => return Err(NoRequest::Stopping.into()),
         };
         is_trusted = match header {
             proxy_protocol::Header::Local => true,
             // What the proxy has told counts, what its client tells does not.
             proxy_protocol::Header::Proxied { source, .. } => {
                 peer = source.ip();
-                node.is_trusted(peer)
+                node.config.is_trusted(peer)
             }
             proxy_protocol::Header::Unknown => false,
         };
@@ -119,7 +120,7 @@ async fn begin(
     Ok(())
 }
 
-impl Gateway for Node {
+impl Gateway for PublicListener {
     /// What is open for its address; `None` of a trusted proxy that speaks for many.
     type Peer = Option<Arc<Usage>>;
     type Upgrade = Granted;
@@ -141,11 +142,11 @@ impl Gateway for Node {
     }
 
     fn stopping(&self) -> &Shutdown {
-        self.stopping_stage()
+        self.lifecycle.stopping()
     }
 
     async fn silence_ended(&self) {
-        self.patience_ended().await;
+        self.lifecycle.silent_grace_over().await;
     }
 
     fn answer(
@@ -171,7 +172,12 @@ impl Gateway for Node {
 
 /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
 /// could be read of it.
-pub(super) fn log_refusal(node: &Node, peer: IpAddr, head: Option<&Parts>, problem: &Problem) {
+pub(super) fn log_refusal(
+    node: &PublicListener,
+    peer: IpAddr,
+    head: Option<&Parts>,
+    problem: &Problem,
+) {
     if node.config().settings.access_log {
         let (status, end) = (problem.status().as_u16(), problem.reason().name());
         log_refused(head, peer, status, end, problem.detail());

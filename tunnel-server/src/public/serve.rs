@@ -151,7 +151,7 @@ pub(super) fn serve(
         if let Ok((_, _, id)) = accepted {
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
-        if connection.gateway.is_draining() && !connection.is_http2() {
+        if connection.gateway.lifecycle.is_draining() && !connection.is_http2() {
             // Whoever has more to ask is to ask another server, while this one still answers.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
@@ -265,7 +265,7 @@ async fn carry(
         let node = &connection.gateway;
         response
             .body_mut()
-            .follow(|body| SessionStream::new(body, form, session, node.ending_stage()));
+            .follow(|body| SessionStream::new(body, form, session, node.lifecycle.ending()));
     }
     Ok(response.into())
 }

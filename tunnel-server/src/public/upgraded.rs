@@ -32,12 +32,12 @@ use tunnel_proto::{
 };
 
 use super::{
+    PublicListener,
     body::UpgradeSender,
     ends::SessionStream,
     observe::Observation,
     pace::{Pace, Source},
 };
-use crate::node::Node;
 
 /// An upgrade that was granted: what joins the platform client's bytes to the exchange's.
 pub struct Granted {
@@ -56,8 +56,12 @@ pub struct Granted {
 ///
 /// `taken_in` is how long the platform client may take nothing of what there is for it, where the kernel does
 /// not see to that: on a stream of HTTP/2.
-pub(super) async fn join<IO>(io: IO, granted: Granted, node: &Arc<Node>, taken_in: Option<Duration>)
-where
+pub(super) async fn join<IO>(
+    io: IO,
+    granted: Granted,
+    node: &Arc<PublicListener>,
+    taken_in: Option<Duration>,
+) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Granted {
@@ -70,7 +74,7 @@ where
     let (reader, writer) = split(io);
     let moved = Moved::default();
     let (reader, mut upload_ended) = Lent::new(reader);
-    let stage = node.ending_stage();
+    let stage = node.lifecycle.ending();
     let early = Early::cut(|| io::ErrorKind::TimedOut.into());
     let body = LongStream::new(read_body(reader), Form::upload(), stage, early);
     // Nobody takes it when the exchange has ended meanwhile, of which the other direction tells.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{finish, shard::Shard};
-use crate::node::Node;
+use crate::{config::Config, lifecycle::Lifecycle};
 
 /// How long clients may take, beside the spread, to have another session.
 const MOVING: Duration = Duration::from_secs(2);
@@ -37,40 +37,39 @@ fn spread(sessions: usize, per_second: u32, longest: Duration) -> Duration {
 }
 
 /// Leads the server through its stages. Returns when nothing is left, or the grace period is over.
-pub(super) async fn drain(node: &Node, running: &mut [Shard]) {
-    let config = node.config().clone();
+pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut [Shard]) {
     let grace = config.settings.grace_period;
     let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
-    node.life.leave();
+    lifecycle.leave();
     // Load balancers that have seen "not ready" meanwhile send nothing new when the listeners close.
     sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
     let longest = config
         .settings
         .drain_spread
         .min((grace / 2).saturating_sub(MOVING));
-    let sessions = node.life.settled.len();
+    let sessions = lifecycle.unmoved_sessions.len();
     let spread = spread(sessions, config.leaving_per_second, longest);
-    node.life.drain(spread);
+    lifecycle.drain(spread);
     tracing::info!(
         ?spread,
         "draining: nothing new is accepted, clients are told to leave"
     );
     // The clients first: whoever asks another server from now on finds their runtimes there.
     let moved = (Instant::now() + spread + MOVING).min(ending);
-    let _ = timeout_at(moved, node.life.settled.wait()).await;
-    node.life.stop();
+    let _ = timeout_at(moved, lifecycle.unmoved_sessions.wait()).await;
+    lifecycle.stop();
     tracing::info!("stopping: connections end with the requests that they carry");
     tokio::select! {
         () = finish(running) => return,
         () = sleep_until(ending) => {}
     }
-    node.life.end();
+    lifecycle.end();
     tracing::info!("ending: what is still open ends as its protocol allows");
     // The rest of the time is for telling clients why their sessions end.
     let last = end - FAREWELL.min(grace / 10);
     if timeout_at(last, finish(running)).await.is_err() {
-        node.life.cut();
+        lifecycle.cut();
         let _ = timeout_at(end, finish(running)).await;
     }
 }

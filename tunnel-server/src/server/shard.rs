@@ -7,7 +7,11 @@ use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use tokio::{net::TcpListener, runtime, sync::oneshot};
 
-use crate::{connect, node::Node, public};
+use crate::{
+    connect::{self, TunnelListener},
+    gauges::Threads,
+    public::{self, PublicListener},
+};
 
 /// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
 /// batch of a large body, so that many would hold up whoever has just asked for something.
@@ -17,7 +21,7 @@ const TASKS_BETWEEN_EVENTS: u32 = 16;
 const LOOKUP_PATIENCE: Duration = Duration::from_millis(100);
 
 /// What a shard listens on.
-pub(super) struct Listeners {
+pub(super) struct Sockets {
     pub(super) tunnel: std::net::TcpListener,
     pub(super) public: std::net::TcpListener,
 }
@@ -32,12 +36,17 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn start(number: usize, node: Arc<Node>, listeners: Listeners) -> io::Result<Self> {
+    pub(super) fn start(
+        number: usize,
+        threads: &Threads,
+        listeners: (Arc<TunnelListener>, Arc<PublicListener>),
+        sockets: Sockets,
+    ) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread()
             .event_interval(TASKS_BETWEEN_EVENTS)
             .enable_all()
             .build()?;
-        node.threads.add(runtime.handle().clone());
+        threads.add(runtime.handle().clone());
         let (end, forced) = oneshot::channel();
         let (finished, ended) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -45,7 +54,7 @@ impl Shard {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = serve(node, listeners) => {}
+                        () = serve(listeners, sockets) => {}
                         _ = forced => {}
                     }
                 });
@@ -80,15 +89,14 @@ impl Drop for Shard {
     }
 }
 
-async fn serve(node: Arc<Node>, listeners: Listeners) {
-    let Listeners { tunnel, public } = listeners;
-    let registered = TcpListener::from_std(tunnel)
-        .and_then(|tunnel| Ok((tunnel, TcpListener::from_std(public)?)));
+async fn serve((tunnel, public): (Arc<TunnelListener>, Arc<PublicListener>), sockets: Sockets) {
+    let registered = TcpListener::from_std(sockets.tunnel)
+        .and_then(|socket| Ok((socket, TcpListener::from_std(sockets.public)?)));
     match registered {
-        Ok((tunnel, public)) => {
+        Ok((tunnel_socket, public_socket)) => {
             tokio::join!(
-                connect::serve_all(node.clone(), tunnel),
-                public::serve_all(node, public),
+                connect::serve_all(tunnel, tunnel_socket),
+                public::serve_all(public, public_socket),
             );
         }
         Err(error) => tracing::error!(%error, "a shard cannot use its listeners"),

@@ -10,7 +10,6 @@
 
 use std::{
     future::pending,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -22,17 +21,17 @@ use tunnel_proto::{
     session::{SessionEnd, SessionEvent},
 };
 
-use super::{Due, LiveSession, READY};
-use crate::{directory::ClaimRefusal, node::Node};
+use super::{LiveSession, READY};
+use crate::{connect::TunnelListener, directory::ClaimRefusal};
 
 /// How long a check may last: more than any idle limit that is worth finding.
 pub(super) const LIFE: Duration = Duration::from_secs(60 * 60);
 
 impl LiveSession {
     /// Carries a check until it ends.
-    pub(super) async fn check(mut self: Box<Self>, node: &Arc<Node>) {
-        let end = match self.echo(node).await {
-            Ok(()) => self.idle(node).await,
+    pub(super) async fn check(mut self: Box<Self>, shared: &TunnelListener) {
+        let end = match self.echo(shared).await {
+            Ok(()) => self.idle(shared).await,
             Err(reason) => {
                 self.session.close(reason);
                 self.end().await
@@ -48,24 +47,27 @@ impl LiveSession {
     }
 
     /// Says what was found, once an echo has come back.
-    async fn echo(&mut self, node: &Arc<Node>) -> Result<(), CloseReason> {
+    async fn echo(&mut self, shared: &TunnelListener) -> Result<(), CloseReason> {
         let probed = tokio::select! {
             probed = timeout(READY, self.session.probe()) => probed,
-            () = node.draining() => return Err(CloseReason::Drained),
+            () = shared.lifecycle.draining() => return Err(CloseReason::Drained),
         };
         if !matches!(probed, Ok(Ok(()))) {
             return Err(CloseReason::Wedged);
         }
-        if let Some(reason) = self.credential.look(node, &self.session) {
+        if let Some(reason) =
+            self.credential
+                .look(&shared.authenticator, &shared.events, &self.session)
+        {
             return Err(reason);
         }
         let grant = self.credential.grant();
         let label = &grant.runtime.label;
         let (instance, on_conflict) = (
             self.greeting.instance.id(),
-            node.config().settings.on_conflict,
+            shared.config.load().settings.on_conflict,
         );
-        let looked = node.registry.look(label, instance, on_conflict).await;
+        let looked = shared.registry.look(label, instance, on_conflict).await;
         let expires_in = grant.expires.map(|end| {
             let left = end.duration_since(SystemTime::now());
             left.unwrap_or_default()
@@ -75,7 +77,10 @@ impl LiveSession {
             runtime: label.to_string(),
             session: self.id(),
             version: env!("CARGO_PKG_VERSION").into(),
-            holder: node.registry.holder(label).map(|holder| holder.to_string()),
+            holder: shared
+                .registry
+                .holder(label)
+                .map(|holder| holder.to_string()),
             conflict: looked.err().map(|refusal| conflict(&refusal)),
             expires_in_ms: expires_in
                 .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
@@ -89,7 +94,7 @@ impl LiveSession {
 
     /// Says nothing until the client goes, has had its time, has lost its right, or makes room for another
     /// account's check.
-    async fn idle(&mut self, node: &Arc<Node>) -> SessionEnd {
+    async fn idle(&mut self, shared: &TunnelListener) -> SessionEnd {
         let over = Instant::now() + LIFE;
         let reason = loop {
             let Self {
@@ -116,15 +121,11 @@ impl LiveSession {
                     None => return self.end().await,
                 },
                 due = credential.due() => {
-                    let lost = match due {
-                        Due::Look => credential.look(node, session),
-                        Due::Answered(answer) => credential.take_answer(node, session, answer),
-                    };
-                    if let Some(reason) = lost {
+                    if let Some(reason) = credential.on_due(due, shared, session) {
                         break reason;
                     }
                 }
-                () = node.draining() => break CloseReason::Drained,
+                () = shared.lifecycle.draining() => break CloseReason::Drained,
                 () = sleep_until(over) => break CloseReason::Disconnected,
                 () = evicted => break CloseReason::Disconnected,
             }

@@ -5,6 +5,7 @@
 
 use std::{
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -18,9 +19,10 @@ use tunnel_proto::{
 
 use crate::{
     allowance::Allowance,
-    auth::{AuthRefusal, Grant, Presented},
-    events::{Event, EventKind},
-    node::Node,
+    auth::{AuthRefusal, Authenticator, Grant, Presented},
+    connect::TunnelListener,
+    events::{Event, EventKind, Events},
+    metrics::Metrics,
 };
 
 /// How long before its end a client is told that its credential runs out.
@@ -148,14 +150,19 @@ impl Credential {
     }
 
     /// Looks whether the session may go on; if not, tells the client, and why to close.
-    pub(super) fn look(&mut self, node: &Node, session: &Session) -> Option<CloseReason> {
+    pub(super) fn look(
+        &mut self,
+        authenticator: &Arc<Authenticator>,
+        events: &Events,
+        session: &Session,
+    ) -> Option<CloseReason> {
         let now = SystemTime::now();
-        match node.authenticator.as_of(&self.grant, now) {
+        match authenticator.as_of(&self.grant, now) {
             Ok(grant) => self.hold(grant),
-            Err(refusal) => return Some(self.lost(node, session, &refusal)),
+            Err(refusal) => return Some(self.lost(events, session, &refusal)),
         }
         if self.asked.is_none() && self.renew_at.is_some_and(|at| at <= now) {
-            let (authenticator, grant) = (node.authenticator.clone(), self.grant.clone());
+            let (authenticator, grant) = (authenticator.clone(), self.grant.clone());
             self.asked = Some(Owned::spawn("renew", async move {
                 Answer::Renewed(authenticator.renew(&grant).await)
             }));
@@ -164,10 +171,22 @@ impl Credential {
         None
     }
 
-    /// Takes what was answered; why to close, if the session may not go on.
-    pub(super) fn take_answer(
+    /// Does what is due. Returns why to close, if the session may not go on.
+    pub(super) fn on_due(
         &mut self,
-        node: &Node,
+        due: Due,
+        shared: &TunnelListener,
+        session: &Session,
+    ) -> Option<CloseReason> {
+        match due {
+            Due::Look => self.look(&shared.authenticator, &shared.events, session),
+            Due::Answered(answer) => self.take_answer(shared, session, answer),
+        }
+    }
+
+    fn take_answer(
+        &mut self,
+        shared: &TunnelListener,
         session: &Session,
         Outcome(answer): Outcome,
     ) -> Option<CloseReason> {
@@ -175,16 +194,16 @@ impl Credential {
         match answer {
             Some(Answer::Renewed(Ok(grant))) => self.take(grant),
             Some(Answer::Renewed(Err(refusal))) if refusal.is_no() => {
-                return Some(self.lost(node, session, &refusal));
+                return Some(self.lost(&shared.events, session, &refusal));
             }
             // Until the answer before has run out it goes on by that.
             Some(Answer::Renewed(Err(_))) | None => {
                 self.renew_at = self.renew_at.map(|_| SystemTime::now() + AWAY);
             }
-            Some(Answer::Refreshed(result)) => self.refreshed(node, session, result),
+            Some(Answer::Refreshed(result)) => self.refreshed(&shared.metrics, session, result),
         }
         // What was found may be out of date by now.
-        self.look(node, session)
+        self.look(&shared.authenticator, &shared.events, session)
     }
 
     /// The same credential, as it is seen now.
@@ -221,12 +240,12 @@ impl Credential {
         }
     }
 
-    fn lost(&self, node: &Node, session: &Session, refusal: &AuthRefusal) -> CloseReason {
+    fn lost(&self, events: &Events, session: &Session, refusal: &AuthRefusal) -> CloseReason {
         let (runtime, credential) = (self.grant.runtime.label.as_str(), &self.grant.credential);
         tracing::warn!(runtime, %credential, reason = refusal.name(), %refusal, "a session lost its right to its runtime");
         let told = |kind| {
             let event = Event::of(kind, &self.grant.runtime.label).reason(refusal.name());
-            node.events.tell(event.detail(credential.to_string()));
+            events.tell(event.detail(credential.to_string()));
         };
         if refusal.is_expiry() {
             told(EventKind::Expired);
@@ -247,7 +266,8 @@ impl Credential {
     /// looked at instead.
     pub(super) fn refresh(
         &mut self,
-        node: &Node,
+        authenticator: &Arc<Authenticator>,
+        metrics: &Metrics,
         session: &Session,
         token: String,
         (greeting, peer): (&Greeting, SocketAddr),
@@ -255,10 +275,10 @@ impl Credential {
         if self.refreshes.take().is_none() {
             let detail =
                 "newer tokens come too often: wait, and show the last one again".to_owned();
-            self.refuse(node, session, RefusalReason::RefreshTooOften, detail);
+            self.refuse(metrics, session, RefusalReason::RefreshTooOften, detail);
             return;
         }
-        let authenticator = node.authenticator.clone();
+        let authenticator = authenticator.clone();
         let (certificates, greeting) = (self.grant.certificates().to_vec(), greeting.clone());
         let token = SecretString::from(token);
         self.asked = Some(Owned::spawn("refresh", async move {
@@ -272,7 +292,12 @@ impl Credential {
         }));
     }
 
-    fn refreshed(&mut self, node: &Node, session: &Session, result: Result<Grant, AuthRefusal>) {
+    fn refreshed(
+        &mut self,
+        metrics: &Metrics,
+        session: &Session,
+        result: Result<Grant, AuthRefusal>,
+    ) {
         match result {
             Ok(grant) if grant.runtime.label == self.grant.runtime.label => {
                 let left = |end: SystemTime| end.duration_since(SystemTime::now()).ok();
@@ -286,19 +311,19 @@ impl Credential {
             }
             Ok(_) => {
                 let detail = "the newer token is for another runtime".to_owned();
-                self.refuse(node, session, RefusalReason::RuntimeDiffers, detail);
+                self.refuse(metrics, session, RefusalReason::RuntimeDiffers, detail);
             }
-            Err(refusal) => self.refuse(node, session, refusal.reason(), refusal.to_string()),
+            Err(refusal) => self.refuse(metrics, session, refusal.reason(), refusal.to_string()),
         }
     }
 
-    fn refuse(&self, node: &Node, session: &Session, reason: RefusalReason, detail: String) {
+    fn refuse(&self, metrics: &Metrics, session: &Session, reason: RefusalReason, detail: String) {
         let reason = reason.name();
         if let Some(left_out) = self.refusal_lines.take() {
             let runtime = self.grant.runtime.label.as_str();
             tracing::warn!(runtime, reason, left_out, "a newer token was refused");
         }
-        let refreshes = &node.metrics.refreshes_refused;
+        let refreshes = &metrics.refreshes_refused;
         refreshes.with_label_values(&[reason]).inc();
         let reason = reason.to_owned();
         let _ = session.send(Control::RefreshRefused { reason, detail });

@@ -6,7 +6,7 @@ use std::{future::pending, time::Duration};
 use tokio::time::timeout;
 use tunnel_proto::{close::CloseReason, control::Control, session::Session};
 
-use crate::{node::Node, registry::Membership, tunnel::Order};
+use crate::{config::live::LiveConfig, lifecycle::Lifecycle, registry::Membership, tunnel::Order};
 
 /// What is kept of the grace period, at most, for telling the other end why its session ends.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -24,66 +24,73 @@ enum Cause {
 
 /// Waits for a cause to leave, and does what is due; then the reason to close for. A stronger cause
 /// counts at any time.
-pub(super) async fn leave(node: &Node, session: &Session, membership: &Membership) -> CloseReason {
-    let cause = stronger(node, membership, &Cause::None).await;
+pub(super) async fn leave(
+    lifecycle: &Lifecycle,
+    config: &LiveConfig,
+    session: &Session,
+    membership: &Membership,
+) -> CloseReason {
+    let cause = stronger(lifecycle, membership, &Cause::None).await;
     // In a box: until then, which may be for months, its space is not held.
-    Box::pin(leave_for(node, session, membership, cause)).await
+    Box::pin(leave_for(lifecycle, config, session, membership, cause)).await
 }
 
 async fn leave_for(
-    node: &Node,
+    lifecycle: &Lifecycle,
+    config: &LiveConfig,
     session: &Session,
     membership: &Membership,
     mut cause: Cause,
 ) -> CloseReason {
     loop {
         cause = tokio::select! {
-            stronger = stronger(node, membership, &cause) => stronger,
-            reason = follow(node, session, membership, &cause) => return reason,
+            stronger = stronger(lifecycle, membership, &cause) => stronger,
+            reason = follow(lifecycle, config, session, membership, &cause) => return reason,
         };
     }
 }
 
-async fn stronger(node: &Node, membership: &Membership, than: &Cause) -> Cause {
+async fn stronger(lifecycle: &Lifecycle, membership: &Membership, than: &Cause) -> Cause {
     let strength = match than {
         Cause::None | Cause::Draining => 0,
         Cause::Ordered(order) => order.strength() + 1,
     };
     tokio::select! {
         order = membership.ordered(strength) => Cause::Ordered(order),
-        () = node.draining(), if matches!(than, Cause::None) => Cause::Draining,
+        () = lifecycle.draining(), if matches!(than, Cause::None) => Cause::Draining,
     }
 }
 
 async fn follow(
-    node: &Node,
+    lifecycle: &Lifecycle,
+    config: &LiveConfig,
     session: &Session,
     membership: &Membership,
     cause: &Cause,
 ) -> CloseReason {
-    let grace = node.config().settings.grace_period;
+    let grace = config.load().settings.grace_period;
     match cause {
         Cause::None => pending().await,
         Cause::Draining => {
-            let spread = node.life.spread();
+            let spread = lifecycle.spread();
             let spread_ms = u64::try_from(spread.as_millis()).ok();
             let _ = session.send(Control::Drain {
                 spread_ms: spread_ms.filter(|time| *time > 0),
             });
-            drained(node, session).await
+            drained(lifecycle, session).await
         }
         Cause::Ordered(Order::Superseded { by }) => {
             let instance = by.to_string();
             let _ = session.send(Control::Superseded { instance });
-            finish(node, session, grace).await;
+            finish(lifecycle, session, grace).await;
             CloseReason::Superseded
         }
         Cause::Ordered(Order::Drain) => {
             let _ = session.send(Control::Drain { spread_ms: None });
             // It goes on until there is another, so that nothing has to wait.
             tokio::select! {
-                _ = timeout(grace, membership.replaced()) => finish(node, session, grace).await,
-                () = node.draining() => return drained(node, session).await,
+                _ = timeout(grace, membership.replaced()) => finish(lifecycle, session, grace).await,
+                () = lifecycle.draining() => return drained(lifecycle, session).await,
             }
             CloseReason::Drained
         }
@@ -93,20 +100,20 @@ async fn follow(
 
 /// The server itself leaves. The session goes on for as long as there are public connections, whose
 /// requests could not be carried without it.
-async fn drained(node: &Node, session: &Session) -> CloseReason {
+async fn drained(lifecycle: &Lifecycle, session: &Session) -> CloseReason {
     tokio::select! {
-        () = node.life.public.wait() => {}
-        () = node.ended() => {}
+        () = lifecycle.public_connections.wait() => {}
+        () = lifecycle.ended() => {}
     }
     session.start_drain();
     CloseReason::Drained
 }
 
 /// Takes no new exchange, and waits for those that are open.
-async fn finish(node: &Node, session: &Session, grace: Duration) {
+async fn finish(lifecycle: &Lifecycle, session: &Session, grace: Duration) {
     session.start_drain();
     tokio::select! {
         _ = timeout(grace - FAREWELL.min(grace / 10), session.at_rest()) => {}
-        () = node.ended() => {}
+        () = lifecycle.ended() => {}
     }
 }

@@ -1,0 +1,98 @@
+//! What a server holds: tasks, and the entries of its tables. A table that only grows is a leak.
+//!
+//! Counted when the metrics are read, each under its table's own lock for as long as a count takes;
+//! nothing of it is on the path of a request.
+
+use parking_lot::Mutex;
+use prometheus::{
+    IntGauge, IntGaugeVec, Opts, Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+use tokio::runtime::Handle;
+
+/// The threads of a server, each with a tokio runtime of its own, whose tasks are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Threads(Mutex<Vec<Handle>>);
+
+/// What is held at one moment.
+pub(crate) struct Gauges {
+    /// Tasks that have not ended.
+    pub(crate) tasks: usize,
+    /// Received bytes of answers that platform clients have not taken yet.
+    pub(crate) buffered_bytes: usize,
+    /// The entries of each table.
+    pub(crate) entries: [(&'static str, usize); 14],
+}
+
+/// Shows [`Gauges`] as metrics.
+struct GaugeFamilies<F> {
+    count: F,
+    tasks: IntGauge,
+    buffered: IntGauge,
+    entries: IntGaugeVec,
+}
+
+impl Threads {
+    pub(crate) fn add(&self, thread: Handle) {
+        self.0.lock().push(thread);
+    }
+
+    /// Tasks that have not ended.
+    pub(crate) fn tasks(&self) -> usize {
+        let threads = self.0.lock();
+        threads
+            .iter()
+            .map(|thread| thread.metrics().num_alive_tasks())
+            .sum()
+    }
+}
+
+/// Adds the families of [`Gauges`] to `registry`. `count` is called whenever the metrics are read, and gives
+/// `None` when the server is gone.
+///
+/// # Errors
+/// When they are there already.
+pub(crate) fn register(
+    registry: &Registry,
+    count: impl Fn() -> Option<Gauges> + Send + Sync + 'static,
+) -> prometheus::Result<()> {
+    let options = |name, help| Opts::new(name, help).namespace("tunnel_server");
+    let tasks = options("tasks", "Tasks that have not ended");
+    let entries = options("held", "Entries of the server's tables");
+    let buffered = options(
+        "buffered_bytes",
+        "Received bytes of answers that platform clients have not taken yet",
+    );
+    registry.register(Box::new(GaugeFamilies {
+        count,
+        tasks: IntGauge::with_opts(tasks)?,
+        buffered: IntGauge::with_opts(buffered)?,
+        entries: IntGaugeVec::new(entries, &["table"])?,
+    }))
+}
+
+impl<F: Fn() -> Option<Gauges> + Send + Sync> Collector for GaugeFamilies<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.tasks.desc(), self.buffered.desc(), self.entries.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Some(now) = (self.count)() else {
+            return Vec::new();
+        };
+        let shown = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.tasks.set(shown(now.tasks));
+        self.buffered.set(shown(now.buffered_bytes));
+        for (table, count) in now.entries {
+            let entries = self.entries.with_label_values(&[table]);
+            entries.set(shown(count));
+        }
+        [
+            self.tasks.collect(),
+            self.buffered.collect(),
+            self.entries.collect(),
+        ]
+        .concat()
+    }
+}

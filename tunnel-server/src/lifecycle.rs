@@ -1,0 +1,139 @@
+//! How far the server's life has gone, from serving to its end.
+//!
+//! ```text
+//!   serving ─▶ leaving ─▶ draining ─▶ stopping ─▶ ending ─▶ ended
+//! ```
+//!
+//! `server/drain.rs` moves it from stage to stage and says what each means; every other part asks, or waits, for
+//! the stage that concerns it. Stages are never taken back.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
+use tunnel_ops::signals::{Shutdown, Trigger};
+
+/// How long a stopping server waits for a request that may be on its way. A connection without a request
+/// would otherwise delay the end for the whole grace period.
+const SILENT_GRACE: Duration = Duration::from_secs(1);
+
+/// The stages of a server's life, and what the end waits for.
+pub(crate) struct Lifecycle {
+    started: SystemTime,
+    leaving: Stage,
+    /// Whether draining has begun: an atomic, because each request asks.
+    is_draining: AtomicBool,
+    /// Time over which clients are spread, in milliseconds; set when draining begins.
+    spread_ms: AtomicU64,
+    draining: Stage,
+    stopping: Stage,
+    ending: Stage,
+    ended: Stage,
+    /// Sessions whose client has no other session elsewhere yet.
+    pub(crate) unmoved_sessions: TaskTracker,
+    pub(crate) public_connections: TaskTracker,
+}
+
+struct Stage {
+    trigger: Trigger,
+    reached: Shutdown,
+}
+
+impl Lifecycle {
+    /// A server that starts now.
+    pub(crate) fn new() -> Self {
+        Self {
+            started: SystemTime::now(),
+            leaving: Stage::new(),
+            is_draining: AtomicBool::new(false),
+            spread_ms: AtomicU64::new(0),
+            draining: Stage::new(),
+            stopping: Stage::new(),
+            ending: Stage::new(),
+            ended: Stage::new(),
+            unmoved_sessions: TaskTracker::new(),
+            public_connections: TaskTracker::new(),
+        }
+    }
+
+    /// When the server was started.
+    pub(crate) fn started(&self) -> SystemTime {
+        self.started
+    }
+
+    /// Whether the server was asked to stop.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.reached.is_asked()
+    }
+
+    /// Resolves when the server accepts nothing new, and its clients are to go elsewhere.
+    pub(crate) async fn draining(&self) {
+        self.draining.reached.asked().await;
+    }
+
+    /// Whether the server accepts nothing new.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Time over which clients that are told to leave spread their dials.
+    pub(crate) fn spread(&self) -> Duration {
+        Duration::from_millis(self.spread_ms.load(Ordering::Relaxed))
+    }
+
+    /// Reached when connections are to end with the requests that they carry.
+    pub(crate) fn stopping(&self) -> &Shutdown {
+        &self.stopping.reached
+    }
+
+    /// Resolves when a stopping server no longer waits for connections that have sent no request.
+    pub(crate) async fn silent_grace_over(&self) {
+        self.stopping().asked().await;
+        sleep(SILENT_GRACE).await;
+    }
+
+    /// Reached when open exchanges are to end in the way that their protocol provides for.
+    pub(crate) fn ending(&self) -> &Shutdown {
+        &self.ending.reached
+    }
+
+    /// Resolves when whatever is still open is cut.
+    pub(crate) async fn ended(&self) {
+        self.ended.reached.asked().await;
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leaving.trigger.ask();
+    }
+
+    pub(crate) fn drain(&self, spread: Duration) {
+        let spread_ms = u64::try_from(spread.as_millis()).unwrap_or(u64::MAX);
+        self.spread_ms.store(spread_ms, Ordering::Relaxed);
+        self.unmoved_sessions.close();
+        self.is_draining.store(true, Ordering::Relaxed);
+        self.draining.trigger.ask();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.public_connections.close();
+        self.stopping.trigger.ask();
+    }
+
+    pub(crate) fn end(&self) {
+        self.ending.trigger.ask();
+    }
+
+    pub(crate) fn cut(&self) {
+        self.ended.trigger.ask();
+    }
+}
+
+impl Stage {
+    fn new() -> Self {
+        let (trigger, reached) = Shutdown::manual();
+        Self { trigger, reached }
+    }
+}

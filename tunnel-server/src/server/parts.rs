@@ -1,0 +1,182 @@
+//! The parts of a server, made from its configuration, and which listener uses which.
+//!
+//! Known by this folder alone: a listener gets the parts that its connections use, and each function the parts
+//! that it uses.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use std::time::Duration;
+use tunnel_http::outgoing::ViaName;
+use tunnel_ops::{
+    admin::{BearerFileError, BearerGuard},
+    descriptors,
+    telemetry::RequestId,
+};
+
+use super::{BindError, tls::ListenerTls};
+use crate::{
+    admin::api::Api,
+    allowance::Allowance,
+    auth::Authenticator,
+    config::{Config, effective::Effective, live::LiveConfig},
+    connect::{TunnelListener, checks::Checks, gate::Gate},
+    events::Events,
+    gauges::{Gauges, Threads},
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    public::{
+        PublicListener,
+        answer::Cors,
+        places::{self, Places},
+    },
+    registry::Registry,
+    router::Router,
+};
+
+/// Lines about tunnel clients that are refused: those of a bad rollout at once, then one in a second.
+const REFUSAL_LINES: u32 = 20;
+const REFUSAL_LINE_EACH: Duration = Duration::from_secs(1);
+
+/// All parts of a server.
+pub(crate) struct Parts {
+    pub(super) config: Arc<LiveConfig>,
+    pub(super) authenticator: Arc<Authenticator>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) router: Arc<Router>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) events: Arc<Events>,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) tls: ListenerTls,
+    pub(super) public_places: Arc<Places>,
+    pub(super) tunnel_places: Arc<Places>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) checks: Arc<Checks>,
+    pub(super) cors: Arc<ArcSwap<Cors>>,
+    pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
+    pub(super) threads: Threads,
+}
+
+impl Parts {
+    /// Makes all parts, reading the files that the configuration names. Binds nothing.
+    ///
+    /// # Errors
+    /// When something in the configuration cannot be used.
+    pub(super) fn new(config: Config) -> Result<Self, BindError> {
+        let metrics = Metrics::new()?;
+        let events = Events::new(&RequestId::new().as_str()[..8]);
+        let registry = Registry::new(metrics.clone(), events.clone());
+        let settings = &config.settings;
+        let router = Router::new(&config.runtimes, &settings.domain, &registry)?;
+        registry.set_limits(&config);
+        let authenticator = Authenticator::new(&config)?;
+        metrics.show_credentials(&authenticator)?;
+        let tls = ListenerTls::new(&config, authenticator.client_auth())?;
+        tls.show(&metrics);
+        let all = connection_limit(&config);
+        let (handshakes, queue) = (settings.max_handshakes, settings.handshake_queue);
+        Ok(Self {
+            registry,
+            router: Arc::new(router),
+            authenticator,
+            metrics,
+            events,
+            lifecycle: Arc::new(Lifecycle::new()),
+            tls,
+            public_places: Places::new(all, settings.max_connections_per_address as usize),
+            tunnel_places: Places::new(all, settings.max_tunnel_connections_per_address as usize),
+            gate: Gate::new(handshakes as usize, queue as usize),
+            checks: Arc::default(),
+            cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
+            admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
+            threads: Threads::default(),
+            config: Arc::new(LiveConfig::new(config)),
+        })
+    }
+
+    /// The value of each setting in force.
+    pub(super) fn effective(&self) -> Effective {
+        self.config.load().effective(&self.authenticator.contents())
+    }
+
+    /// What the connections of the public listener use.
+    pub(super) fn public_listener(&self) -> Arc<PublicListener> {
+        Arc::new(PublicListener {
+            config: self.config.clone(),
+            router: self.router.clone(),
+            metrics: self.metrics.clone(),
+            lifecycle: self.lifecycle.clone(),
+            places: self.public_places.clone(),
+            tls: self.tls.public.clone(),
+            cors: self.cors.clone(),
+            via: ViaName::new(&RequestId::new().as_str()[..12]),
+        })
+    }
+
+    /// What the connections of the tunnel listener use.
+    pub(super) fn tunnel_listener(&self) -> Arc<TunnelListener> {
+        Arc::new(TunnelListener {
+            config: self.config.clone(),
+            authenticator: self.authenticator.clone(),
+            registry: self.registry.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            lifecycle: self.lifecycle.clone(),
+            places: self.tunnel_places.clone(),
+            tls: self.tls.tunnel.clone(),
+            gate: self.gate.clone(),
+            checks: self.checks.clone(),
+            refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
+        })
+    }
+
+    /// What the admin listener answers with. `is_local` says whether only this machine can ask.
+    pub(super) fn admin_api(&self, is_local: bool) -> Api {
+        Api {
+            config: self.config.clone(),
+            authenticator: self.authenticator.clone(),
+            registry: self.registry.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            lifecycle: self.lifecycle.clone(),
+            guard: self.admin_guard.clone(),
+            is_local,
+        }
+    }
+
+    /// Counts what is held now. The tables' names are those of docs/reference/metrics.md.
+    pub(super) fn gauges(&self) -> Gauges {
+        Gauges {
+            tasks: self.threads.tasks(),
+            buffered_bytes: self.registry.buffered(),
+            entries: [
+                ("claims", self.registry.claims()),
+                ("runtimes", self.registry.len()),
+                ("hosts", self.router.hosts()),
+                ("labels", self.authenticator.labels_known()),
+                ("platform_questions", self.authenticator.questions()),
+                ("platform_answers", self.authenticator.answers_known()),
+                ("exchanges", self.registry.open()),
+                ("waiting", self.registry.waiting()),
+                ("streams", self.registry.streams()),
+                ("public_addresses", self.public_places.addresses()),
+                ("tunnel_addresses", self.tunnel_places.addresses()),
+                ("gate_addresses", self.gate.addresses()),
+                ("checks", self.checks.len()),
+                ("event_readers", self.events.readers()),
+            ],
+        }
+    }
+}
+
+/// Connections that each listener may have.
+pub(crate) fn connection_limit(config: &Config) -> usize {
+    let wanted = config.settings.max_connections as usize;
+    places::within(wanted, descriptors::limit())
+}
+
+/// Reads the operator's token, if there is to be one.
+pub(super) fn admin_guard(config: &Config) -> Result<Option<BearerGuard>, BearerFileError> {
+    let path = config.settings.admin_token_file.as_deref();
+    path.map(BearerGuard::load).transpose()
+}

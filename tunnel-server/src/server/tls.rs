@@ -1,0 +1,65 @@
+//! The certificates of the two listeners, replaced together or not at all.
+
+use std::sync::Arc;
+
+use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
+
+use crate::{config::Config, metrics::Metrics};
+
+/// What the listeners show of themselves, and ask of tunnel clients.
+pub(super) struct ListenerTls {
+    pub(super) tunnel: Arc<LiveServerConfig>,
+    /// `None` when the public listener is plain.
+    pub(super) public: Option<Arc<LiveServerConfig>>,
+}
+
+/// What [`ListenerTls::commit`] puts in force.
+pub(super) struct NextListenerTls {
+    tunnel: NextServerConfig,
+    public: Option<NextServerConfig>,
+}
+
+impl ListenerTls {
+    pub(super) fn new(
+        config: &Config,
+        client_auth: Option<ClientAuth>,
+    ) -> Result<Self, TlsFilesError> {
+        let public = |identity| LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None);
+        let public = config.public_tls.clone().map(public).transpose()?;
+        let identity = config.tunnel_tls.clone();
+        let tunnel = LiveServerConfig::new(identity, &[b"http/1.1"], client_auth)?;
+        Ok(Self {
+            tunnel: Arc::new(tunnel),
+            public: public.map(Arc::new),
+        })
+    }
+
+    /// Makes what a new configuration asks for; nothing is in force before it is committed.
+    pub(super) fn prepare(
+        &self,
+        config: &Config,
+        client_auth: Option<ClientAuth>,
+    ) -> Result<NextListenerTls, TlsFilesError> {
+        let public = self.public.as_ref().zip(config.public_tls.clone());
+        let public = public.map(|(public, identity)| public.prepare(identity, None));
+        Ok(NextListenerTls {
+            tunnel: (self.tunnel).prepare(config.tunnel_tls.clone(), client_auth)?,
+            public: public.transpose()?,
+        })
+    }
+
+    pub(super) fn commit(&self, next: NextListenerTls) {
+        self.tunnel.commit(next.tunnel);
+        if let (Some(public), Some(next)) = (&self.public, next.public) {
+            public.commit(next);
+        }
+    }
+
+    /// Shows in the metrics when the certificates expire.
+    pub(super) fn show(&self, metrics: &Metrics) {
+        metrics.show_certificate("tunnel", self.tunnel.not_after());
+        if let Some(public) = &self.public {
+            metrics.show_certificate("public", public.not_after());
+        }
+    }
+}
