@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use http::{Method, uri::PathAndQuery};
 use libfuzzer_sys::fuzz_target;
-use tunnel_client::routes::{
+use tunnel_routing::{
     matcher::{Conditions, FirstLine, Matcher, NoRoute},
     odd::OddParts,
     pattern::Pattern,

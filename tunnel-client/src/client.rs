@@ -23,6 +23,8 @@ use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
 use tunnel_proto::session::SessionSettings;
+use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
+use tunnel_routing::{LeadParts, Routes};
 
 use crate::admin::{self, LiveSessions};
 use crate::config::reload::Reloader;
@@ -31,12 +33,9 @@ use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::{LeadParts, Routes};
 use crate::session::SessionParts;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
-pub use crate::upstream::UpstreamError;
-use crate::upstream::UpstreamShared;
 
 /// A client that has not dialled yet.
 pub struct Client {
@@ -110,7 +109,7 @@ impl Client {
             shared,
             idle_pool: config.settings.upstream_idle_pool as usize,
         };
-        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(&metrics))?;
+        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, config.settings.access_log);

@@ -12,19 +12,20 @@ mod no_proxy;
 mod proxy;
 mod reach;
 pub(crate) mod reload;
-pub(crate) mod routes;
 mod settings;
 mod trust;
 mod url;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 
 use tunnel_ops::config_file::ConfigFileError;
+use tunnel_ops::faults::Faults;
 use tunnel_ops::setting_origin::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
+use tunnel_routing::config::{RouteDefaults, RouteList};
+pub use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 pub use self::credential::CertificateFiles;
 pub use self::dns_server::DnsServer;
@@ -38,13 +39,9 @@ pub use self::proxy::{
     ProxyUrl,
 };
 pub use self::reach::{ConnectTo, HostField, TlsName};
-pub use self::routes::{
-    DEFAULT_ROUTE, EjectionOptions, HealthOptions, RawRoute, RouteAction, RouteConfig, RouteList,
-    SegmentValues, TlsOptions, UpstreamMember, UpstreamOptions, UpstreamsConfig,
-};
 pub use self::settings::{Given, Settings, Source, setting};
 pub use self::trust::Trust;
-pub use self::url::{ServerUrl, UpstreamScheme, UpstreamUrl};
+pub use self::url::ServerUrl;
 use crate::token_file::TokenFileError;
 
 /// Networks that the list of those that the runtime may be reached from can have: the longest fit into
@@ -153,9 +150,8 @@ pub enum ConfigFault {
     },
 }
 
-/// Everything that is wrong with the configuration, one fault a line.
-#[derive(Debug)]
-pub struct ConfigError(Vec<ConfigFault>);
+/// Everything that is wrong with the configuration.
+pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
     /// A configuration with all defaults. An `https` upstream needs `upstream_roots` as well.
@@ -185,7 +181,7 @@ impl Config {
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         match Self::checked(source, |name| std::env::var_os(name)) {
             (Some(config), faults) if faults.is_empty() => Ok(config),
-            (_, faults) => Err(ConfigError(faults)),
+            (_, faults) => Err(ConfigError::new(faults)),
         }
     }
 
@@ -195,7 +191,7 @@ impl Config {
         let (config, faults) = Self::checked(source, |name| std::env::var_os(name));
         let result = match faults.is_empty() {
             true => Ok(()),
-            false => Err(ConfigError(faults)),
+            false => Err(ConfigError::new(faults)),
         };
         (config, result)
     }
@@ -223,7 +219,7 @@ impl Config {
             .unwrap_or_default();
         check_upstream(source, &mut faults);
         let upstream_roots = upstream_roots(source, &mut faults);
-        let routes = routes::check(source, true, &mut faults);
+        let routes = check_routes(source, true, &mut faults);
         check_redial(source, &settings, &mut faults);
         check_allow_from(source, &mut faults);
         check_dns_servers(source, &mut faults);
@@ -256,51 +252,28 @@ impl Config {
     pub(crate) fn routes_at_any_rate(source: &Source) -> Option<RouteList> {
         let mut faults = Vec::new();
         let roots = upstream_roots(source, &mut faults);
-        let routes = routes::check(source, true, &mut faults)?;
-        Some(routes.with_upstream(&source.settings(), roots))
+        let routes = check_routes(source, true, &mut faults)?;
+        Some(routes.with_upstream(&defaults(&source.settings()), roots))
     }
 
     /// Checks the routes alone, for whoever does not dial; the files that they name are not read.
     pub(crate) fn check_routes(source: &Source) -> Result<RouteList, ConfigError> {
         let mut faults = Vec::new();
         check_upstream(source, &mut faults);
-        match routes::check(source, false, &mut faults) {
-            Some(routes) if faults.is_empty() => Ok(routes.with_upstream(&source.settings(), None)),
-            _ => Err(ConfigError(faults)),
+        match check_routes(source, false, &mut faults) {
+            Some(routes) if faults.is_empty() => {
+                Ok(routes.with_upstream(&defaults(&source.settings()), None))
+            }
+            _ => Err(ConfigError::new(faults)),
         }
     }
 
     /// The routes of the file, and behind them the one to `upstream`.
     pub fn all_routes(&self) -> RouteList {
         let roots = self.upstream_roots.clone();
-        self.routes.with_upstream(&self.settings, roots)
+        self.routes.with_upstream(&defaults(&self.settings), roots)
     }
 }
-
-impl ConfigError {
-    /// The faults.
-    pub fn faults(&self) -> &[ConfigFault] {
-        &self.0
-    }
-}
-
-impl From<ConfigFileError> for ConfigError {
-    fn from(error: ConfigFileError) -> Self {
-        Self(vec![error.into()])
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, fault) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(f, "{separator}{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// The host and port that are dialled, or asked of a proxy.
 pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>) -> (&'a str, u16) {
@@ -328,6 +301,33 @@ fn server_trust(
     let (files, folders) = (source.ca_file.as_ref(), source.ca_dir.as_ref());
     let system = (settings.system_roots, source.origin(&setting::system_roots));
     trust::check(system, files, folders, faults)
+}
+
+/// What the settings say for routes that say nothing.
+fn defaults(settings: &Settings) -> RouteDefaults {
+    RouteDefaults {
+        upstream: settings.upstream.clone(),
+        ca_file: settings.upstream_ca_file.clone(),
+        connect_timeout: settings.upstream_connect_timeout,
+        head_timeout: settings.upstream_head_timeout,
+    }
+}
+
+/// Checks the routes of the file, and reads the files that they name if `reads_files`; `None` if one of them is not
+/// good by itself.
+fn check_routes(
+    source: &Source,
+    reads_files: bool,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<RouteList> {
+    let (Some(file), false) = (source.origins.file(), source.route.is_empty()) else {
+        return Some(RouteList::default());
+    };
+    let defaults = defaults(&source.settings());
+    let mut of_routes = Vec::new();
+    let list = RouteList::check(&source.route, file, &defaults, reads_files, &mut of_routes);
+    faults.extend(of_routes.into_iter().map(ConfigFault::File));
+    list
 }
 
 fn check_upstream(source: &Source, faults: &mut Vec<ConfigFault>) {

@@ -7,15 +7,13 @@
 //!
 //! Each step has the same limit, and its name in the error when it fails, so that a person knows
 //! what to look at (step.rs); who wants to know more watches (observe.rs). Upstreams are reached by
-//! the same first three steps, never by a proxy, see [`crate::upstream`]. Nothing is tried twice here:
+//! the same first three steps, never by a proxy, see [`tunnel_routing::upstream`]. Nothing is tried twice here:
 //! when to dial again is the tunnel's business.
 
-pub(crate) mod connect;
 pub(crate) mod glance;
 mod link;
 pub(crate) mod observe;
 pub(crate) mod proxy;
-pub(crate) mod race;
 pub(crate) mod resolve;
 mod step;
 pub(crate) mod tls;
@@ -33,6 +31,7 @@ use http::StatusCode;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
+use tunnel_ops::connect::{Keepalive, connect};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::{Greeting, Refusal};
 #[cfg(target_os = "linux")]
@@ -42,7 +41,7 @@ use tunnel_proto::refusal::Finality;
 use self::link::Link;
 use self::observe::{Logged, Observer, Seen, Walk};
 use self::proxy::Proxy;
-pub(crate) use self::step::{Step, StepError, ended_within, within};
+pub(crate) use self::step::{Step, StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
 use self::upgrade::Answer;
 pub(crate) use self::upgrade::Refused;
@@ -52,6 +51,12 @@ use crate::credential::{Credential, CredentialError, Credentials};
 /// What the requests of a dial say of their program, to the server and to a proxy: some refuse requests
 /// without it.
 const USER_AGENT: &str = concat!("tunnel-client/", env!("CARGO_PKG_VERSION"));
+
+/// Keepalive of the connection to the server, or to the proxy on the way: a lost peer is found after 30 s.
+const KEEPALIVE: Keepalive = Keepalive {
+    idle: Duration::from_secs(15),
+    interval: Duration::from_secs(5),
+};
 
 /// How long written bytes may stay with the kernel before it gives a session's connection up: as
 /// long as a silent session lives.
@@ -292,7 +297,7 @@ async fn connect_any(
     walk: &mut Walk<'_>,
 ) -> Result<(TcpStream, SocketAddr), StepError> {
     let limit = walk.limit();
-    let connecting = connect::connect_first(addresses, limit);
+    let connecting = connect(addresses, limit, KEEPALIVE);
     let won = walk.step_with_limit(step, limit, connecting, |ended, observer| {
         if let Ok(won) = ended {
             observer.sees(Seen::Connected {
@@ -630,6 +635,6 @@ mod tests {
             panic!("a step has failed")
         };
         assert!(error.certificate().is_some(), "{error}");
-        assert!(error.proxy().is_none() && error.attempts().is_empty());
+        assert!(proxy_error(&error).is_none() && error.attempts().is_empty());
     }
 }

@@ -9,7 +9,6 @@
 //! the [`Problem`] that the platform client is told. It decides nothing about either: that is what
 //! routes and upstreams are for.
 
-mod incoming;
 mod record;
 
 use std::future::Future;
@@ -27,12 +26,12 @@ use tunnel_ops::telemetry::log_refused;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
+use tunnel_routing::request::{IncomingBody, Informational};
+use tunnel_routing::upstream::{Asked, Progress};
+use tunnel_routing::{AnswerBody, Routes};
 
-pub(crate) use self::incoming::{IncomingBody, Informational};
 use self::record::Record;
 use crate::metrics::Metrics;
-use crate::routes::{AnswerBody, Routes};
-use crate::upstream::{Asked, Progress};
 
 /// Answers all exchanges. Clones are the same service.
 #[derive(Clone)]

@@ -5,7 +5,6 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod config;
-pub mod routes;
 pub mod serving;
 pub mod token_file;
 
@@ -18,4 +17,3 @@ mod metrics;
 mod serve;
 mod session;
 mod tunnel;
-mod upstream;

@@ -3,18 +3,17 @@
 //! No label ever comes from a request: all series are there from the start, but for those of routes,
 //! which come and go with the configuration.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tokio::runtime::Handle;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
+use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
 
 /// Results of a dial, in the order of life.
 const DIAL_RESULTS: [&str; 13] = [
@@ -32,9 +31,6 @@ const DIAL_RESULTS: [&str; 13] = [
     "refused",
     "unwelcome",
 ];
-
-/// Ends of an exchange: the class of its status, or none since nobody waited for it.
-const STATUSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
 
 /// Bounds of the times of exchanges and round trips, in seconds: from a quick local answer to a long
 /// stream.
@@ -72,9 +68,7 @@ pub(crate) struct Metrics {
     /// In the order of [`Reason::ALL`].
     problems: Vec<IntCounter>,
     configuration: Configuration,
-    route_exchanges: IntCounterVec,
-    /// Those that a table or an exchange holds.
-    routes: Mutex<HashMap<Box<str>, Weak<RouteMetrics>>>,
+    routes: Arc<RoutingMetrics>,
 }
 
 /// Counts the tasks of whoever reads the metrics, which is the client itself: it has one thread for all.
@@ -118,15 +112,6 @@ struct Configuration {
     reloads: [IntCounter; 2],
     version: IntGauge,
     last_reload_succeeded: IntGauge,
-}
-
-/// The series of one route; they go with the last that holds this.
-#[derive(Debug)]
-pub(crate) struct RouteMetrics {
-    name: Box<str>,
-    /// In the order of [`STATUSES`].
-    exchanges: Vec<IntCounter>,
-    metrics: Weak<Metrics>,
 }
 
 impl Metrics {
@@ -189,7 +174,7 @@ impl Metrics {
                 "exchanges_total",
                 "exchanges that have ended, by the class of their status",
                 "status",
-                &STATUSES,
+                &STATUS_CLASSES,
             )?,
             problems: counters(
                 &all,
@@ -199,8 +184,7 @@ impl Metrics {
                 &reasons,
             )?,
             configuration: Configuration::new(&all)?,
-            route_exchanges: route_exchanges(&all)?,
-            routes: Mutex::default(),
+            routes: RoutingMetrics::new(&all)?,
             registry: all,
         })
     }
@@ -255,9 +239,14 @@ impl Metrics {
     /// An exchange has ended; `None` when it was cancelled before there was a status.
     pub(crate) fn on_end(&self, status: Option<StatusCode>, total: Duration) {
         self.duration.observe(total.as_secs_f64());
-        if let Some(counter) = self.exchanges.get(class_of(status)) {
+        if let Some(counter) = self.exchanges.get(status_class(status)) {
             counter.inc();
         }
+    }
+
+    /// Those of the routes.
+    pub(crate) fn routes(&self) -> &Arc<RoutingMetrics> {
+        &self.routes
     }
 
     /// The configuration was read again.
@@ -269,53 +258,6 @@ impl Metrics {
         succeeded.set(i64::from(is_good));
         if is_good {
             self.configuration.version.inc();
-        }
-    }
-
-    /// The series of a route, made if it has none.
-    pub(crate) fn route(self: &Arc<Self>, name: &str) -> Arc<RouteMetrics> {
-        let mut routes = self.routes.lock();
-        if let Some(held) = routes.get(name).and_then(Weak::upgrade) {
-            return held;
-        }
-        let series = |status: &&str| self.route_exchanges.with_label_values(&[name, *status]);
-        let made = Arc::new(RouteMetrics {
-            name: name.into(),
-            exchanges: STATUSES.iter().map(series).collect(),
-            metrics: Arc::downgrade(self),
-        });
-        routes.insert(name.into(), Arc::downgrade(&made));
-        made
-    }
-}
-
-impl RouteMetrics {
-    /// An exchange by this route has ended.
-    pub(crate) fn on_end(&self, status: Option<StatusCode>) {
-        if let Some(counter) = self.exchanges.get(class_of(status)) {
-            counter.inc();
-        }
-    }
-}
-
-impl Drop for RouteMetrics {
-    fn drop(&mut self) {
-        let Some(metrics) = self.metrics.upgrade() else {
-            return;
-        };
-        let mut routes = metrics.routes.lock();
-        // Another may have been made meanwhile, whose series these are now.
-        if routes
-            .get(&self.name)
-            .is_some_and(|held| held.strong_count() == 0)
-        {
-            routes.remove(&self.name);
-            for status in STATUSES {
-                // It fails only for series that are not there.
-                let _ = metrics
-                    .route_exchanges
-                    .remove_label_values(&[&*self.name, status]);
-            }
         }
     }
 }
@@ -348,14 +290,6 @@ impl Configuration {
     }
 }
 
-/// Where [`STATUSES`] has a status; `None` is an exchange that was cancelled.
-fn class_of(status: Option<StatusCode>) -> usize {
-    match status {
-        Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
-        None => STATUSES.len() - 1,
-    }
-}
-
 fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("tunnel_client_{name}"), help)
 }
@@ -370,14 +304,6 @@ fn registered<C: Collector + Clone + 'static>(
 
 fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
     registered(registry, IntCounter::with_opts(opts(name, help))?)
-}
-
-fn route_exchanges(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
-    let opts = opts(
-        "route_exchanges_total",
-        "exchanges that have ended, by route and by the class of their status",
-    );
-    registered(registry, IntCounterVec::new(opts, &["route", "status"])?)
 }
 
 fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
@@ -446,20 +372,6 @@ mod tests {
                 "{line} is missing in\n{text}"
             );
         }
-    }
-
-    #[test]
-    fn the_series_of_a_route_go_with_it() {
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let line = "tunnel_client_route_exchanges_total{route=\"app\",status=\"2xx\"} 1";
-        let first = metrics.route("app");
-        first.on_end(Some(StatusCode::OK));
-        let second = metrics.route("app");
-        drop(first);
-        assert!(text(&metrics).contains(line));
-        drop(second);
-        assert!(!text(&metrics).contains("route=\"app\""));
-        assert!(metrics.routes.lock().is_empty());
     }
 
     #[test]

@@ -10,7 +10,6 @@
 //! itself is the same as one that came through a session.
 
 mod answer;
-mod body;
 mod request;
 mod upgraded;
 
@@ -45,7 +44,6 @@ use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::problem::{Hop, Problem};
 
 use self::answer::AnswerBody;
-pub(crate) use self::body::{ListenerBody, ListenerInformational};
 use self::upgraded::{Granted, UpgradedBounds};
 use crate::config::{CertificateFiles, Settings};
 use crate::exchange::Exchanges;

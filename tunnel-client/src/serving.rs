@@ -17,6 +17,8 @@ use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::WatchError;
+use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
+use tunnel_routing::{LeadParts, Routes};
 
 use crate::admin;
 use crate::client::{ClientError, bind_admin};
@@ -24,10 +26,8 @@ use crate::config::reload::Reloader;
 use crate::config::{ConfigError, Given, ServeConfig};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
-use crate::routes::{LeadParts, Routes};
 pub use crate::serve::ListenError;
 use crate::serve::{self, FrontListener, Leaving};
-use crate::upstream::{UpstreamError, UpstreamShared};
 
 /// A client without a tunnel that takes no request yet.
 pub struct Serving {
@@ -100,7 +100,7 @@ impl Serving {
             )),
             idle_pool: settings.upstream_idle_pool as usize,
         };
-        let routes = Routes::new(&config.routes, leads, Arc::clone(&metrics))?;
+        let routes = Routes::new(&config.routes, leads, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, settings.access_log);

@@ -34,6 +34,7 @@ use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
+use tunnel_routing::request::{IncomingBody, Informational};
 
 use self::offers::{Answer, Offers};
 use self::telling::{LOOK, Telling};
@@ -41,7 +42,7 @@ use crate::admin::{LiveSession, LiveSessions};
 use crate::config::TellRoutes;
 use crate::credential::Credential;
 use crate::dial::Connected;
-use crate::exchange::{Exchanges, IncomingBody, Informational};
+use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
 /// Things the server said that wait for the tunnel. It says each once in a session's life.

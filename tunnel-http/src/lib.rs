@@ -28,6 +28,7 @@ pub mod ends;
 pub mod gateway;
 pub mod http1;
 pub mod listener;
+pub mod listener_body;
 pub mod outgoing;
 pub mod prefixed;
 pub mod received;

@@ -7,9 +7,12 @@
 
 pub mod admin;
 pub mod alarm;
+pub mod authority;
 pub mod config_file;
 pub mod config_value;
+pub mod connect;
 pub mod descriptors;
+pub mod faults;
 pub mod flags;
 pub mod setting_origin;
 pub mod settings;

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use serde::de::DeserializeOwned;
 
+/// What reads a value of a flag; here so that a crate with such a value needs nothing else.
+pub use clap::builder::ValueParser;
+
 pub use self::page::page;
 pub use self::value::{OneOrMorePaths, SettingValue, text_parser};
 use crate::config_file::{ConfigFileError, TomlFile};

@@ -33,7 +33,7 @@ const NOT_OURS: [&str; 6] = [
 ];
 
 /// Which crate of the workspace may know which, tests included.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("tunnel-proto", &[]),
     ("tunnel-ops", &[]),
     ("tunnel-http", &["tunnel-proto", "tunnel-ops"]),
@@ -42,8 +42,17 @@ const ARROWS: [(&str, &[&str]); 9] = [
         &["tunnel-proto", "tunnel-http", "tunnel-ops"],
     ),
     (
-        "tunnel-client",
+        "tunnel-routing",
         &["tunnel-proto", "tunnel-http", "tunnel-ops"],
+    ),
+    (
+        "tunnel-client",
+        &[
+            "tunnel-proto",
+            "tunnel-http",
+            "tunnel-ops",
+            "tunnel-routing",
+        ],
     ),
     ("demo", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
     ("e2e", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
@@ -55,7 +64,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
             "tunnel-ops",
             "tunnel-http",
             "tunnel-server",
-            "tunnel-client",
+            "tunnel-routing",
         ],
     ),
 ];
@@ -204,6 +213,7 @@ fn bodies_of_hyper_are_read_in_one_place() {
     };
     let programs = [
         "tunnel-client/src",
+        "tunnel-routing/src",
         "tunnel-server/src",
         "tunnel-http/src",
         "tunnel-ops/src",

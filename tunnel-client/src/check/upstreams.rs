@@ -15,18 +15,17 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tunnel_proto::problem::{Problem, Reason};
+use tunnel_routing::LeadParts;
+use tunnel_routing::config::{HealthOptions, RouteAction, RouteList, UpstreamOptions};
+use tunnel_routing::upstream::{NotReached, UpstreamShared};
+use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 use super::facts::{Facts, Trouble, UpstreamFailure, UpstreamTrouble};
 use super::step::{StepName, StepReport, StepResult};
 use super::told::Told;
 use super::verdict::verdict;
 use super::words::printable;
-use crate::config::{
-    Config, HealthOptions, RouteAction, RouteList, Source, UpstreamOptions, UpstreamScheme,
-    UpstreamUrl,
-};
-use crate::routes::LeadParts;
-use crate::upstream::{NotReached, UpstreamShared};
+use crate::config::{Config, Source};
 
 /// Upstreams that are looked at side by side: where nothing answers each takes its whole time.
 const AT_ONCE: usize = 16;

@@ -14,6 +14,7 @@ use http::{HeaderName, StatusCode};
 use rustls::{AlertDescription, Error as TlsError, ProtocolVersion};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use tunnel_ops::connect::Attempt;
 use tunnel_proto::handshake::Refusal;
 use tunnel_proto::problem::Reason;
 
@@ -28,8 +29,7 @@ use super::words::{listed, printable};
 use crate::credential::CredentialError;
 use crate::dial::observe::{Observer, Seen};
 use crate::dial::proxy::{ProxyAnswer, ProxyError, page_words};
-use crate::dial::race::Attempt;
-use crate::dial::{DialError, Step, StepError};
+use crate::dial::{DialError, Step, StepError, is_not_a_tunnel, proxy_error};
 
 /// What watches one dial.
 pub(super) struct Watch<'a, 't> {
@@ -102,7 +102,7 @@ impl<'a, 't> Watch<'a, 't> {
                 leg,
                 tried: tried(error.attempts(), source),
             },
-            Act::AskProxy => Trouble::Proxy(match error.proxy() {
+            Act::AskProxy => Trouble::Proxy(match proxy_error(error) {
                 Some(refusal) => proxy_trouble(refusal),
                 None => ProxyTrouble {
                     kind: ProxyRefusal::NotAProxy,
@@ -115,7 +115,7 @@ impl<'a, 't> Watch<'a, 't> {
                 Some(certificate) => Trouble::Certificate(leg, certificate.clone()),
                 None => Trouble::Tls(leg, tls_trouble(source)),
             },
-            Act::Ask if error.is_not_a_tunnel() => Trouble::NotATunnel,
+            Act::Ask if is_not_a_tunnel(error) => Trouble::NotATunnel,
             Act::Ask => Trouble::NoAnswer(text),
         }
     }

@@ -3,11 +3,13 @@
 
 use serde_json::{Value, json};
 
+use tunnel_routing::config::{RouteConfig, RouteList};
+use tunnel_routing::dry_run::{Outcome, Question, Sent, Trial, by_specificity, try_request};
+use tunnel_routing::summary::{conditions, leads_to};
+
 use super::Failure;
 use crate::cli::RoutesTest;
-use crate::config::{Config, RouteConfig, RouteList};
-use crate::routes::dry_run::{Outcome, Question, Trial, by_specificity, try_request};
-use crate::routes::summary::{conditions, leads_to};
+use crate::config::Config;
 
 /// Does what `routes test` says. Nobody is dialled, and no file but the configuration is read.
 pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
@@ -82,7 +84,7 @@ fn print(trial: &Trial<'_>) {
     }
 }
 
-fn dedup_hosts(all: &[crate::routes::dry_run::Sent]) -> Vec<&str> {
+fn dedup_hosts(all: &[Sent]) -> Vec<&str> {
     let mut hosts: Vec<_> = all.iter().map(|sent| sent.host.as_str()).collect();
     hosts.dedup();
     hosts

@@ -1,10 +1,12 @@
 //! `tunnel-client validate`: checks everything `run` would check, or `serve`, and dials nobody.
 #![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
 
+use tunnel_routing::config::RouteList;
+
 use super::Failure;
 use super::routes::print_table;
 use crate::cli::ValidateArgs;
-use crate::config::{Config, RouteList, ServeConfig};
+use crate::config::{Config, ServeConfig};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;

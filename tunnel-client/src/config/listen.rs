@@ -4,10 +4,12 @@
 //! not looked at.
 
 use tunnel_ops::tls_files::Identity;
+use tunnel_routing::config::{RouteList, UpstreamOptions};
+use tunnel_routing::url::UpstreamUrl;
 
 use super::{
-    CertificateFiles, ConfigError, ConfigFault, RouteList, Settings, Source, UpstreamOptions,
-    UpstreamUrl, check_dns_servers, or_fault, reload, setting,
+    CertificateFiles, ConfigError, ConfigFault, Settings, Source, check_dns_servers, defaults,
+    or_fault, reload, setting,
 };
 
 /// Everything that `serve` needs to know.
@@ -27,7 +29,7 @@ impl ServeConfig {
     #[must_use]
     pub fn new(upstream: UpstreamUrl) -> Self {
         let settings = Settings::default();
-        let options = UpstreamOptions::of(&settings, None);
+        let options = UpstreamOptions::of(&defaults(&settings), None);
         Self {
             settings,
             certificate: None,
@@ -49,10 +51,10 @@ impl ServeConfig {
                 certificate,
                 routes,
             }),
-            Ok(_) => Err(ConfigError(faults)),
-            Err(ConfigError(more)) => {
-                faults.extend(more);
-                Err(ConfigError(faults))
+            Ok(_) => Err(ConfigError::new(faults)),
+            Err(more) => {
+                faults.extend(more.into_vec());
+                Err(ConfigError::new(faults))
             }
         }
     }

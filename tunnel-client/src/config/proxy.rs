@@ -14,6 +14,7 @@ use clap::builder::ValueParser;
 use percent_encoding::percent_decode_str;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer};
+use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::{self, ValueError};
 use tunnel_ops::settings::{GivenSettings, SettingValue};
 
@@ -21,7 +22,7 @@ use super::login;
 use super::no_proxy::{self, NoProxy};
 use super::reach::ProxyParser;
 use super::trust::{self, Trust};
-use super::url::{Authority, ServerUrl};
+use super::url::ServerUrl;
 use super::{ConfigFault, Source, dialled, or_fault, setting};
 
 /// Variables that name a proxy for what is reached over TLS, the first that is set counts: the

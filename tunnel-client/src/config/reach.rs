@@ -9,10 +9,10 @@ use clap::error::Error as FlagError;
 use clap::parser::ValueSource;
 use clap::{Arg, Command};
 use rustls_pki_types::ServerName;
+use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::ValueError;
 
 use super::proxy::ProxyChoice;
-use super::url::Authority;
 
 /// What is dialled in a server's place: a name or an address, with a port if that differs as well.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,12 +13,12 @@ use tokio::task::{JoinError, spawn_blocking};
 use tunnel_ops::settings::Reload;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
+use tunnel_routing::Routes;
+use tunnel_routing::config::{RouteList, RoutesDifference};
+use tunnel_routing::upstream::UpstreamError;
 
-use super::routes::{RouteList, RoutesDifference};
-use super::{ConfigError, Given, Source, check_upstream, routes, upstream_roots};
+use super::{ConfigError, Given, Source, check_routes, check_upstream, defaults, upstream_roots};
 use crate::metrics::Metrics;
-use crate::routes::Routes;
-use crate::upstream::UpstreamError;
 
 /// Follows the files.
 pub(crate) struct Reloader {
@@ -173,9 +173,11 @@ pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
     let mut faults = Vec::new();
     check_upstream(source, &mut faults);
     let roots = upstream_roots(source, &mut faults);
-    match routes::check(source, true, &mut faults) {
-        Some(list) if faults.is_empty() => Ok(list.with_upstream(&source.settings(), roots)),
-        _ => Err(ConfigError(faults)),
+    match check_routes(source, true, &mut faults) {
+        Some(list) if faults.is_empty() => {
+            Ok(list.with_upstream(&defaults(&source.settings()), roots))
+        }
+        _ => Err(ConfigError::new(faults)),
     }
 }
 

@@ -17,13 +17,14 @@ use tunnel_ops::config_value::{
 };
 use tunnel_ops::settings::{self, OneOrMorePaths};
 use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
+use tunnel_routing::url::UpstreamUrl;
 
 use super::dns_server::DnsServer;
 use super::no_proxy::NoProxy;
 use super::proxy::ProxyChoice;
 use super::reach::{ConnectTo, HostField, TlsName};
-use super::routes::RawRoute;
-use super::url::{ServerUrl, UpstreamUrl};
+use super::url::ServerUrl;
 use super::{OnRefusal, TellRoutes};
 
 /// The file to read, and what flags and environment say.
@@ -132,10 +133,9 @@ tunnel_ops::settings! {
         /// Name servers that upstreams' names are looked up at, address and port
         dns_server: Vec<DnsServer>, else "the system's unless set", "ADDRESS", Restart;
         /// Time to connect to the upstream
-        upstream_connect_timeout: PositiveDuration = Duration::from_secs(5), "TIME", AtOnce;
-        // What webhooks, reports and queries need, and more than any idle limit on the way.
+        upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
         /// Time for the head of the upstream's response
-        upstream_head_timeout: PositiveDuration = Duration::from_secs(5 * 60), "TIME", AtOnce;
+        upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
         /// Idle connections to the upstream that are kept
         upstream_idle_pool: Count<0, 4096> = 64, "NUMBER", Restart;
         // A quarter of what `deploy/kubernetes/sidecar.yaml` gives the client.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
+use tunnel_ops::connect;
 use tunnel_ops::tls_files::TlsFilesError;
 
 use super::observe::{Logged, Observer, Walk};
@@ -67,7 +68,7 @@ impl Dialler {
             Look::Unproven => {
                 let handshake = async {
                     let config = unproven_config().map_err(io::Error::other)?;
-                    tls::handshake(link, &config, tls::server_name(name)?).await
+                    connect::tls::handshake(link, &config, connect::tls::server_name(name)?).await
                 };
                 walk.step(Step::Tls, handshake, |_, _| {}).await?
             }
@@ -79,7 +80,7 @@ impl Dialler {
 }
 
 fn unproven_config() -> Result<Arc<ClientConfig>, TlsFilesError> {
-    let mut config = Arc::unwrap_or_clone(tls::unchecked(None, &tls::ALPN)?);
+    let mut config = Arc::unwrap_or_clone(connect::tls::unchecked(None, &tls::ALPN)?);
     // Nobody is to be known again by it.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))

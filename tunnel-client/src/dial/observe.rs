@@ -11,10 +11,11 @@ use http::{HeaderMap, StatusCode};
 use rustls::ProtocolVersion;
 use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
+use tunnel_ops::connect::Attempt;
+use tunnel_ops::connect::step::{ended_within, within};
 
 use super::proxy::ProxyAnswer;
-use super::race::Attempt;
-use super::step::{Step, StepError, ended_within, within};
+use super::step::{Step, StepError};
 use crate::config::ProxyUrl;
 
 /// Watches a dial. Each step begins, may see something, and ends; one may come twice, such as the

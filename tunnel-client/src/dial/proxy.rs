@@ -31,7 +31,7 @@ use self::socks5::Target;
 pub(crate) use self::words::{one_line, page_words};
 use super::link::Link;
 use super::observe::{Seen, Walk};
-use super::step::{Step, StepError};
+use super::step::{Step, StepError, proxy_error};
 use super::tls::Tls;
 use crate::config::{
     LoginError, LoginSource, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl, read_login,
@@ -147,7 +147,7 @@ impl Proxy {
         self.refused.check(login).map_err(failed)?;
         let reached = self.reach_with(login, host, port, walk).await;
         if let (Err(error), Some(login)) = (&reached, login)
-            && let Some(ProxyError::LoginRefused(answer)) = error.proxy()
+            && let Some(ProxyError::LoginRefused(answer)) = proxy_error(error)
         {
             self.refused.note(login, answer);
         }
@@ -246,7 +246,7 @@ async fn ask_http(
         let answer = match ended {
             Ok(Asked::Through(_, answer)) => Some(answer),
             Ok(Asked::Again) => None,
-            Err(error) => error.proxy().and_then(ProxyError::answer),
+            Err(error) => proxy_error(error).and_then(ProxyError::answer),
         };
         answer
             .into_iter()
@@ -272,7 +272,7 @@ async fn ask_socks(
     let asked = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
         let answer = match ended {
             Ok(answer) => Some(answer),
-            Err(error) => error.proxy().and_then(ProxyError::answer),
+            Err(error) => proxy_error(error).and_then(ProxyError::answer),
         };
         answer
             .into_iter()
@@ -297,7 +297,7 @@ fn is_of_the_address(error: &StepError) -> bool {
         StepError::TimedOut(..) => true,
         // Some close the connection when they do not get through.
         StepError::Failed(..) => matches!(
-            error.proxy(),
+            proxy_error(error),
             Some(ProxyError::Refused(_) | ProxyError::NotAProxy(_))
         ),
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use super::race;
+use tunnel_ops::connect::order;
 
 /// Most addresses of one name that are tried: with 250 ms from one to the next as many as fit into
 /// the limit of a step.
@@ -13,7 +13,7 @@ const ADDRESSES: usize = 32;
 /// without brackets.
 pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // All of them before any is left out: the resolver may put one family before the other.
-    let mut addresses = race::order(tokio::net::lookup_host((host, port)).await?);
+    let mut addresses = order(tokio::net::lookup_host((host, port)).await?);
     addresses.truncate(ADDRESSES);
     if addresses.is_empty() {
         return Err(io::Error::new(

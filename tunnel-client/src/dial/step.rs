@@ -1,16 +1,10 @@
-//! The steps of a dial: their names, their limit, and how one of them fails.
+//! The steps of a dial: their names, and how one of them fails.
 
 use std::fmt;
-use std::future::Future;
-use std::io;
-use std::time::Duration;
 
-use rustls::CertificateError;
-use tokio::time::timeout;
+use tunnel_ops::connect::step;
 
 use super::proxy::ProxyError;
-use super::race::{AllFailed, Attempt};
-use super::tls;
 use super::upgrade::NotATunnel;
 
 /// One step of a dial. Those that concern a proxy are left out where there is none.
@@ -35,87 +29,16 @@ pub(crate) enum Step {
 }
 
 /// A step that failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StepError {
-    /// It took longer than it may.
-    #[error("{0} took longer than {1:?}")]
-    TimedOut(Step, Duration),
-    /// It failed.
-    #[error("{0} failed: {1}")]
-    Failed(Step, #[source] io::Error),
+pub(crate) type StepError = step::StepError<Step>;
+
+/// What the proxy said, where it is the proxy that ended the dial.
+pub(crate) fn proxy_error(error: &StepError) -> Option<&ProxyError> {
+    error.inner()
 }
 
-/// Takes one step within its limit.
-pub(crate) async fn within<T>(
-    step: Step,
-    limit: Duration,
-    work: impl Future<Output = io::Result<T>>,
-) -> Result<T, StepError> {
-    match timeout(limit, work).await {
-        Ok(ended) => ended_within(step, limit, ended),
-        Err(_) => Err(StepError::TimedOut(step, limit)),
-    }
-}
-
-/// What came of a step that keeps its limit itself, since it has more to say than that the limit is over.
-pub(crate) fn ended_within<T>(
-    step: Step,
-    limit: Duration,
-    ended: io::Result<T>,
-) -> Result<T, StepError> {
-    match ended {
-        // The system has limits of its own, which mean the same.
-        Err(error) if error.kind() == io::ErrorKind::TimedOut && !says_more(&error) => {
-            Err(StepError::TimedOut(step, limit))
-        }
-        ended => ended.map_err(|error| StepError::Failed(step, error)),
-    }
-}
-
-/// Whether an error says more than that it took too long.
-fn says_more(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<AllFailed>())
-}
-
-impl StepError {
-    /// The step.
-    pub(crate) fn step(&self) -> Step {
-        match self {
-            Self::TimedOut(step, _) | Self::Failed(step, _) => *step,
-        }
-    }
-
-    /// What the proxy said, where it is the proxy that ended the dial.
-    pub(crate) fn proxy(&self) -> Option<&ProxyError> {
-        self.inner()
-    }
-
-    /// What is wrong with the certificate that was shown, if that is it.
-    pub(crate) fn certificate(&self) -> Option<&CertificateError> {
-        match self {
-            Self::Failed(_, error) => tls::certificate_error(error),
-            Self::TimedOut(..) => None,
-        }
-    }
-
-    /// Whether something else than a tunnel was opened.
-    pub(crate) fn is_not_a_tunnel(&self) -> bool {
-        self.inner::<NotATunnel>().is_some()
-    }
-
-    /// Each address that was tried in vain, and why.
-    pub(crate) fn attempts(&self) -> &[Attempt] {
-        self.inner::<AllFailed>()
-            .map(AllFailed::attempts)
-            .unwrap_or_default()
-    }
-
-    fn inner<E: std::error::Error + 'static>(&self) -> Option<&E> {
-        match self {
-            Self::Failed(_, error) => error.get_ref()?.downcast_ref(),
-            Self::TimedOut(..) => None,
-        }
-    }
+/// Whether something else than a tunnel was opened.
+pub(crate) fn is_not_a_tunnel(error: &StepError) -> bool {
+    error.inner::<NotATunnel>().is_some()
 }
 
 impl Step {
@@ -146,39 +69,5 @@ impl fmt::Display for Step {
             Self::Tls => "TLS",
             Self::Upgrade => "asking for a session",
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::race::race;
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn each_step_has_a_limit_and_its_name_in_the_error() {
-        let limit = Duration::from_secs(10);
-        let error = within(Step::Tls, limit, std::future::pending::<io::Result<()>>()).await;
-        assert_eq!(error.unwrap_err().to_string(), "TLS took longer than 10s");
-        let refused = async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
-        let error = within(Step::Connect, limit, refused).await.unwrap_err();
-        assert_eq!(error.to_string(), "connecting failed: connection refused");
-        let late = async { Err::<(), _>(io::ErrorKind::TimedOut.into()) };
-        let error = within(Step::ProxyConnect, limit, late).await.unwrap_err();
-        let expected = "connecting to the proxy took longer than 10s";
-        assert_eq!(error.to_string(), expected);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_race_that_nobody_wins_in_time_still_names_the_addresses() {
-        let limit = Duration::from_secs(10);
-        let addresses = ["192.0.2.1:1".parse().unwrap()];
-        let never = |_| std::future::pending::<io::Result<()>>();
-        let lost = race(&addresses, limit, never).await;
-        let ended = lost.map_err(io::Error::from);
-        let error = ended_within(Step::Connect, limit, ended).err().unwrap();
-        assert_eq!(
-            error.to_string(),
-            "connecting failed: 192.0.2.1:1: no answer"
-        );
     }
 }

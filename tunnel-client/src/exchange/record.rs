@@ -14,10 +14,10 @@ use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
+use tunnel_routing::Route;
+use tunnel_routing::upstream::Progress;
 
 use crate::metrics::Metrics;
-use crate::routes::Route;
-use crate::upstream::Progress;
 
 /// One exchange on record, from its request to the moment when this is dropped.
 pub(super) struct Record {
@@ -191,7 +191,8 @@ mod tests {
             .body(())
             .unwrap()
             .into_parts();
-        Record::begin(Arc::clone(metrics), &head, Progress::of_test(), false)
+        let progress = Arc::new(Progress::new(metrics.bytes_in.clone()));
+        Record::begin(Arc::clone(metrics), &head, progress, false)
     }
 
     fn value(metrics: &Metrics, series: &str) -> f64 {

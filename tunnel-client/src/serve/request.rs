@@ -16,19 +16,20 @@ use tokio::sync::OwnedSemaphorePermit;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::ends::{is_grpc, reconnects};
 use tunnel_http::http1::InFlight;
+use tunnel_http::listener_body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{answer::switching_protocols, outgoing};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
+use tunnel_routing::CHECKER;
+use tunnel_routing::request::{IncomingBody, Informational};
 
 use super::Connection;
 use super::answer::{self, AnswerBody, Held, RequestTraits, received};
-use super::body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
 use super::upgraded::Granted;
-use crate::exchange::{IncomingBody, Informational, RecordedBody};
-use crate::routes::CHECKER;
+use crate::exchange::RecordedBody;
 
 /// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
 /// end all the time.

@@ -17,12 +17,12 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 use tunnel_http::connection::drain;
 use tunnel_http::ends::{Early, Form, LongStream, PATIENCE};
+use tunnel_http::listener_body::UpgradeSender;
 use tunnel_http::upgraded::{Lent, Moved, Taken, is_not_taken};
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::exchange::read_body;
 
 use super::answer::{self, Received};
-use super::body::UpgradeSender;
 
 /// An upgrade that was granted: what joins the platform client's bytes to the upstream's.
 pub(super) struct Granted {

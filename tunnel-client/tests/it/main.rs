@@ -16,6 +16,7 @@ mod credential;
 mod cuts;
 mod destination;
 #[allow(dead_code, reason = "shared with the tests of upstreams themselves")]
+#[path = "../../../tunnel-routing/tests/it/dns.rs"]
 mod dns;
 mod http1;
 mod http2;
@@ -31,6 +32,7 @@ mod routes_reload;
 mod routes_test;
 mod routes_upstreams;
 mod run_program;
+#[path = "../../../tunnel-routing/tests/it/scripted.rs"]
 mod scripted;
 mod serve;
 mod serve_http2;

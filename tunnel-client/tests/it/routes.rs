@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::Empty;
-use tunnel_client::config::RouteList;
 use tunnel_proto::problem::Reason;
+use tunnel_routing::config::RouteList;
 
 use crate::scripted::Scripted;
 use crate::setup::{Setup, get, post};

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use tunnel_client::config::RouteList;
-use tunnel_client::routes::dry_run::{Outcome, Question, try_request};
+use tunnel_routing::config::RouteList;
+use tunnel_routing::dry_run::{Outcome, Question, try_request};
 
 struct Ended {
     code: Option<i32>,

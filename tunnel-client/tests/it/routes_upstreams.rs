@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use http::Request;
-use tunnel_client::config::RouteList;
 use tunnel_proto::problem::Reason;
+use tunnel_routing::config::RouteList;
 
 use crate::dns::NameServer;
 use crate::routes::{telling, telling_at};

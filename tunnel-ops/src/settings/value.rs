@@ -74,7 +74,7 @@ macro_rules! text_value {
                 show(plain)
             }
 
-            fn parser() -> ::clap::builder::ValueParser {
+            fn parser() -> $crate::settings::ValueParser {
                 $crate::settings::text_parser::<Self>()
             }
 

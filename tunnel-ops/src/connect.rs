@@ -1,0 +1,120 @@
+//! A connection that is dialled, one step after another: TCP to the first of some addresses that takes one, then TLS.
+//!
+//! ```text
+//!   addresses ─▶ race ─▶ TCP, with its options ─▶ tls
+//!   └────────── step: each within its limit ────────┘
+//! ```
+//!
+//! How names become addresses says whoever dials.
+
+mod race;
+pub mod step;
+pub mod tls;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
+pub use self::race::{AllFailed, Attempt, Won, order};
+
+/// Keepalive probes without an answer after which the peer is lost.
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// When the kernel sends keepalive probes; after three without an answer the peer is lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Time between two probes.
+    pub interval: Duration,
+}
+
+/// A connection to the first of these addresses that takes one, and those that were tried before it in vain.
+///
+/// # Errors
+/// When none does within the limit: which ones, and why, as an [`AllFailed`].
+pub async fn connect(
+    addresses: &[SocketAddr],
+    limit: Duration,
+    keepalive: Keepalive,
+) -> io::Result<Won<TcpStream>> {
+    let won = race::race(addresses, limit, TcpStream::connect).await?;
+    set_options(&won.made, keepalive)?;
+    Ok(won)
+}
+
+fn set_options(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
+    // Whatever is written is a whole piece already; waiting for more would only delay it.
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new()
+        .with_time(keepalive.idle)
+        .with_interval(keepalive.interval);
+    socket.set_tcp_keepalive(&probes.with_retries(KEEPALIVE_RETRIES))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+    const KEEPALIVE: Keepalive = Keepalive {
+        idle: LIMIT,
+        interval: LIMIT,
+    };
+
+    /// An address that nobody listens on.
+    async fn refusing() -> SocketAddr {
+        TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_tried_when_one_refuses() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [refusing().await, listener.local_addr().unwrap()];
+        let won = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
+        let stream = won.made;
+        assert_eq!(stream.peer_addr().unwrap(), addresses[1]);
+        let failed: Vec<_> = won.failed.iter().map(|tried| tried.address).collect();
+        assert_eq!((won.address, failed), (addresses[1], vec![addresses[0]]));
+        assert!(stream.nodelay().unwrap());
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_family_that_nobody_listens_on_does_not_keep_the_other_from_being_reached() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let both = [
+            ([127, 0, 0, 1], port).into(),
+            (Ipv6Addr::LOCALHOST, port).into(),
+        ];
+        let addresses = order(both);
+        assert!(addresses[0].is_ipv6());
+        let won = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
+        assert_eq!(won.made.peer_addr().unwrap(), both[0]);
+    }
+
+    #[tokio::test]
+    async fn when_all_refuse_each_is_named() {
+        let addresses = [refusing().await, refusing().await];
+        let error = connect(&addresses, LIMIT, KEEPALIVE).await.err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let text = error.to_string();
+        for address in addresses {
+            assert!(text.contains(&format!("{address}: ")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A step on the way to a connection: its limit, and how it fails. What the steps are says whoever takes them.
+
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use rustls::CertificateError;
+use tokio::time::timeout;
+
+use super::race::{AllFailed, Attempt};
+use super::tls;
+
+/// A step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError<S> {
+    /// It took longer than it may.
+    #[error("{0} took longer than {1:?}")]
+    TimedOut(S, Duration),
+    /// It failed.
+    #[error("{0} failed: {1}")]
+    Failed(S, #[source] io::Error),
+}
+
+/// Takes one step within its limit.
+pub async fn within<S, T>(
+    step: S,
+    limit: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> Result<T, StepError<S>> {
+    match timeout(limit, work).await {
+        Ok(ended) => ended_within(step, limit, ended),
+        Err(_) => Err(StepError::TimedOut(step, limit)),
+    }
+}
+
+/// What came of a step that keeps its limit itself, since it has more to say than that the limit is over.
+pub fn ended_within<S, T>(
+    step: S,
+    limit: Duration,
+    ended: io::Result<T>,
+) -> Result<T, StepError<S>> {
+    match ended {
+        // The system has limits of its own, which mean the same.
+        Err(error) if error.kind() == io::ErrorKind::TimedOut && !says_more(&error) => {
+            Err(StepError::TimedOut(step, limit))
+        }
+        ended => ended.map_err(|error| StepError::Failed(step, error)),
+    }
+}
+
+/// Whether an error says more than that it took too long.
+fn says_more(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<AllFailed>())
+}
+
+impl<S: Copy> StepError<S> {
+    /// The step.
+    pub fn step(&self) -> S {
+        match self {
+            Self::TimedOut(step, _) | Self::Failed(step, _) => *step,
+        }
+    }
+
+    /// What is wrong with the certificate that was shown, if that is it.
+    pub fn certificate(&self) -> Option<&CertificateError> {
+        match self {
+            Self::Failed(_, error) => tls::certificate_error(error),
+            Self::TimedOut(..) => None,
+        }
+    }
+
+    /// Each address that was tried in vain, and why.
+    pub fn attempts(&self) -> &[Attempt] {
+        self.inner::<AllFailed>()
+            .map(AllFailed::attempts)
+            .unwrap_or_default()
+    }
+
+    /// The error within, if it is of this kind.
+    pub fn inner<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::Failed(_, error) => error.get_ref()?.downcast_ref(),
+            Self::TimedOut(..) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::super::race::race;
+    use super::*;
+
+    #[derive(Debug, Clone, Copy)]
+    struct Step(&'static str);
+
+    impl fmt::Display for Step {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_step_has_a_limit_and_its_name_in_the_error() {
+        let limit = Duration::from_secs(10);
+        let error = within(Step("TLS"), limit, std::future::pending::<io::Result<()>>()).await;
+        assert_eq!(error.unwrap_err().to_string(), "TLS took longer than 10s");
+        let refused = async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
+        let error = within(Step("connecting"), limit, refused)
+            .await
+            .unwrap_err();
+        assert_eq!(error.to_string(), "connecting failed: connection refused");
+        let late = async { Err::<(), _>(io::ErrorKind::TimedOut.into()) };
+        let error = within(Step("connecting to the proxy"), limit, late)
+            .await
+            .unwrap_err();
+        let expected = "connecting to the proxy took longer than 10s";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_race_that_nobody_wins_in_time_still_names_the_addresses() {
+        let limit = Duration::from_secs(10);
+        let addresses = ["192.0.2.1:1".parse().unwrap()];
+        let never = |_| std::future::pending::<io::Result<()>>();
+        let lost = race(&addresses, limit, never).await;
+        let ended = lost.map_err(io::Error::from);
+        let error = ended_within(Step("connecting"), limit, ended)
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "connecting failed: 192.0.2.1:1: no answer"
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! From a connection to one under TLS, the peer's certificate checked.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::tls_files::{self, Identity, TlsFilesError};
+
+/// The name that a peer's certificate has to be for: a DNS name, or an IP address.
+///
+/// # Errors
+/// When the host is neither.
+pub fn server_name(host: &str) -> io::Result<ServerName<'static>> {
+    // Certificates never have the last dot that keeps a resolver from trying its own domains.
+    let name = host.strip_suffix('.').unwrap_or(host);
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no name that TLS can check"))
+}
+
+/// Does the handshake. An error of TLS itself is a [`rustls::Error`] within the [`io::Error`].
+pub async fn handshake<IO>(
+    stream: IO,
+    config: &Arc<ClientConfig>,
+    name: ServerName<'static>,
+) -> io::Result<TlsStream<IO>>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    TlsConnector::from(Arc::clone(config))
+        .connect(name, stream)
+        .await
+}
+
+/// Whether the peer's certificate is what a handshake failed for.
+pub fn is_certificate_error(error: &io::Error) -> bool {
+    matches!(
+        tls_error(error),
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
+    )
+}
+
+/// What is wrong with the peer's certificate, if that is what a handshake failed for.
+pub fn certificate_error(error: &io::Error) -> Option<&CertificateError> {
+    match tls_error(error)? {
+        rustls::Error::InvalidCertificate(error) => Some(error),
+        _ => None,
+    }
+}
+
+fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// TLS with whoever answers.
+///
+/// # Errors
+/// When TLS cannot be set up.
+pub fn unchecked(
+    identity: Option<&Identity>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsFilesError> {
+    tls_files::client_config_with(identity, alpn, |provider| {
+        Arc::new(Unchecked {
+            schemes: provider
+                .signature_verification_algorithms
+                .supported_schemes(),
+        })
+    })
+}
+
+/// Takes any certificate of anybody, where that is wanted: an upstream of which it is written so, or a look at
+/// who is there. Signatures are not looked at either: from somebody unknown they say nothing, and many an old
+/// certificate cannot even be read.
+#[derive(Debug)]
+struct Unchecked {
+    schemes: Vec<SignatureScheme>,
+}
+
+impl ServerCertVerifier for Unchecked {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_can_be_checked() {
+        for host in [
+            "tunnel.example.com",
+            "tunnel.example.com.",
+            "127.0.0.1",
+            "::1",
+        ] {
+            assert!(server_name(host).is_ok(), "{host}");
+        }
+        assert_eq!(server_name("a.b.").unwrap(), server_name("a.b").unwrap());
+        assert!(server_name("a b").is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! What would become of a request, without anybody being asked: for `tunnel-client routes test`.
+//!
+//! In: the routes, and a request's method and URL as a person writes them. Out: the route that wins,
+//! what each other says, and what its upstream would be sent. It uses what a running client uses:
+//! matcher, templates and rewriting.
+
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Method, Request, Uri, Version};
+use tunnel_ops::config_value::ValueError;
+
+use crate::config::{RouteAction, RouteConfig, RouteList};
+use crate::explain::{Verdict, explain};
+use crate::matcher::FirstLine;
+use crate::odd::OddParts;
+use crate::pattern::segment_at;
+use crate::rewrite::HostHeader;
+use crate::table::CHECKER;
+use crate::url::UpstreamUrl;
+
+/// A request to try.
+#[derive(Debug, Clone)]
+pub struct Question {
+    method: Method,
+    host: Option<HeaderValue>,
+    target: PathAndQuery,
+}
+
+/// What would become of it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Trial<'a> {
+    /// The route that takes it.
+    pub winner: Option<&'a RouteConfig>,
+    /// What each route says, in the order of the list.
+    pub verdicts: Vec<(&'a RouteConfig, Verdict)>,
+    /// The named segments, with what the path has in their places.
+    pub captures: Vec<(&'a str, String)>,
+    /// The odd parts of the path.
+    pub odd_parts: OddParts,
+    /// What is done with it.
+    pub outcome: Outcome,
+}
+
+/// What is done with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is sent to one of these.
+    Sent(Vec<Sent>),
+    /// The client answers it, with this status.
+    Answered(u16),
+    /// The route denies it, with these words.
+    Denied(String),
+    /// Its path is refused, for what a segment is or what is left of it.
+    SegmentRefused(String),
+    /// The route with this name does not take these odd parts of the path.
+    OddPath(String, OddParts),
+    /// No route takes it.
+    Unknown,
+}
+
+/// What an upstream would be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// The upstream's URL with the path and query.
+    pub url: String,
+    /// The host that it is told.
+    pub host: String,
+    /// Its share of the requests.
+    pub weight: u32,
+}
+
+impl Question {
+    /// A request with this method for this URL: `https://host/path?query`, or `/path?query` for no host in
+    /// particular.
+    ///
+    /// # Errors
+    /// When no request can have the method or the URL, or such a request is refused before it is routed.
+    pub fn new(method: &str, url: &str) -> Result<Self, ValueError> {
+        let method = Method::from_bytes(method.as_bytes())
+            .map_err(|_| ValueError::new("expected a method such as GET, and then a URL"))?;
+        let (host, target) = match url.split_once("://") {
+            Some((scheme, rest)) if ["http", "https", "ws", "wss"].contains(&scheme) => {
+                let at = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+                let (host, target) = rest.split_at(at);
+                (Some(parse_host(host)?), target)
+            }
+            _ if url.starts_with('/') || url == "*" => (None, url),
+            _ => {
+                return Err(ValueError::new(
+                    "expected a URL such as https://host/path, or a path",
+                ));
+            }
+        };
+        // No fragment is ever sent.
+        let target = target.split('#').next().unwrap_or_default();
+        let target = match target.as_bytes().first() {
+            None => "/".to_owned(),
+            Some(b'?') => format!("/{target}"),
+            Some(_) => target.to_owned(),
+        };
+        let target = PathAndQuery::try_from(target)
+            .map_err(|error| ValueError::new(format!("no request can have this URL: {error}")))?;
+        let question = Self {
+            method,
+            host,
+            target,
+        };
+        let mut head = question.head();
+        // Only such a request may name no host.
+        head.version = Version::HTTP_10;
+        match CHECKER.check(&head, None) {
+            Ok(_) => Ok(question),
+            Err(refused) => Err(ValueError::new(format!(
+                "no request can be this one: {}",
+                refused.detail()
+            ))),
+        }
+    }
+
+    fn head(&self) -> Parts {
+        let (mut head, ()) = Request::new(()).into_parts();
+        head.method = self.method.clone();
+        head.uri = Uri::from(self.target.clone());
+        head.headers
+            .extend(self.host.clone().map(|host| (HOST, host)));
+        head
+    }
+}
+
+fn parse_host(text: &str) -> Result<HeaderValue, ValueError> {
+    let host = text.parse::<Authority>().ok();
+    let host = host.filter(|host| !host.as_str().contains('@'));
+    let value = host.and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+    value.ok_or_else(|| ValueError::new("the URL's host is none"))
+}
+
+/// Tries a request on these routes.
+pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> {
+    let path = question.target.path().as_bytes();
+    let line = FirstLine {
+        host: question.host.as_ref().map(HeaderValue::as_bytes),
+        method: &question.method,
+        path,
+    };
+    let conditions: Vec<_> = routes.iter().map(|route| &route.conditions).collect();
+    let verdicts: Vec<_> = routes.iter().zip(explain(&conditions, &line)).collect();
+    let winner = verdicts
+        .iter()
+        .find(|(_, verdict)| *verdict == Verdict::Wins);
+    let winner = winner.map(|(route, _)| *route);
+    let mut refused = (verdicts.iter()).filter_map(|(route, verdict)| match verdict {
+        Verdict::OddPath(parts) => Some(Outcome::OddPath(route.name.to_string(), *parts)),
+        _ => None,
+    });
+    let outcome = match (winner, refused.next()) {
+        (Some(route), _) => outcome(route, question),
+        (None, Some(refused)) => refused,
+        (None, None) => Outcome::Unknown,
+    };
+    let names = winner
+        .into_iter()
+        .flat_map(|route| route.conditions.path.names());
+    let captures = names.map(|(place, name)| {
+        let segment = String::from_utf8_lossy(segment_at(path, place));
+        (name, segment.into_owned())
+    });
+    Trial {
+        captures: captures.collect(),
+        outcome,
+        odd_parts: OddParts::of(path),
+        winner,
+        verdicts,
+    }
+}
+
+/// All routes, the most specific first; among equals, as they are written.
+pub fn by_specificity(routes: &RouteList) -> Vec<&RouteConfig> {
+    let mut sorted: Vec<_> = routes.iter().collect();
+    sorted.sort_by(|a, b| b.conditions.compare(&a.conditions));
+    sorted
+}
+
+fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
+    let path = question.target.path().as_bytes();
+    if let Err(refused) = route.check_values(path) {
+        return Outcome::SegmentRefused(refused.to_string());
+    }
+    match &route.action {
+        RouteAction::Respond(answer) => Outcome::Answered(answer.status.as_u16()),
+        RouteAction::Deny(words) => Outcome::Denied(words.to_string()),
+        RouteAction::Upstreams(upstreams) => {
+            let members = upstreams.members.iter();
+            sent_to(
+                route,
+                question,
+                members.map(|member| (&member.url, member.weight)),
+            )
+        }
+        RouteAction::Template(template, _) => match template.fill(path) {
+            Ok(url) => sent_to(route, question, [(&url, 1)]),
+            Err(refused) => Outcome::SegmentRefused(refused.to_string()),
+        },
+    }
+}
+
+fn sent_to<'a>(
+    route: &RouteConfig,
+    question: &Question,
+    upstreams: impl IntoIterator<Item = (&'a UpstreamUrl, u32)>,
+) -> Outcome {
+    let mut head = question.head();
+    if let Err(refused) = route.rewrite.apply(&mut head) {
+        return Outcome::SegmentRefused(refused.to_string());
+    }
+    let upstreams = upstreams.into_iter();
+    Outcome::Sent(
+        upstreams
+            .map(|(url, weight)| sent(route, &head, url, weight))
+            .collect(),
+    )
+}
+
+fn sent(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl, weight: u32) -> Sent {
+    let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let host = head
+        .headers
+        .get(HOST)
+        .filter(|_| route.rewrite.host != HostHeader::Upstream);
+    let host = host.and_then(|host| host.to_str().ok());
+    Sent {
+        url: format!("{upstream}{target}"),
+        host: host.unwrap_or_else(|| upstream.authority()).to_owned(),
+        weight,
+    }
+}

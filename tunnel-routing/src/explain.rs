@@ -1,0 +1,178 @@
+//! Why a route wins: what each of all routes says to a request, one after another.
+//!
+//! It asks the same [`Matcher`] that a running client asks for the winner, and then every route for
+//! its own conditions. For people; a request is never routed by it.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use crate::matcher::{Conditions, FirstLine, Matcher, NoRoute};
+use crate::odd::OddParts;
+
+/// What one route says to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It takes the request.
+    Wins,
+    /// It would, but another says more about the request.
+    LessSpecific(Rule),
+    /// Another host.
+    OtherHost,
+    /// Another path.
+    OtherPath,
+    /// It is the most specific that matches, and does not take these odd parts of the path.
+    OddPath(OddParts),
+    /// It is the most specific that matches, but a lenient upstream reads another path, which the winner
+    /// denies.
+    ReadAsDenied,
+    /// Another method.
+    OtherMethod,
+}
+
+/// By what one route says more than another, the first that decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// A host says more than a wildcard, a longer wildcard more than a shorter, that more than none.
+    Host,
+    /// From the left: a literal says more than a name, a name more than `*`, the end more than `*`.
+    Path,
+    /// Methods say more than none.
+    Methods,
+}
+
+/// What each route says, in the order of the list.
+pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
+    let (matcher, _) = Matcher::new(routes.iter().copied());
+    let (decides, verdict) = match matcher.find(line) {
+        Ok(place) => (Some(place), Verdict::Wins),
+        Err(NoRoute::OddPath(place)) => {
+            let refused = routes
+                .get(place)
+                .map(|route| route.refused_parts(line.path));
+            (Some(place), Verdict::OddPath(refused.unwrap_or_default()))
+        }
+        Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
+    };
+    let deciding = decides.and_then(|place| routes.get(place));
+    let verdict = |(place, route): (usize, &&Conditions)| {
+        if decides == Some(place) {
+            return verdict;
+        }
+        if !route.matches_host(line) {
+            return Verdict::OtherHost;
+        }
+        if !route.path.matches(line.path) {
+            return Verdict::OtherPath;
+        }
+        if !route.matches_method(line) {
+            return Verdict::OtherMethod;
+        }
+        if deciding.is_some_and(|deciding| !deciding.matches(line)) {
+            return Verdict::ReadAsDenied;
+        }
+        // Some route matches, so one decides.
+        let rule = deciding.map_or(Rule::Methods, |deciding| rule(deciding, route));
+        Verdict::LessSpecific(rule)
+    };
+    routes.iter().enumerate().map(verdict).collect()
+}
+
+fn rule(winner: &Conditions, other: &Conditions) -> Rule {
+    let without_path = |conditions: &Conditions| Conditions {
+        path: winner.path.clone(),
+        methods: Vec::new(),
+        ..conditions.clone()
+    };
+    if without_path(winner).compare(&without_path(other)) != Ordering::Equal {
+        Rule::Host
+    } else if winner.path.compare(&other.path) != Ordering::Equal {
+        Rule::Path
+    } else {
+        Rule::Methods
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::OddPath(parts) = self {
+            return write!(
+                f,
+                "matches, but does not take a path with {parts}: see allow_paths_with"
+            );
+        }
+        f.write_str(match self {
+            Self::Wins => "wins",
+            Self::LessSpecific(Rule::Host) => "matches, but the other names its host more exactly",
+            Self::LessSpecific(Rule::Path) => {
+                "matches, but the other says more about the path (from the left: literal, {name}, *)"
+            }
+            Self::LessSpecific(Rule::Methods) => "matches, but the other names the method",
+            Self::OtherHost => "is for another host",
+            Self::OtherPath => "is for another path",
+            Self::OddPath(_) => "",
+            Self::ReadAsDenied => {
+                "matches, but an upstream may read the path as one that the other denies"
+            }
+            Self::OtherMethod => "is for another method",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    fn route(host: Option<&str>, path: &str, methods: &[Method]) -> Conditions {
+        Conditions {
+            host: host.map(|host| host.parse().unwrap()),
+            methods: methods.to_vec(),
+            path: path.parse().unwrap(),
+            allow_paths_with: OddParts::NONE,
+            is_denial: false,
+        }
+    }
+
+    #[test]
+    fn each_loser_is_told_the_rule() {
+        let routes = [
+            route(None, "/*", &[]),
+            route(None, "/a/*", &[]),
+            route(None, "/a/{x}", &[Method::GET]),
+            route(None, "/a/{x}", &[]),
+            route(Some("*.example.com"), "/a/b", &[Method::PUT]),
+            route(Some("*.example.com"), "/b", &[]),
+            route(Some("other.example.com"), "/*", &[]),
+        ];
+        let routes: Vec<_> = routes.iter().collect();
+        let verdicts = |host: &str, path: &str| {
+            let line = FirstLine {
+                host: Some(host.as_bytes()),
+                method: &Method::GET,
+                path: path.as_bytes(),
+            };
+            explain(&routes, &line)
+        };
+        let path = Verdict::LessSpecific(Rule::Path);
+        assert_eq!(
+            verdicts("a.example.com", "/a/b"),
+            [
+                path,
+                path,
+                Verdict::Wins,
+                Verdict::LessSpecific(Rule::Methods),
+                Verdict::OtherMethod,
+                Verdict::OtherPath,
+                Verdict::OtherHost,
+            ]
+        );
+        let host = Verdict::LessSpecific(Rule::Host);
+        assert_eq!(verdicts("other.example.com", "/a/b")[..4], [host; 4]);
+        let odd = verdicts("a.test", "/a/..");
+        let methods = Verdict::LessSpecific(Rule::Methods);
+        let refused = Verdict::OddPath(OddParts::DOT_SEGMENT);
+        assert_eq!(odd[..4], [path, path, refused, methods]);
+        assert!(!odd.contains(&Verdict::Wins));
+    }
+}

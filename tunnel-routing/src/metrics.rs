@@ -1,0 +1,127 @@
+//! Metrics of routes: exchanges by route and status. Their series come and go with the configuration.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+
+/// Ends of an exchange: the class of its status, or none since nobody waited for it.
+pub const STATUS_CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
+
+/// The series of all routes.
+#[derive(Debug)]
+pub struct RoutingMetrics {
+    exchanges: IntCounterVec,
+    /// Those that a table or an exchange holds.
+    routes: Mutex<HashMap<Box<str>, Weak<RouteMetrics>>>,
+}
+
+/// The series of one route; they go with the last that holds this.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    name: Box<str>,
+    /// In the order of [`STATUS_CLASSES`].
+    exchanges: Vec<IntCounter>,
+    all: Weak<RoutingMetrics>,
+}
+
+impl RoutingMetrics {
+    /// None yet; their family is registered here.
+    ///
+    /// # Errors
+    /// When the registry has it already.
+    pub fn new(registry: &Registry) -> Result<Arc<Self>, prometheus::Error> {
+        let opts = Opts::new(
+            "tunnel_client_route_exchanges_total",
+            "exchanges that have ended, by route and by the class of their status",
+        );
+        let exchanges = IntCounterVec::new(opts, &["route", "status"])?;
+        registry.register(Box::new(exchanges.clone()))?;
+        Ok(Arc::new(Self {
+            exchanges,
+            routes: Mutex::default(),
+        }))
+    }
+
+    /// The series of a route, made if it has none.
+    pub fn route(self: &Arc<Self>, name: &str) -> Arc<RouteMetrics> {
+        let mut routes = self.routes.lock();
+        if let Some(held) = routes.get(name).and_then(Weak::upgrade) {
+            return held;
+        }
+        let series = |status: &&str| self.exchanges.with_label_values(&[name, *status]);
+        let made = Arc::new(RouteMetrics {
+            name: name.into(),
+            exchanges: STATUS_CLASSES.iter().map(series).collect(),
+            all: Arc::downgrade(self),
+        });
+        routes.insert(name.into(), Arc::downgrade(&made));
+        made
+    }
+}
+
+impl RouteMetrics {
+    /// An exchange by this route has ended.
+    pub fn on_end(&self, status: Option<StatusCode>) {
+        if let Some(counter) = self.exchanges.get(status_class(status)) {
+            counter.inc();
+        }
+    }
+}
+
+impl Drop for RouteMetrics {
+    fn drop(&mut self) {
+        let Some(all) = self.all.upgrade() else {
+            return;
+        };
+        let mut routes = all.routes.lock();
+        // Another may have been made meanwhile, whose series these are now.
+        if routes
+            .get(&self.name)
+            .is_some_and(|held| held.strong_count() == 0)
+        {
+            routes.remove(&self.name);
+            for status in STATUS_CLASSES {
+                // It fails only for series that are not there.
+                let _ = all.exchanges.remove_label_values(&[&*self.name, status]);
+            }
+        }
+    }
+}
+
+/// Where [`STATUS_CLASSES`] has a status; `None` is an exchange that was cancelled.
+pub fn status_class(status: Option<StatusCode>) -> usize {
+    match status {
+        Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),
+        None => STATUS_CLASSES.len() - 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::TextEncoder;
+
+    use super::*;
+
+    #[test]
+    fn the_series_of_a_route_go_with_it() {
+        let registry = Registry::new();
+        let metrics = RoutingMetrics::new(&registry).unwrap();
+        let text = || {
+            TextEncoder::new()
+                .encode_to_string(&registry.gather())
+                .unwrap()
+        };
+        let line = "tunnel_client_route_exchanges_total{route=\"app\",status=\"2xx\"} 1";
+        let first = metrics.route("app");
+        first.on_end(Some(StatusCode::OK));
+        let second = metrics.route("app");
+        drop(first);
+        assert!(text().contains(line));
+        drop(second);
+        assert!(!text().contains("route=\"app\""));
+        assert!(metrics.routes.lock().is_empty());
+    }
+}

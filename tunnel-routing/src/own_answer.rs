@@ -1,0 +1,318 @@
+//! Answers that the client gives by itself: fixed ones, and problems that a page may read.
+//!
+//! Without the fields of CORS a browser shows a page an error of its own in place of what happened, so
+//! that "is starting" looks like "may not". A route that has a [`CorsPolicy`] says what happened: its
+//! problems become answers here, and a preflight that only failed since the upstream is away is
+//! granted, so that the page sees the reason with its real request. All other problems go to the
+//! tunnel server, which makes the answer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, VARY,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http_body::{Body, Frame};
+
+use tunnel_http::answer;
+use tunnel_proto::problem::Problem;
+
+use crate::upstream::UpstreamBody;
+
+/// The content of an answer.
+pub enum AnswerBody {
+    /// An upstream's.
+    Upstream(UpstreamBody),
+    /// Our own, until it is taken.
+    Own(Option<Bytes>),
+}
+
+/// An answer that is always the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FixedAnswer {
+    /// Its status.
+    pub status: StatusCode,
+    /// What kind of content it has.
+    pub content_type: Option<HeaderValue>,
+    /// Its content.
+    pub body: Bytes,
+}
+
+/// Which pages may read the client's own answers on a route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorsPolicy {
+    /// The origins; empty means any.
+    pub origins: Vec<HeaderValue>,
+    /// What a preflight is told of methods.
+    pub methods: HeaderValue,
+    /// What a preflight is told of fields; `None` when there are none to be told.
+    pub headers: Option<HeaderValue>,
+    /// Whether a page may send what it knows the user by.
+    pub credentials: bool,
+    /// How long a preflight counts.
+    pub max_age: Option<Duration>,
+}
+
+/// A request of a page that may read the answer.
+pub(crate) struct AskingPage<'a> {
+    policy: &'a CorsPolicy,
+    origin: HeaderValue,
+    /// Whether it only asks if it may ask. A plain `OPTIONS` is a request like another.
+    is_preflight: bool,
+}
+
+impl FixedAnswer {
+    /// The answer to a request with this method.
+    pub(crate) fn respond(&self, method: &Method) -> Response<AnswerBody> {
+        let mut answer = own(self.status, self.body.clone(), method);
+        if let Some(content_type) = &self.content_type {
+            answer
+                .headers_mut()
+                .insert(CONTENT_TYPE, content_type.clone());
+        }
+        answer
+    }
+}
+
+impl CorsPolicy {
+    /// The page that asks, if it is one that may read the answer.
+    pub(crate) fn page(&self, head: &Parts) -> Option<AskingPage<'_>> {
+        let origin = head.headers.get(ORIGIN)?;
+        let is_allowed = self.origins.is_empty() || self.origins.contains(origin);
+        is_allowed.then(|| AskingPage {
+            policy: self,
+            origin: origin.clone(),
+            is_preflight: head.method == Method::OPTIONS
+                && head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD),
+        })
+    }
+}
+
+impl AskingPage<'_> {
+    /// Tells the page of a problem.
+    pub(crate) fn tell(&self, problem: &Problem, method: &Method) -> Response<AnswerBody> {
+        if self.is_preflight {
+            return self.grant();
+        }
+        // The connection is another's, who may end it.
+        let told = answer::problem(problem, false);
+        let mut answer = own(told.status, told.content.into(), method);
+        let headers = answer.headers_mut();
+        headers.extend(told.headers);
+        self.allow(headers);
+        answer
+    }
+
+    /// Lets the page read an answer that is no problem; a preflight of it is granted.
+    pub(crate) fn permit(&self, mut answer: Response<AnswerBody>) -> Response<AnswerBody> {
+        if self.is_preflight {
+            return self.grant();
+        }
+        self.allow(answer.headers_mut());
+        answer
+    }
+
+    fn grant(&self) -> Response<AnswerBody> {
+        let mut answer = own(StatusCode::NO_CONTENT, Bytes::new(), &Method::OPTIONS);
+        let headers = answer.headers_mut();
+        self.allow_origin(headers);
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, self.policy.methods.clone());
+        if let Some(names) = &self.policy.headers {
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+        }
+        if let Some(age) = self.policy.max_age {
+            headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from(age.as_secs()));
+        }
+        answer
+    }
+
+    fn allow(&self, headers: &mut HeaderMap) {
+        self.allow_origin(headers);
+        let exposed = HeaderValue::from_static("proxy-status, retry-after, x-request-id");
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    }
+
+    fn allow_origin(&self, headers: &mut HeaderMap) {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, self.origin.clone());
+        if self.policy.credentials {
+            let yes = HeaderValue::from_static("true");
+            headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
+        }
+        vary_by_origin(headers);
+    }
+}
+
+/// Says that the answer to another page would be another one, so that no cache gives it this one.
+pub(crate) fn vary_by_origin(headers: &mut HeaderMap) {
+    headers.append(VARY, HeaderValue::from_static("origin"));
+}
+
+fn own(status: StatusCode, body: Bytes, method: &Method) -> Response<AnswerBody> {
+    let length = HeaderValue::from(body.len());
+    let has_content = *method != Method::HEAD && !body.is_empty();
+    let mut answer = Response::new(AnswerBody::Own(has_content.then_some(body)));
+    *answer.status_mut() = status;
+    // RFC 9110 section 8.6: it would be the length of nothing.
+    if !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+        answer.headers_mut().insert(CONTENT_LENGTH, length);
+    }
+    answer
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = <UpstreamBody as Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut *self {
+            Self::Upstream(body) => Pin::new(body).poll_frame(cx),
+            Self::Own(content) => {
+                Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Upstream(body) => body.is_end_stream(),
+            Self::Own(content) => content.is_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use tunnel_proto::problem::{Hop, Reason};
+
+    use super::*;
+
+    fn policy() -> CorsPolicy {
+        CorsPolicy {
+            origins: vec![HeaderValue::from_static("https://g.test")],
+            methods: HeaderValue::from_static("GET, POST"),
+            headers: Some(HeaderValue::from_static("content-type")),
+            credentials: true,
+            max_age: Some(Duration::from_secs(3600)),
+        }
+    }
+
+    fn asked(method: Method, origin: &str) -> Parts {
+        let is_options = method == Method::OPTIONS;
+        let mut request = Request::builder().method(method).header("origin", origin);
+        if is_options {
+            request = request.header("access-control-request-method", "POST");
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn text(answer: &Response<AnswerBody>, name: &str) -> String {
+        let value = answer.headers().get(name);
+        value.map_or(String::new(), |value| value.to_str().unwrap().to_owned())
+    }
+
+    fn content(answer: Response<AnswerBody>) -> Bytes {
+        match answer.into_body() {
+            AnswerBody::Own(content) => content.unwrap_or_default(),
+            AnswerBody::Upstream(_) => panic!("nobody was asked"),
+        }
+    }
+
+    #[test]
+    fn a_page_reads_what_went_wrong() {
+        let (policy, head) = (policy(), asked(Method::POST, "https://g.test"));
+        let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
+        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(
+            text(&answer, "access-control-allow-origin"),
+            "https://g.test"
+        );
+        assert_eq!(text(&answer, "access-control-allow-credentials"), "true");
+        assert_eq!(text(&answer, "vary"), "origin");
+        assert!(text(&answer, "proxy-status").contains("connection_refused"));
+        assert!(content(answer).starts_with(b"{\"reason\":\"connection_refused\""));
+        assert!(
+            policy
+                .page(&asked(Method::POST, "https://evil.test"))
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_preflight_is_granted_so_that_the_page_sees_the_reason() {
+        let (policy, head) = (policy(), asked(Method::OPTIONS, "https://g.test"));
+        let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
+        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+        assert_eq!(text(&answer, "access-control-allow-methods"), "GET, POST");
+        assert_eq!(
+            text(&answer, "access-control-allow-headers"),
+            "content-type"
+        );
+        assert_eq!(text(&answer, "access-control-max-age"), "3600");
+        assert_eq!(text(&answer, "content-length"), "");
+        assert!(content(answer).is_empty());
+    }
+
+    #[test]
+    fn options_that_ask_for_no_method_are_no_preflight() {
+        let policy = policy();
+        let mut head = asked(Method::OPTIONS, "https://g.test");
+        head.headers.remove("access-control-request-method");
+        let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
+        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        let fixed = own(StatusCode::OK, Bytes::from_static(b"ok"), &head.method);
+        let answer = policy.page(&head).unwrap().permit(fixed);
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(
+            text(&answer, "access-control-allow-origin"),
+            "https://g.test"
+        );
+    }
+
+    #[test]
+    fn any_origin_is_any_but_none() {
+        let policy = CorsPolicy {
+            origins: Vec::new(),
+            credentials: false,
+            ..policy()
+        };
+        assert!(
+            policy
+                .page(&asked(Method::GET, "https://any.test"))
+                .is_some()
+        );
+        let (none, ()) = Request::new(()).into_parts();
+        assert!(policy.page(&none).is_none());
+    }
+
+    #[test]
+    fn a_fixed_answer_to_head_has_its_length_and_no_content() {
+        let fixed = FixedAnswer {
+            status: StatusCode::OK,
+            content_type: Some(HeaderValue::from_static("text/plain")),
+            body: Bytes::from_static(b"ok"),
+        };
+        let answer = fixed.respond(&Method::HEAD);
+        assert_eq!(
+            (
+                text(&answer, "content-length"),
+                text(&answer, "content-type")
+            ),
+            ("2".into(), "text/plain".into())
+        );
+        assert!(answer.body().is_end_stream());
+        assert_eq!(content(fixed.respond(&Method::GET)), "ok");
+    }
+}

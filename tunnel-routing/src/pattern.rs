@@ -1,0 +1,396 @@
+//! Path patterns of routes.
+//!
+//! ```text
+//!   /readyz                          exactly this path
+//!   /app-proxy/*                     this path, and everything below it
+//!   /webhooks/{namespace}/{name}/*   any one segment, which is not empty, in place of each name
+//!   /*                               every path
+//! ```
+//!
+//! In: the bytes of a path as they will be forwarded. Nothing is decoded or tidied up first, so what
+//! is matched is what the upstream reads. What upstreams read in more than one way is the matter of
+//! [`super::odd`].
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+
+use tunnel_ops::config_value::ValueError;
+
+use crate::odd::lenient_literal;
+
+/// Segments that a pattern may have. A match looks at no more of a path, however long that is.
+const SEGMENTS_MAX: usize = 32;
+
+/// Longest pattern, in bytes.
+const PATTERN_BYTES: usize = 1024;
+
+/// Longest name of a segment, in bytes.
+const NAME_BYTES: usize = 32;
+
+/// Which paths a route takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    text: Box<str>,
+    segments: Box<[Segment]>,
+    tail: Tail,
+}
+
+/// One segment of a pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Segment {
+    /// These bytes and no others.
+    Literal(Box<str>),
+    /// Any that are not empty, known by this name.
+    Named(Box<str>),
+}
+
+/// What comes after the last segment of a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tail {
+    /// Anything, or nothing: `/*`.
+    Rest,
+    /// Nothing.
+    End,
+}
+
+impl Pattern {
+    /// The one for every path.
+    pub fn all() -> Self {
+        Self {
+            text: "/*".into(),
+            segments: Box::default(),
+            tail: Tail::Rest,
+        }
+    }
+
+    /// The pattern as written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Its segments, without the last `*`.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// What comes after them.
+    pub fn tail(&self) -> Tail {
+        self.tail
+    }
+
+    /// The place of the segment with this name, from zero.
+    pub fn place_of(&self, name: &str) -> Option<usize> {
+        let mut segments = self.segments.iter();
+        segments.position(|segment| matches!(segment, Segment::Named(own) if **own == *name))
+    }
+
+    /// The named segments with their places, from the left.
+    pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
+        let segments = self.segments.iter().enumerate();
+        segments.filter_map(|(place, segment)| match segment {
+            Segment::Named(name) => Some((place, &**name)),
+            Segment::Literal(_) => None,
+        })
+    }
+
+    /// Whether a path matches. Slower than a [`super::matcher::Matcher`], which asks all routes at
+    /// once.
+    pub fn matches(&self, path: &[u8]) -> bool {
+        let Some(path) = path.strip_prefix(b"/") else {
+            // `*`, of which there is no part: only what takes everything takes it.
+            return self.segments.is_empty() && self.tail == Tail::Rest;
+        };
+        let mut found = path.split(|byte| *byte == b'/');
+        let all = self.segments.iter().all(|segment| {
+            let found = found.next();
+            found.is_some_and(|found| match segment {
+                Segment::Literal(text) => text.as_bytes() == found,
+                Segment::Named(_) => !found.is_empty(),
+            })
+        });
+        all && (self.tail == Tail::Rest || found.next().is_none())
+    }
+
+    /// Whether every path that the other matches is one that this matches too.
+    pub fn covers(&self, other: &Self) -> bool {
+        let covers = |(own, other): (&Segment, &Segment)| match (own, other) {
+            (Segment::Literal(own), Segment::Literal(other)) => own == other,
+            (Segment::Named(_), Segment::Literal(other)) => !other.is_empty(),
+            (Segment::Named(_), Segment::Named(_)) => true,
+            (Segment::Literal(_), Segment::Named(_)) => false,
+        };
+        let is_long_enough = match self.tail {
+            Tail::Rest => self.segments.len() <= other.segments.len(),
+            Tail::End => self.segments.len() == other.segments.len() && other.tail == Tail::End,
+        };
+        is_long_enough && self.segments.iter().zip(&other.segments).all(covers)
+    }
+
+    /// The pattern for paths in the form of [`super::odd::lenient`].
+    pub(crate) fn lenient(&self) -> Self {
+        let segments = self.segments.iter().map(|segment| match segment {
+            Segment::Literal(text) => Segment::Literal(lenient_literal(text).into()),
+            Segment::Named(name) => Segment::Named(name.clone()),
+        });
+        Self {
+            text: self.text.clone(),
+            segments: segments.collect(),
+            tail: self.tail,
+        }
+    }
+
+    /// Whether both match the same paths by the same means.
+    pub fn has_shape_of(&self, other: &Self) -> bool {
+        let same = |(own, other): (&Segment, &Segment)| match (own, other) {
+            (Segment::Literal(own), Segment::Literal(other)) => own == other,
+            (Segment::Named(_), Segment::Named(_)) => true,
+            _ => false,
+        };
+        self.tail == other.tail
+            && self.segments.len() == other.segments.len()
+            && self.segments.iter().zip(&other.segments).all(same)
+    }
+
+    /// Which of two patterns that match one path says more about it: the greater. Segment by segment
+    /// from the left a literal says more than a name, a name more than `*`, and the end more than `*`.
+    pub fn compare(&self, other: &Self) -> Ordering {
+        self.ranks().cmp(other.ranks())
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = u8> {
+        let segments = self.segments.iter().map(|segment| match segment {
+            Segment::Literal(_) => 3,
+            Segment::Named(_) => 2,
+        });
+        let tail = match self.tail {
+            Tail::End => 1,
+            Tail::Rest => 0,
+        };
+        segments.chain([tail])
+    }
+}
+
+/// The segment of a path at this place, from zero; empty when there is none.
+pub fn segment_at(path: &[u8], place: usize) -> &[u8] {
+    let path = path.strip_prefix(b"/").unwrap_or(path);
+    let mut segments = path.split(|byte| *byte == b'/');
+    segments.nth(place).unwrap_or_default()
+}
+
+impl FromStr for Pattern {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let Some(rest) = text.strip_prefix('/') else {
+            return Err(error("it must begin with `/`"));
+        };
+        if text.len() > PATTERN_BYTES {
+            return Err(error(&format!(
+                "it must have at most {PATTERN_BYTES} bytes"
+            )));
+        }
+        let (rest, tail) = match rest.strip_suffix('*') {
+            Some("") => (None, Tail::Rest),
+            Some(before) if before.ends_with('/') => (before.strip_suffix('/'), Tail::Rest),
+            Some(_) => return Err(error("`*` must be the whole last segment")),
+            None => (Some(rest), Tail::End),
+        };
+        let mut segments = Vec::new();
+        for segment in rest.into_iter().flat_map(|rest| rest.split('/')) {
+            let segment = parse_segment(segment)?;
+            if matches!(&segment, Segment::Named(name) if segments.contains(&Segment::Named(name.clone())))
+            {
+                return Err(error("it has two segments of one name"));
+            }
+            segments.push(segment);
+        }
+        check_empty(&segments, tail)?;
+        if segments.len() > SEGMENTS_MAX {
+            return Err(error(&format!(
+                "it must have at most {SEGMENTS_MAX} segments"
+            )));
+        }
+        Ok(Self {
+            text: text.into(),
+            segments: segments.into(),
+            tail,
+        })
+    }
+}
+
+/// Only the last segment may be empty: `/a/`. Anything else is a slip more often than meant.
+fn check_empty(segments: &[Segment], tail: Tail) -> Result<(), ValueError> {
+    let is_empty = |segment: &Segment| matches!(segment, Segment::Literal(text) if text.is_empty());
+    let before = match (segments, tail) {
+        ([before @ .., _], Tail::End) => before,
+        (all, _) => all,
+    };
+    if before.iter().any(is_empty) {
+        return Err(error("it has an empty segment, `//`"));
+    }
+    Ok(())
+}
+
+fn parse_segment(text: &str) -> Result<Segment, ValueError> {
+    if let Some(name) = text
+        .strip_prefix('{')
+        .and_then(|text| text.strip_suffix('}'))
+    {
+        if !is_name(name) {
+            return Err(error(
+                "a name must be of lower-case letters, digits and underscores, begin with a letter, and \
+                 have at most 32 bytes",
+            ));
+        }
+        return Ok(Segment::Named(name.into()));
+    }
+    if text.contains(['{', '}']) {
+        return Err(error(
+            "a name such as `{namespace}` must be a whole segment",
+        ));
+    }
+    if text.contains('*') {
+        return Err(error("`*` must be the whole last segment"));
+    }
+    if text.contains(['?', '#']) {
+        return Err(error("a query or fragment is no part of a path"));
+    }
+    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(error(
+            "it is compared with the bytes that are forwarded, so write spaces and other letters as `%20`",
+        ));
+    }
+    Ok(Segment::Literal(text.into()))
+}
+
+fn is_name(text: &str) -> bool {
+    text.len() <= NAME_BYTES
+        && text.starts_with(|first: char| first.is_ascii_lowercase())
+        && (text.bytes()).all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'))
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn error(reason: &str) -> ValueError {
+    ValueError::new(format!(
+        "expected a path such as `/readyz`, `/app/*` or `/hooks/{{name}}/*`: {reason}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pattern(text: &str) -> Pattern {
+        text.parse().unwrap()
+    }
+
+    #[track_caller]
+    fn check(text: &str, yes: &[&str], no: &[&str]) {
+        for path in yes {
+            assert!(pattern(text).matches(path.as_bytes()), "{text} {path}");
+        }
+        for path in no {
+            assert!(!pattern(text).matches(path.as_bytes()), "{text} {path}");
+        }
+    }
+
+    #[test]
+    fn an_exact_path_is_that_path() {
+        check(
+            "/readyz",
+            &["/readyz"],
+            &["/readyz/", "/ready", "/readyzz", "/", "*", ""],
+        );
+        check("/", &["/"], &["", "//", "/a", "*"]);
+        check("/a/", &["/a/"], &["/a", "/a//"]);
+        check("/a%20b", &["/a%20b"], &["/a b", "/A%20b"]);
+    }
+
+    #[test]
+    fn a_prefix_ends_at_a_segment() {
+        check(
+            "/app-proxy/*",
+            &[
+                "/app-proxy",
+                "/app-proxy/",
+                "/app-proxy/a/b",
+                "/app-proxy//",
+            ],
+            &["/app-proxyx", "/app", "/App-proxy", "//app-proxy"],
+        );
+        check("/*", &["/", "/a", "", "*", "//"], &[]);
+        assert_eq!(Pattern::all(), pattern("/*"));
+    }
+
+    #[test]
+    fn a_name_stands_for_one_segment_that_is_not_empty() {
+        check(
+            "/w/{a}/{b}/*",
+            &["/w/x/y", "/w/x/y/", "/w/x/y/z", "/w/%2f/./z"],
+            &["/w/x", "/w/x/", "/w//y", "/w"],
+        );
+        check("/w/{a}", &["/w/x"], &["/w/x/", "/w/"]);
+    }
+
+    #[test]
+    fn what_could_mean_two_things_is_no_pattern() {
+        for bad in [
+            "", "a", "*", "/a*", "/*/a", "/a/**", "/a//b", "//", "//*", "/{a", "/a}", "/{a}b",
+            "/{}", "/{A}", "/{1a}", "/{a-b}", "/{a}/{a}", "/a?b", "/a#b", "/a b", "/ä", "/a\n",
+        ] {
+            assert!(bad.parse::<Pattern>().is_err(), "{bad:?}");
+        }
+        assert!("/a".repeat(SEGMENTS_MAX).parse::<Pattern>().is_ok());
+        assert!("/a".repeat(SEGMENTS_MAX + 1).parse::<Pattern>().is_err());
+        assert!(
+            format!("/{}", "a".repeat(PATTERN_BYTES))
+                .parse::<Pattern>()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_more_is_said_the_more_it_counts() {
+        let order = [
+            "/*", "/{a}/*", "/{a}", "/{a}/b", "/a/*", "/a", "/a/{b}/*", "/a/{b}", "/a/b",
+        ];
+        for pair in order.windows(2) {
+            // Only those that can match one path are ever compared; the rest is for tables that people read.
+            let (less, more) = (pattern(pair[0]), pattern(pair[1]));
+            assert_eq!(more.compare(&less), Ordering::Greater, "{pair:?}");
+        }
+        assert_eq!(pattern("/{a}").compare(&pattern("/{b}")), Ordering::Equal);
+        assert!(pattern("/{a}").has_shape_of(&pattern("/{b}")));
+        assert!(!pattern("/a").has_shape_of(&pattern("/b")));
+    }
+
+    #[test]
+    fn segments_are_found_by_their_place() {
+        assert_eq!(segment_at(b"/a/b//c", 1), b"b");
+        assert_eq!(segment_at(b"/a/b//c", 2), b"");
+        assert_eq!(segment_at(b"/a", 7), b"");
+        let pattern = pattern("/w/{a}/{b}/*");
+        assert_eq!(pattern.names().collect::<Vec<_>>(), [(1, "a"), (2, "b")]);
+        assert_eq!(
+            (pattern.place_of("b"), pattern.place_of("c")),
+            (Some(2), None)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC{0,40}", path in proptest::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(pattern) = text.parse::<Pattern>() {
+                pattern.matches(&path);
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A route in one line: what it matches, where it leads, and how that is.
+
+use tunnel_proto::control::RouteState;
+
+use crate::config::{RouteAction, RouteConfig};
+use crate::odd::OddParts;
+use crate::upstream::UpstreamCondition::{self, Ejected, Unhealthy, Unknown, Unreachable, Up};
+
+/// How a route is whose upstreams are like this.
+pub(crate) fn state(upstreams: &[UpstreamCondition]) -> RouteState {
+    let is_down = |upstream: &UpstreamCondition| match upstream {
+        Unreachable | Ejected | Unhealthy => true,
+        Up | Unknown => false,
+    };
+    if upstreams.iter().all(is_down) {
+        RouteState::Down
+    } else if upstreams.iter().any(is_down) {
+        RouteState::Degraded
+    } else if upstreams.contains(&Up) {
+        RouteState::Up
+    } else {
+        RouteState::Unknown
+    }
+}
+
+/// What a route matches, in one line.
+pub fn conditions(route: &RouteConfig) -> String {
+    let conditions = &route.conditions;
+    let host = conditions.host.as_ref().map(|host| format!("{host} "));
+    let methods: Vec<_> = conditions
+        .methods
+        .iter()
+        .map(http::Method::as_str)
+        .collect();
+    let methods = match methods.is_empty() {
+        true => String::new(),
+        false => format!("{} ", methods.join(",")),
+    };
+    let odd = match conditions.allow_paths_with {
+        parts if parts.is_empty() || conditions.is_denial => String::new(),
+        OddParts::ALL => " (odd paths too)".to_owned(),
+        parts => format!(" (with {})", parts.names().collect::<Vec<_>>().join(", ")),
+    };
+    format!(
+        "{}{methods}{}{odd}",
+        host.unwrap_or_default(),
+        conditions.path
+    )
+}
+
+/// Where a route leads, in one line, without any credential.
+pub fn leads_to(route: &RouteConfig) -> String {
+    match &route.action {
+        RouteAction::Upstreams(upstreams) => {
+            let urls: Vec<_> = upstreams
+                .members
+                .iter()
+                .map(|member| member.url.to_string())
+                .collect();
+            urls.join(", ")
+        }
+        RouteAction::Template(template, _) => template.to_string(),
+        RouteAction::Respond(answer) => format!("answers {}", answer.status.as_u16()),
+        RouteAction::Deny(words) => format!("denies: {words}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_as_good_as_its_upstreams() {
+        for (conditions, expected) in [
+            (&[Unknown][..], RouteState::Unknown),
+            (&[Up], RouteState::Up),
+            (&[Up, Unknown], RouteState::Up),
+            (&[Up, Unhealthy], RouteState::Degraded),
+            (&[Unknown, Ejected], RouteState::Degraded),
+            (&[Unreachable], RouteState::Down),
+            (&[Unreachable, Ejected, Unhealthy], RouteState::Down),
+        ] {
+            assert_eq!(state(conditions), expected, "{conditions:?}");
+        }
+    }
+}

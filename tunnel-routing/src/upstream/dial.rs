@@ -1,0 +1,328 @@
+//! From a destination to a connection: name, TCP, and TLS where the scheme says so; or a Unix socket.
+//!
+//! What fails becomes the [`Problem`] that the platform client is told.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustls::CertificateError;
+use tokio::net::{TcpStream, UnixStream};
+use tunnel_ops::connect::step::{self, within};
+use tunnel_ops::connect::{Keepalive, connect, tls};
+use tunnel_proto::memory::MemoryAccount;
+use tunnel_proto::problem::{Hop, Problem, Reason};
+
+use super::destination::{Denied, Destination};
+use super::resolve::Answer;
+use super::settings::UpstreamShared;
+use super::socket::Socket;
+use super::tls::{Offer, TlsOffers};
+use crate::url::UpstreamScheme;
+
+/// Keepalive of connections to upstreams: 20 s, the time for which bytes may stay unacknowledged there. Where
+/// that limit is set, the kernel goes by it instead of the number of probes, so that longer intervals
+/// would end a connection after one lost probe.
+const KEEPALIVE: Keepalive = Keepalive {
+    idle: Duration::from_secs(8),
+    interval: Duration::from_secs(4),
+};
+
+/// Dials one destination.
+pub(super) struct UpstreamDialler {
+    destination: Destination,
+    /// For `https`.
+    tls: Option<TlsOffers>,
+    /// For each step.
+    limit: Duration,
+    shared: Arc<UpstreamShared>,
+    /// Dials so far, which are spread over a name's addresses.
+    dials: AtomicUsize,
+}
+
+/// A new connection.
+pub(super) struct Dialled {
+    pub(super) socket: Socket,
+    /// The address of the destination's name that it leads to, and all of them; none when it has no
+    /// name.
+    pub(super) named: Option<(IpAddr, Arc<[IpAddr]>)>,
+}
+
+/// One step of a dial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The name's addresses are looked up.
+    Resolve,
+    /// A connection is made.
+    Connect,
+    /// TLS is agreed on, the certificate checked.
+    Tls,
+}
+
+type StepError = step::StepError<Step>;
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resolve => "looking up the name",
+            Self::Connect => "connecting",
+            Self::Tls => "TLS",
+        })
+    }
+}
+
+/// Why a connection that was only tried cannot be made.
+#[derive(Debug)]
+pub struct NotReached {
+    /// As an exchange would be told.
+    pub problem: Problem,
+    /// What is wrong with the certificate, if that is it.
+    pub certificate: Option<CertificateError>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum UpstreamDialError {
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Denied(#[from] Denied),
+}
+
+impl UpstreamDialler {
+    /// `tls` is needed for `https`, and used for nothing else.
+    pub(super) fn new(
+        destination: Destination,
+        tls: Option<TlsOffers>,
+        limit: Duration,
+        shared: &Arc<UpstreamShared>,
+    ) -> Self {
+        Self {
+            destination,
+            tls,
+            limit,
+            shared: Arc::clone(shared),
+            dials: AtomicUsize::new(0),
+        }
+    }
+
+    /// Where what is read from upstreams counts.
+    pub(super) fn memory(&self) -> &Arc<MemoryAccount> {
+        &self.shared.memory
+    }
+
+    /// A new connection.
+    pub(super) async fn dial(&self, offer: Offer) -> Result<Dialled, Problem> {
+        self.take_steps(offer)
+            .await
+            .map_err(|error| self.problem(&error))
+    }
+
+    /// Makes a connection and lets it go.
+    pub(super) async fn try_dial(&self) -> Result<(), NotReached> {
+        let dialled = self.take_steps(Offer::Any).await;
+        dialled.map(drop).map_err(|error| NotReached {
+            problem: self.problem(&error),
+            certificate: match error {
+                UpstreamDialError::Step(error) => error.certificate().cloned(),
+                UpstreamDialError::Denied(_) => None,
+            },
+        })
+    }
+
+    /// The addresses of the destination's name now; none when it has no name.
+    pub(super) async fn look_up(&self) -> Option<io::Result<Answer>> {
+        let name = self.destination.name()?;
+        let answer = self.shared.resolver.look_up(name).await;
+        Some(answer.map_err(io::Error::from))
+    }
+
+    async fn take_steps(&self, offer: Offer) -> Result<Dialled, UpstreamDialError> {
+        if let Some(path) = self.destination.socket_path() {
+            let connecting = UnixStream::connect(path);
+            let socket = within(Step::Connect, self.limit, connecting).await?;
+            return Ok(Dialled {
+                socket: Socket::Unix(socket),
+                named: None,
+            });
+        }
+        let (tcp, named) = self.connect().await?;
+        let socket = match (self.destination.scheme(), &self.tls) {
+            (UpstreamScheme::Http | UpstreamScheme::H2c, _) => Socket::Plain(tcp),
+            (UpstreamScheme::Https, offers) => {
+                let handshake = self.handshake(tcp, offers.as_ref(), offer);
+                within(Step::Tls, self.limit, handshake).await?
+            }
+        };
+        Ok(Dialled { socket, named })
+    }
+
+    /// A TCP connection, and where the name led to if there is one.
+    async fn connect(
+        &self,
+    ) -> Result<(TcpStream, Option<(IpAddr, Arc<[IpAddr]>)>), UpstreamDialError> {
+        let looking = async { self.look_up().await.transpose() };
+        let answer = within(Step::Resolve, self.limit, looking).await?;
+        let turn = self.dials.fetch_add(1, Ordering::Relaxed);
+        let allowed = match (&answer, self.destination.address()) {
+            (Some(answer), _) => self.destination.allowed(&answer.addresses, turn)?,
+            (None, Some(address)) => self.destination.allowed(&[address], turn)?,
+            (None, None) => Vec::new(),
+        };
+        let connected = connect(&allowed, self.limit, KEEPALIVE).await;
+        let tcp = step::ended_within(Step::Connect, self.limit, connected)?.made;
+        let peer = || tcp.peer_addr().as_ref().map(SocketAddr::ip).ok();
+        let named = answer.and_then(|answer| Some((peer()?, answer.addresses)));
+        Ok((tcp, named))
+    }
+
+    async fn handshake(
+        &self,
+        tcp: TcpStream,
+        offers: Option<&TlsOffers>,
+        offer: Offer,
+    ) -> io::Result<Socket> {
+        // Never without, whatever went wrong before.
+        let offers = offers.ok_or_else(|| io::Error::other("TLS is not set up"))?;
+        let name = offers.name(self.destination.host())?;
+        let stream = tls::handshake(tcp, offers.config(offer), name).await?;
+        Ok(Socket::Tls(Box::new(stream)))
+    }
+
+    fn problem(&self, error: &UpstreamDialError) -> Problem {
+        let reason = match error {
+            UpstreamDialError::Denied(_) => Reason::DestinationDenied,
+            UpstreamDialError::Step(error) => reason(error),
+        };
+        Problem::new(
+            Hop::Client,
+            reason,
+            format!("{}: {error}", self.destination),
+        )
+    }
+}
+
+fn reason(error: &StepError) -> Reason {
+    match error {
+        StepError::TimedOut(Step::Resolve, _) => Reason::DnsTimeout,
+        StepError::TimedOut(..) => Reason::ConnectionTimeout,
+        StepError::Failed(Step::Resolve, _) => Reason::DnsError,
+        StepError::Failed(Step::Tls, error) if tls::is_certificate_error(error) => {
+            Reason::TlsCertificateError
+        }
+        StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
+        // Nobody listens on a Unix socket: the file is there, or not even that.
+        StepError::Failed(_, error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            ) =>
+        {
+            Reason::ConnectionRefused
+        }
+        StepError::Failed(_, error) if error.kind() == io::ErrorKind::TimedOut => {
+            Reason::ConnectionTimeout
+        }
+        StepError::Failed(..) => Reason::ConnectionFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tunnel_ops::task::Owned;
+    use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
+
+    use super::super::settings::{UpstreamError, UpstreamTls};
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(500);
+
+    async fn reason(url: &str, roots: Option<&Roots>) -> Reason {
+        let destination = Destination::new(url.parse().unwrap());
+        let tls = roots.map(|roots| {
+            TlsOffers::new(&UpstreamTls {
+                roots: Some(roots.clone()),
+                ..UpstreamTls::default()
+            })
+        });
+        let tls = tls.transpose().unwrap();
+        let shared = Arc::new(UpstreamShared::new(&[], MemoryAccount::new(usize::MAX)));
+        let dialler = UpstreamDialler::new(destination, tls, LIMIT, &shared);
+        match dialler.dial(Offer::Any).await {
+            Ok(_) => panic!("{url} was reached"),
+            Err(problem) => problem.reason(),
+        }
+    }
+
+    fn some_roots() -> Roots {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        Roots::from_pem(&made.cert.pem()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_closed_port_refuses_and_an_unknown_name_does_not_resolve() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
+        assert_eq!(
+            reason("http://no-such-host.invalid", None).await,
+            Reason::DnsError
+        );
+    }
+
+    #[tokio::test]
+    async fn https_is_never_spoken_without_tls() {
+        let made = TlsOffers::new(&UpstreamTls::default());
+        let error = made.err().unwrap();
+        assert!(matches!(error, UpstreamError::Tls(TlsFilesError::NoRoots)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        assert_eq!(reason(&url, None).await, Reason::TlsProtocolError);
+    }
+
+    #[tokio::test]
+    async fn a_unix_socket_without_a_listener_refuses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("app.sock");
+        let url = format!("unix:{}", path.display());
+        assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
+        drop(tokio::net::UnixListener::bind(&path).unwrap());
+        assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn tls_that_fails_says_how() {
+        let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (cert, key) = (other.cert.pem(), other.signing_key.serialize_pem());
+        let identity = tls_files::Identity::from_pem(&cert, &key).unwrap();
+        let acceptor = tls_files::server_config(&identity, &[b"http/1.1"], None).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let _server = Owned::spawn("upstream", async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let _ = tokio_rustls::TlsAcceptor::from(acceptor)
+                .accept(stream)
+                .await;
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .await
+                .unwrap();
+            let _silent = listener.accept().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let roots = some_roots();
+        assert_eq!(
+            reason(&url, Some(&roots)).await,
+            Reason::TlsCertificateError
+        );
+        assert_eq!(reason(&url, Some(&roots)).await, Reason::TlsProtocolError);
+        assert_eq!(reason(&url, Some(&roots)).await, Reason::ConnectionTimeout);
+    }
+}

@@ -1,0 +1,71 @@
+//! How TLS is spoken with upstreams: whom they may be, what they are shown, which name they have.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tunnel_ops::connect::tls;
+use tunnel_ops::tls_files::{self, TlsFilesError};
+
+use super::settings::{UpstreamError, UpstreamTls};
+
+/// HTTP/2 or HTTP/1.1, as the upstream likes.
+const ANY: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// HTTP/1.1 alone.
+const HTTP1: [&[u8]; 1] = [b"http/1.1"];
+
+/// What a connection is to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// HTTP/2 or HTTP/1.1.
+    Any,
+    /// HTTP/1.1.
+    Http1,
+}
+
+/// What is offered to upstreams; clones share the sessions that can be resumed.
+#[derive(Clone)]
+pub(super) struct TlsOffers {
+    any: Arc<ClientConfig>,
+    http1: Arc<ClientConfig>,
+    /// The one name of all of them, if it is not each one's host.
+    name: Option<ServerName<'static>>,
+}
+
+impl TlsOffers {
+    /// As a route says.
+    ///
+    /// # Errors
+    /// See [`UpstreamError`].
+    pub(super) fn new(options: &UpstreamTls) -> Result<Self, UpstreamError> {
+        let name = options.server_name.as_ref().map(|name| {
+            tls::server_name(name).map_err(|_| UpstreamError::ServerName(name.clone()))
+        });
+        let config = |alpn: &[&[u8]]| match &options.roots {
+            _ if options.insecure => tls::unchecked(options.identity.as_ref(), alpn),
+            Some(roots) => tls_files::client_config(roots, options.identity.as_ref(), alpn),
+            None => Err(TlsFilesError::NoRoots),
+        };
+        Ok(Self {
+            any: config(&ANY)?,
+            http1: config(&HTTP1)?,
+            name: name.transpose()?,
+        })
+    }
+
+    pub(super) fn config(&self, offer: Offer) -> &Arc<ClientConfig> {
+        match offer {
+            Offer::Any => &self.any,
+            Offer::Http1 => &self.http1,
+        }
+    }
+
+    /// The name that the certificate of an upstream with this host has to be for.
+    pub(super) fn name(&self, host: &str) -> io::Result<ServerName<'static>> {
+        match &self.name {
+            Some(name) => Ok(name.clone()),
+            None => tls::server_name(host),
+        }
+    }
+}
