@@ -53,6 +53,19 @@ pub enum TokenFileError {
     },
 }
 
+impl TokenFileError {
+    /// The file, unless what was given in its place is a secret.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::TokenItself => None,
+            Self::Unreadable { path, .. }
+            | Self::NotAFile { path }
+            | Self::Empty { path }
+            | Self::NotAToken { path } => Some(path),
+        }
+    }
+}
+
 /// What a runtime token begins with.
 pub(crate) const PREFIX: &str = "tnlrt_";
 

@@ -1,7 +1,6 @@
-//! What a certificate says of itself, for people: whose it is, who signed it, from when until when.
+//! What a certificate contains, for people: subject, issuer, validity, names.
 //!
-//! Whether it is good was decided by TLS. Here only its words are read, of certificates that were refused
-//! too, so that nothing of it is believed.
+//! TLS has decided whether it is valid. Certificates that were refused are read too, so nothing here is trusted.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -15,47 +14,43 @@ use x509_parser::x509::X509Name;
 
 use super::words::{listed, moment, printable};
 
-/// The list of public logs that have the certificate (RFC 6962): only public CAs put it in.
+/// The extension with the public logs that have the certificate (RFC 6962); only public CAs add it.
 const SCT_LIST: &str = "1.3.6.1.4.1.11129.2.4.2";
 
-/// Names of one certificate that are known: a shared one of a large site has some hundreds.
+/// Most names read from a certificate: a shared one of a large site has some hundreds.
 const NAMES: usize = 2_000;
 
-/// Those of them that are shown.
+/// Most names shown.
 const SHOWN_NAMES: usize = 8;
 
 /// One certificate of a chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct CertificateFacts {
-    /// Whose it is.
+pub(super) struct CertificateEvidence {
     pub(super) subject: String,
-    /// Who signed it.
     pub(super) issuer: String,
-    /// The issuer's shortest name.
+    /// The issuer's common name or organisation.
     #[serde(skip)]
     pub(super) issuer_name: String,
-    /// From when.
     #[serde(serialize_with = "as_moment")]
     pub(super) not_before: SystemTime,
-    /// Until when.
     #[serde(serialize_with = "as_moment")]
     pub(super) not_after: SystemTime,
-    /// The names and addresses that it is for.
+    /// The names and addresses that it is valid for.
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_few")]
     pub(super) names: Vec<String>,
-    /// Whether it says that it signed itself.
+    /// Whether its issuer is its subject.
     #[serde(skip)]
     pub(super) is_self_signed: bool,
-    /// Whether it is one that signs others, which no server may show as its own.
+    /// Whether it is that of a CA, which a server may not use as its own.
     #[serde(skip)]
     pub(super) is_authority: bool,
-    /// Whether public logs have it, so that a public CA signed it.
+    /// Whether public logs have it, so that it is by a public CA.
     #[serde(skip)]
     pub(super) is_logged: bool,
 }
 
-impl CertificateFacts {
-    /// Reads a certificate; `None` if it cannot be understood.
+impl CertificateEvidence {
+    /// Reads a certificate; `None` if it cannot be parsed.
     pub(super) fn read(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
         let names = names(&parsed);
@@ -73,12 +68,12 @@ impl CertificateFacts {
         })
     }
 
-    /// All of a chain that can be understood.
+    /// Reads those certificates of a chain that can be parsed.
     pub(super) fn read_chain(chain: &[CertificateDer<'_>]) -> Vec<Self> {
         chain.iter().filter_map(Self::read).collect()
     }
 
-    /// Whether it is for this host, as far as its own words go.
+    /// Whether one of its names is that of this host.
     pub(super) fn is_for(&self, host: &str) -> bool {
         let host = host.trim_end_matches('.');
         self.names.iter().any(|name| match name.strip_prefix("*.") {
@@ -89,7 +84,7 @@ impl CertificateFacts {
         })
     }
 
-    /// The names that it is for, in a sentence: the first few of them.
+    /// The first [`SHOWN_NAMES`] of its names, in a sentence.
     pub(super) fn names_line(&self) -> String {
         let shown = listed(&self.names[..self.names.len().min(SHOWN_NAMES)]);
         match self.names.len().checked_sub(SHOWN_NAMES) {
@@ -101,7 +96,7 @@ impl CertificateFacts {
     /// On one line.
     pub(super) fn line(&self) -> String {
         format!(
-            "{}, signed by {}, good from {} to {}",
+            "{}, signed by {}, valid from {} to {}",
             self.subject,
             self.issuer,
             moment(self.not_before),
@@ -147,7 +142,7 @@ fn short(name: &X509Name<'_>) -> String {
 }
 
 fn instant(time: ASN1Time) -> SystemTime {
-    // What ended before 1970 has ended.
+    // An end before 1970 is as much in the past as 1970.
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
@@ -166,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    fn made(change: impl FnOnce(&mut CertificateParams)) -> CertificateFacts {
+    fn made(change: impl FnOnce(&mut CertificateParams)) -> CertificateEvidence {
         let names = [
             "tunnel.example.com".to_owned(),
             "*.tunnels.test".to_owned(),
@@ -180,7 +175,7 @@ mod tests {
         change(&mut params);
         let key = KeyPair::generate().unwrap();
         let made = params.self_signed(&key).unwrap();
-        CertificateFacts::read(made.der()).unwrap()
+        CertificateEvidence::read(made.der()).unwrap()
     }
 
     #[test]
@@ -194,7 +189,7 @@ mod tests {
         assert!(facts.is_self_signed && !facts.is_logged);
         let line = facts.line();
         assert!(
-            line.contains("good from 2026-01-02T00:00:00Z to 2027-03-04T00:00:00Z"),
+            line.contains("valid from 2026-01-02T00:00:00Z to 2027-03-04T00:00:00Z"),
             "{line}"
         );
     }
@@ -252,6 +247,6 @@ mod tests {
             name.push(DnType::CommonName, "a\u{1b}[2Jb");
         });
         assert!(!facts.line().contains('\u{1b}'));
-        assert!(CertificateFacts::read(&CertificateDer::from(vec![1, 2, 3])).is_none());
+        assert!(CertificateEvidence::read(&CertificateDer::from(vec![1, 2, 3])).is_none());
     }
 }

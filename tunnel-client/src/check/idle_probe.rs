@@ -1,13 +1,13 @@
-//! For how long the way bears silence: sessions that are held idle, each for longer than the one before.
+//! The idle limit of the path: how long a connection without traffic lives.
 //!
 //! ```text
-//!   15 s ├────┤ad                     a session is held idle without pings, then pinged:
-//!   30 s ├─────────┤ad                an answer proves that the way has borne so much
-//!   60 s ├──────────────× cut         a cut says when, silence only that it was before
+//!   15 s ├────┤ping                   a session is kept idle without pings, then pinged:
+//!   30 s ├─────────┤ping              an answer proves that the path allows this time
+//!   60 s ├──────────────× cut         a cut has a time; no answer means that it was earlier
 //! ```
 //!
-//! Side by side, so that it takes no longer than the longest of them. The kernel's keepalives go on, as they
-//! do under any session: what is found is the limit of whoever does not count them, which pings have to beat.
+//! The sessions run at once, so that the probe takes as long as the longest of them. The kernel's keepalives go on as
+//! under any session: the limit is that of devices that do not count keepalives, which pings have to stay below.
 
 use std::time::Duration;
 
@@ -23,39 +23,39 @@ use super::words::span;
 /// The shortest idle time; each further one is twice as long.
 const FIRST: Duration = Duration::from_secs(15);
 
-/// Most sessions at once: what a server allows for a runtime, but for the one that has checked the way.
+/// Most sessions at once: what a server allows for a runtime, less the one of the check itself.
 const SESSIONS: usize = 7;
 
-/// Longest idle time that can be asked for; a server ends a check after an hour.
+/// The longest idle time that can be asked for; a server ends a check after an hour.
 pub(super) const LONGEST: Duration = Duration::from_secs(50 * 60);
 
-/// A session's own ping interval where nothing asks for less.
-const USUAL: Duration = Duration::from_secs(15);
+/// The ping interval that is advised where nothing asks for less: the default of sessions.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long the way bears silence.
+/// The result of an idle probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct IdleReport {
-    /// The idle limit lies between these two; `None`: none was found.
+    /// The idle limit lies between these two; `None` if none was found.
     #[serde(rename = "limit_ms", serialize_with = "as_two_ms")]
     pub limit: Option<(Duration, Duration)>,
-    /// The longest silence that was borne.
+    /// The longest idle time after which a session still worked.
     #[serde(rename = "proven_ms", serialize_with = "as_ms")]
     pub proven: Duration,
-    /// The time between pings that is advised.
+    /// The advised time between pings.
     #[serde(rename = "advised_ping_interval_ms", serialize_with = "as_ms")]
     pub advised: Duration,
 }
 
-/// How times are measured; tests have less of it.
+/// Times of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
-    /// Silence after which a session counts as idle.
+    /// Time without traffic after which a session counts as idle.
     pub(super) settled: Duration,
-    /// Time for a ping to be answered.
+    /// Time-out of a ping.
     pub(super) answer: Duration,
-    /// Between two looks.
-    pub(super) look: Duration,
+    /// How often the traffic is looked at.
+    pub(super) poll: Duration,
 }
 
 impl Default for Timing {
@@ -63,25 +63,25 @@ impl Default for Timing {
         Self {
             settled: Duration::from_millis(1_500),
             answer: Duration::from_secs(15),
-            look: Duration::from_millis(100),
+            poll: Duration::from_millis(100),
         }
     }
 }
 
-/// How a session that was held idle ended.
+/// What became of a session that was kept idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
-    /// It answers.
+pub(super) enum IdleOutcome {
+    /// It answered the ping.
     Alive,
-    /// It was cut after so much silence.
+    /// It was cut after this idle time.
     CutAfter(Duration),
-    /// It was idle for its time, and does not answer.
+    /// It did not answer the ping.
     Silent,
-    /// The server has ended it, which tells nothing of the way.
+    /// The server ended it, which says nothing of the path.
     Ended(CloseReason),
 }
 
-/// The idle times that are tried, the longest last.
+/// The idle times to try, the longest last.
 pub(super) fn times(longest: Duration) -> Vec<Duration> {
     let longest = longest.min(LONGEST);
     let doubled = (0..).map(|power| FIRST * (1_u32 << power));
@@ -94,7 +94,7 @@ pub(super) fn times(longest: Duration) -> Vec<Duration> {
     times
 }
 
-/// What the sessions have shown so far, told as it comes.
+/// What the sessions have shown so far.
 #[derive(Debug, Default)]
 pub(super) struct Finding {
     proven: Duration,
@@ -102,43 +102,47 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Takes in how a session ended that was held idle for `idle`; what is told of that.
+    /// Adds the outcome of a session that was to be idle for `idle`, and returns a line about it.
     ///
     /// # Errors
-    /// When it was the server that ended it.
-    pub(super) fn add(&mut self, idle: Duration, held: Held) -> Result<String, CloseReason> {
-        Ok(match held {
-            Held::Alive => {
+    /// When the server ended it.
+    pub(super) fn add(
+        &mut self,
+        idle: Duration,
+        outcome: IdleOutcome,
+    ) -> Result<String, CloseReason> {
+        Ok(match outcome {
+            IdleOutcome::Alive => {
                 self.proven = self.proven.max(idle);
-                format!("idle for {}: the way is still there", span(idle))
+                format!("idle for {}: the connection still works", span(idle))
             }
-            Held::CutAfter(after) => {
-                // It was proven for a while by those that ended well.
+            IdleOutcome::CutAfter(after) => {
+                // At least the time after which another one still worked.
                 self.limit = Some((after.min(idle).max(self.proven), after.max(self.proven)));
                 format!("idle for {}: the connection was cut", span(after))
             }
-            Held::Silent => {
+            IdleOutcome::Silent => {
                 self.limit = Some((self.proven, idle));
                 format!(
-                    "idle for {}: the way is gone, and nobody said so",
+                    "idle for {}: the connection is dead, without a close",
                     span(idle)
                 )
             }
-            Held::Ended(reason) => return Err(reason),
+            IdleOutcome::Ended(reason) => return Err(reason),
         })
     }
 
-    /// Whether the rest tells no more.
+    /// Whether further sessions add nothing.
     pub(super) fn is_over(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// What is advised.
+    /// The limit, and the interval advised for it.
     pub(super) fn report(&self) -> IdleReport {
-        // Two pings within the shortest time that may be too long: one may be late.
+        // Two pings within the shortest time that may be too long, so that one may be late.
         let advised = match self.limit {
-            Some((at_least, _)) => (at_least / 2).clamp(Duration::from_secs(1), USUAL),
-            None => USUAL,
+            Some((at_least, _)) => (at_least / 2).clamp(Duration::from_secs(1), DEFAULT_INTERVAL),
+            None => DEFAULT_INTERVAL,
         };
         IdleReport {
             limit: self.limit,
@@ -153,56 +157,55 @@ impl IdleReport {
     pub(super) fn line(&self, ping_interval: Duration) -> String {
         let found = match self.limit {
             Some((from, to)) if to.saturating_sub(from) < Duration::from_secs(3) => {
-                format!("the way is cut after {} of silence", span(to))
+                format!("connections are cut after {} without traffic", span(to))
             }
-            Some((from, to)) => format!(
-                "the way bears {} of silence, and not {}",
-                span(from),
-                span(to)
-            ),
+            Some((from, to)) => {
+                format!(
+                    "connections live for {} without traffic, and not for {}",
+                    span(from),
+                    span(to)
+                )
+            }
             None => format!("no idle limit up to {}", span(self.proven)),
         };
         let advice = match self.is_too_slow(ping_interval) {
             true => format!(
-                "; pings come each {}, which is too seldom: set --ping-interval={}s at most, here or at the server",
+                "; a ping each {} is too late: set --ping-interval={}s at most, here or at the server",
                 span(ping_interval),
                 self.advised.as_secs()
             ),
-            false => format!("; pings each {} hold it", span(ping_interval)),
+            false => format!("; a ping each {} is enough", span(ping_interval)),
         };
         found + &advice
     }
 
     /// Whether pings at this interval may come too late.
     pub(super) fn is_too_slow(&self, ping_interval: Duration) -> bool {
-        let Some((bearable, _)) = self.limit else {
-            return false;
-        };
-        ping_interval >= bearable
+        (self.limit).is_some_and(|(at_least, _)| ping_interval >= at_least)
     }
 }
 
-/// Holds these sessions idle, each for its time, and tells what comes of it.
+/// Keeps these sessions idle, each for its time, and reports their outcomes as lines.
 ///
 /// # Errors
 /// When the server ends one of them.
 pub(super) async fn probe(
     sessions: Vec<(Duration, CheckSession)>,
     timing: Timing,
-    tell: &mut (dyn FnMut(String) + Send),
+    progress: &mut (dyn FnMut(String) + Send),
 ) -> Result<IdleReport, CloseReason> {
     let mut holding = JoinSet::new();
     for (idle, session) in sessions {
         holding.spawn(async move {
-            let held = hold(session.handle(), idle, timing).await;
+            let outcome = keep_idle(session.handle(), idle, timing).await;
             session.close().await;
-            (idle, held)
+            (idle, outcome)
         });
     }
     let mut finding = Finding::default();
     while let Some(ended) = holding.join_next().await {
-        if let Ok((idle, held)) = ended {
-            tell(finding.add(idle, held)?);
+        if let Ok((idle, outcome)) = ended {
+            progress(finding.add(idle, outcome)?);
         }
         if finding.is_over() {
             break;
@@ -211,16 +214,16 @@ pub(super) async fn probe(
     Ok(finding.report())
 }
 
-/// Dials a session for each of these times, as far as the server gives them.
+/// Dials a session for each of these times, as far as the server accepts them.
 ///
 /// # Errors
-/// When it gives none.
+/// When the server accepts none.
 pub(super) async fn sessions<E>(
     times: Vec<Duration>,
     mut dial: impl AsyncFnMut() -> Result<CheckSession, E>,
 ) -> Result<Vec<(Duration, CheckSession)>, E> {
     let mut sessions = Vec::new();
-    // The longest first: it is the one that counts if there is no room for all.
+    // The longest first: it counts most if the server does not accept all.
     for idle in times.into_iter().rev() {
         match dial().await {
             Ok(session) => sessions.push((idle, session)),
@@ -231,39 +234,39 @@ pub(super) async fn sessions<E>(
     Ok(sessions)
 }
 
-async fn hold(session: &Session, idle: Duration, timing: Timing) -> Held {
+async fn keep_idle(session: &Session, idle: Duration, timing: Timing) -> IdleOutcome {
     let began = match settle(session, timing).await {
         Ok(began) => began,
-        Err(after) => return gone(session, after),
+        Err(after) => return ended(session, after),
     };
     let left = idle.saturating_sub(began.elapsed());
     tokio::select! {
         () = sleep(left) => {}
-        () = session.closed() => return gone(session, began.elapsed()),
+        () = session.closed() => return ended(session, began.elapsed()),
     }
     let (_, heard) = session.bytes();
     session.suspect();
     let answered = async {
         while session.bytes().1 == heard {
             tokio::select! {
-                () = sleep(timing.look) => {}
+                () = sleep(timing.poll) => {}
                 () = session.closed() => return false,
             }
         }
         true
     };
     match timeout(timing.answer, answered).await {
-        Ok(true) => Held::Alive,
-        Ok(false) => match gone(session, idle) {
-            Held::Ended(reason) => Held::Ended(reason),
-            _ => Held::Silent,
+        Ok(true) => IdleOutcome::Alive,
+        Ok(false) => match ended(session, idle) {
+            IdleOutcome::Ended(reason) => IdleOutcome::Ended(reason),
+            _ => IdleOutcome::Silent,
         },
-        Err(_) => Held::Silent,
+        Err(_) => IdleOutcome::Silent,
     }
 }
 
-/// What a session's end after so much silence tells: of the way, unless the server says that it was its own doing.
-fn gone(session: &Session, after: Duration) -> Held {
+/// The outcome of a session that ended after this idle time: a cut, unless the server gave a reason of its own.
+fn ended(session: &Session, after: Duration) -> IdleOutcome {
     match session.close_reason() {
         Some(
             reason @ (CloseReason::Drained
@@ -273,22 +276,21 @@ fn gone(session: &Session, after: Duration) -> Held {
             | CloseReason::Superseded
             | CloseReason::Conflict
             | CloseReason::Overloaded),
-        ) => Held::Ended(reason),
-        _ => Held::CutAfter(after),
+        ) => IdleOutcome::Ended(reason),
+        _ => IdleOutcome::CutAfter(after),
     }
 }
 
-/// Waits until nothing is sent and received any more: since when that is so; or after how much silence the
-/// session has ended.
+/// Waits until the session is idle, and returns since when; or how long it was idle when it ended.
 async fn settle(session: &Session, timing: Timing) -> Result<Instant, Duration> {
-    let (mut seen, mut since) = (session.bytes(), Instant::now());
+    let (mut bytes, mut since) = (session.bytes(), Instant::now());
     while since.elapsed() < timing.settled {
         tokio::select! {
-            () = sleep(timing.look) => {}
+            () = sleep(timing.poll) => {}
             () = session.closed() => return Err(since.elapsed()),
         }
-        if session.bytes() != seen {
-            (seen, since) = (session.bytes(), Instant::now());
+        if session.bytes() != bytes {
+            (bytes, since) = (session.bytes(), Instant::now());
         }
     }
     Ok(since)

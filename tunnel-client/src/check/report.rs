@@ -1,4 +1,4 @@
-//! What a check has found: its steps, and their rendering for people and for scripts.
+//! The report of a check: its steps and verdict, and their output for people and for scripts.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -15,32 +15,32 @@ use super::words::span;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The server, where the configuration names one.
+    /// The server's URL, if the configuration names one.
     pub server: Option<String>,
     /// In the order in which they were taken.
     pub steps: Vec<StepReport>,
-    /// How long the way bears silence, if that was asked for.
+    /// The result of the idle probe, if it was asked for.
     pub idle: Option<IdleReport>,
 }
 
-/// How lines look.
+/// How the output for people looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// ASCII and nothing else.
+    /// ASCII only.
     Plain,
     /// Signs and colours, for a terminal.
     Coloured,
 }
 
 impl Report {
-    /// Whether every step held.
+    /// Whether no step failed.
     pub fn is_ok(&self) -> bool {
         self.steps
             .iter()
             .all(|step| step.result != StepResult::Failed)
     }
 
-    /// Of the first step that failed.
+    /// The verdict of the first step that failed.
     pub fn verdict(&self) -> Option<&Verdict> {
         self.verdicts().next()
     }
@@ -62,7 +62,7 @@ impl Report {
         further
     }
 
-    /// The last lines, for people.
+    /// The last lines, for people: what is wrong, and what to do.
     pub fn conclusion(&self, style: Style) -> String {
         let of = |result| {
             self.steps
@@ -73,9 +73,9 @@ impl Report {
         let Some(verdict) = self.verdict() else {
             let warnings = match of(StepResult::Warning) {
                 0 => "",
-                _ => "; look at what is marked",
+                _ => "; see the warnings above",
             };
-            return format!("{}: every step held{warnings}\n", style.paint("ok", GREEN));
+            return format!("{}: no step failed{warnings}\n", style.paint("ok", GREEN));
         };
         let name = style.paint(verdict.name, RED);
         let (sentence, advice) = (&verdict.sentence, &verdict.advice);
@@ -135,7 +135,7 @@ impl Style {
         }
     }
 
-    /// One step, with the lines that belong to it.
+    /// The lines of one step.
     pub fn step(self, step: &StepReport) -> String {
         let (mark, name) = (self.mark(step.result), step.step.as_str());
         let mut line = format!("{mark} {name:<NAME_WIDTH$}  ");
@@ -149,13 +149,13 @@ impl Style {
         line.push('\n');
         let indent = mark_width(self) + 1 + NAME_WIDTH + 2;
         for (detail, number) in step.details().iter().zip(1..) {
-            // Writing into a string has no way to fail.
+            // Writing into a string cannot fail.
             let _ = writeln!(line, "{:indent$}{number}. {detail}", "");
         }
         self.fit(line)
     }
 
-    /// Names in certificates, for instance, may have any letters.
+    /// The text in ASCII, where that is the style: names in certificates may have any characters.
     fn fit(self, text: String) -> String {
         match self {
             Self::Coloured => text,
@@ -271,7 +271,7 @@ mod tests {
             good.is_ok()
                 && good
                     .conclusion(Style::Plain)
-                    .starts_with("ok: every step held")
+                    .starts_with("ok: no step failed")
         );
     }
 }

@@ -1,7 +1,5 @@
-//! A session that only checks the way: the echo through it, and what the server says of the credential.
-//!
-//! In: a connection that the server has accepted for a check. Out: the server's word, once its echo has come
-//! through; then silence, for as long as the session is kept.
+//! The session of a check: an echo through it, then the server's report on the credential, then silence for as long as
+//! the session is kept.
 
 use std::time::Duration;
 
@@ -22,28 +20,36 @@ use tunnel_proto::session::{
     Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
-use super::facts::Trouble;
 use super::words::printable;
 
-/// No ping but the first: a check may want silence. Longer than any check lasts.
+/// Longer than any check lasts: after the first ping a session may have to be idle.
 const NO_PINGS: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// Between two looks whether the first ping was answered.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often the answer to the first ping is looked for.
+const POLL: Duration = Duration::from_millis(5);
 
-/// For the end to be told, or a ping to be answered.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Limits the wait for a close handshake, and for the answer to a ping.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A check's session.
 pub(super) struct CheckSession {
     handle: Session,
-    /// The one thing that the server says.
-    told: mpsc::Receiver<Checked>,
+    /// The server's report; one at most.
+    checked: mpsc::Receiver<Checked>,
     driver: Owned<SessionEnd>,
     _events: Owned<()>,
 }
 
-/// What the server says of the credential, and of the runtime that it names.
+/// Why a session has no report of the server.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SessionFailure {
+    /// No echo came within this time.
+    NoEcho(Duration),
+    /// The session ended before the echo.
+    Ended(CloseReason),
+}
+
+/// The server's report on the credential and its runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Checked {
     pub(super) account: String,
@@ -53,16 +59,16 @@ pub(super) struct Checked {
     pub(super) session: String,
     /// The server's version.
     pub(super) version: String,
-    /// The instance that has the runtime now.
+    /// The instance that holds the runtime now.
     pub(super) holder: Option<String>,
-    /// Why a client that is started now would not get it.
+    /// Why a client that is started now would not get the runtime.
     pub(super) conflict: Option<Refusal>,
-    /// Time until the credential runs out.
+    /// Time until the credential expires.
     pub(super) expires_in: Option<Duration>,
 }
 
 impl CheckSession {
-    /// Begins on a connection that the server has accepted; `unread` was read behind its 101.
+    /// Begins a session on a connection that the server has accepted; `unread` are bytes that came after its 101.
     pub(super) fn begin<IO>(io: IO, unread: Bytes) -> Self
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -72,62 +78,62 @@ impl CheckSession {
             ..SessionSettings::default()
         };
         let (handle, events, driver) = Session::new(io, unread, Side::Client, settings);
-        // A session that has ended says so when it is asked.
+        // If the session has ended, `checked` reports that.
         let _ = handle.send(Control::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         });
-        let (tell, told) = mpsc::channel(1);
+        let (sender, checked) = mpsc::channel(1);
         Self {
-            told,
+            checked,
             driver: Owned::spawn("check", driver),
-            _events: Owned::spawn("check events", attend(handle.clone(), events, tell)),
+            _events: Owned::spawn("check events", attend(handle.clone(), events, sender)),
             handle,
         }
     }
 
-    /// What the server says when its echo has come through.
-    pub(super) async fn checked(&mut self, limit: Duration) -> Result<Checked, Trouble> {
-        match timeout(limit, self.told.recv()).await {
+    /// Waits for the server's report, which comes after its echo.
+    pub(super) async fn checked(&mut self, limit: Duration) -> Result<Checked, SessionFailure> {
+        match timeout(limit, self.checked.recv()).await {
             Ok(Some(checked)) => Ok(checked),
-            Ok(None) => Err(Trouble::Ended(self.ended().await)),
-            Err(_) => Err(Trouble::NoEcho(limit)),
+            Ok(None) => Err(SessionFailure::Ended(self.ended().await)),
+            Err(_) => Err(SessionFailure::NoEcho(limit)),
         }
     }
 
     async fn ended(&mut self) -> CloseReason {
-        match timeout(FAREWELL, &mut self.driver).await {
+        match timeout(CLOSE_TIMEOUT, &mut self.driver).await {
             Ok(Ok(end)) => end.reason(),
             _ => CloseReason::Internal,
         }
     }
 
-    /// How long a round trip takes, if the first ping is answered within a moment.
+    /// The time of a round trip, if the first ping is answered within [`CLOSE_TIMEOUT`].
     pub(super) async fn round_trip(&self) -> Option<Duration> {
         let measured = async {
             loop {
                 if let Some(time) = self.handle.round_trip() {
                     return time;
                 }
-                sleep(LOOK).await;
+                sleep(POLL).await;
             }
         };
-        timeout(FAREWELL, measured).await.ok()
+        timeout(CLOSE_TIMEOUT, measured).await.ok()
     }
 
-    /// The session itself.
+    /// The handle of the session.
     pub(super) fn handle(&self) -> &Session {
         &self.handle
     }
 
-    /// Ends it.
+    /// Closes the session.
     pub(super) async fn close(mut self) {
         self.handle.close(CloseReason::Left);
         self.ended().await;
     }
 }
 
-/// Accepts what the server opens, which is the echo, and hears what it says.
-async fn attend(session: Session, mut events: SessionEvents, tell: mpsc::Sender<Checked>) {
+/// Serves the echo, and passes the server's report on.
+async fn attend(session: Session, mut events: SessionEvents, sender: mpsc::Sender<Checked>) {
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         match event {
@@ -136,9 +142,9 @@ async fn attend(session: Session, mut events: SessionEvents, tell: mpsc::Sender<
                 while streams.try_join_next().is_some() {}
             }
             SessionEvent::Control(control) => {
-                // It is said once; whoever says it again is not heard.
+                // Only the first report counts.
                 if let Some(checked) = checked(control) {
-                    let _ = tell.try_send(checked);
+                    let _ = sender.try_send(checked);
                 }
             }
         }
@@ -158,7 +164,7 @@ fn checked(control: Control) -> Option<Checked> {
     else {
         return None;
     };
-    // A server's words, for a terminal.
+    // Made fit for a terminal.
     Some(Checked {
         account: printable(&account),
         runtime: printable(&runtime),
@@ -170,9 +176,9 @@ fn checked(control: Control) -> Option<Checked> {
     })
 }
 
-/// No request comes on a check.
+/// The answer to a request, which no server sends on a check.
 fn nothing_here() -> Result<Response<Full<Bytes>>, Problem> {
-    let detail = "this session only checks the way";
+    let detail = "this session is for a check";
     Err(Problem::new(Hop::Client, Reason::RouteUnknown, detail))
 }
 
@@ -198,7 +204,7 @@ mod tests {
         )
     }
 
-    fn word() -> Control {
+    fn report() -> Control {
         Control::Checked {
             account: "acme".to_owned(),
             runtime: "acme-prod".to_owned(),
@@ -211,10 +217,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_echo_goes_through_and_the_word_comes() {
+    async fn the_echo_goes_through_and_the_report_comes() {
         let (mut check, server, _events, _driver) = pair();
         server.probe().await.unwrap();
-        server.send(word()).unwrap();
+        server.send(report()).unwrap();
         let checked = check.checked(LIMIT).await.unwrap();
         assert_eq!(
             (checked.account.as_str(), checked.runtime.as_str()),
@@ -231,7 +237,7 @@ mod tests {
         server.close(CloseReason::Drained);
         let ended = check.checked(LIMIT).await.unwrap_err();
         assert!(
-            matches!(ended, Trouble::Ended(CloseReason::Drained)),
+            matches!(ended, SessionFailure::Ended(CloseReason::Drained)),
             "{ended:?}"
         );
     }
@@ -240,6 +246,9 @@ mod tests {
     async fn nobody_waits_for_ever() {
         let (mut check, _server, _events, _driver) = pair();
         let silent = check.checked(LIMIT).await.unwrap_err();
-        assert!(matches!(silent, Trouble::NoEcho(LIMIT)), "{silent:?}");
+        assert!(
+            matches!(silent, SessionFailure::NoEcho(LIMIT)),
+            "{silent:?}"
+        );
     }
 }

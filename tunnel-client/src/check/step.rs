@@ -1,48 +1,50 @@
-//! One step of a check, as it is told: which, how it went, in how much time.
+//! A step of a check: its name, its result, and which steps lead to the server.
 
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::certificate::CertificateFacts;
+use super::certificate::CertificateEvidence;
 use super::verdict::Verdict;
+use crate::config::ProxyScheme;
+use crate::dial::Step;
 
-/// Which step it is, in the order of the way.
+/// A step, in the order in which they are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StepName {
-    /// The configuration is read.
+    /// Read the configuration.
     Config,
-    /// The token file is.
+    /// Read the token file.
     Token,
-    /// The files of the client's certificate are.
+    /// Read the client's certificate and key.
     Certificate,
-    /// The proxy's name is looked up.
+    /// Look up the proxy's name.
     ProxyDns,
-    /// The proxy is connected to.
+    /// Connect to the proxy.
     ProxyTcp,
     /// TLS with the proxy itself.
     ProxyTls,
-    /// The proxy is asked for the server.
+    /// Ask the proxy for a connection to the server.
     Proxy,
-    /// The server's name is looked up.
+    /// Look up the server's name.
     Dns,
-    /// The server is connected to.
+    /// Connect to the server.
     Tcp,
     /// TLS with the server, and its certificate.
     Tls,
-    /// A session is asked for.
+    /// Ask for a session.
     Upgrade,
     /// The server takes the credential.
     Authentication,
-    /// An echo comes through the session.
+    /// An echo through the session.
     Echo,
-    /// This clock beside the server's.
+    /// Compare this clock with the server's.
     Clock,
-    /// What a route leads to.
+    /// Connect to an upstream of a route.
     Upstream,
-    /// How long the way bears silence.
+    /// Measure how long an idle connection lives.
     Idle,
 }
 
@@ -51,40 +53,40 @@ pub enum StepName {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StepResult {
-    /// As it should.
+    /// It succeeded.
     Held,
-    /// Well enough, but somebody should look at it.
+    /// It succeeded, with something to look at.
     Warning,
-    /// Not.
+    /// It failed.
     Failed,
-    /// It was not reached, is not on the way, or cannot be checked.
+    /// It was not reached, does not apply, or cannot be checked.
     Skipped,
 }
 
-/// A step that was taken, or not reached.
+/// A step with its result.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// Which.
+    /// The step.
     pub step: StepName,
     /// Of an upstream: the route that leads to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// How it went.
     pub result: StepResult,
-    /// What was seen, on one line.
+    /// What was observed, on one line.
     pub words: String,
-    /// The time that it took.
+    /// How long it took.
     #[serde(
         rename = "ms",
         skip_serializing_if = "Option::is_none",
         serialize_with = "as_ms"
     )]
     pub took: Option<Duration>,
-    /// The certificates that were shown, the peer's own first.
+    /// The certificates that the peer showed, its own first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) chain: Vec<CertificateFacts>,
-    /// Of one that failed: what is wrong, and what to do.
+    pub(super) chain: Vec<CertificateEvidence>,
+    /// Of a failed step: what is wrong, and what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
 }
@@ -109,7 +111,6 @@ impl StepReport {
         }
     }
 
-    /// The check did not get there.
     pub(super) fn not_reached(step: StepName) -> Self {
         Self::new(step, StepResult::Skipped, "not reached")
     }
@@ -128,18 +129,18 @@ impl StepReport {
         }
     }
 
-    pub(super) fn with_chain(self, chain: Vec<CertificateFacts>) -> Self {
+    pub(super) fn with_chain(self, chain: Vec<CertificateEvidence>) -> Self {
         Self { chain, ..self }
     }
 
-    /// What else belongs to it, a line each, for people.
+    /// Further lines for people.
     pub fn details(&self) -> Vec<String> {
-        self.chain.iter().map(CertificateFacts::line).collect()
+        self.chain.iter().map(CertificateEvidence::line).collect()
     }
 }
 
 impl StepName {
-    /// As people and JSON see it.
+    /// The name in the output for people, and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Config => "config",
@@ -160,12 +161,41 @@ impl StepName {
             Self::Idle => "idle",
         }
     }
+
+    /// The steps to the server and back, by such a proxy or without one, in their order.
+    pub(super) fn path(proxy: Option<ProxyScheme>) -> Vec<Self> {
+        use StepName::{Dns, Proxy, ProxyDns, ProxyTcp, ProxyTls, Tcp};
+        let connection: &[Self] = match proxy {
+            None => &[Dns, Tcp],
+            Some(ProxyScheme::Http | ProxyScheme::Socks5h) => &[ProxyDns, ProxyTcp, Proxy],
+            Some(ProxyScheme::Https) => &[ProxyDns, ProxyTcp, ProxyTls, Proxy],
+            // The proxy is given an address.
+            Some(ProxyScheme::Socks5) => &[Dns, ProxyDns, ProxyTcp, Proxy],
+        };
+        let session = [Self::Tls, Self::Upgrade, Self::Authentication, Self::Echo];
+        [connection, &session].concat()
+    }
+}
+
+impl From<Step> for StepName {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::ProxyResolve => Self::ProxyDns,
+            Step::ProxyConnect => Self::ProxyTcp,
+            Step::ProxyTls => Self::ProxyTls,
+            Step::ProxyAsk => Self::Proxy,
+            Step::Resolve => Self::Dns,
+            Step::Connect => Self::Tcp,
+            Step::Tls => Self::Tls,
+            Step::Upgrade => Self::Upgrade,
+        }
+    }
 }
 
 // serde hands a reference over.
 fn as_ms<S: Serializer>(took: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     let micros = took.map(|took| took.as_micros());
-    // To the tenth: what is less is noise.
+    // To a tenth of a millisecond: less is noise.
     #[allow(clippy::cast_precision_loss, reason = "no step takes years")]
     let ms = micros.map(|micros| (micros as f64 / 100.0).round() / 10.0);
     ms.serialize(serializer)

@@ -1,10 +1,8 @@
-//! What can be told of a token without the server: whether its file is good, and what it says of itself.
+//! What a token says without the server: its kind, its times if it has any, and who may read its file.
 //!
-//! In: the token file's path. Out: its kind, its times if it has any, and who else may read it. No signature
-//! is checked, since only the server can do that; and no text here holds any of a token but what is public.
+//! No signature is verified, which only the server can do. Texts contain nothing of a token but its public parts.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -18,23 +16,23 @@ use serde_json::{Map, Value};
 use super::words::{moment, printable, span};
 use crate::token_file::{self, PREFIX, TokenFileError};
 
-/// Digits of its public part, and letters of its secret one.
+/// Digits of a runtime token's id, and letters of its secret.
 const ID_DIGITS: usize = 16;
 const SECRET_LETTERS: usize = 43;
 
-/// What is known of a token.
+/// A token, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TokenFacts {
+pub(super) struct TokenEvidence {
     pub(super) path: PathBuf,
     pub(super) kind: TokenKind,
-    /// From when on it is good, and until when.
+    /// When its validity begins and ends.
     pub(super) not_before: Option<SystemTime>,
     pub(super) expires: Option<SystemTime>,
     /// Whether every user of the machine may read the file, and its owner may change that.
     pub(super) is_readable_by_all: bool,
 }
 
-/// What a token is, by its form.
+/// The kind of a token, by its form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// A token of the server's runtimes file.
@@ -42,39 +40,20 @@ pub(super) enum TokenKind {
         /// Its public part.
         id: String,
     },
-    /// Begins as one, and is none.
+    /// Begins as a runtime token, and is none.
     DamagedRuntime,
     /// A JSON Web Token.
     Jwt {
-        /// Who issued it, as it says.
+        /// Its claim `iss`.
         issuer: Option<String>,
     },
-    /// Looks like one, and cannot be read.
+    /// Looks like a JSON Web Token, and cannot be parsed.
     DamagedJwt,
-    /// Any other: the platform knows.
+    /// Any other, which only the platform knows.
     Opaque,
 }
 
-/// Why there is no token.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TokenTrouble {
-    pub(super) path: PathBuf,
-    pub(super) kind: TokenFault,
-}
-
-/// What is wrong with its file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum TokenFault {
-    /// It is the token itself, which is shown to nobody.
-    TokenItself,
-    Missing,
-    Unreadable(String),
-    NotAFile,
-    Empty,
-    NotAToken,
-}
-
-/// Claims of a JSON Web Token about its times. Others are nobody's business here.
+/// The claims of a JSON Web Token that are read.
 #[derive(Deserialize)]
 struct Claims {
     nbf: Option<Value>,
@@ -82,10 +61,10 @@ struct Claims {
     iss: Option<Value>,
 }
 
-impl TokenFacts {
-    /// Looks at the token in this file.
-    pub(super) fn look(path: &Path) -> Result<Self, TokenTrouble> {
-        let token = token_file::read(path).map_err(|error| TokenTrouble::from(&error))?;
+impl TokenEvidence {
+    /// Reads the token in this file.
+    pub(super) fn read(path: &Path) -> Result<Self, TokenFileError> {
+        let token = token_file::read(path)?;
         let mut facts = Self {
             path: path.to_owned(),
             kind: TokenKind::Opaque,
@@ -127,12 +106,12 @@ impl TokenFacts {
         };
     }
 
-    /// Whether it has run out at this moment, as it says itself.
+    /// Whether it is expired at this moment, by its own claims.
     pub(super) fn is_expired(&self, now: SystemTime) -> bool {
         self.expires.is_some_and(|end| end <= now)
     }
 
-    /// Whether it is not good yet at this moment.
+    /// Whether it is not valid yet at this moment.
     pub(super) fn is_early(&self, now: SystemTime) -> bool {
         self.not_before.is_some_and(|begin| begin > now)
     }
@@ -142,22 +121,22 @@ impl TokenFacts {
         let kind = match &self.kind {
             TokenKind::Runtime { id } => format!("a runtime token, id {id}"),
             TokenKind::DamagedRuntime => {
-                "begins as a runtime token and is none: was it copied whole?".to_owned()
+                "begins as a runtime token and is none: is it complete?".to_owned()
             }
             TokenKind::Jwt {
                 issuer: Some(issuer),
             } => format!("a JSON Web Token of {issuer}"),
             TokenKind::Jwt { issuer: None } => "a JSON Web Token".to_owned(),
             TokenKind::DamagedJwt => {
-                "looks like a JSON Web Token and cannot be read: was it copied whole?".to_owned()
+                "looks like a JSON Web Token and cannot be parsed: is it complete?".to_owned()
             }
             TokenKind::Opaque => "a token that only the server's platform knows".to_owned(),
         };
         let times = match (self.not_before, self.expires) {
-            (Some(begin), _) if begin > now => format!(", not good before {}", moment(begin)),
+            (Some(begin), _) if begin > now => format!(", not valid before {}", moment(begin)),
             (_, Some(end)) => match end.duration_since(now) {
-                Ok(left) => format!(", good for {} more, to {}", span(left), moment(end)),
-                Err(_) => format!(", RAN OUT at {}", moment(end)),
+                Ok(left) => format!(", valid for {} more, to {}", span(left), moment(end)),
+                Err(_) => format!(", EXPIRED at {}", moment(end)),
             },
             _ => String::new(),
         };
@@ -168,33 +147,9 @@ impl TokenFacts {
         format!("{}: {kind}{times}{readers}", self.path.display())
     }
 
-    /// Whether it looks as if a part of it were missing.
+    /// Whether a part of it seems to be missing.
     pub(super) fn is_damaged(&self) -> bool {
         matches!(self.kind, TokenKind::DamagedRuntime | TokenKind::DamagedJwt)
-    }
-}
-
-impl From<&TokenFileError> for TokenTrouble {
-    fn from(error: &TokenFileError) -> Self {
-        let (path, kind) = match error {
-            TokenFileError::TokenItself => {
-                return Self {
-                    path: PathBuf::from("(not shown)"),
-                    kind: TokenFault::TokenItself,
-                };
-            }
-            TokenFileError::Unreadable { path, source } => match source.kind() {
-                io::ErrorKind::NotFound => (path, TokenFault::Missing),
-                _ => (path, TokenFault::Unreadable(source.to_string())),
-            },
-            TokenFileError::NotAFile { path } => (path, TokenFault::NotAFile),
-            TokenFileError::Empty { path } => (path, TokenFault::Empty),
-            TokenFileError::NotAToken { path } => (path, TokenFault::NotAToken),
-        };
-        Self {
-            path: path.clone(),
-            kind,
-        }
     }
 }
 
@@ -226,7 +181,7 @@ fn instant(value: &Value) -> Option<SystemTime> {
 #[cfg(unix)]
 fn is_readable_by_all(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    // The file of a Kubernetes volume cannot be changed here, and is read by who is in the pod alone.
+    // A file of a Kubernetes volume has the mode of the volume, and only the pod can read it.
     let data = path.parent().map(|folder| folder.join("..data"));
     let is_of_a_volume = data.is_some_and(|data| data.symlink_metadata().is_ok());
     let metadata = fs::metadata(path);
@@ -244,8 +199,8 @@ mod tests {
 
     use super::*;
 
-    fn facts(token: &str) -> TokenFacts {
-        let mut facts = TokenFacts {
+    fn facts(token: &str) -> TokenEvidence {
+        let mut facts = TokenEvidence {
             path: "token".into(),
             kind: TokenKind::Opaque,
             not_before: None,
@@ -293,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_web_token_says_from_when_until_when_it_is_good() {
+    fn a_json_web_token_says_when_it_is_valid() {
         let read = facts(&jwt(
             r#"{"iss":"https://id.example","nbf":100,"exp":200.5}"#,
         ));
@@ -305,12 +260,12 @@ mod tests {
         assert!(!read.is_expired(at(199)) && read.is_expired(at(200)));
         let line = read.line(at(300));
         assert!(
-            line.contains("https://id.example") && line.contains("RAN OUT"),
+            line.contains("https://id.example") && line.contains("EXPIRED"),
             "{line}"
         );
         let line = read.line(at(140));
         assert!(
-            line.contains("good for 1m more, to 1970-01-01T00:03:20Z"),
+            line.contains("valid for 1m more, to 1970-01-01T00:03:20Z"),
             "{line}"
         );
         for odd in [
@@ -325,31 +280,34 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn its_file_is_looked_at_too() {
+    fn the_rights_of_its_file_are_read_too() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        let fault = |path: &Path| TokenFacts::look(path).unwrap_err().kind;
-        assert_eq!(fault(&path), TokenFault::Missing);
+        let error = |path: &Path| TokenEvidence::read(path).unwrap_err();
+        assert!(matches!(error(&path), TokenFileError::Unreadable { .. }));
         fs::write(&path, " \n").unwrap();
-        assert_eq!(fault(&path), TokenFault::Empty);
+        assert!(matches!(error(&path), TokenFileError::Empty { .. }));
         fs::write(&path, "two words").unwrap();
-        assert_eq!(fault(&path), TokenFault::NotAToken);
+        assert!(matches!(error(&path), TokenFileError::NotAToken { .. }));
         fs::write(&path, "secret").unwrap();
         for (mode, is_readable_by_all) in [(0o600, false), (0o640, false), (0o644, true)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let facts = TokenFacts::look(&path).unwrap();
+            let facts = TokenEvidence::read(&path).unwrap();
             assert_eq!(facts.is_readable_by_all, is_readable_by_all, "{mode:o}");
             assert_eq!(facts.line(at(0)).contains("chmod"), is_readable_by_all);
             assert!(!facts.line(at(0)).contains("secret"));
         }
         std::os::unix::fs::symlink("..2026", folder.path().join("..data")).unwrap();
-        let facts = TokenFacts::look(&path).unwrap();
+        let facts = TokenEvidence::read(&path).unwrap();
         assert!(
             !facts.line(at(0)).contains("chmod"),
             "of a volume: {facts:?}"
         );
-        assert_eq!(fault(folder.path()), TokenFault::NotAFile);
+        assert!(matches!(
+            error(folder.path()),
+            TokenFileError::NotAFile { .. }
+        ));
     }
 
     proptest! {

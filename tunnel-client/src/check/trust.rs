@@ -1,7 +1,7 @@
-//! Why a CA file is not good: a slip in its path, a file of another kind, or the certificate in it.
+//! Why a CA file cannot be used: a slip in its path, a file of another kind, or a damaged certificate.
 //!
-//! In: what reading it said, and the settings that name such files. Out: what a verdict needs. Of what is in the
-//! file nothing is kept but its kind.
+//! In: the error of reading it, and the settings that name such files. Out: the kind of fault; nothing of the file's
+//! content.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,23 +10,54 @@ use std::path::Path;
 use tunnel_ops::settings::{GivenSettings, OneOrMorePaths};
 use tunnel_ops::tls_files::TlsFilesError;
 
-use super::facts::{TrustFault, TrustTrouble};
 use crate::config::{Source, setting};
 
-/// How much of a file tells its kind.
-const LOOKED_AT: u64 = 64 * 1024;
+/// Bytes of a file that are read to tell its kind.
+const PROBED_BYTES: u64 = 64 * 1024;
+
+/// Why no peer's certificate can be verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TrustFailure {
+    pub(super) fault: CaFileFault,
+    /// The file or folder, and the setting that names it; empty where there is none.
+    pub(super) path: String,
+    pub(super) named_by: String,
+    /// The error as a sentence.
+    pub(super) text: String,
+}
+
+/// What is wrong with a CA file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CaFileFault {
+    Missing,
+    Unreadable,
+    /// A folder, where a file is needed.
+    Folder,
+    /// A file, where a folder is needed.
+    File,
+    Empty,
+    /// A private key.
+    Key,
+    /// A certificate in DER form.
+    Der,
+    NoCertificate,
+    Damaged,
+    /// No CA is trusted at all.
+    NoRoots,
+    Other,
+}
 
 /// What is wrong, and which setting names the file.
-pub(super) fn trouble(error: &TlsFilesError, source: &Source) -> TrustTrouble {
-    let (kind, origin) = match error {
+pub(super) fn failure(error: &TlsFilesError, source: &Source) -> TrustFailure {
+    let (fault, origin) = match error {
         TlsFilesError::Unreadable { origin, source } => (unreadable(source), Some(origin)),
         TlsFilesError::NoCertificate { origin } => (content(origin), Some(origin)),
-        TlsFilesError::DamagedCertificate { origin } => (TrustFault::Damaged, Some(origin)),
-        TlsFilesError::NoRoots => (TrustFault::Nobody, None),
-        _ => (TrustFault::Other, None),
+        TlsFilesError::DamagedCertificate { origin } => (CaFileFault::Damaged, Some(origin)),
+        TlsFilesError::NoRoots => (CaFileFault::NoRoots, None),
+        _ => (CaFileFault::Other, None),
     };
-    TrustTrouble {
-        kind,
+    TrustFailure {
+        fault,
         path: origin.map_or_else(String::new, |path| path.display().to_string()),
         named_by: origin
             .and_then(|path| named_by(path, source))
@@ -35,34 +66,34 @@ pub(super) fn trouble(error: &TlsFilesError, source: &Source) -> TrustTrouble {
     }
 }
 
-fn unreadable(error: &io::Error) -> TrustFault {
+fn unreadable(error: &io::Error) -> CaFileFault {
     match error.kind() {
-        io::ErrorKind::NotFound => TrustFault::Missing,
-        io::ErrorKind::IsADirectory => TrustFault::Folder,
-        io::ErrorKind::NotADirectory => TrustFault::File,
-        _ => TrustFault::Unreadable,
+        io::ErrorKind::NotFound => CaFileFault::Missing,
+        io::ErrorKind::IsADirectory => CaFileFault::Folder,
+        io::ErrorKind::NotADirectory => CaFileFault::File,
+        _ => CaFileFault::Unreadable,
     }
 }
 
-/// What a file holds that holds no certificate as PEM has it.
-fn content(path: &Path) -> TrustFault {
+/// The kind of a file that has no certificate in PEM form.
+fn content(path: &Path) -> CaFileFault {
     let mut begin = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut begin));
+    let read = File::open(path).and_then(|file| file.take(PROBED_BYTES).read_to_end(&mut begin));
     if read.is_err() {
-        return TrustFault::NoCertificate;
+        return CaFileFault::NoCertificate;
     }
     let holds = |words: &[u8]| begin.windows(words.len()).any(|part| part == words);
     match begin.first() {
-        None => TrustFault::Empty,
-        // DER begins with a sequence whose length takes two bytes.
-        Some(0x30) if begin.get(1) == Some(&0x82) => TrustFault::Binary,
-        _ if holds(b"PRIVATE KEY-----") => TrustFault::Key,
-        _ if begin.iter().all(u8::is_ascii_whitespace) => TrustFault::Empty,
-        _ => TrustFault::NoCertificate,
+        None => CaFileFault::Empty,
+        // DER begins with a sequence that has a length of two bytes.
+        Some(0x30) if begin.get(1) == Some(&0x82) => CaFileFault::Der,
+        _ if holds(b"PRIVATE KEY-----") => CaFileFault::Key,
+        _ if begin.iter().all(u8::is_ascii_whitespace) => CaFileFault::Empty,
+        _ => CaFileFault::NoCertificate,
     }
 }
 
-/// The setting that names this file, or the folder that it is in.
+/// The setting that names this file or its folder.
 fn named_by(path: &Path, source: &Source) -> Option<String> {
     let upstream = source.upstream_ca_file.clone();
     let upstream = upstream.map(|path| OneOrMorePaths::from(vec![path]));
@@ -89,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_no_ca_file_is_told_by_its_kind() {
+    fn a_file_that_is_no_ca_file_is_known_by_its_kind() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         let source = Source {
@@ -98,26 +129,26 @@ mod tests {
         };
         let fault = || {
             let error = Roots::none().and_files([&path]).unwrap_err();
-            let trouble = trouble(&error, &source);
-            assert_eq!(trouble.named_by, "--ca-file");
-            assert!(trouble.path.ends_with("ca.pem"));
-            trouble.kind
+            let failure = failure(&error, &source);
+            assert_eq!(failure.named_by, "--ca-file");
+            assert!(failure.path.ends_with("ca.pem"));
+            failure.fault
         };
-        assert_eq!(fault(), TrustFault::Missing);
+        assert_eq!(fault(), CaFileFault::Missing);
         fs::create_dir(&path).unwrap();
-        assert_eq!(fault(), TrustFault::Folder);
+        assert_eq!(fault(), CaFileFault::Folder);
         fs::remove_dir(&path).unwrap();
         let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         for (content, kind) in [
-            (b" \n".to_vec(), TrustFault::Empty),
-            (b"tnlrt_1_secret".to_vec(), TrustFault::NoCertificate),
+            (b" \n".to_vec(), CaFileFault::Empty),
+            (b"tnlrt_1_secret".to_vec(), CaFileFault::NoCertificate),
             (
                 made.signing_key.serialize_pem().into_bytes(),
-                TrustFault::Key,
+                CaFileFault::Key,
             ),
-            (made.cert.der().to_vec(), TrustFault::Binary),
-            (damaged.into(), TrustFault::Damaged),
+            (made.cert.der().to_vec(), CaFileFault::Der),
+            (damaged.into(), CaFileFault::Damaged),
         ] {
             fs::write(&path, content).unwrap();
             assert_eq!(fault(), kind);

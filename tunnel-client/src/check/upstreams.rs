@@ -1,210 +1,186 @@
-//! The last steps: each upstream that a route leads to is connected to, and asked how it is where the route
-//! says by which path.
+//! The last steps: each upstream that a route leads to is connected to, and its health path is requested if it has one.
 //!
 //! ```text
-//!   routes ─▶ lines, in their order ──────────────────────────────▶ told
-//!               └▶ looks, each different one once ─▶ some at a time ─┘
+//!   routes ─▶ entries, in their order ──────────────────────────▶ reported
+//!               └▶ probes, each different one once ─▶ 16 at a time ─┘
 //! ```
 //!
-//! An upstream is reached as an exchange reaches it, by the same code, and once. One that a request fills in
-//! cannot be checked before there is a request.
+//! An upstream is connected to once, by the code that exchanges use. One whose URL a request fills in cannot be checked
+//! without a request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
-use tunnel_proto::problem::{Problem, Reason};
+use tunnel_proto::memory::MemoryAccount;
+use tunnel_proto::problem::Problem;
 use tunnel_routing::LeadParts;
 use tunnel_routing::config::{HealthOptions, RouteAction, RouteList, UpstreamOptions};
-use tunnel_routing::upstream::{NotReached, UpstreamShared};
+use tunnel_routing::upstream::UpstreamShared;
 use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
-use super::facts::{Facts, Trouble, UpstreamFailure, UpstreamTrouble};
+use super::reporter::Reporter;
 use super::step::{StepName, StepReport, StepResult};
-use super::told::Told;
-use super::verdict::verdict;
+use super::verdict::{self, Verdict};
 use super::words::printable;
 use crate::config::{Config, Source};
 
-/// Upstreams that are looked at side by side: where nothing answers each takes its whole time.
+/// Probes that run at once: one without an answer takes its whole time-out.
 const AT_ONCE: usize = 16;
 
-/// Connections that are kept; none is used twice.
+/// Idle connections kept; none is used twice.
 const IDLE_POOL: usize = 1;
 
-/// One upstream, as it is to be looked at.
+/// One upstream with its options. Equal ones are probed once.
 #[derive(Debug, PartialEq, Eq)]
-struct Look<'c> {
+struct Probe<'c> {
     url: &'c UpstreamUrl,
     options: &'c UpstreamOptions,
     health: Option<&'c HealthOptions>,
 }
 
-/// What is told of a route.
+/// One line of the report, for the route with this name.
 #[derive(Debug, PartialEq, Eq)]
-enum Line<'c> {
-    /// The look with this index, by the route with this name.
-    Look(&'c str, usize),
-    /// A route with this name, to wherever a request says.
+enum Entry<'c> {
+    /// The result of the probe with this index.
+    Probe(&'c str, usize),
+    /// A URL that requests fill in.
     Template(&'c str, String),
-    /// The route with this name leads to one whose certificate cannot be checked, since the CA file is not good:
-    /// that is told already.
+    /// An upstream without a CA file to verify it, which was reported before.
     Unchecked(&'c str),
 }
 
-/// What came of a look, and how long it took.
-struct Looked {
-    /// What is said of one that is well.
-    seen: Result<String, (UpstreamFailure, String)>,
-    took: Duration,
-}
+/// The result of a probe: what to say of the upstream, and why it failed if it did.
+type Probed = (String, Option<Verdict>, Duration);
 
-/// Checks all upstreams, and tells of them in the order of the routes, whatever else is wrong with what was given.
-pub(super) async fn check(source: &Source, facts: &Facts, told: &mut Told<'_>) {
+/// Probes all upstreams, and reports them in the order of the routes.
+pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     let Some(routes) = Config::routes_at_any_rate(source) else {
-        return told.not_reached(&[StepName::Upstream]);
+        return reporter.not_reached(&[StepName::Upstream]);
     };
     let dns_servers = source.settings().dns_server.unwrap_or_default();
+    let memory = MemoryAccount::new(usize::MAX);
     let parts = LeadParts {
-        shared: Arc::new(UpstreamShared::new(
-            &dns_servers,
-            tunnel_proto::memory::MemoryAccount::new(usize::MAX),
-        )),
+        shared: Arc::new(UpstreamShared::new(&dns_servers, memory)),
         idle_pool: IDLE_POOL,
     };
-    let (looks, lines) = plan(&routes);
-    let looking = stream::iter(&looks).map(|look| Box::pin(look.take(&parts)));
-    let mut looking = looking.buffered(AT_ONCE);
-    let mut looked = Vec::with_capacity(looks.len());
-    for line in lines {
-        match line {
-            Line::Look(route, index) => {
-                while looked.len() <= index {
-                    looked.extend(looking.next().await);
+    let (probes, entries) = plan(&routes);
+    let probing = stream::iter(&probes).map(|probe| Box::pin(probe.run(&parts)));
+    let mut probing = probing.buffered(AT_ONCE);
+    let mut results = Vec::with_capacity(probes.len());
+    for entry in entries {
+        match entry {
+            Entry::Probe(route, index) => {
+                while results.len() <= index {
+                    results.extend(probing.next().await);
                 }
-                if let (Some(look), Some(looked)) = (looks.get(index), looked.get(index)) {
-                    told.step(look.report(looked, facts).named(route));
+                if let Some(probed) = results.get(index) {
+                    reporter.step(report(probed).named(route));
                 }
             }
-            Line::Template(route, template) => {
-                let words = format!("{template}: not checked, it is filled in by requests");
+            Entry::Template(route, template) => {
+                let words = format!("{template}: not checked, requests fill it in");
                 let step = StepReport::new(StepName::Upstream, StepResult::Skipped, words);
-                told.step(step.named(route));
+                reporter.step(step.named(route));
             }
-            Line::Unchecked(route) => {
-                told.step(StepReport::not_reached(StepName::Upstream).named(route));
+            Entry::Unchecked(route) => {
+                reporter.step(StepReport::not_reached(StepName::Upstream).named(route));
             }
         }
     }
 }
 
-/// What is to be looked at, each once, and what is to be told, in the order of the routes: so each look is
-/// first told of when those before it have been.
-fn plan(routes: &RouteList) -> (Vec<Look<'_>>, Vec<Line<'_>>) {
-    let (mut looks, mut lines) = (Vec::new(), Vec::new());
+/// The different probes, and the lines of the report in the order of the routes. A line's probe comes after those of the
+/// lines before.
+fn plan(routes: &RouteList) -> (Vec<Probe<'_>>, Vec<Entry<'_>>) {
+    let (mut probes, mut entries) = (Vec::new(), Vec::new());
     for route in routes {
-        match &route.action {
-            RouteAction::Upstreams(upstreams) => {
-                for member in &upstreams.members {
-                    let lacks_roots = upstreams.options.tls.is_none();
-                    if member.url.scheme() == UpstreamScheme::Https && lacks_roots {
-                        lines.push(Line::Unchecked(&route.name));
-                        continue;
-                    }
-                    let look = Look {
-                        url: &member.url,
-                        options: &upstreams.options,
-                        health: upstreams.health.as_ref(),
-                    };
-                    let known = looks.iter().position(|known| *known == look);
-                    let index = known.unwrap_or_else(|| {
-                        looks.push(look);
-                        looks.len() - 1
-                    });
-                    lines.push(Line::Look(&route.name, index));
-                }
-            }
+        let upstreams = match &route.action {
+            RouteAction::Upstreams(upstreams) => upstreams,
             RouteAction::Template(template, _) => {
-                lines.push(Line::Template(&route.name, template.to_string()));
+                entries.push(Entry::Template(&route.name, template.to_string()));
+                continue;
             }
-            // Nobody is asked for these.
-            RouteAction::Respond(_) | RouteAction::Deny(_) => {}
+            // Without an upstream.
+            RouteAction::Respond(_) | RouteAction::Deny(_) => continue,
+        };
+        for member in &upstreams.members {
+            let lacks_roots = upstreams.options.tls.is_none();
+            if member.url.scheme() == UpstreamScheme::Https && lacks_roots {
+                entries.push(Entry::Unchecked(&route.name));
+                continue;
+            }
+            let probe = Probe {
+                url: &member.url,
+                options: &upstreams.options,
+                health: upstreams.health.as_ref(),
+            };
+            let known = probes.iter().position(|known| *known == probe);
+            let index = known.unwrap_or_else(|| {
+                probes.push(probe);
+                probes.len() - 1
+            });
+            entries.push(Entry::Probe(&route.name, index));
         }
     }
-    (looks, lines)
+    (probes, entries)
 }
 
-impl Look<'_> {
-    async fn take(&self, parts: &LeadParts) -> Looked {
+impl Probe<'_> {
+    async fn run(&self, parts: &LeadParts) -> Probed {
         let began = Instant::now();
-        let seen = Box::pin(self.look(parts)).await;
-        Looked {
-            seen,
-            took: began.elapsed(),
+        let url = self.url.to_string();
+        match Box::pin(self.connect(&url, parts)).await {
+            Ok(more) => (url + &more, None, began.elapsed()),
+            Err((text, verdict)) => (format!("{url}: {text}"), Some(verdict), began.elapsed()),
         }
     }
 
-    /// Connects, and asks how it is.
-    async fn look(&self, parts: &LeadParts) -> Result<String, (UpstreamFailure, String)> {
-        let upstream = parts.upstream(self.url, self.options);
-        let upstream = upstream.map_err(|error| (UpstreamFailure::Unusable, error.to_string()))?;
-        if let Err(not_reached) = upstream.try_reach().await {
-            let words = words(&not_reached.problem, &self.url.to_string());
-            return Err((failure(not_reached), words));
-        }
-        let Some(health) = self.health else {
+    /// Connects, and requests the health path.
+    async fn connect(&self, url: &str, parts: &LeadParts) -> Result<String, (String, Verdict)> {
+        let upstream = parts.upstream(self.url, self.options).map_err(|error| {
+            let text = error.to_string();
+            let verdict = verdict::unusable(url, &text);
+            (text, verdict)
+        })?;
+        upstream.try_reach().await.map_err(|failure| {
+            let text = detail(&failure.problem, url);
+            let is_socket = self.url.socket_path().is_some();
+            let verdict = verdict::not_reached(url, is_socket, &failure, &text);
+            (text, verdict)
+        })?;
+        let Some(HealthOptions {
+            path,
+            host,
+            timeout,
+            ..
+        }) = self.health
+        else {
             return Ok(String::new());
         };
-        match upstream
-            .try_health(&health.path, health.host.as_ref(), health.timeout)
-            .await
-        {
-            Ok(()) => Ok(format!(", well by {}", health.path)),
-            Err(text) => Err((
-                UpstreamFailure::Unhealthy,
-                format!("{}: {text}", health.path),
-            )),
-        }
-    }
-
-    fn report(&self, looked: &Looked, facts: &Facts) -> StepReport {
-        let url = self.url.to_string();
-        let step = match &looked.seen {
-            Ok(more) => StepReport::new(StepName::Upstream, StepResult::Held, url + more),
-            Err((kind, text)) => {
-                let seen = format!("{url}: {text}");
-                let trouble = Trouble::Upstream(UpstreamTrouble {
-                    url,
-                    is_socket: self.url.socket_path().is_some(),
-                    kind: kind.clone(),
-                    text: text.clone(),
-                });
-                StepReport::failed(StepName::Upstream, seen, verdict(facts, &trouble))
+        match upstream.try_health(path, host.as_ref(), *timeout).await {
+            Ok(()) => Ok(format!(", healthy by {path}")),
+            Err(text) => {
+                let text = format!("{path}: {text}");
+                let verdict = verdict::unhealthy(url, &text);
+                Err((text, verdict))
             }
-        };
-        step.took(looked.took)
+        }
     }
 }
 
-/// What the problem says beyond the upstream's URL.
-fn words(problem: &Problem, url: &str) -> String {
+fn report((words, verdict, took): &Probed) -> StepReport {
+    let step = match verdict {
+        None => StepReport::new(StepName::Upstream, StepResult::Held, words),
+        Some(verdict) => StepReport::failed(StepName::Upstream, words, verdict.clone()),
+    };
+    step.took(*took)
+}
+
+/// The problem's detail without the upstream's URL.
+fn detail(problem: &Problem, url: &str) -> String {
     let detail = problem.detail();
     let detail = detail.strip_prefix(url).unwrap_or(detail);
     printable(detail.trim_start_matches(": "))
-}
-
-fn failure(not_reached: NotReached) -> UpstreamFailure {
-    if let Some(certificate) = not_reached.certificate {
-        return UpstreamFailure::Certificate(certificate);
-    }
-    match not_reached.problem.reason() {
-        Reason::DnsError => UpstreamFailure::Unresolved,
-        Reason::DnsTimeout => UpstreamFailure::ResolveTimedOut,
-        Reason::ConnectionRefused => UpstreamFailure::Refused,
-        Reason::ConnectionTimeout => UpstreamFailure::TimedOut,
-        Reason::DestinationDenied => UpstreamFailure::Denied,
-        Reason::TlsCertificateError | Reason::TlsProtocolError => UpstreamFailure::Tls,
-        _ => UpstreamFailure::Unreached,
-    }
 }

@@ -1,25 +1,30 @@
-//! From what was seen to what is wrong and what to do about it, by name.
+//! From evidence and a failure to what is wrong and what to do about it, by a stable name.
 //!
 //! ```text
-//!   facts + where the way ended ─▶ local     configuration, token and certificate files
-//!                                  way       names, connections, proxies
-//!                                  tls       certificates, versions, what is no TLS
-//!                                  answer    refusals of a tunnel server, and answers of anybody else
-//!                                  upstream  what routes lead to            ─▶ Verdict
+//!   evidence + failure ─▶ local     configuration, CA files, token file, client certificate
+//!                         dial      names, connections, proxies
+//!                         tls       certificates, versions, clocks, what is not TLS
+//!                         response  refusals of a tunnel server, and responses of anything else
+//!                         upstream  what routes lead to                      ─▶ Verdict
 //! ```
 //!
-//! Pure: the same facts have the same verdict. A name never changes, since scripts go by it; the sentences
-//! may. They say what was seen before what it means, so that whoever knows better is not misled.
+//! Pure functions, most of them tables with rows of a failure, a name, a sentence and advice. Scripts use the names, so
+//! a name never changes; sentences and advice may. A sentence says what was observed before what it means, so that a
+//! reader who knows better is not misled.
 
-mod answer;
+mod dial;
 mod local;
+mod response;
 mod tls;
 mod upstream;
-mod way;
 
 use serde::Serialize;
 
-use super::facts::{Facts, Trouble};
+pub(super) use self::dial::{dial, step};
+pub(super) use self::local::{config, identity, token_file, token_time, trust};
+pub(super) use self::response::{conflict, ended, session};
+pub(super) use self::tls::clock_off;
+pub(super) use self::upstream::{not_reached, unhealthy, unusable};
 
 /// What is wrong, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -47,30 +52,18 @@ impl Verdict {
     }
 }
 
-/// What this trouble means, as far as all that was seen tells.
-pub(super) fn verdict(facts: &Facts, trouble: &Trouble) -> Verdict {
-    match trouble {
-        Trouble::Config(faults) => local::config(faults),
-        Trouble::Trust(trouble) => local::trust(trouble),
-        Trouble::Token(trouble) => local::token(trouble),
-        Trouble::Identity(text) => local::identity(text),
-        Trouble::TimedOut(leg, act, limit) => way::timed_out(facts, *leg, *act, *limit),
-        Trouble::Unresolved { leg, host, text } => way::unresolved(facts, *leg, host, text),
-        Trouble::Unreached { leg, tried } => way::unreached(facts, *leg, tried),
-        Trouble::Proxy(trouble) => way::proxy(facts, trouble),
-        Trouble::Certificate(leg, error) => tls::certificate(facts, *leg, error),
-        Trouble::Tls(leg, trouble) => tls::failed(facts, *leg, trouble),
-        Trouble::NoAnswer(text) => answer::none(facts, text),
-        Trouble::Refused => answer::refused(facts),
-        Trouble::NotATunnel => answer::not_a_tunnel(facts),
-        Trouble::NoEcho(limit) => answer::no_echo(facts, *limit),
-        Trouble::Ended(reason) => answer::ended(facts, *reason),
-        Trouble::Conflict(refusal) => answer::conflict(refusal),
-        Trouble::TokenTime => local::token_time(facts),
-        Trouble::Clock => tls::clock_off(facts, "this machine's clock is not the server's"),
-        Trouble::Upstream(trouble) => upstream::failed(trouble),
-    }
+/// One verdict, or a table of them: `value; pattern => "name" "sentence" "advice" …`, where the texts may name variables
+/// in braces.
+macro_rules! verdicts {
+    ($name:literal $sentence:literal $advice:literal) => {
+        Verdict::new($name, format!($sentence), format!($advice))
+    };
+    ($value:expr; $($pattern:pat $(if $guard:expr)? =>
+        $name:literal $sentence:literal $advice:literal)+) => {
+        match $value { $($pattern $(if $guard)? => verdicts!($name $sentence $advice),)+ }
+    };
 }
+use verdicts;
 
 #[cfg(test)]
 mod tests;

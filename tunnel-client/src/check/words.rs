@@ -1,4 +1,4 @@
-//! Times, durations and strangers' words, as people read them.
+//! Times, durations and text of peers, as people read them.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use crate::dial::proxy::one_line;
 
 /// A moment to the second, in UTC.
 pub(super) fn moment(time: SystemTime) -> String {
-    // The last second that has a four-digit year; a later one cannot be shown.
+    // The last second with a four-digit year; later ones cannot be shown.
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     humantime::format_rfc3339_seconds(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
 }
@@ -21,7 +21,7 @@ pub(super) fn span(duration: Duration) -> String {
     units.join(" ")
 }
 
-/// What somebody on the way said, on one line that does nothing to a terminal, and not too long.
+/// Text of a peer on one line of bounded length, without control characters.
 pub(super) fn printable(text: &str) -> String {
     one_line(text)
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use super::Failure;
 use super::program::block_on;
-use crate::check::{self, Options, Style, Word};
+use crate::check::{self, Event, Options, Style};
 use crate::cli::CheckArgs;
 
 pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
@@ -19,14 +19,14 @@ pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
         options = options.with_idle_probe(idle_probe_max);
     }
     let style = style();
-    let mut tell = move |word: Word<'_>| match word {
-        Word::Step(step) if !json => print(&style.step(step)),
-        Word::Step(_) => {}
+    let mut notify = move |event: Event<'_>| match event {
+        Event::Step(step) if !json => print(&style.step(step)),
+        Event::Step(_) => {}
         // Beside what scripts read.
-        Word::Progress(line) => eprintln!("{line}"),
+        Event::Progress(line) => eprintln!("{line}"),
     };
     block_on(async {
-        let report = Box::pin(check::check(given, options, &mut tell)).await;
+        let report = Box::pin(check::check(given, options, &mut notify)).await;
         match json {
             true => {
                 let text = serde_json::to_string_pretty(&report).map_err(Failure::running)?;

@@ -42,6 +42,14 @@ pub(crate) fn is_not_a_tunnel(error: &StepError) -> bool {
 }
 
 impl Step {
+    /// Whether it is one with the proxy, and not with the server.
+    pub(crate) fn is_of_proxy(self) -> bool {
+        matches!(
+            self,
+            Self::ProxyResolve | Self::ProxyConnect | Self::ProxyTls | Self::ProxyAsk
+        )
+    }
+
     /// One word for metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -13,7 +13,7 @@ use rcgen::date_time_ymd;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel_client::check::{Options, Report, StepName, StepResult, Word, check};
+use tunnel_client::check::{Event, Options, Report, StepName, StepResult, check};
 use tunnel_client::cli::{Cli, Command};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Refusal;
@@ -73,10 +73,15 @@ impl Place {
         let Command::Check(arguments) = cli.command else {
             unreachable!()
         };
-        let mut told = 0;
-        let mut tell = |word: Word<'_>| told += usize::from(matches!(word, Word::Step(_)));
-        let report = check(arguments.given, options, &mut tell).await;
-        assert_eq!(told, report.steps.len(), "each step is told at once");
+        let mut reported = 0;
+        let mut notify =
+            |event: Event<'_>| reported += usize::from(matches!(event, Event::Step(_)));
+        let report = check(arguments.given, options, &mut notify).await;
+        assert_eq!(
+            reported,
+            report.steps.len(),
+            "each step is reported at once"
+        );
         report
     }
 }

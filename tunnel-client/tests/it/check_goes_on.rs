@@ -147,7 +147,7 @@ async fn a_ca_file_that_is_mistyped_is_told_as_that() {
         told.sentence,
         format!("the CA file {path} that --ca-file names does not exist")
     );
-    assert!(told.advice.contains("a slip in the path"), "{told:?}");
+    assert!(told.advice.contains("the path for a slip"), "{told:?}");
     // A path in the file, and of another setting.
     place.write("client.toml", "upstream_ca_file = \"token\"\n");
     let config = place.path().join("client.toml").display().to_string();

@@ -92,7 +92,7 @@ where
         if let Some(address) = waiting.next() {
             running.push((address, Box::pin(attempt(address))));
         } else if running.is_empty() {
-            return Err(AllFailed(failed));
+            return Err(AllFailed::new(failed));
         }
         let next = match waiting.len() {
             0 => end,
@@ -110,7 +110,7 @@ where
                     error: io::ErrorKind::TimedOut.into(),
                 });
                 failed.extend(unanswered);
-                return Err(AllFailed(failed));
+                return Err(AllFailed::new(failed));
             },
         }
     }
@@ -138,6 +138,12 @@ where
 }
 
 impl AllFailed {
+    /// The attempts, in the order in which they failed.
+    #[must_use]
+    pub fn new(attempts: Vec<Attempt>) -> Self {
+        Self(attempts)
+    }
+
     /// Each address, in the order in which they failed.
     pub fn attempts(&self) -> &[Attempt] {
         &self.0

@@ -23,40 +23,50 @@ fn idle_times_double_up_to_what_was_asked_for() {
 
 #[test]
 fn what_is_found_and_advised() {
-    for (held, limit, proven, advised) in [
-        (vec![(15, Held::Alive), (30, Held::Alive)], None, 30, 15),
+    for (outcomes, limit, proven, advised) in [
         (
-            vec![(15, Held::Alive), (30, Held::Silent)],
+            vec![(15, IdleOutcome::Alive), (30, IdleOutcome::Alive)],
+            None,
+            30,
+            15,
+        ),
+        (
+            vec![(15, IdleOutcome::Alive), (30, IdleOutcome::Silent)],
             Some((15, 30)),
             15,
             7,
         ),
-        (vec![(15, Held::Silent)], Some((0, 15)), 0, 1),
+        (vec![(15, IdleOutcome::Silent)], Some((0, 15)), 0, 1),
         (
             vec![
-                (15, Held::Alive),
-                (30, Held::Alive),
-                (120, Held::CutAfter(secs(60))),
+                (15, IdleOutcome::Alive),
+                (30, IdleOutcome::Alive),
+                (120, IdleOutcome::CutAfter(secs(60))),
             ],
             Some((60, 60)),
             30,
             15,
         ),
-        (vec![(15, Held::CutAfter(secs(10)))], Some((10, 10)), 0, 5),
+        (
+            vec![(15, IdleOutcome::CutAfter(secs(10)))],
+            Some((10, 10)),
+            0,
+            5,
+        ),
     ] {
         let mut finding = Finding::default();
-        for (idle, held) in &held {
+        for (idle, outcome) in &outcomes {
             assert!(!finding.is_over());
-            finding.add(secs(*idle), *held).unwrap();
+            finding.add(secs(*idle), *outcome).unwrap();
         }
         let report = finding.report();
         let limit = limit.map(|(from, to)| (secs(from), secs(to)));
-        assert_eq!(report.limit, limit, "{held:?}");
+        assert_eq!(report.limit, limit, "{outcomes:?}");
         assert_eq!(finding.is_over(), limit.is_some());
         assert_eq!(
             (report.proven, report.advised.as_secs()),
             (secs(proven), advised),
-            "{held:?}"
+            "{outcomes:?}"
         );
     }
 }
@@ -73,7 +83,7 @@ fn pings_that_come_too_seldom_are_named() {
         line.contains("after 10s") && line.contains("--ping-interval=5s"),
         "{line}"
     );
-    assert!(report.line(secs(5)).contains("pings each 5s hold it"));
+    assert!(report.line(secs(5)).contains("a ping each 5s is enough"));
     let json = serde_json::to_string(&report).unwrap();
     assert_eq!(
         json,
@@ -141,22 +151,22 @@ async fn find(way: Way, longest: u64) -> (IdleReport, Duration, Vec<String>) {
         servers.push(server);
     }
     let began = Instant::now();
-    let mut told = Vec::new();
-    let report = probe(sessions, Timing::default(), &mut |line| told.push(line)).await;
-    (report.unwrap(), began.elapsed(), told)
+    let mut lines = Vec::new();
+    let report = probe(sessions, Timing::default(), &mut |line| lines.push(line)).await;
+    (report.unwrap(), began.elapsed(), lines)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_way_that_bears_silence_has_no_limit() {
-    let (report, took, told) = find(Way::Bears, 120).await;
+    let (report, took, lines) = find(Way::Bears, 120).await;
     assert_eq!((report.limit, report.proven), (None, secs(120)));
-    assert_eq!(told.len(), 4, "{told:?}");
+    assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(took < secs(130), "side by side: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_says_when() {
-    let (report, took, told) = find(Way::CutsAfter(secs(45)), 300).await;
+    let (report, took, lines) = find(Way::CutsAfter(secs(45)), 300).await;
     let (from, to) = report.limit.unwrap();
     assert!(
         (44..=46).contains(&from.as_secs()) && (44..=46).contains(&to.as_secs()),
@@ -164,15 +174,18 @@ async fn a_cut_says_when() {
     );
     assert_eq!(report.proven, secs(30));
     assert!(took < secs(60), "the rest is not waited for: {took:?}");
-    assert!(told.last().unwrap().contains("was cut"), "{told:?}");
+    assert!(lines.last().unwrap().contains("was cut"), "{lines:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn silence_says_between_which_times() {
-    let (report, took, told) = find(Way::LosesAfter(secs(45)), 300).await;
+    let (report, took, lines) = find(Way::LosesAfter(secs(45)), 300).await;
     assert_eq!(report.limit, Some((secs(30), secs(60))));
     assert!(took < secs(90), "{took:?}");
-    assert!(told.last().unwrap().contains("nobody said so"), "{told:?}");
+    assert!(
+        lines.last().unwrap().contains("without a close"),
+        "{lines:?}"
+    );
     assert_eq!(report.advised, secs(15));
 }
 

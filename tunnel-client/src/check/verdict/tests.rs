@@ -1,22 +1,27 @@
-//! Every verdict as a table: what was seen, and what it is called.
+//! Every verdict as a table: a failure with its evidence, and the verdict's name.
 
-mod answers;
+mod responses;
 mod upstreams;
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::time::{Duration, SystemTime};
 
-use rustls::CertificateError;
+use rustls::{AlertDescription, CertificateError, Error as TlsError, InvalidMessage};
+use rustls::{OtherError, PeerIncompatible};
+use tunnel_ops::connect::{AllFailed, Attempt};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::handshake::Refusal;
 
 use super::*;
-use crate::check::certificate::CertificateFacts;
-use crate::check::facts::{
-    Act, AnswerFacts, ClockFacts, Leg, ProxyRefusal, ProxyTrouble, TlsTrouble, Tried, TrustFault,
-    TrustTrouble,
-};
-use crate::check::token::{TokenFacts, TokenFault, TokenKind, TokenTrouble};
+use crate::check::certificate::CertificateEvidence;
+use crate::check::evidence::{ClockEvidence, Evidence, ResponseEvidence};
+use crate::check::session::SessionFailure;
+use crate::check::token::{TokenEvidence, TokenKind};
+use crate::check::trust::{CaFileFault, TrustFailure};
+use crate::config::LoginError;
+use crate::dial::proxy::{ProxyAnswer, ProxyError};
+use crate::dial::{Step, StepError};
+use crate::token_file::TokenFileError;
 
 const HOST: &str = "tunnel.example.com";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -26,14 +31,14 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
 }
 
-fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
-    let mut facts = Facts::new(HOST, 443, now());
-    change(&mut facts);
-    facts
+fn evidence(change: impl FnOnce(&mut Evidence)) -> Evidence {
+    let mut evidence = Evidence::new(HOST, 443, now());
+    change(&mut evidence);
+    evidence
 }
 
-fn certificate(issuer: &str, change: impl FnOnce(&mut CertificateFacts)) -> CertificateFacts {
-    let mut made = CertificateFacts {
+fn certificate(issuer: &str, change: impl FnOnce(&mut CertificateEvidence)) -> CertificateEvidence {
+    let mut made = CertificateEvidence {
         subject: format!("CN={HOST}"),
         issuer: format!("CN={issuer}"),
         issuer_name: issuer.to_owned(),
@@ -48,13 +53,13 @@ fn certificate(issuer: &str, change: impl FnOnce(&mut CertificateFacts)) -> Cert
     made
 }
 
-fn answered(status: u16, change: impl FnOnce(&mut AnswerFacts)) -> AnswerFacts {
-    let mut answer = AnswerFacts {
+fn answered(status: u16, change: impl FnOnce(&mut ResponseEvidence)) -> ResponseEvidence {
+    let mut response = ResponseEvidence {
         status,
-        ..AnswerFacts::default()
+        ..ResponseEvidence::default()
     };
-    change(&mut answer);
-    answer
+    change(&mut response);
+    response
 }
 
 fn refusal(reason: &str) -> Refusal {
@@ -66,8 +71,8 @@ fn refusal(reason: &str) -> Refusal {
 }
 
 /// The clock is so much behind the server's.
-fn behind(by: Duration) -> ClockFacts {
-    ClockFacts {
+fn behind(by: Duration) -> ClockEvidence {
+    ClockEvidence {
         here: now(),
         there: now() + by,
         is_servers: true,
@@ -75,10 +80,8 @@ fn behind(by: Duration) -> ClockFacts {
 }
 
 #[track_caller]
-fn check(facts: &Facts, trouble: &Trouble, name: &str) -> Verdict {
-    let verdict = verdict(facts, trouble);
-    assert_eq!(verdict.name, name, "{verdict:?}\n{facts:?}\n{trouble:?}");
-    // Whoever is stuck is told something, and what to do.
+fn check(verdict: Verdict, name: &str) -> Verdict {
+    assert_eq!(verdict.name, name, "{verdict:?}");
     assert!(
         verdict.sentence.len() > 20 && verdict.advice.len() > 20,
         "{verdict:?}"
@@ -86,70 +89,87 @@ fn check(facts: &Facts, trouble: &Trouble, name: &str) -> Verdict {
     verdict
 }
 
+/// This step fails with this error.
+fn failed(step: Step, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StepError {
+    StepError::Failed(step, Error::other(error))
+}
+
+fn invalid(step: Step, error: CertificateError) -> StepError {
+    failed(step, TlsError::InvalidCertificate(error))
+}
+
+fn unreached(step: Step, kinds: &[ErrorKind]) -> StepError {
+    let attempts = kinds.iter().map(|kind| Attempt {
+        address: "192.0.2.7:443".parse().unwrap(),
+        error: (*kind).into(),
+    });
+    failed(step, AllFailed::new(attempts.collect()))
+}
+
 #[test]
-fn what_stands_on_this_machine() {
-    let none = facts(|_| {});
-    check(
-        &none,
-        &Trouble::Config(vec!["--server is missing".into()]),
-        "config_invalid",
-    );
-    trust_in_a_file_that_is_none(&none);
-    check(
-        &none,
-        &Trouble::Identity("no key".into()),
-        "certificate_file_unusable",
-    );
-    for (kind, name) in [
-        (TokenFault::TokenItself, "token_file_is_token"),
-        (TokenFault::Missing, "token_file_missing"),
+fn files_of_this_machine() {
+    check(config(&["--server is missing".into()]), "config_invalid");
+    check(identity("no key"), "certificate_file_unusable");
+    let path = || "token".into();
+    let unreadable = |kind: ErrorKind| TokenFileError::Unreadable {
+        path: path(),
+        source: kind.into(),
+    };
+    for (error, name) in [
+        (TokenFileError::TokenItself, "token_file_is_token"),
+        (unreadable(ErrorKind::NotFound), "token_file_missing"),
         (
-            TokenFault::Unreadable("permission denied".into()),
+            unreadable(ErrorKind::PermissionDenied),
             "token_file_unreadable",
         ),
-        (TokenFault::NotAFile, "token_file_irregular"),
-        (TokenFault::Empty, "token_file_empty"),
-        (TokenFault::NotAToken, "token_file_malformed"),
+        (
+            TokenFileError::NotAFile { path: path() },
+            "token_file_irregular",
+        ),
+        (TokenFileError::Empty { path: path() }, "token_file_empty"),
+        (
+            TokenFileError::NotAToken { path: path() },
+            "token_file_malformed",
+        ),
     ] {
-        let path = "token".into();
-        check(&none, &Trouble::Token(TokenTrouble { path, kind }), name);
+        check(token_file(&error), name);
     }
 }
 
-/// Whoever mistypes a path is not sent to look for a certificate.
-#[track_caller]
-fn trust_in_a_file_that_is_none(none: &Facts) {
-    for (kind, sentence, advice) in [
+/// The advice on a mistyped path is not about certificates.
+#[test]
+fn ca_files_that_are_none() {
+    for (fault, sentence, advice) in [
         (
-            TrustFault::Missing,
+            CaFileFault::Missing,
             "/etc/ca.pem that `ca_file` in line 3 of c.toml names does not exist",
-            "a slip in the path",
+            "for a slip",
         ),
         (
-            TrustFault::Unreadable,
+            CaFileFault::Unreadable,
             "cannot be read: its words",
             "let the user",
         ),
-        (TrustFault::Folder, "is a folder", "--ca-dir"),
-        (TrustFault::File, "is a file", "--ca-file"),
-        (TrustFault::Empty, "is empty", "into it"),
-        (TrustFault::Key, "private key", "the CA's certificate"),
-        (TrustFault::Binary, "DER", "openssl"),
+        (CaFileFault::Folder, "is a folder", "--ca-dir"),
+        (CaFileFault::File, "is a file", "--ca-file"),
+        (CaFileFault::Empty, "is empty", "into it"),
+        (CaFileFault::Key, "private key", "the CA's certificate"),
+        (CaFileFault::Der, "DER", "openssl"),
         (
-            TrustFault::NoCertificate,
+            CaFileFault::NoCertificate,
             "holds no CA certificate",
             "another file",
         ),
-        (TrustFault::Damaged, "damaged", "copy the file"),
-        (TrustFault::Nobody, "its words", "ca-certificates"),
+        (CaFileFault::Damaged, "damaged", "complete file"),
+        (CaFileFault::NoRoots, "its words", "ca-certificates"),
     ] {
-        let trouble = TrustTrouble {
-            kind,
+        let failure = TrustFailure {
+            fault,
             path: "/etc/ca.pem".to_owned(),
             named_by: "`ca_file` in line 3 of c.toml".to_owned(),
             text: "its words".to_owned(),
         };
-        let verdict = check(none, &Trouble::Trust(trouble), "trust_unusable");
+        let verdict = check(trust(&failure), "trust_unusable");
         assert!(verdict.sentence.contains(sentence), "{verdict:?}");
         assert!(verdict.advice.contains(advice), "{verdict:?}");
     }
@@ -178,36 +198,26 @@ fn names_that_have_no_address() {
         // As musl says it.
         (HOST, "Try again", "no name server"),
     ] {
-        let none = facts(|facts| facts.host = host.to_owned());
-        for (leg, name) in [
-            (Leg::Server, "dns_failure"),
-            (Leg::Proxy, "proxy_dns_failure"),
+        let none = evidence(|evidence| {
+            evidence.host = host.to_owned();
+            evidence.proxy_host = host.to_owned();
+        });
+        for (at, name) in [
+            (Step::Resolve, "dns_failure"),
+            (Step::ProxyResolve, "proxy_dns_failure"),
         ] {
-            let (host, text) = (host.to_owned(), text.to_owned());
-            let verdict = check(&none, &Trouble::Unresolved { leg, host, text }, name);
+            let verdict = check(step(&none, &failed(at, text)), name);
             assert!(verdict.advice.contains(hint), "{verdict:?}");
         }
     }
-    let by_proxy = facts(|facts| facts.proxy = Some("http://proxy:3128".into()));
-    let trouble = Trouble::Unresolved {
-        leg: Leg::Server,
-        host: HOST.into(),
-        text: String::new(),
-    };
-    assert!(!verdict(&by_proxy, &trouble).advice.contains("--proxy"));
+    let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".into()));
+    let verdict = step(&by_proxy, &failed(Step::Resolve, ""));
+    assert!(!verdict.advice.contains("--proxy"));
 }
 
 #[test]
 fn addresses_that_are_not_reached() {
-    let tried = |kinds: &[ErrorKind]| {
-        let tried = kinds.iter().map(|kind| Tried {
-            address: "192.0.2.7:443".into(),
-            kind: *kind,
-            text: kind.to_string(),
-        });
-        tried.collect::<Vec<_>>()
-    };
-    let none = facts(|_| {});
+    let none = evidence(|_| {});
     for (kinds, server, proxy) in [
         (
             &[ErrorKind::ConnectionRefused][..],
@@ -224,7 +234,7 @@ fn addresses_that_are_not_reached() {
             "connect_unreachable",
             "proxy_unreachable",
         ),
-        // IPv6 that leads nowhere says little beside IPv4 that does not answer.
+        // IPv6 without a route says little beside IPv4 that does not answer.
         (
             &[ErrorKind::NetworkUnreachable, ErrorKind::TimedOut],
             "connect_timeout",
@@ -236,92 +246,98 @@ fn addresses_that_are_not_reached() {
             "proxy_connect_refused",
         ),
     ] {
-        for (leg, name) in [(Leg::Server, server), (Leg::Proxy, proxy)] {
-            check(
-                &none,
-                &Trouble::Unreached {
-                    leg,
-                    tried: tried(kinds),
-                },
-                name,
-            );
+        for (at, name) in [(Step::Connect, server), (Step::ProxyConnect, proxy)] {
+            check(step(&none, &unreached(at, kinds)), name);
         }
     }
+    let no_address = failed(Step::Connect, "the name has no address");
+    check(step(&none, &no_address), "connect_unreachable");
 }
 
 #[test]
 fn steps_that_take_too_long() {
-    let none = facts(|_| {});
-    for (leg, act, name) in [
-        (Leg::Server, Act::Resolve, "dns_timeout"),
-        (Leg::Proxy, Act::Resolve, "dns_timeout"),
-        (Leg::Server, Act::Connect, "connect_timeout"),
-        (Leg::Proxy, Act::Connect, "proxy_connect_timeout"),
-        (Leg::Proxy, Act::AskProxy, "proxy_timeout"),
-        (Leg::Proxy, Act::Tls, "proxy_tls"),
-        (Leg::Server, Act::Tls, "tls_timeout"),
-        (Leg::Server, Act::Ask, "upgrade_timeout"),
+    let none = evidence(|_| {});
+    for (at, name) in [
+        (Step::Resolve, "dns_timeout"),
+        (Step::ProxyResolve, "dns_timeout"),
+        (Step::Connect, "connect_timeout"),
+        (Step::ProxyConnect, "proxy_connect_timeout"),
+        (Step::ProxyAsk, "proxy_timeout"),
+        (Step::ProxyTls, "proxy_tls"),
+        (Step::Tls, "tls_timeout"),
+        (Step::Upgrade, "upgrade_timeout"),
     ] {
-        check(&none, &Trouble::TimedOut(leg, act, LIMIT), name);
+        check(step(&none, &StepError::TimedOut(at, LIMIT)), name);
     }
 }
 
 #[test]
-fn proxies_that_say_no() {
-    let by_proxy = facts(|facts| facts.proxy = Some("http://proxy:3128".into()));
-    let said = |kind, status, words: &str| {
-        Trouble::Proxy(ProxyTrouble {
-            kind,
-            status,
-            words: words.to_owned(),
-            schemes: vec!["Basic realm=\"corp\"".to_owned()],
-        })
+fn proxies_that_refuse() {
+    let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".into()));
+    let answer = |status: u16, words: &str| ProxyAnswer {
+        status: Some(status.try_into().unwrap()),
+        words: words.to_owned(),
+        schemes: vec!["Basic realm=\"corp\"".to_owned()],
+        login: None,
     };
-    for (kind, name) in [
-        (ProxyRefusal::LoginWanted, "proxy_login"),
-        (ProxyRefusal::LoginUnknown, "proxy_login"),
-        (ProxyRefusal::LoginRefused, "proxy_login"),
-        (ProxyRefusal::LoginUnreadable, "proxy_login"),
-        (ProxyRefusal::NotAProxy, "not_a_proxy"),
+    let login = || answer(407, "407 login, please");
+    for (error, name) in [
+        (ProxyError::LoginWanted(login()), "proxy_login"),
+        (ProxyError::LoginUnknown(login()), "proxy_login"),
+        (ProxyError::LoginRefused(login()), "proxy_login"),
+        (ProxyError::LoginHeld(login(), LIMIT), "proxy_login"),
+        (
+            ProxyError::Login(LoginError::NotALogin {
+                path: "login".into(),
+            }),
+            "proxy_login",
+        ),
+        (ProxyError::NotAProxy("no HTTP".into()), "not_a_proxy"),
     ] {
-        let verdict = check(&by_proxy, &said(kind, Some(407), "407 login, please"), name);
+        let verdict = check(step(&by_proxy, &failed(Step::ProxyAsk, error)), name);
         assert!(
             verdict.sentence.contains("http://proxy:3128"),
             "{verdict:?}"
         );
     }
-    let wanted = said(ProxyRefusal::LoginWanted, Some(407), "407");
-    assert!(verdict(&by_proxy, &wanted).sentence.contains("corp"));
-    let denied = said(ProxyRefusal::Other, Some(403), "403 Forbidden by policy");
-    let denied = check(&by_proxy, &denied, "proxy_refused");
+    let cut = failed(Step::ProxyAsk, "connection reset");
+    check(step(&by_proxy, &cut), "not_a_proxy");
+    let wanted = failed(Step::ProxyAsk, ProxyError::LoginWanted(login()));
+    assert!(step(&by_proxy, &wanted).sentence.contains("corp"));
+    let refused = |status, words| {
+        let refused = ProxyError::Refused(answer(status, words));
+        let verdict = step(&by_proxy, &failed(Step::ProxyAsk, refused));
+        check(verdict, "proxy_refused")
+    };
+    let denied = refused(403, "403 Forbidden by policy");
     assert!(denied.sentence.contains("Forbidden by policy") && denied.advice.contains("CONNECT"));
-    let away = check(
-        &by_proxy,
-        &said(ProxyRefusal::Other, Some(502), "502"),
-        "proxy_refused",
-    );
+    let away = refused(502, "502");
     assert!(away.advice.contains("does not reach it"), "{away:?}");
 }
 
 #[test]
 fn certificates_that_nobody_here_trusts() {
-    let unknown = Trouble::Certificate(Leg::Server, CertificateError::UnknownIssuer);
-    let shows = |own: CertificateFacts| facts(|facts| facts.chain = vec![own]);
+    let unknown = invalid(Step::Tls, CertificateError::UnknownIssuer);
+    let shows = |own: CertificateEvidence| evidence(|evidence| evidence.chain = vec![own]);
     let private = shows(certificate("Corp Root", |_| {}));
-    let verdict = check(&private, &unknown, "tls_inspection");
+    let verdict = check(step(&private, &unknown), "tls_inspection");
     assert!(verdict.sentence.contains("Corp Root"), "{verdict:?}");
     assert!(verdict.advice.contains("--ca-file"), "{verdict:?}");
     let zscaler = check(
-        &shows(certificate("Zscaler Intermediate Root CA", |_| {})),
-        &unknown,
+        step(
+            &shows(certificate("Zscaler Intermediate Root CA", |_| {})),
+            &unknown,
+        ),
         "tls_inspection",
     );
     assert!(
-        zscaler.sentence.starts_with("zscaler on the way opens TLS"),
+        zscaler
+            .sentence
+            .starts_with("zscaler on the way inspects TLS"),
         "{zscaler:?}"
     );
     let alone = certificate(HOST, |own| own.is_self_signed = true);
-    let verdict = check(&shows(alone.clone()), &unknown, "tls_self_signed");
+    let verdict = check(step(&shows(alone.clone()), &unknown), "tls_self_signed");
     assert!(verdict.advice.contains("--ca-file"), "{verdict:?}");
     authorities_shown_as_servers(alone);
     // The name that is asked for is the last of many.
@@ -329,95 +345,93 @@ fn certificates_that_nobody_here_trusts() {
         own.names = (1..12).map(|n| format!("site{n}.test")).collect();
         own.names.push(HOST.to_owned());
     });
-    check(&shows(shared.clone()), &unknown, "tls_inspection");
-    let public = CertificateFacts {
+    check(step(&shows(shared.clone()), &unknown), "tls_inspection");
+    let public = CertificateEvidence {
         is_logged: true,
         ..shared
     };
-    check(&shows(public), &unknown, "tls_chain_incomplete");
+    check(step(&shows(public), &unknown), "tls_chain_incomplete");
     let public = certificate("Public CA", |own| own.is_logged = true);
-    check(&shows(public), &unknown, "tls_chain_incomplete");
+    check(step(&shows(public), &unknown), "tls_chain_incomplete");
     let other = certificate("Portal", |own| own.names = vec!["portal.test".into()]);
-    check(&shows(other.clone()), &unknown, "tls_name_mismatch");
-    let portal = facts(|facts| {
-        facts.chain = vec![other];
-        facts.plain = Some(answered(302, |page| {
+    check(step(&shows(other.clone()), &unknown), "tls_name_mismatch");
+    let portal = evidence(|evidence| {
+        evidence.chain = vec![other];
+        evidence.probe = Some(answered(302, |page| {
             page.location = Some("https://portal.test/login".into());
         }));
     });
-    let portal = check(&portal, &unknown, "captive_portal");
+    let portal = check(step(&portal, &unknown), "captive_portal");
     assert!(portal.sentence.contains("portal.test"), "{portal:?}");
-    check(&facts(|_| {}), &unknown, "tls_inspection");
+    check(step(&evidence(|_| {}), &unknown), "tls_inspection");
     // --connect-to changes the address that is dialled, not the name in the ClientHello.
-    let elsewhere = facts(|facts| {
-        facts.host = "127.0.0.1".to_owned();
-        facts.chain = private.chain.clone();
+    let elsewhere = evidence(|evidence| {
+        evidence.host = "127.0.0.1".to_owned();
+        evidence.chain = private.chain.clone();
     });
-    let verdict = check(&elsewhere, &unknown, "tls_inspection");
-    let left_out = format!("have {HOST} left out");
+    let verdict = check(step(&elsewhere, &unknown), "tls_inspection");
+    let left_out = format!("have {HOST} exempted");
     assert!(verdict.advice.contains(&left_out), "{verdict:?}");
-    let of_proxy = Trouble::Certificate(Leg::Proxy, CertificateError::UnknownIssuer);
-    check(&private, &of_proxy, "proxy_tls");
+    let of_proxy = invalid(Step::ProxyTls, CertificateError::UnknownIssuer);
+    check(step(&private, &of_proxy), "proxy_tls");
 }
 
 /// TLS does not come to who signed such a one.
-fn authorities_shown_as_servers(alone: CertificateFacts) {
-    let other = rustls::OtherError(std::sync::Arc::new(std::io::Error::other(
-        "CaUsedAsEndEntity",
-    )));
-    let unfit = Trouble::Certificate(Leg::Server, CertificateError::Other(other));
-    let own = CertificateFacts {
+fn authorities_shown_as_servers(alone: CertificateEvidence) {
+    let other = OtherError(std::sync::Arc::new(Error::other("CaUsedAsEndEntity")));
+    let unfit = invalid(Step::Tls, CertificateError::Other(other));
+    let own = CertificateEvidence {
         is_authority: true,
         ..alone
     };
-    let shows = |chain: Vec<CertificateFacts>| facts(|facts| facts.chain = chain);
-    let verdict = check(&shows(vec![own.clone()]), &unfit, "tls_self_signed");
+    let shows = |chain: Vec<CertificateEvidence>| evidence(|evidence| evidence.chain = chain);
+    let verdict = check(step(&shows(vec![own.clone()]), &unfit), "tls_self_signed");
     assert!(verdict.advice.contains("CA:FALSE"), "{verdict:?}");
-    let other_name = CertificateFacts {
+    let other_name = CertificateEvidence {
         names: vec!["other.test".to_owned()],
         ..own.clone()
     };
-    check(&shows(vec![other_name]), &unfit, "tls_name_mismatch");
-    let verdict = check(&shows(vec![own.clone(), own]), &unfit, "tls_certificate");
-    assert!(verdict.sentence.contains("made as a CA's"), "{verdict:?}");
+    check(step(&shows(vec![other_name]), &unfit), "tls_name_mismatch");
+    let verdict = check(
+        step(&shows(vec![own.clone(), own]), &unfit),
+        "tls_certificate",
+    );
+    assert!(verdict.sentence.contains("that of a CA"), "{verdict:?}");
     let usual = certificate("Public", |_| {});
-    check(&shows(vec![usual]), &unfit, "tls_certificate");
+    check(step(&shows(vec![usual]), &unfit), "tls_certificate");
 }
 
 #[test]
 fn certificates_that_are_not_good() {
-    let of = |error| Trouble::Certificate(Leg::Server, error);
-    let named = facts(|facts| {
-        facts.chain = vec![certificate("Public", |own| {
+    let of = |error| invalid(Step::Tls, error);
+    let named = evidence(|evidence| {
+        evidence.chain = vec![certificate("Public", |own| {
             own.names = vec!["other.test".into()]
         })];
     });
     let verdict = check(
-        &named,
-        &of(CertificateError::NotValidForName),
+        step(&named, &of(CertificateError::NotValidForName)),
         "tls_name_mismatch",
     );
     assert!(verdict.sentence.contains("other.test"), "{verdict:?}");
-    check(&named, &of(CertificateError::Revoked), "tls_revoked");
+    check(step(&named, &of(CertificateError::Revoked)), "tls_revoked");
     check(
-        &named,
-        &of(CertificateError::BadSignature),
+        step(&named, &of(CertificateError::BadSignature)),
         "tls_ca_replaced",
     );
     check(
-        &named,
-        &of(CertificateError::BadEncoding),
+        step(&named, &of(CertificateError::BadEncoding)),
         "tls_certificate",
     );
 }
 
 #[test]
 fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
-    let expired = Trouble::Certificate(Leg::Server, CertificateError::Expired);
-    let early = Trouble::Certificate(Leg::Server, CertificateError::NotValidYet);
+    let expired = invalid(Step::Tls, CertificateError::Expired);
+    let early = invalid(Step::Tls, CertificateError::NotValidYet);
     let old = certificate("Public", |own| own.not_after = now() - DAY / 2);
     let new = certificate("Public", |own| own.not_before = now() + DAY / 2);
-    for (own, trouble, clock, name) in [
+    for (own, error, clock, name) in [
         // The server's clock says the same: the certificate it is.
         (&old, &expired, Some(behind(Duration::ZERO)), "tls_expired"),
         (&old, &expired, None, "tls_expired"),
@@ -433,58 +447,75 @@ fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
         // It is not good by either clock.
         (&old, &expired, Some(behind(DAY)), "tls_expired"),
     ] {
-        let seen = facts(|facts| {
-            facts.chain = vec![own.clone()];
-            facts.clock = clock;
+        let evidence = evidence(|evidence| {
+            evidence.chain = vec![own.clone()];
+            evidence.clock = clock;
         });
-        check(&seen, trouble, name);
+        check(step(&evidence, error), name);
     }
-    let ahead = ClockFacts {
+    let ahead = ClockEvidence {
         here: now(),
         there: now() - DAY,
         is_servers: true,
     };
-    let seen = facts(|facts| {
-        facts.chain = vec![certificate("Public", |own| {
+    let evidence = evidence(|evidence| {
+        evidence.chain = vec![certificate("Public", |own| {
             own.not_before = now() - DAY * 2;
             own.not_after = now() - DAY / 2;
         })];
-        facts.clock = Some(ahead);
+        evidence.clock = Some(ahead);
     });
-    let verdict = check(&seen, &expired, "clock_off");
+    let verdict = check(step(&evidence, &expired), "clock_off");
     assert!(verdict.sentence.contains("1day behind it"), "{verdict:?}");
 }
 
 #[test]
 fn tls_that_fails_otherwise() {
-    let none = facts(|_| {});
-    for (trouble, name) in [
-        (TlsTrouble::NotTls, "not_tls"),
+    let none = evidence(|_| {});
+    let alert = TlsError::AlertReceived;
+    for (error, name) in [
         (
-            TlsTrouble::Handshake("HandshakeFailure".into()),
+            TlsError::InvalidMessage(InvalidMessage::InvalidContentType),
+            "not_tls",
+        ),
+        (
+            alert(AlertDescription::HandshakeFailure),
             "tls_handshake_failure",
         ),
         (
-            TlsTrouble::Version("no common version".into()),
+            TlsError::PeerIncompatible(PeerIncompatible::ServerDoesNotSupportTls12Or13),
             "tls_version",
         ),
-        (TlsTrouble::NameUnknown, "tls_name_unknown"),
-        (TlsTrouble::NoHttp1, "upgrade_stripped"),
+        (alert(AlertDescription::ProtocolVersion), "tls_version"),
         (
-            TlsTrouble::Identity("CertificateRequired".into()),
+            alert(AlertDescription::UnrecognisedName),
+            "tls_name_unknown",
+        ),
+        (
+            alert(AlertDescription::NoApplicationProtocol),
+            "upgrade_stripped",
+        ),
+        (TlsError::NoApplicationProtocol, "upgrade_stripped"),
+        (
+            alert(AlertDescription::CertificateRequired),
             "certificate_refused",
         ),
-        (TlsTrouble::Cut, "tls_cut"),
-        (TlsTrouble::Other("bad record".into()), "tls_failed"),
+        (alert(AlertDescription::InternalError), "tls_failed"),
+        (TlsError::DecryptError, "tls_failed"),
     ] {
-        check(&none, &Trouble::Tls(Leg::Server, trouble.clone()), name);
-        check(&none, &Trouble::Tls(Leg::Proxy, trouble), "proxy_tls");
+        let proxy = failed(Step::ProxyTls, error.clone());
+        check(step(&none, &proxy), "proxy_tls");
+        check(step(&none, &failed(Step::Tls, error)), name);
     }
+    let cut = |at| StepError::Failed(at, ErrorKind::UnexpectedEof.into());
+    check(step(&none, &cut(Step::Tls)), "tls_cut");
+    check(step(&none, &cut(Step::ProxyTls)), "proxy_tls");
 }
 
 #[test]
 fn what_speaks_no_tls_is_a_portal_only_if_it_says_so() {
-    let not_tls = Trouble::Tls(Leg::Server, TlsTrouble::NotTls);
+    let not_tls = TlsError::InvalidMessage(InvalidMessage::InvalidContentType);
+    let not_tls = failed(Step::Tls, not_tls);
     let to = |location: &str| {
         let location = location.to_owned();
         answered(302, |page| page.location = Some(location))
@@ -511,17 +542,17 @@ fn what_speaks_no_tls_is_a_portal_only_if_it_says_so() {
         (443, Some(answered(400, |_| {})), "not_tls"),
         (8080, Some(problem), "public_listener"),
     ] {
-        let seen = facts(|facts| {
-            facts.port = port;
-            facts.plain = plain;
+        let evidence = evidence(|evidence| {
+            evidence.port = port;
+            evidence.probe = plain;
         });
-        check(&seen, &not_tls, name);
+        check(step(&evidence, &not_tls), name);
     }
 }
 
 #[test]
 fn a_redirect_is_compared_with_the_name_and_not_with_what_is_dialled() {
-    let unknown = Trouble::Certificate(Leg::Server, CertificateError::UnknownIssuer);
+    let unknown = invalid(Step::Tls, CertificateError::UnknownIssuer);
     for (name, location, is_elsewhere) in [
         (HOST, "https://tunnel.example.com:8443/x", false),
         (HOST, "https://user@Tunnel.Example.com./x", false),
@@ -531,14 +562,14 @@ fn a_redirect_is_compared_with_the_name_and_not_with_what_is_dialled() {
         ("::1", "https://[::1]:8443/x", false),
         ("::1", "https://[::2]/x", true),
     ] {
-        let seen = facts(|facts| {
+        let evidence = evidence(|evidence| {
             // By --connect-to.
-            facts.host = "192.0.2.7".to_owned();
-            facts.name = name.to_owned();
-            facts.chain = vec![certificate("Corp Root", |own| {
+            evidence.host = "192.0.2.7".to_owned();
+            evidence.name = name.to_owned();
+            evidence.chain = vec![certificate("Corp Root", |own| {
                 own.names = vec![name.to_owned()]
             })];
-            facts.plain = Some(answered(302, |page| {
+            evidence.probe = Some(answered(302, |page| {
                 page.location = Some(location.to_owned())
             }));
         });
@@ -546,13 +577,13 @@ fn a_redirect_is_compared_with_the_name_and_not_with_what_is_dialled() {
             true => "captive_portal",
             false => "tls_inspection",
         };
-        check(&seen, &unknown, expected);
+        check(step(&evidence, &unknown), expected);
     }
 }
 
 #[test]
 fn a_token_out_of_its_time_is_told_from_a_clock_that_is_off() {
-    let token = |expires| TokenFacts {
+    let token = |expires| TokenEvidence {
         path: "token".into(),
         kind: TokenKind::Jwt { issuer: None },
         not_before: None,
@@ -569,21 +600,21 @@ fn a_token_out_of_its_time_is_told_from_a_clock_that_is_off() {
         ),
         (now() - DAY, None, "token_expired"),
     ] {
-        let seen = facts(|facts| {
-            facts.token = Some(token(expires));
-            facts.clock = clock;
-            facts.answer = Some(answered(401, |answer| {
+        let evidence = evidence(|evidence| {
+            evidence.token = Some(token(expires));
+            evidence.clock = clock;
+            evidence.response = Some(answered(401, |answer| {
                 answer.refusal = Some(refusal("token_expired"));
             }));
         });
-        check(&seen, &Trouble::Refused, name);
+        check(response::refused(&evidence), name);
     }
 }
 
 #[test]
 fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
     let token = |not_before, expires| {
-        Some(TokenFacts {
+        Some(TokenEvidence {
             path: "token".into(),
             kind: TokenKind::Jwt { issuer: None },
             not_before,
@@ -591,7 +622,7 @@ fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
             is_readable_by_all: false,
         })
     };
-    let ahead = ClockFacts {
+    let ahead = ClockEvidence {
         here: now(),
         there: now() - DAY,
         is_servers: true,
@@ -606,30 +637,31 @@ fn a_token_that_is_not_good_by_this_clock_may_be_by_the_server_s() {
         // What a page says of the time is no reason to doubt this clock.
         (
             token(None, old),
-            Some(ClockFacts {
+            Some(ClockEvidence {
                 is_servers: false,
                 ..ahead
             }),
             "token_expired",
         ),
     ] {
-        let seen = facts(|facts| {
-            facts.token = token;
-            facts.clock = clock;
+        let evidence = evidence(|evidence| {
+            evidence.token = token;
+            evidence.clock = clock;
         });
-        assert!(!seen.is_token_in_time());
-        check(&seen, &Trouble::TokenTime, name);
+        assert!(!evidence.is_token_in_time());
+        check(token_time(&evidence), name);
     }
-    let just = facts(|facts| facts.token = token(None, Some(now() - LIMIT)));
+    let just = evidence(|evidence| evidence.token = token(None, Some(now() - LIMIT)));
     assert!(just.is_token_in_time(), "it may still be taken");
-    let far = facts(|facts| facts.clock = Some(behind(DAY)));
-    check(&far, &Trouble::Clock, "clock_off");
+    let far = evidence(|evidence| evidence.clock = Some(behind(DAY)));
+    check(clock_off(&far, "the clock is off"), "clock_off");
 }
 
 #[test]
 fn sessions_that_do_not_begin() {
-    let none = facts(|_| {});
-    check(&none, &Trouble::NoEcho(LIMIT), "echo_failed");
+    let none = evidence(|_| {});
+    let no_echo = SessionFailure::NoEcho(LIMIT);
+    check(session(&none, &no_echo), "echo_failed");
     for (reason, name) in [
         (CloseReason::Wedged, "echo_failed"),
         (CloseReason::Other(1006), "echo_failed"),
@@ -639,11 +671,8 @@ fn sessions_that_do_not_begin() {
         (CloseReason::Expired, "token_expired"),
         (CloseReason::Drained, "server_busy"),
     ] {
-        check(&none, &Trouble::Ended(reason), name);
+        let failure = SessionFailure::Ended(reason);
+        check(session(&none, &failure), name);
     }
-    check(
-        &none,
-        &Trouble::Conflict(refusal("runtime_held")),
-        "runtime_conflict",
-    );
+    check(conflict(&refusal("runtime_held")), "runtime_conflict");
 }

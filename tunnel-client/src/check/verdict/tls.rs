@@ -1,15 +1,18 @@
-//! Verdicts on TLS: certificates that are not good, versions, and what is no TLS at all.
+//! Verdicts on TLS: certificates, versions, the clock, and what is not TLS at all.
 
+use std::io::ErrorKind;
 use std::time::SystemTime;
 
-use rustls::CertificateError;
+use rustls::AlertDescription as Alert;
+use rustls::{CertificateError, Error as TlsError};
 
-use super::{Verdict, answer};
-use crate::check::certificate::CertificateFacts;
-use crate::check::facts::{Facts, Leg, TlsTrouble};
-use crate::check::words::{moment, printable, span};
+use super::{Verdict, response, verdicts};
+use crate::check::certificate::CertificateEvidence;
+use crate::check::evidence::Evidence;
+use crate::check::words::{moment, span};
+use crate::dial::StepError;
 
-/// What issuers of products are called that open TLS to look into it.
+/// What issuers of products are called that inspect TLS.
 const INSPECTORS: [&str; 24] = [
     "avast",
     "barracuda",
@@ -37,362 +40,304 @@ const INSPECTORS: [&str; 24] = [
     "zscaler",
 ];
 
-pub(super) fn certificate(facts: &Facts, leg: Leg, error: &CertificateError) -> Verdict {
-    if leg == Leg::Proxy {
-        return of_proxy(facts, error);
+/// TLS with the proxy itself.
+pub(super) fn of_proxy(evidence: &Evidence, error: &StepError, text: &str) -> Verdict {
+    if let Some(error) = error.certificate() {
+        let signed = (evidence.chain.last()).map_or_else(String::new, |last| {
+            format!(", which {} signed", last.issuer)
+        });
+        return verdicts! {
+            "proxy_tls" "the certificate of the proxy itself{signed} is not valid: {error}"
+            "give the CA that signed it by --proxy-ca-file; if the proxy itself speaks plain HTTP, its URL begins with \
+             http://"
+        };
     }
-    let own = facts.chain.first();
-    match error {
-        CertificateError::UnknownIssuer => unknown_issuer(facts, own),
-        // What is wrong with it is told before who signed it.
-        CertificateError::Other(_) if own.is_some_and(|own| is_alone(facts, own)) => {
-            unknown_issuer(facts, own)
+    let what = match error.inner() {
+        Some(TlsError::InvalidMessage(_)) => "what it answers is not TLS",
+        None if is_cut(error) => "the connection was closed",
+        _ => text,
+    };
+    verdicts! {
+        "proxy_tls" "TLS with the proxy itself failed: {what}"
+        "if the proxy itself speaks plain HTTP, its URL begins with http://"
+    }
+}
+
+/// TLS with the server.
+pub(super) fn of_server(evidence: &Evidence, error: &StepError, text: &str) -> Verdict {
+    let Evidence {
+        host, port, name, ..
+    } = evidence;
+    match error.inner() {
+        Some(TlsError::InvalidCertificate(error)) => return certificate(evidence, error),
+        Some(TlsError::InvalidMessage(_)) => return not_tls(evidence),
+        Some(TlsError::AlertReceived(alert)) if is_about_identity(*alert) => {
+            return identity(evidence, text);
         }
-        CertificateError::BadSignature => replaced(facts),
+        _ => {}
+    }
+    verdicts! { error.inner();
+        Some(TlsError::PeerIncompatible(_)
+            | TlsError::AlertReceived(Alert::ProtocolVersion | Alert::InsufficientSecurity)) =>
+            "tls_version" "{host}:{port} and this program have no TLS version, or no cipher, in common: {text}"
+            "TLS 1.2 or 1.3 is needed: the operator of the server, or of what inspects TLS on the way, has to allow one"
+        Some(TlsError::AlertReceived(Alert::HandshakeFailure)) =>
+            "tls_handshake_failure"
+            "{host}:{port} ends TLS without a reason ({text}): it has no certificate for the name {name}, or demands one \
+             of this client, or the two have no version or cipher in common"
+            "check --server and --server-name for a slip; where clients need a certificate, give it by --client-cert and \
+             --client-key; else the operator of the server, or of what inspects TLS on the way, has to allow TLS 1.2 or 1.3"
+        Some(TlsError::AlertReceived(Alert::UnrecognisedName)) =>
+            "tls_name_unknown" "{host}:{port} does not know a server of the name {name}"
+            "check --server and --server-name for a slip; what stands before the server has to be configured with that name"
+        Some(TlsError::NoApplicationProtocol | TlsError::AlertReceived(Alert::NoApplicationProtocol)) =>
+            "upgrade_stripped" "{host}:{port} does not speak HTTP/1.1 under TLS, which a WebSocket needs"
+            "the operator of the load balancer before the server has to offer HTTP/1.1 (ALPN `http/1.1`) beside HTTP/2"
+        None if is_cut(error) =>
+            "tls_cut" "the connection to {host}:{port} was closed during the TLS handshake"
+            "a firewall that filters by name often does this: have {host} allowed; or what listens there is not a TLS \
+             server"
+        _ =>
+            "tls_failed" "TLS with {host}:{port} failed: {text}"
+            "something other than the server answers there, or changes what is sent: check the port, and what is on the way"
+    }
+}
+
+/// The server does not accept the client's certificate, or demands one.
+pub(super) fn identity(evidence: &Evidence, text: &str) -> Verdict {
+    let name = &evidence.name;
+    verdicts! {
+        "certificate_refused" "{name} does not accept this client's certificate, or demands one: {text}"
+        "give a certificate of a CA that the server trusts by --client-cert and --client-key; has the present one expired?"
+    }
+}
+
+fn is_about_identity(alert: Alert) -> bool {
+    matches!(
+        alert,
+        Alert::NoCertificate
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::CertificateRequired
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+    )
+}
+
+fn is_cut(error: &StepError) -> bool {
+    let StepError::Failed(_, error) = error else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        ErrorKind::UnexpectedEof
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+    )
+}
+
+/// A server certificate that is not valid.
+fn certificate(evidence: &Evidence, error: &CertificateError) -> Verdict {
+    let (name, own) = (&evidence.name, evidence.chain.first());
+    match error {
+        CertificateError::UnknownIssuer => return unknown_issuer(evidence, own),
+        // rustls reports the form of such a certificate before its issuer.
+        CertificateError::Other(_) if own.is_some_and(|own| is_alone(evidence, own)) => {
+            return unknown_issuer(evidence, own);
+        }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            wrong_name(facts, own)
+            return wrong_name(evidence, own);
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            out_of_time(facts, "tls_expired", "ran out")
+            return out_of_time(evidence, "tls_expired", "has expired");
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            out_of_time(facts, "tls_not_yet_valid", "is not good yet")
+            return out_of_time(evidence, "tls_not_yet_valid", "is not yet valid");
         }
-        CertificateError::Revoked => Verdict::new(
-            "tls_revoked",
-            format!(
-                "the certificate of {} has been revoked by its issuer",
-                facts.name
-            ),
-            "whoever runs the server has to take a new one; do not go on with this one",
-        ),
-        other => Verdict::new(
-            "tls_certificate",
-            match own {
-                Some(own) if own.is_authority => format!(
-                    "the certificate of {} was made as a CA's, which a server may not show as its own",
-                    facts.name
-                ),
-                _ => format!("the certificate of {} is not good: {other}", facts.name),
-            },
-            "whoever runs the server, or what stands before it, has to mend its certificate",
-        ),
+        _ => {}
+    }
+    let issuer = evidence.chain.last().map_or("", |last| &last.issuer);
+    verdicts! { error;
+        CertificateError::BadSignature =>
+            "tls_ca_replaced"
+            "the certificate for {name} is signed by {issuer}: a CA of that name is trusted here, but with another key"
+            "the CA was replaced: get its current certificate, and give it by --ca-file in place of the old one"
+        CertificateError::Revoked =>
+            "tls_revoked" "the certificate of {name} was revoked by its issuer"
+            "the operator of the server has to get a new one; do not go on with this one"
+        _ if own.is_some_and(|own| own.is_authority) =>
+            "tls_certificate" "the certificate of {name} is that of a CA, which a server may not use as its own"
+            "the operator of the server, or of what stands before it, has to correct its certificate"
+        other =>
+            "tls_certificate" "the certificate of {name} is not valid: {other}"
+            "the operator of the server, or of what stands before it, has to correct its certificate"
     }
 }
 
-fn of_proxy(facts: &Facts, error: &CertificateError) -> Verdict {
-    let signed = facts.chain.last().map_or_else(String::new, |last| {
-        format!(", which {} signed", last.issuer)
-    });
-    Verdict::new(
-        "proxy_tls",
-        format!("the certificate of the proxy itself{signed} is not good: {error}"),
-        "give the CA that signed it by --proxy-ca-file; if the proxy itself speaks plain HTTP, its URL begins with \
-         http://",
-    )
-}
-
-/// Whoever signed it is trusted by nobody here: something that looks into TLS, a private CA, or a chain that
-/// is not whole.
-fn unknown_issuer(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
-    if let Some(page) = &facts.plain
-        && answer::is_portal(facts, page)
-    {
-        return answer::portal(facts, page);
+/// An issuer that is not trusted here: something that inspects TLS, a private CA, or an incomplete chain.
+fn unknown_issuer(evidence: &Evidence, own: Option<&CertificateEvidence>) -> Verdict {
+    let name = &evidence.name;
+    if let Some(portal) = response::portal_instead(evidence) {
+        return portal;
     }
-    let (name, Some(own)) = (&facts.name, own) else {
-        return Verdict::new(
-            "tls_inspection",
-            format!(
-                "the certificate of {} is signed by nobody that is trusted here",
-                facts.name
-            ),
-            "give the CA that signed it by --ca-file",
-        );
+    let Some(own) = own else {
+        return verdicts! {
+            "tls_inspection" "the certificate of {name} is signed by a CA that is not trusted here"
+            "give the CA that signed it by --ca-file"
+        };
     };
     if !own.is_for(name) {
-        return wrong_name(facts, Some(own));
+        return wrong_name(evidence, Some(own));
     }
-    if is_alone(facts, own) {
-        return self_signed(name, own);
-    }
-    let last = facts.chain.last().unwrap_or(own);
-    if own.is_logged {
-        return Verdict::new(
-            "tls_chain_incomplete",
-            format!(
-                "the certificate of {name} is by a public CA, and the chain ends at {}, which is not known here",
-                last.issuer
-            ),
-            "the server has to send the certificates of its issuers too; or this machine's CA certificates are too \
-             old: update the package ca-certificates",
-        );
-    }
-    let issuer = &last.issuer;
-    let known = chain_words(&facts.chain).find_map(|words| inspector(&words));
-    let sentence = match known {
-        Some(product) => format!(
-            "{product} on the way opens TLS and looks into it: the certificate for {name} is signed by {issuer}, \
-             which is not trusted here"
-        ),
-        None => format!(
-            "the certificate for {name} is signed by {issuer}, a private CA that is not trusted here: something on \
-             the way opens TLS and looks into it, or the server has a private CA"
-        ),
-    };
-    let advice = format!(
-        "get the CA certificate of {} from whoever runs this network (or the server) and give it by --ca-file; or \
-         have {name} left out of TLS inspection",
-        last.issuer_name
-    );
-    Verdict::new("tls_inspection", sentence, advice)
-}
-
-/// Whether it is all that was shown, and signed itself.
-fn is_alone(facts: &Facts, own: &CertificateFacts) -> bool {
-    own.is_self_signed && facts.chain.len() == 1
-}
-
-fn self_signed(name: &str, own: &CertificateFacts) -> Verdict {
+    let last = evidence.chain.last().unwrap_or(own);
+    let CertificateEvidence {
+        issuer,
+        issuer_name,
+        ..
+    } = last;
     let subject = &own.subject;
-    if own.is_authority {
-        // What `openssl req -x509` makes, unless it is told otherwise: no --ca-file helps with that.
-        return Verdict::new(
-            "tls_self_signed",
-            format!(
-                "the certificate of {name} is signed by nobody but itself ({subject}), and was made as a CA's, which \
-                 a server may not show as its own"
-            ),
-            "if it is the server's own, make it anew with `-addext basicConstraints=critical,CA:FALSE` and \
-             `-addext subjectAltName=DNS:…`, and give that by --ca-file; if not, something between answers in the \
-             server's place",
-        );
+    verdicts! { inspector(&evidence.chain);
+        // `openssl req -x509` makes such a one by default, and no --ca-file helps with it.
+        _ if is_alone(evidence, own) && own.is_authority =>
+            "tls_self_signed"
+            "the certificate of {name} is self-signed ({subject}) and that of a CA, which a server may not use as its own"
+            "if it is the server's own, make a new one with `-addext basicConstraints=critical,CA:FALSE` and \
+             `-addext subjectAltName=DNS:…`, and give that by --ca-file; if not, something on the way answers in place of \
+             the server"
+        _ if is_alone(evidence, own) =>
+            "tls_self_signed" "the certificate of {name} is self-signed ({subject})"
+            "if it is the server's own, give that very certificate by --ca-file; if not, something on the way answers in \
+             place of the server"
+        _ if own.is_logged =>
+            "tls_chain_incomplete"
+            "the certificate of {name} is by a public CA, and its chain ends at {issuer}, which is not known here"
+            "the server has to send the certificates of its issuers too; or this machine's CA certificates are too old: \
+             update the package ca-certificates"
+        Some(product) =>
+            "tls_inspection"
+            "{product} on the way inspects TLS: the certificate for {name} is signed by {issuer}, which is not trusted here"
+            "get the CA certificate of {issuer_name} from the operator of this network (or of the server) and give it by \
+             --ca-file; or have {name} exempted from TLS inspection"
+        None =>
+            "tls_inspection"
+            "the certificate for {name} is signed by {issuer}, a private CA that is not trusted here: something on the way \
+             inspects TLS, or the server has a private CA"
+            "get the CA certificate of {issuer_name} from the operator of this network (or of the server) and give it by \
+             --ca-file; or have {name} exempted from TLS inspection"
     }
-    Verdict::new(
-        "tls_self_signed",
-        format!("the certificate of {name} is signed by nobody but itself ({subject})"),
-        "if it is the server's own, give that very certificate by --ca-file; if not, something between answers in \
-         the server's place",
-    )
 }
 
-/// Who signed it has the name of somebody who is trusted here, and another key.
-fn replaced(facts: &Facts) -> Verdict {
-    let name = &facts.name;
-    let issuer = facts.chain.last().map_or("", |last| last.issuer.as_str());
-    Verdict::new(
-        "tls_ca_replaced",
-        format!(
-            "the certificate for {name} is signed by {issuer}: a CA of that name is trusted here, but with another key"
-        ),
-        "the CA was made anew: get its certificate as it is now, and give it by --ca-file in the place of the old one",
-    )
+/// Whether it is the whole chain, and self-signed.
+fn is_alone(evidence: &Evidence, own: &CertificateEvidence) -> bool {
+    own.is_self_signed && evidence.chain.len() == 1
 }
 
-fn chain_words(chain: &[CertificateFacts]) -> impl Iterator<Item = String> {
-    chain.iter().map(|one| one.issuer.to_lowercase())
+/// The product that issued one of these.
+fn inspector(chain: &[CertificateEvidence]) -> Option<&'static str> {
+    chain.iter().find_map(|one| {
+        let issuer = one.issuer.to_lowercase();
+        INSPECTORS.into_iter().find(|name| issuer.contains(name))
+    })
 }
 
-/// The product that signs like this.
-fn inspector(issuer: &str) -> Option<&'static str> {
-    INSPECTORS.into_iter().find(|name| issuer.contains(name))
-}
-
-fn wrong_name(facts: &Facts, own: Option<&CertificateFacts>) -> Verdict {
-    if let Some(page) = &facts.plain
-        && answer::is_portal(facts, page)
-    {
-        return answer::portal(facts, page);
+fn wrong_name(evidence: &Evidence, own: Option<&CertificateEvidence>) -> Verdict {
+    if let Some(portal) = response::portal_instead(evidence) {
+        return portal;
     }
-    let name = &facts.name;
-    let whose = own.map_or_else(
-        || "another".to_owned(),
-        |own| match own.names.is_empty() {
-            true => own.subject.clone(),
-            false => own.names_line(),
-        },
-    );
-    let issuer = own.map_or_else(String::new, |own| format!(", signed by {}", own.issuer));
-    Verdict::new(
-        "tls_name_mismatch",
-        format!("who answers for {name} shows a certificate for {whose}{issuer}"),
-        "look for a slip in --server (an IP address is rarely in a certificate); --server-name says which name to \
-         expect; else the name leads to another machine than it should, or this network answers in its place until \
-         somebody signs in",
-    )
+    let name = &evidence.name;
+    let shown = match own {
+        Some(own) if own.names.is_empty() => format!("{}, signed by {}", own.subject, own.issuer),
+        Some(own) => format!("{}, signed by {}", own.names_line(), own.issuer),
+        None => "another name".to_owned(),
+    };
+    verdicts! {
+        "tls_name_mismatch" "what answers for {name} shows a certificate for {shown}"
+        "check --server for a slip (an IP address is rarely in a certificate); --server-name says which name to expect; \
+         else the name resolves to the wrong machine, or this network answers in place of the server until somebody \
+         signs in"
+    }
 }
 
-/// Out of its time by this clock: the certificate is at fault, or the clock.
-fn out_of_time(facts: &Facts, name: &'static str, what: &str) -> Verdict {
-    let own = out_of_its_time(facts);
+/// Outside its validity by this machine's clock: the fault is the certificate's, or the clock's.
+fn out_of_time(evidence: &Evidence, verdict: &'static str, what: &str) -> Verdict {
+    let Evidence { name, now, .. } = evidence;
+    // Of a chain the first that is not valid now, which is not always the server's own.
+    let chain = &evidence.chain;
+    let own = (chain.iter().find(|one| !is_within(one, *now))).or_else(|| chain.first());
     let times = own.map_or_else(String::new, |own| {
         let (begin, end) = (moment(own.not_before), moment(own.not_after));
-        format!(": {} is good from {begin} to {end}", own.subject)
+        format!(": {} is valid from {begin} to {end}", own.subject)
     });
-    let now = moment(facts.now);
-    let is_good_there = own
-        .zip(facts.clock)
-        .is_some_and(|(own, clock)| clock.is_off() && is_within(own, clock.there_at(facts.now)));
-    // Nobody gives out certificates of the future, but many machines start in the past.
-    let is_early_clock = name == "tls_not_yet_valid" && facts.clock.is_none();
-    if is_good_there || is_early_clock {
-        return clock_off(
-            facts,
-            &format!("the certificate {what} by this machine's clock, {now}{times}"),
-        );
+    let is_valid_there = own
+        .zip(evidence.clock)
+        .is_some_and(|(own, clock)| clock.is_off() && is_within(own, clock.there_at(*now)));
+    // Certificates of the future are not issued, but many machines start with a clock in the past.
+    let is_early_clock = verdict == "tls_not_yet_valid" && evidence.clock.is_none();
+    let now = moment(*now);
+    if is_valid_there || is_early_clock {
+        let what = format!("the certificate {what} by this machine's clock, {now}{times}");
+        return clock_off(evidence, &what);
     }
     Verdict::new(
-        name,
-        format!(
-            "the certificate of {} {what}; this machine's clock says {now}{times}",
-            facts.name
-        ),
-        "whoever runs the server (or what opens TLS on the way) has to take a new certificate; if the clock above is \
-         wrong, set it",
+        verdict,
+        format!("the certificate of {name} {what}; this machine's clock says {now}{times}"),
+        "the operator of the server (or of what inspects TLS on the way) has to get a new certificate; if the clock above \
+         is wrong, set it",
     )
 }
 
-/// Which of the chain is at fault: not always the first.
-fn out_of_its_time(facts: &Facts) -> Option<&CertificateFacts> {
-    let mut chain = facts.chain.iter();
-    chain
-        .find(|one| !is_within(one, facts.now))
-        .or_else(|| facts.chain.first())
-}
-
-fn is_within(own: &CertificateFacts, time: SystemTime) -> bool {
+fn is_within(own: &CertificateEvidence, time: SystemTime) -> bool {
     (own.not_before..=own.not_after).contains(&time)
 }
 
-/// The clock explains what was seen.
-pub(super) fn clock_off(facts: &Facts, what: &str) -> Verdict {
-    let off = match facts.clock {
-        Some(clock) if clock.is_off() => format!(
-            "; {} says {}, which is {} {}",
-            match clock.is_servers {
-                true => "the server's",
-                false => "that of whoever answers there",
-            },
-            moment(clock.there),
-            span(clock.difference()),
-            if clock.is_ahead() {
-                "behind it"
+/// The clock explains the failure.
+pub(in crate::check) fn clock_off(evidence: &Evidence, what: &str) -> Verdict {
+    let off = match evidence.clock {
+        Some(clock) if clock.is_off() => {
+            let whose = match clock.is_servers {
+                true => "the server's clock",
+                false => "the clock of what answers there",
+            };
+            let side = if clock.is_ahead() {
+                "behind"
             } else {
-                "ahead of it"
-            },
-        ),
+                "ahead of"
+            };
+            let (there, difference) = (moment(clock.there), span(clock.difference()));
+            format!("; {whose} says {there}, which is {difference} {side} it")
+        }
         _ => String::new(),
     };
-    Verdict::new(
-        "clock_off",
-        format!("{what}{off}"),
-        "set this machine's clock, and have it kept by NTP (`timedatectl set-ntp true`); a container has the clock of \
-         its host",
-    )
-}
-
-pub(super) fn failed(facts: &Facts, leg: Leg, trouble: &TlsTrouble) -> Verdict {
-    if leg == Leg::Proxy {
-        return Verdict::new(
-            "proxy_tls",
-            format!("TLS with the proxy itself failed: {}", words(trouble)),
-            "if the proxy itself speaks plain HTTP, its URL begins with http://",
-        );
-    }
-    let (host, port) = (&facts.host, facts.port);
-    match trouble {
-        TlsTrouble::NotTls => not_tls(facts),
-        TlsTrouble::Version(text) => Verdict::new(
-            "tls_version",
-            format!(
-                "{host}:{port} and this program have no version of TLS, or no cipher, in common: {text}"
-            ),
-            "TLS 1.2 or 1.3 is needed: whoever runs the server, or what opens TLS on the way, has to allow one of them",
-        ),
-        TlsTrouble::Handshake(text) => Verdict::new(
-            "tls_handshake_failure",
-            format!(
-                "{host}:{port} ends TLS and does not say why ({text}): it has no certificate for the name {}, or \
-                 wants one of this client, or the two have no version or cipher in common",
-                facts.name
-            ),
-            "look for a slip in --server or --server-name; where clients need a certificate, give it by --client-cert \
-             and --client-key; else TLS 1.2 or 1.3 has to be allowed by whoever runs the server, or what opens TLS on \
-             the way",
-        ),
-        TlsTrouble::NameUnknown => Verdict::new(
-            "tls_name_unknown",
-            format!("{host}:{port} knows no server by the name {}", facts.name),
-            "look for a slip in --server or --server-name; what stands before the server has to be told that name",
-        ),
-        TlsTrouble::NoHttp1 => Verdict::new(
-            "upgrade_stripped",
-            format!("{host}:{port} does not speak HTTP/1.1 under TLS, which a WebSocket needs"),
-            "whoever runs the load balancer before the server has to offer HTTP/1.1 (ALPN `http/1.1`) beside HTTP/2",
-        ),
-        TlsTrouble::Identity(text) => identity(facts, text),
-        TlsTrouble::Cut => Verdict::new(
-            "tls_cut",
-            format!("the connection to {host}:{port} was ended in the midst of TLS"),
-            format!(
-                "a firewall that goes by names often does this: have {host} allowed; or what listens there is no TLS \
-                 server"
-            ),
-        ),
-        TlsTrouble::Other(text) => Verdict::new(
-            "tls_failed",
-            format!("TLS with {host}:{port} failed: {}", printable(text)),
-            "something that is not the server answers there, or changes what is sent: look at the port, and at what \
-             stands between",
-        ),
+    verdicts! {
+        "clock_off" "{what}{off}"
+        "set this machine's clock, and keep it set by NTP (`timedatectl set-ntp true`); a container has the clock of its \
+         host"
     }
 }
 
-/// Something without TLS: a network that wants a sign-in answers so in everybody's place, and any other service
-/// for itself.
-fn not_tls(facts: &Facts) -> Verdict {
-    let (host, port) = (&facts.host, facts.port);
-    let spoken = match &facts.plain {
-        // A page is due at the port of many a web site, and at 443 only where somebody else answers.
-        Some(page) if answer::is_portal(facts, page) && (port == 443 || !page.is_page()) => {
-            return answer::portal(facts, page);
+/// A network that demands a sign-in answers without TLS in place of every server; so does any other service for itself.
+fn not_tls(evidence: &Evidence) -> Verdict {
+    let Evidence { host, port, .. } = evidence;
+    let spoken = match &evidence.probe {
+        // A page is usual at the port of a web site, and at 443 only where something else answers.
+        Some(page)
+            if response::is_portal(evidence, page) && (*port == 443 || !page.is_successful()) =>
+        {
+            return response::portal(evidence, page);
         }
         Some(page) => match &page.refusal {
-            Some(refusal) if page.is_public => return answer::public_listener(facts, refusal),
+            Some(refusal) if page.is_public => return response::public_listener(evidence, refusal),
             _ => ", but HTTP without TLS",
         },
         None => "",
     };
-    Verdict::new(
-        "not_tls",
-        format!("what answers at {host}:{port} speaks no TLS{spoken}"),
-        "look at host and port of --server: another service, or a listener without TLS, stands there; if this \
-         network wants a sign-in first, open any http:// page in a browser and sign in",
-    )
-}
-
-/// The server does not take the client's certificate, or wants one.
-pub(super) fn identity(facts: &Facts, text: &str) -> Verdict {
-    Verdict::new(
-        "certificate_refused",
-        format!(
-            "{} does not take this client's certificate, or wants one: {text}",
-            facts.name
-        ),
-        "give a certificate by a CA that the server trusts by --client-cert and --client-key; has the one in use run \
-         out?",
-    )
-}
-
-fn words(trouble: &TlsTrouble) -> String {
-    match trouble {
-        TlsTrouble::NotTls => "what came is no TLS".to_owned(),
-        TlsTrouble::Cut => "the connection was ended".to_owned(),
-        TlsTrouble::NoHttp1 => "it speaks no HTTP/1.1".to_owned(),
-        TlsTrouble::NameUnknown => "it knows no server of that name".to_owned(),
-        TlsTrouble::Version(text)
-        | TlsTrouble::Handshake(text)
-        | TlsTrouble::Identity(text)
-        | TlsTrouble::Other(text) => printable(text),
+    verdicts! {
+        "not_tls" "what answers at {host}:{port} does not speak TLS{spoken}"
+        "check host and port of --server: another service, or a listener without TLS, is there; if this network demands a \
+         sign-in, open any http:// page in a browser and sign in"
     }
 }

@@ -1,114 +1,92 @@
 //! Verdicts on what routes lead to.
 
 use rustls::CertificateError;
+use tunnel_proto::problem::Reason;
+use tunnel_routing::upstream::NotReached;
 
-use super::Verdict;
-use crate::check::facts::{UpstreamFailure, UpstreamTrouble};
+use super::{Verdict, verdicts};
 
-pub(super) fn failed(trouble: &UpstreamTrouble) -> Verdict {
-    let UpstreamTrouble {
-        url, kind, text, ..
-    } = trouble;
-    match kind {
-        UpstreamFailure::Unusable => Verdict::new(
-            "upstream_unusable",
-            format!("{url} cannot be asked as it is configured: {text}"),
-            "mend the route's `tls` in the configuration",
-        ),
-        UpstreamFailure::Unresolved => Verdict::new(
-            "upstream_dns_failure",
-            format!("the name of {url} has no address: {text}"),
-            "look for a slip in the name; a service of another namespace needs that in its name, such as \
-             app.other.svc.cluster.local",
-        ),
-        UpstreamFailure::ResolveTimedOut => Verdict::new(
-            "upstream_dns_timeout",
-            format!("no name server says where {url} is: {text}"),
-            "look whether the name servers of --dns-server, or else of /etc/resolv.conf, answer, and whether a \
-             firewall or a network policy lets port 53 through",
-        ),
-        UpstreamFailure::Refused | UpstreamFailure::Unreached if trouble.is_socket => {
-            at_socket(trouble)
-        }
-        UpstreamFailure::Refused => Verdict::new(
-            "upstream_refused",
-            format!("nobody listens at {url}: {text}"),
-            "start the service, or mend the port; within a pod, 127.0.0.1 is that pod alone",
-        ),
-        UpstreamFailure::TimedOut => Verdict::new(
-            "upstream_timeout",
-            format!("{url} does not answer: {text}"),
-            "a firewall or a network policy drops what is sent there, or the service hangs",
-        ),
-        UpstreamFailure::Unreached => Verdict::new(
-            "upstream_unreachable",
-            format!("{url} cannot be reached: {text}"),
-            "look at the address and at this machine's routes",
-        ),
-        UpstreamFailure::Denied => Verdict::new(
-            "upstream_denied",
-            format!("{url} may not be reached: {text}"),
-            "its name leads to an address that is reached only when the address itself is written into the \
-             configuration",
-        ),
-        UpstreamFailure::Certificate(error) => Verdict::new(
-            "upstream_certificate",
-            format!("the certificate of {url} is not good: {text}"),
-            mend(error),
-        ),
-        UpstreamFailure::Tls => Verdict::new(
-            "upstream_tls",
-            format!("{url} does not speak TLS as it should: {text}"),
-            "does it speak plain HTTP? then its URL begins with http://",
-        ),
-        UpstreamFailure::Unhealthy => Verdict::new(
-            "upstream_unhealthy",
-            format!("{url} says that it is not well: {text}"),
-            "look at the service's own log",
-        ),
+/// An upstream that cannot be used as it is configured.
+pub(in crate::check) fn unusable(url: &str, text: &str) -> Verdict {
+    verdicts! {
+        "upstream_unusable" "{url} cannot be used as it is configured: {text}"
+        "correct the route's `tls` in the configuration"
     }
 }
 
-/// A Unix socket has no port and no route, but a path and rights.
-fn at_socket(trouble: &UpstreamTrouble) -> Verdict {
-    let UpstreamTrouble {
-        url, kind, text, ..
-    } = trouble;
-    match kind {
-        UpstreamFailure::Refused => Verdict::new(
-            "upstream_refused",
-            format!("nobody listens at {url}: {text}"),
-            "start the service, or mend the path; within a pod, the socket's folder has to be a volume that both \
-             containers mount",
-        ),
-        _ => Verdict::new(
-            "upstream_unreachable",
-            format!("{url} cannot be reached: {text}"),
-            "let the user that this program runs as enter the socket's folder and write to the socket, and look \
-             whether it is a stream socket at all",
-        ),
+/// An upstream whose health check fails.
+pub(in crate::check) fn unhealthy(url: &str, text: &str) -> Verdict {
+    verdicts! {
+        "upstream_unhealthy" "{url} reports that it is not healthy: {text}"
+        "look at the service's own log"
     }
 }
 
-/// What mends a certificate that is not good for this.
-fn mend(error: &CertificateError) -> &'static str {
+/// An upstream to which there is no connection.
+pub(in crate::check) fn not_reached(
+    url: &str,
+    is_socket: bool,
+    failure: &NotReached,
+    text: &str,
+) -> Verdict {
+    if let Some(error) = &failure.certificate {
+        let advice = certificate_advice(error);
+        return verdicts! {
+            "upstream_certificate" "the certificate of {url} is not valid: {text}" "{advice}"
+        };
+    }
+    verdicts! { failure.problem.reason();
+        Reason::DnsError =>
+            "upstream_dns_failure" "the name of {url} has no address: {text}"
+            "check the name for a slip; a service of another namespace needs that in its name, such as \
+             app.other.svc.cluster.local"
+        Reason::DnsTimeout =>
+            "upstream_dns_timeout" "no name server answered for the name of {url}: {text}"
+            "check whether the name servers of --dns-server, or else of /etc/resolv.conf, answer, and whether a firewall \
+             or a network policy allows port 53"
+        Reason::ConnectionRefused if is_socket =>
+            "upstream_refused" "nothing listens at {url}: {text}"
+            "start the service, or correct the path; within a pod, the socket's folder has to be a volume that both \
+             containers mount"
+        Reason::ConnectionRefused =>
+            "upstream_refused" "nothing listens at {url}: {text}"
+            "start the service, or correct the port; within a pod, 127.0.0.1 is only that pod"
+        Reason::ConnectionTimeout =>
+            "upstream_timeout" "{url} does not answer: {text}"
+            "a firewall or a network policy drops what is sent there, or the service hangs"
+        Reason::DestinationDenied =>
+            "upstream_denied" "{url} may not be reached: {text}"
+            "its name resolves to an address that is reached only when the configuration contains the address itself"
+        Reason::TlsCertificateError | Reason::TlsProtocolError =>
+            "upstream_tls" "{url} does not speak TLS as it should: {text}"
+            "does it speak plain HTTP? then its URL begins with http://"
+        _ if is_socket =>
+            "upstream_unreachable" "{url} cannot be reached: {text}"
+            "let the user that runs this program enter the socket's folder and write to the socket, and check whether it \
+             is a stream socket"
+        _ =>
+            "upstream_unreachable" "{url} cannot be reached: {text}"
+            "check the address and this machine's routes"
+    }
+}
+
+fn certificate_advice(error: &CertificateError) -> &'static str {
     match error {
         CertificateError::UnknownIssuer => {
             "give the CA that signed it by --upstream-ca-file, or the route's `tls`"
         }
         CertificateError::BadSignature => {
-            "the CA that signed it was made anew: give its certificate as it is now by --upstream-ca-file, or the \
-             route's `tls`"
+            "the CA that signed it was replaced: give its current certificate by --upstream-ca-file, or the route's `tls`"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "write a name that it is for into the URL, or into the route's `tls` as `server_name`"
+            "put a name that it is valid for into the URL, or into the route's `tls` as `server_name`"
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "whoever runs the service has to take a new one; or this machine's clock is ahead"
+            "the operator of the service has to get a new one; or this machine's clock is ahead"
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "this machine's clock is behind; or whoever runs the service has taken it too early"
+            "this machine's clock is behind; or the service uses the certificate too early"
         }
-        _ => "whoever runs the service has to take another one",
+        _ => "the operator of the service has to get another one",
     }
 }

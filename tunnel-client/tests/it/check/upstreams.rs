@@ -164,9 +164,9 @@ async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
             &expired,
             &[ca.as_str()][..],
             "upstream_certificate",
-            "take a new one",
+            "get a new one",
         ),
-        (&socket, &[], "upstream_refused", "mend the path"),
+        (&socket, &[], "upstream_refused", "correct the path"),
     ] {
         let flag = format!("--upstream={url}");
         let flags: Vec<&str> = more.iter().copied().chain([flag.as_str()]).collect();

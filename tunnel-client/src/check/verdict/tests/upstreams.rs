@@ -1,63 +1,58 @@
 //! Verdicts on upstreams.
 
-use super::*;
-use crate::check::facts::{UpstreamFailure, UpstreamTrouble};
+use tunnel_proto::problem::{Hop, Problem, Reason};
+use tunnel_routing::upstream::NotReached;
 
-fn upstream(url: &str, kind: UpstreamFailure) -> Trouble {
-    Trouble::Upstream(UpstreamTrouble {
-        url: url.to_owned(),
-        is_socket: url.starts_with("unix:"),
-        kind,
-        text: "no".to_owned(),
-    })
+use super::*;
+
+fn unreached_for(url: &str, reason: Reason) -> Verdict {
+    let failure = NotReached {
+        problem: Problem::new(Hop::Client, reason, "no"),
+        certificate: None,
+    };
+    not_reached(url, url.starts_with("unix:"), &failure, "no")
 }
 
 #[test]
 fn upstreams_that_are_not_there() {
-    let none = facts(|_| {});
-    let unknown = CertificateError::UnknownIssuer;
-    for (kind, name, advice) in [
-        (
-            UpstreamFailure::Unusable,
-            "upstream_unusable",
-            "configuration",
-        ),
-        (UpstreamFailure::Unresolved, "upstream_dns_failure", "slip"),
-        (
-            UpstreamFailure::ResolveTimedOut,
-            "upstream_dns_timeout",
-            "port 53",
-        ),
-        (UpstreamFailure::Refused, "upstream_refused", "port"),
-        (UpstreamFailure::TimedOut, "upstream_timeout", "firewall"),
-        (UpstreamFailure::Unreached, "upstream_unreachable", "routes"),
-        (UpstreamFailure::Denied, "upstream_denied", "address"),
-        (
-            UpstreamFailure::Certificate(unknown),
-            "upstream_certificate",
-            "CA",
-        ),
-        (UpstreamFailure::Tls, "upstream_tls", "http://"),
-        (UpstreamFailure::Unhealthy, "upstream_unhealthy", "log"),
+    let url = "http://app:3000";
+    for (verdict, name, advice) in [
+        (unusable(url, "no"), "upstream_unusable", "configuration"),
+        (unhealthy(url, "no"), "upstream_unhealthy", "log"),
     ] {
-        let verdict = check(&none, &upstream("http://app:3000", kind), name);
-        assert!(verdict.sentence.contains("http://app:3000"), "{verdict:?}");
+        let verdict = check(verdict, name);
+        assert!(verdict.sentence.contains(url) && verdict.advice.contains(advice));
+    }
+    for (reason, name, advice) in [
+        (Reason::DnsError, "upstream_dns_failure", "slip"),
+        (Reason::DnsTimeout, "upstream_dns_timeout", "port 53"),
+        (Reason::ConnectionRefused, "upstream_refused", "port"),
+        (Reason::ConnectionTimeout, "upstream_timeout", "firewall"),
+        (
+            Reason::ConnectionTerminated,
+            "upstream_unreachable",
+            "routes",
+        ),
+        (Reason::DestinationDenied, "upstream_denied", "address"),
+        (Reason::TlsProtocolError, "upstream_tls", "http://"),
+    ] {
+        let verdict = check(unreached_for(url, reason), name);
+        assert!(verdict.sentence.contains(url), "{verdict:?}");
         assert!(verdict.advice.contains(advice), "{verdict:?}");
     }
 }
 
 #[test]
 fn a_socket_has_no_port_and_no_route() {
-    let none = facts(|_| {});
-    for (kind, name, advice) in [
+    for (reason, name, advice) in [
         (
-            UpstreamFailure::Refused,
+            Reason::ConnectionRefused,
             "upstream_refused",
-            "mend the path",
+            "correct the path",
         ),
-        (UpstreamFailure::Unreached, "upstream_unreachable", "user"),
+        (Reason::ConnectionTerminated, "upstream_unreachable", "user"),
     ] {
-        let verdict = check(&none, &upstream("unix:/run/app.sock", kind), name);
+        let verdict = check(unreached_for("unix:/run/app.sock", reason), name);
         assert!(verdict.advice.contains(advice), "{verdict:?}");
         let words = ["port", "this machine's routes"];
         assert!(
@@ -69,10 +64,9 @@ fn a_socket_has_no_port_and_no_route() {
 
 #[test]
 fn a_ca_is_advised_only_where_it_helps() {
-    let none = facts(|_| {});
     for (error, advice) in [
         (CertificateError::UnknownIssuer, "--upstream-ca-file"),
-        (CertificateError::BadSignature, "made anew"),
+        (CertificateError::BadSignature, "replaced"),
         (CertificateError::Expired, "new one"),
         (CertificateError::NotValidYet, "clock"),
         (CertificateError::NotValidForName, "server_name"),
@@ -82,8 +76,12 @@ fn a_ca_is_advised_only_where_it_helps() {
             error,
             CertificateError::UnknownIssuer | CertificateError::BadSignature
         );
-        let trouble = upstream("https://app", UpstreamFailure::Certificate(error));
-        let verdict = check(&none, &trouble, "upstream_certificate");
+        let failure = NotReached {
+            problem: Problem::new(Hop::Client, Reason::TlsCertificateError, "no"),
+            certificate: Some(error),
+        };
+        let verdict = not_reached("https://app", false, &failure, "no");
+        let verdict = check(verdict, "upstream_certificate");
         assert!(verdict.advice.contains(advice), "{verdict:?}");
         assert_eq!(verdict.advice.contains("--upstream-ca-file"), is_of_a_ca);
     }

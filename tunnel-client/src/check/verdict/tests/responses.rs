@@ -1,4 +1,4 @@
-//! Verdicts on answers: of a tunnel server, and of anybody else.
+//! Verdicts on responses: of a tunnel server, and of anything else.
 
 use tunnel_proto::refusal::RefusalReason;
 
@@ -7,10 +7,11 @@ use super::*;
 #[test]
 fn answers_of_somebody_else() {
     let elsewhere =
-        |page: &mut AnswerFacts| page.location = Some("http://portal.test/?to=x".into());
-    let here = |page: &mut AnswerFacts| page.location = Some(format!("https://{HOST}:443/login"));
-    let html = |page: &mut AnswerFacts| page.is_html = true;
-    let nothing = |_: &mut AnswerFacts| {};
+        |page: &mut ResponseEvidence| page.location = Some("http://portal.test/?to=x".into());
+    let here =
+        |page: &mut ResponseEvidence| page.location = Some(format!("https://{HOST}:443/login"));
+    let html = |page: &mut ResponseEvidence| page.is_html = true;
+    let nothing = |_: &mut ResponseEvidence| {};
     for (answer, name) in [
         // Who proves that he is the host that was named is that, and not the network.
         (answered(302, elsewhere), "not_a_tunnel_server"),
@@ -39,29 +40,22 @@ fn answers_of_somebody_else() {
         (answered(502, html), "server_away"),
         (answered(504, nothing), "server_away"),
     ] {
-        let seen = facts(|facts| facts.answer = Some(answer));
-        check(&seen, &Trouble::Refused, name);
+        let evidence = evidence(|evidence| evidence.response = Some(answer));
+        check(response::refused(&evidence), name);
     }
-    let none = facts(|_| {});
-    check(&none, &Trouble::Refused, "upgrade_cut");
-    check(&none, &Trouble::NotATunnel, "not_a_tunnel_server");
-    check(
-        &none,
-        &Trouble::NoAnswer("connection closed".into()),
-        "upgrade_cut",
-    );
-    let alert = "received fatal alert: CertificateRequired";
-    check(
-        &none,
-        &Trouble::NoAnswer(alert.into()),
-        "certificate_refused",
-    );
+    let none = evidence(|_| {});
+    check(response::refused(&none), "upgrade_cut");
+    check(response::not_a_tunnel(&none), "not_a_tunnel_server");
+    let closed = failed(Step::Upgrade, "connection closed");
+    check(step(&none, &closed), "upgrade_cut");
+    let alert = failed(Step::Upgrade, "received fatal alert: CertificateRequired");
+    check(step(&none, &alert), "certificate_refused");
 }
 
 #[test]
 fn a_server_that_plain_requests_reach_lacks_the_upgrade_or_refuses_the_token() {
-    let too_large = |answer: &mut AnswerFacts| answer.is_too_large = true;
-    let html = |answer: &mut AnswerFacts| answer.is_html = true;
+    let too_large = |answer: &mut ResponseEvidence| answer.is_too_large = true;
+    let html = |answer: &mut ResponseEvidence| answer.is_html = true;
     for (answer, name) in [
         (answered(200, html), "upgrade_stripped"),
         (answered(302, html), "upgrade_stripped"),
@@ -80,13 +74,13 @@ fn a_server_that_plain_requests_reach_lacks_the_upgrade_or_refuses_the_token() {
         (answered(502, html), "refused_on_the_way"),
     ] {
         let status = answer.status.to_string();
-        let seen = facts(|facts| {
-            facts.answer = Some(answer);
-            facts.plain = Some(answered(426, |plain| {
+        let evidence = evidence(|evidence| {
+            evidence.response = Some(answer);
+            evidence.probe = Some(answered(426, |plain| {
                 plain.refusal = Some(refusal("upgrade_required"));
             }));
         });
-        let verdict = check(&seen, &Trouble::Refused, name);
+        let verdict = check(response::refused(&evidence), name);
         let said = [status.as_str(), "demands a login"];
         let is_said = said.iter().any(|words| verdict.sentence.contains(words));
         assert!(is_said, "{verdict:?}");
@@ -119,11 +113,11 @@ fn what_refuses_every_request_does_not_lack_the_upgrade() {
         (answered(404, |_| {}), "upgrade_stripped", "for a WebSocket"),
     ] {
         let is_certificate = plain.words == wants;
-        let seen = facts(|facts| {
-            facts.answer = Some(by("nginx", ""));
-            facts.plain = Some(plain);
+        let evidence = evidence(|evidence| {
+            evidence.response = Some(by("nginx", ""));
+            evidence.probe = Some(plain);
         });
-        let verdict = check(&seen, &Trouble::Refused, name);
+        let verdict = check(response::refused(&evidence), name);
         assert!(verdict.sentence.contains(words), "{verdict:?}");
         assert_eq!(verdict.advice.contains("--client-cert"), is_certificate);
     }
@@ -144,26 +138,26 @@ fn a_listener_for_platform_clients_is_known_by_any_of_its_words() {
         "address_denied",
         "method_not_allowed",
     ] {
-        let seen = facts(|facts| facts.answer = Some(problem(reason)));
-        let verdict = check(&seen, &Trouble::Refused, "public_listener");
+        let answering = evidence(|evidence| evidence.response = Some(problem(reason)));
+        let verdict = check(response::refused(&answering), "public_listener");
         assert!(verdict.advice.contains("--tunnel-listen"), "{verdict:?}");
-        let stripping = facts(|facts| {
-            facts.answer = Some(answered(404, |_| {}));
-            facts.plain = Some(problem(reason));
+        let stripping = evidence(|evidence| {
+            evidence.response = Some(answered(404, |_| {}));
+            evidence.probe = Some(problem(reason));
         });
-        check(&stripping, &Trouble::Refused, "public_listener");
+        check(response::refused(&stripping), "public_listener");
     }
 }
 
 #[test]
 fn every_reason_of_the_server_has_a_verdict_of_its_own() {
     for reason in RefusalReason::ALL {
-        let seen = facts(|facts| {
-            facts.answer = Some(answered(reason.status().as_u16(), |answer| {
+        let evidence = evidence(|evidence| {
+            evidence.response = Some(answered(reason.status().as_u16(), |answer| {
                 answer.refusal = Some(refusal(reason.name()));
             }));
         });
-        let verdict = verdict(&seen, &Trouble::Refused);
+        let verdict = response::refused(&evidence);
         assert_ne!(verdict.name, "refused", "{reason:?}");
     }
 }
@@ -193,12 +187,12 @@ fn the_server_s_own_words() {
         ("runtime_label_taken", "runtime_label_taken"),
         ("something_new", "refused"),
     ] {
-        let seen = facts(|facts| {
-            facts.answer = Some(answered(401, |answer| {
+        let evidence = evidence(|evidence| {
+            evidence.response = Some(answered(401, |answer| {
                 answer.refusal = Some(refusal(reason))
             }));
         });
-        let verdict = check(&seen, &Trouble::Refused, name);
+        let verdict = check(response::refused(&evidence), name);
         if reason == "runtime_label_taken" {
             assert!(!verdict.advice.contains("stop"), "{verdict:?}");
         }

@@ -1,0 +1,64 @@
+//! Where a check's steps go: into the report, and at once to the caller.
+
+use super::report::Report;
+use super::step::{StepName, StepReport};
+use super::verdict::Verdict;
+
+/// What happens while a check goes on.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A step has ended.
+    Step(&'a StepReport),
+    /// Something that takes long goes on.
+    Progress(&'a str),
+}
+
+/// Keeps the report, and passes each step on to the caller.
+pub(super) struct Reporter<'n> {
+    pub(super) report: Report,
+    /// The steps of the path to the server that are still to be reported.
+    pub(super) path: Vec<StepName>,
+    notify: &'n mut (dyn FnMut(Event<'_>) + Send),
+}
+
+impl<'n> Reporter<'n> {
+    pub(super) fn new(notify: &'n mut (dyn FnMut(Event<'_>) + Send)) -> Self {
+        Self {
+            report: Report::default(),
+            path: StepName::path(None),
+            notify,
+        }
+    }
+
+    /// Reports a step.
+    pub(super) fn step(&mut self, step: StepReport) {
+        (self.notify)(Event::Step(&step));
+        self.report.steps.push(step);
+    }
+
+    /// Reports a step that failed.
+    pub(super) fn failed(&mut self, step: StepName, words: impl Into<String>, verdict: Verdict) {
+        self.step(StepReport::failed(step, words, verdict));
+    }
+
+    /// The path to the server ends here: hops without a report were not reached.
+    pub(super) fn path_ends(&mut self) {
+        let steps = std::mem::take(&mut self.path);
+        self.not_reached(&steps);
+    }
+
+    /// Reports those of these steps as not reached that have no report.
+    pub(super) fn not_reached(&mut self, steps: &[StepName]) {
+        for step in steps {
+            let is_reported = (self.report.steps.iter()).any(|report| report.step == *step);
+            if !is_reported {
+                self.step(StepReport::not_reached(*step));
+            }
+        }
+    }
+
+    pub(super) fn progress(&mut self, line: &str) {
+        (self.notify)(Event::Progress(line));
+    }
+}
