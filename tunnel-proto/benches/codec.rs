@@ -1,9 +1,9 @@
-//! What the exchange codec costs: heads, content and trailers, written and read.
+//! Benchmarks of the exchange codec: encoding and decoding of heads, content and trailers.
 //!
-//! In: messages as exchanges have them. Out: time, allocations and throughput of each part. There is
-//! no stream and no session here; what they add is seen in the benchmark beside this one.
+//! In: typical messages. Out: time, allocations and throughput of each part. No stream and no session is
+//! involved; the `session` benchmark measures those.
 //!
-//! Allocations are counted while the time is taken, which adds some nanoseconds to each of them.
+//! Counting the allocations adds some nanoseconds to each of them.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -21,29 +21,29 @@ use tunnel_proto::bhttp::{Decoder, Event, Limits, encode};
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
 
-/// Samples of each benchmark, and runs in each: fixed, since a slow first run (a cold cache) would
-/// otherwise make every sample too short to time.
+/// Samples of each benchmark, and runs in each. Fixed, because otherwise a slow first run (a cold cache)
+/// would make every sample too short to time.
 const SAMPLES: u32 = 200;
 const SAMPLE_SIZE: u32 = 32;
 
-/// Room made for a head before it is written, as the two ends of an exchange make it.
+/// Initial capacity for a head, as at the two ends of an exchange.
 const HEAD_BYTES: usize = 1024;
 
-/// A byte of a stream that is slow, a small answer, and what is taken from a socket at once.
+/// One byte of a slow stream, a small response, and a large read from a socket.
 const CONTENT_BYTES: [usize; 3] = [1, 1024, 64 * 1024];
 
 const REQUESTS: [Request; 2] = [Request::Small, Request::Browser];
 
 const RESPONSES: [Response; 3] = [Response::Small, Response::Website, Response::EarlyHints];
 
-/// A GET of a program, and of a browser, with what the tunnel server has added.
+/// A GET from a program, and one from a browser, with the fields that the tunnel server adds.
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Small,
     Browser,
 }
 
-/// An answer of a program, of a website, and one that names style sheets ahead of it.
+/// A response of a program, one of a website, and one with early hints.
 #[derive(Debug, Clone, Copy)]
 enum Response {
     Small,
@@ -131,7 +131,7 @@ const HINTS: Lines = &[
     ("link", "</app.js>; rel=preload; as=script"),
 ];
 
-/// What gRPC ends every answer with.
+/// The trailers of every gRPC response.
 const TRAILERS: Lines = &[("grpc-status", "0"), ("grpc-message", "")];
 
 fn main() {
@@ -172,7 +172,7 @@ fn encode_request_head(bencher: Bencher<'_, '_>, request: Request) {
     bencher.bench_local(|| write_request_head(black_box(&fields)));
 }
 
-/// Until the message's end, which comes with the head when there is no content.
+/// Decodes a whole message without content, whose end arrives with the head.
 #[divan::bench(args = REQUESTS, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn decode_request_head(bencher: Bencher<'_, '_>, request: Request) {
     let message = end_message(write_request_head(&request.fields()), &[]);
@@ -183,7 +183,7 @@ fn decode_request_head(bencher: Bencher<'_, '_>, request: Request) {
     });
 }
 
-/// The same when the head arrives in two pieces, cut within a field.
+/// Decodes a head that arrives in two pieces, cut within a field.
 #[divan::bench(args = REQUESTS, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn decode_request_head_in_two(bencher: Bencher<'_, '_>, request: Request) {
     let mut front = end_message(write_request_head(&request.fields()), &[]);
@@ -232,7 +232,7 @@ fn encode_response_head(bencher: Bencher<'_, '_>, response: Response) {
     bencher.bench_local(|| write_response_head(black_box(hints.as_ref()), black_box(&fields)));
 }
 
-/// Until the message's end, which comes with the head when there is no content.
+/// Decodes a whole message without content, whose end arrives with the head.
 #[divan::bench(args = RESPONSES, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn decode_response_head(bencher: Bencher<'_, '_>, response: Response) {
     let head = write_response_head(response.hints().as_ref(), &response.fields());
@@ -246,7 +246,7 @@ fn decode_response_head(bencher: Bencher<'_, '_>, response: Response) {
 
 // === Content and trailers ===
 
-/// Behind what waits to be sent, as a small piece of content is; a large one is not copied.
+/// Appends content to the output buffer, as is done with small pieces; large ones are not copied.
 #[divan::bench(args = CONTENT_BYTES, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn encode_content(bencher: Bencher<'_, '_>, length: usize) {
     let content = vec![b'x'; length];
@@ -258,7 +258,7 @@ fn encode_content(bencher: Bencher<'_, '_>, length: usize) {
     });
 }
 
-/// In the middle of a message that never ends.
+/// Decodes content in the middle of an endless message.
 #[divan::bench(args = CONTENT_BYTES, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn decode_content(bencher: Bencher<'_, '_>, length: usize) {
     let mut chunk = BytesMut::new();
@@ -275,7 +275,7 @@ fn decode_content(bencher: Bencher<'_, '_>, length: usize) {
     });
 }
 
-/// The end of the content with it.
+/// Encodes the end of the content and the trailers.
 #[divan::bench(sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn encode_trailers(bencher: Bencher<'_, '_>) {
     let trailers = map(TRAILERS);
@@ -288,7 +288,7 @@ fn encode_trailers(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// The end of the content with it.
+/// Decodes the end of the content and the trailers.
 #[divan::bench(sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn decode_trailers(bencher: Bencher<'_, '_>) {
     let end = end_message(BytesMut::new(), TRAILERS);
@@ -307,7 +307,7 @@ fn end_message(mut head: BytesMut, trailers: Lines) -> Bytes {
     head.freeze()
 }
 
-/// The message's head, once all of the message was read.
+/// Decodes a whole message and returns its head.
 fn read_message(decoder: &mut Decoder) -> Event {
     let head = decoder.next().unwrap().expect("a head");
     while !decoder.is_ended() {

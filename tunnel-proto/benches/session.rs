@@ -1,14 +1,14 @@
-//! What a session costs: exchanges over a pair of sessions that are joined by memory.
+//! Benchmarks of a session: exchanges over a pair of sessions with a connection in memory.
 //!
 //! ```text
 //!   bencher ─▶ Session ─ driver ══ pipe in memory ══ driver ─ Session ─▶ Upstream (here)
 //! ```
 //!
-//! In: requests as the tunnel server sends them on. Out: time, allocations and throughput of whole
-//! exchanges, both ends together, on one thread. No TLS and no socket are in it, and no HTTP/1 or
-//! HTTP/2, which the two programs add.
+//! In: requests as the tunnel server forwards them. Out: time, allocations and throughput of whole
+//! exchanges, both ends together, on one thread. Without TLS, sockets, HTTP/1 and HTTP/2, which the two
+//! programs add.
 //!
-//! Allocations are counted while the time is taken, which adds some nanoseconds to each of them.
+//! Counting the allocations adds some nanoseconds to each of them.
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::{
@@ -42,20 +42,20 @@ use tunnel_proto::{
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
 
-/// Bytes on their way before a writer waits: about what the buffers of a socket hold.
+/// Bytes in flight before a writer blocks: about what the buffers of a socket hold.
 const CONNECTION_BYTES: usize = 256 * 1024;
 
-/// A body's piece: what a busy connection yields at once.
+/// Length of a piece of a body: what a busy connection yields at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
 static PIECE: [u8; PIECE_BYTES] = [b'x'; PIECE_BYTES];
 
-/// Length of a small answer.
+/// Length of a small response.
 const SMALL_BYTES: usize = 2;
 
 const MIB: usize = 1024 * 1024;
 
-/// Path of an exchange that is answered when as many as the rig has streams are there.
+/// Path of exchanges that are answered once there is one for each stream of the rig.
 const GATHER: &str = "/gather";
 
 fn main() {
@@ -64,7 +64,7 @@ fn main() {
 
 // === Benchmarks ===
 
-/// A GET with a small answer, beside so many streams at rest; each exchange takes one of them.
+/// A GET with a small response, with this many idle streams; each exchange uses one of them.
 #[divan::bench(args = [1, 256], sample_count = 1_000)]
 fn exchange_on_resting_stream(bencher: Bencher<'_, '_>, streams: usize) {
     let rig = Rig::with_resting(streams);
@@ -81,7 +81,7 @@ fn exchange_on_new_stream(bencher: Bencher<'_, '_>) {
         .bench_local_refs(|(rig, request)| rig.fetch(request.take().unwrap()));
 }
 
-/// As many GETs at once, each of its own task, until all are answered.
+/// This many concurrent GETs, each in its own task, until all are answered.
 #[divan::bench(args = [64], sample_count = 1_000)]
 fn exchanges_at_once(bencher: Bencher<'_, '_>, count: usize) {
     let rig = Rig::with_resting(count);
@@ -92,7 +92,7 @@ fn exchanges_at_once(bencher: Bencher<'_, '_>, count: usize) {
         .bench_local_values(|requests| rig.fetch_all(requests));
 }
 
-/// One long answer.
+/// One long response.
 #[divan::bench(args = [MIB, 64 * MIB], max_time = 3)]
 fn download(bencher: Bencher<'_, '_>, length: usize) {
     let rig = Rig::with_resting(1);
@@ -104,7 +104,7 @@ fn download(bencher: Bencher<'_, '_>, length: usize) {
         });
 }
 
-/// One long request, with a small answer when all of it was read.
+/// One long request, with a small response once it is read completely.
 #[divan::bench(args = [MIB, 64 * MIB], max_time = 3)]
 fn upload(bencher: Bencher<'_, '_>, length: usize) {
     let rig = Rig::with_resting(1);
@@ -126,7 +126,7 @@ fn post(length: usize) -> Request<Content> {
     request(Method::POST, &format!("/{SMALL_BYTES}"), length)
 }
 
-/// With the fields that a small request has when the tunnel server sends it on.
+/// A request with the fields of a small request as the tunnel server forwards it.
 fn request(method: Method, path: &str, length: usize) -> Request<Content> {
     Request::builder()
         .method(method)
@@ -142,7 +142,7 @@ fn request(method: Method, path: &str, length: usize) -> Request<Content> {
         .unwrap()
 }
 
-/// Length of the answer to one request.
+/// Length of the response to one request.
 async fn fetch(session: Session, request: Request<Content>) -> usize {
     let response = exchange(&session, request, |_, _| {}).await.unwrap();
     drain(response.into_body()).await
@@ -168,7 +168,7 @@ async fn drain(mut body: RecvBody) -> usize {
 
 // === Both ends of a session ===
 
-/// Two sessions that are joined, and what keeps them going.
+/// Two connected sessions, with their runtime and tasks.
 struct Rig {
     session: Session,
     _events: SessionEvents,
@@ -177,7 +177,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A pair with so many streams at rest.
+    /// A pair with this many idle streams.
     fn with_resting(streams: usize) -> Self {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let upstream = Upstream {
@@ -192,7 +192,7 @@ impl Rig {
             let gather = || request(Method::GET, GATHER, 0);
             let requests = std::iter::repeat_with(gather).take(streams).collect();
             fetch_all(&session, requests).await;
-            // What a session does at its start, and after an exchange, is over by then.
+            // By then the work of the start and of the last exchange is complete.
             for _ in 0..16 {
                 yield_now().await;
             }
@@ -206,9 +206,9 @@ impl Rig {
         }
     }
 
-    /// The length of the answer. The exchange has a task, as it has in the tunnel server: what a
-    /// current-thread runtime blocks on has its turn only after many turns of the tasks, and what
-    /// arrives for it would pile up.
+    /// The length of the response. The exchange runs in a task, as in the tunnel server: a current-thread
+    /// runtime polls the future that it blocks on only after many polls of tasks, and bytes for it would
+    /// pile up.
     fn fetch(&self, request: Request<Content>) -> usize {
         let session = self.session.clone();
         let mut task = JoinSet::new();
@@ -247,7 +247,7 @@ async fn serve_all(session: Session, mut events: SessionEvents, upstream: Upstre
     }
 }
 
-/// Answers with as many bytes as the path says.
+/// Answers with the number of bytes that the path contains.
 #[derive(Clone)]
 struct Upstream {
     gathering: Arc<Barrier>,
@@ -288,7 +288,7 @@ fn answer(length: usize) -> Response<Content> {
         .unwrap()
 }
 
-/// A body of so many bytes, in pieces that cost nothing to make.
+/// A body of this many bytes, in pieces that cost nothing to create.
 struct Content {
     left: usize,
 }
@@ -322,7 +322,7 @@ impl Body for Content {
     }
 }
 
-/// The failure of a body that has none.
+/// The error of a body that cannot fail.
 #[derive(Debug)]
 enum Never {}
 

@@ -1,8 +1,8 @@
-//! Binary HTTP messages (RFC 9292): the form in which requests and responses cross a session.
+//! Binary HTTP messages (RFC 9292): the encoding of requests and responses on a session.
 //!
-//! In: the bytes of a stream, in whatever pieces they arrive. Out: heads, pieces of content and
-//! trailers ([`decode`]), and the other way round ([`encode`]). No I/O, no clock, no state that
-//! outlives a message, and nothing is believed: what [`decode`] lets through is well-formed.
+//! In: the bytes of a stream, in any pieces. Out: heads, pieces of content and trailers ([`decode`]);
+//! [`encode`] does the reverse. No I/O, no clock, no state that outlives a message. No input is trusted:
+//! what [`decode`] yields is well-formed.
 //!
 //! Only the indeterminate-length form is used, and `i` below is a variable-length integer of
 //! RFC 9000 section 16:
@@ -17,15 +17,15 @@
 //! content   = *( length(i) bytes ) 0(i)                 a chunk is at least one byte
 //! ```
 //!
-//! Every part is prefixed with its length, so a message ends where it says, and the next one may
-//! follow at once on the same stream. This is where the wire is narrower than the RFC, which knows
-//! messages that stand alone: the known-length form, padding after a message and the omission of
-//! empty last parts are refused, fields that belong to one connection are refused too (the RFC
-//! only advises to remove them), and 101 never comes, since an upgrade is a `CONNECT` here.
+//! Every part is prefixed with its length, so messages are self-delimiting and may follow each other on one
+//! stream. This is stricter than the RFC, whose messages stand alone: the known-length form, padding after
+//! a message and the omission of empty last parts are refused. Connection-specific fields are refused too
+//! (the RFC only advises to remove them), and status 101 does not occur, since an upgrade is a `CONNECT`
+//! here.
 //!
-//! In one point it is wider: pseudo-fields (names that start with `:`) may also stand in a trailer
-//! section, where this tunnel says that something went wrong after the head. No HTTP peer can send
-//! such a field, because `:` is not legal in a field name, so they are kept apart from the others.
+//! In one point it is more permissive: pseudo-fields (names that start with `:`) are also allowed in a
+//! trailer section, where they name a problem that occurred after the head. No HTTP peer can forge them,
+//! because `:` is not legal in a field name. They are stored separately from regular fields.
 
 mod check;
 mod error;
@@ -50,15 +50,15 @@ use crate::limits;
     reason = "an event lives on the stack between decoder and caller; a box would cost each message an allocation"
 )]
 pub enum Event {
-    /// The head of a request. First event of a request, and its only head.
+    /// The head of a request: its first event.
     Request(RequestHead),
     /// The head of an informational (1xx) response; a final one follows.
     Informational(ResponseHead),
     /// The head of the final response.
     Response(ResponseHead),
-    /// Content as it arrived: never empty, and not aligned to the chunks of the sender.
+    /// Content as it arrived: never empty, and not aligned to the sender's chunks.
     Content(Bytes),
-    /// The message is complete; here are its trailers, which may be empty.
+    /// The message is complete; holds its trailers, which may be empty.
     End(Fields),
 }
 
@@ -95,14 +95,14 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// The value of a pseudo-field; `name` with its colon.
+    /// The value of a pseudo-field. `name` includes the colon.
     #[must_use]
     pub fn pseudo(&self, name: &str) -> Option<&Bytes> {
         let same = |(own, _): &&(Bytes, Bytes)| own == name.as_bytes();
         self.pseudo.iter().find(same).map(|(_, value)| value)
     }
 
-    /// All pseudo-fields in their order; names with their colon.
+    /// All pseudo-fields in their order. Names include the colon.
     #[must_use]
     pub fn pseudo_fields(&self) -> &[(Bytes, Bytes)] {
         &self.pseudo
@@ -115,8 +115,8 @@ impl Fields {
     }
 }
 
-/// What a message may cost the one who reads it. Checked as lengths are read, before anything of
-/// that length is kept. Content has no limit here: it is never gathered.
+/// Limits on what a decoder has to buffer. Checked when a length is read, before anything of that length is
+/// buffered. Content has no limit here, since it is never gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one head (control data and header section with its end), and of a trailer section,

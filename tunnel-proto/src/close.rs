@@ -1,46 +1,46 @@
-//! Why a session ended, as a WebSocket close code, and what the tunnel client does after each.
+//! Reasons for the end of a session, as WebSocket close codes, and what the tunnel client does after each.
 //!
-//! Codes 4000-4999 are private use (RFC 6455 section 7.4.2). Both ends read this one table.
+//! Codes 4000-4999 are for private use (RFC 6455 section 7.4.2). Both ends use this one table.
 
 /// Why one end closed a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// The tunnel client leaves: it was asked to stop, and its exchanges are done.
+    /// The tunnel client is shutting down and its exchanges are complete.
     Left,
-    /// The tunnel server leaves: it drains, and the exchanges of this session are done.
+    /// The tunnel server is draining and the exchanges of this session are complete.
     Drained,
     /// A newer instance holds the runtime.
     Superseded,
-    /// The credential of this session is no longer good.
+    /// The credential of this session was revoked or no longer permits it.
     Revoked,
     /// The other end broke the protocol.
     ProtocolError,
-    /// Nothing was heard from the other end for too long.
+    /// Nothing was received from the other end for too long.
     Dead,
     /// The server has no room for this session now.
     Overloaded,
-    /// A fault of our own.
+    /// An internal error of the sender.
     Internal,
-    /// The credential of this session ran out, and no newer one came.
+    /// The credential of this session expired and was not renewed.
     Expired,
-    /// An older instance holds the runtime, and the server is told to keep it.
+    /// An older instance holds the runtime, and the server is configured to keep it.
     Conflict,
-    /// The tunnel client answers pings and takes no exchange.
+    /// The tunnel client answers pings but accepts no exchange.
     Wedged,
     /// An operator of the server ended the session.
     Disconnected,
-    /// Any other code, for instance one that a proxy on the way made (1001, 1011, …).
+    /// Any other code, for instance one sent by a proxy on the path (1001, 1011, …).
     Other(u16),
 }
 
 /// What a tunnel client does when a session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterClose {
-    /// Dial again at once, with nothing but a small random delay.
+    /// Dial again at once, after only a small random delay.
     Redial,
-    /// Dial again after the usual growing delay.
+    /// Dial again after the usual, growing delay.
     Wait,
-    /// Do not dial again unless configured to: a person has to do something.
+    /// Do not dial again unless configured to: an operator has to act.
     Stop,
 }
 
@@ -65,7 +65,7 @@ impl CloseReason {
         }
     }
 
-    /// The reason that a close code stands for.
+    /// The reason with this close code.
     #[must_use]
     pub fn from_code(code: u16) -> Self {
         match code {
@@ -85,7 +85,7 @@ impl CloseReason {
         }
     }
 
-    /// One word for logs, metrics and the text of the close frame.
+    /// The name in logs, metrics and the text of the close frame.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ impl CloseReason {
     pub fn after(self) -> AfterClose {
         match self {
             Self::Drained | Self::Dead | Self::Left | Self::Wedged => AfterClose::Redial,
-            // An expired token may have been replaced in its file meanwhile.
+            // For `Expired`: the token's file may have been replaced in the meantime.
             Self::ProtocolError
             | Self::Overloaded
             | Self::Internal
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_lost_right_to_the_runtime_stops_the_client() {
+    fn only_a_lost_permission_stops_the_client() {
         let stopping: Vec<u16> = (4000..=4020)
             .filter(|code| CloseReason::from_code(*code).after() == AfterClose::Stop)
             .collect();

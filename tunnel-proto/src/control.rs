@@ -1,8 +1,8 @@
-//! Control messages: what the two ends tell each other beside the exchanges.
+//! Control messages: announcements between the two ends, separate from the exchanges.
 //!
-//! Each is one JSON object in one WebSocket text message, told apart by its `type`. Unknown types
-//! and unknown keys are ignored, so that the two ends may differ in version. A control message
-//! never asks the tunnel client to reach an address, and never carries anything of an exchange.
+//! Each is one JSON object in one WebSocket text message, identified by its `type`. Unknown types and
+//! unknown keys are ignored, so that the two ends may differ in version. A control message never asks the
+//! tunnel client to reach an address, and never carries anything of an exchange.
 
 mod routes;
 
@@ -29,10 +29,10 @@ pub enum Control {
         /// Version of the tunnel server program.
         version: String,
     },
-    /// First message of the tunnel server on a session that only checks the way, in the place of
-    /// `welcome`: the echo has come through.
+    /// First message of the tunnel server on a session that only checks the path, instead of `welcome`: the
+    /// probe was accepted.
     Checked {
-        /// Whose the runtime is that the credential names.
+        /// The account of the runtime that the credential names.
         account: String,
         /// The runtime's label.
         runtime: String,
@@ -40,31 +40,32 @@ pub enum Control {
         session: String,
         /// Version of the tunnel server program.
         version: String,
-        /// Instance id of who holds the runtime now, if anybody does.
+        /// Instance id of the current holder of the runtime, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
-        /// Why another instance would not get the runtime now, if it would not.
+        /// Why another instance would be refused the runtime now, if it would be.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         conflict: Option<Refusal>,
-        /// Time until the credential runs out, in milliseconds; none when it never does.
+        /// Time until the credential expires, in milliseconds; absent if it never does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         expires_in_ms: Option<u64>,
     },
-    /// The sender leaves. A tunnel client takes no new exchange on this session and ends it when the
-    /// open ones are done. A tunnel server wants the client to have another session, and ends this one
-    /// by itself when nothing needs it any more.
+    /// The sender leaves. A tunnel client takes no new exchange on this session and ends it when the open
+    /// ones are complete. A tunnel server asks the client to open another session, and ends this one itself
+    /// once it is no longer needed.
     Drain {
-        /// From a server: time over which the client should spread its redial, in milliseconds.
+        /// From a server: the range, in milliseconds, from which the client should choose its random delay
+        /// before it dials again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spread_ms: Option<u64>,
     },
-    /// From a tunnel client that was told to drain: it has another session, on which it would rather
-    /// be asked. This one stands until the tunnel server ends it.
+    /// From a tunnel client that has received `drain`: it has another session, which the server should
+    /// prefer. This one stays until the tunnel server ends it.
     Moved,
-    /// The sender has asked whether the other end lives, and hears nothing; or it hears something again. Where
-    /// only one direction of the path is lost, the other end cannot know this by itself.
+    /// The sender has pinged the other end and receives nothing, or receives something again. If only one
+    /// direction of the path is lost, the other end cannot detect this itself.
     Unheard {
-        /// Whether something is heard again.
+        /// Whether something is received again.
         is_over: bool,
     },
     /// A newer instance holds the runtime; this session takes no new exchange.
@@ -72,16 +73,16 @@ pub enum Control {
         /// Instance id of the newer holder.
         instance: String,
     },
-    /// The credential is no longer good; the session ends.
+    /// The credential is no longer valid; the session ends.
     Revoked {
         /// Why, for a person.
         #[serde(default)]
         detail: String,
     },
-    /// The credential of this session runs out: from the tunnel server, which takes a newer one by
-    /// `refresh-token` until then, and a little longer.
+    /// From the tunnel server: the credential of this session expires. The server accepts a newer one by
+    /// `refresh-token` until then, and for a grace period after.
     Expiring {
-        /// Time until it does, in milliseconds; 0 when it has.
+        /// Time until it expires, in milliseconds; 0 if it has.
         in_ms: u64,
     },
     /// A newer credential for this session, from the tunnel client.
@@ -89,37 +90,37 @@ pub enum Control {
         /// The bearer token.
         token: String,
     },
-    /// The tunnel server's answer to `refresh-token`: the session goes on by it.
+    /// The tunnel server has accepted `refresh-token`: the session uses the new credential.
     Refreshed {
-        /// Time until it runs out, in milliseconds; none when it never does.
+        /// Time until it expires, in milliseconds; absent if it never does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         expires_in_ms: Option<u64>,
     },
-    /// The other answer to `refresh-token`: the session goes on by the credential before, for as long
-    /// as that is good.
+    /// The tunnel server has refused `refresh-token`: the session keeps the earlier credential for as long
+    /// as that is valid.
     RefreshRefused {
-        /// The name of a [`RefusalReason`](crate::refusal::RefusalReason), which may be one that only the
-        /// sender knows.
+        /// The name of a [`RefusalReason`](crate::refusal::RefusalReason), possibly one that is unknown to
+        /// this version.
         reason: String,
         /// Why, for a person.
         #[serde(default)]
         detail: String,
     },
-    /// The routes of a tunnel client, for people to look at: after the welcome, and when they change.
+    /// The routes of a tunnel client, for display: sent after the welcome, and when they change.
     Routes(RoutesSummary),
-    /// Any kind that this version does not know.
+    /// Any type that is unknown to this version.
     #[serde(other)]
     Unknown,
 }
 
-/// A text message that is no control message.
+/// Why a text message is not a valid control message.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Longer than [`limits::CONTROL_BYTES`].
     #[error("control message of {0} bytes, at most {max} are allowed", max = limits::CONTROL_BYTES)]
     TooLarge(usize),
     /// Not a JSON object with a `type`, or a known type with wrong fields.
-    #[error("control message that cannot be read: {0}")]
+    #[error("unreadable control message: {0}")]
     Malformed(#[source] serde_json::Error),
 }
 
@@ -127,7 +128,7 @@ impl Control {
     /// Reads the text of one message.
     ///
     /// # Errors
-    /// When it is too large, is not JSON, or lacks what its type demands.
+    /// When it is too large, is not JSON, or lacks a field that its type requires.
     pub fn decode(text: &str) -> Result<Self, ControlError> {
         if text.len() > limits::CONTROL_BYTES {
             return Err(ControlError::TooLarge(text.len()));
@@ -138,11 +139,11 @@ impl Control {
     /// The text of one message.
     #[must_use]
     pub fn encode(&self) -> String {
-        // Serialising plain strings and numbers into memory has no way to fail.
+        // Serialising plain strings and numbers into memory cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The message's type as it stands on the wire.
+    /// The value of `type` in the message.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -164,7 +165,7 @@ impl Control {
     }
 }
 
-/// Names the kind only: a token must not reach a log by way of `{:?}`.
+/// Shows only the type, so that no token reaches a log.
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Control({})", self.name())
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_kinds_and_keys_are_ignored() {
+    fn unknown_types_and_keys_are_ignored() {
         let unknown = Control::decode(r#"{"type":"sing","song":1}"#).unwrap();
         assert_eq!(unknown, Control::Unknown);
         let more = Control::decode(r#"{"type":"drain","colour":"red"}"#).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_kind_without_its_fields_is_refused() {
+    fn a_known_type_without_its_fields_is_refused() {
         assert!(matches!(
             Control::decode(r#"{"type":"refresh-token"}"#),
             Err(ControlError::Malformed(_))
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_printed() {
+    fn debug_output_does_not_contain_the_token() {
         let control = Control::RefreshToken {
             token: "secret".into(),
         };

@@ -3,16 +3,15 @@
 //! ```text
 //!             tunnel server                                   tunnel client
 //!   opening ─▶ request head ─▶ content… ─▶ end      head ─▶ service ─▶ response
-//!      │            (sending and receiving go on side by side)             │
+//!      │            (sending and receiving are concurrent)                 │
 //!      ▼                                                                   ▼
 //!   waiting ◀─ accepted ◀─ informational… ◀─ head ◀─ content… ◀─ end ◀─────┘
 //! ```
 //!
-//! Each direction is one binary HTTP message that says itself where it ends, so a stream whose two
-//! messages ended whole rests and carries the next exchange. After anything else it is reset, which
-//! the other end sees as a cut, never as an end. An upgraded connection is an exchange like any
-//! other: its contents are the bytes of the two directions, and the end of a content is the
-//! half-close of that direction.
+//! Each direction is one self-delimiting binary HTTP message, so a stream whose two messages are complete
+//! becomes idle and carries the next exchange. Otherwise it is reset, which the other end reports as a cut,
+//! never as an end. An upgraded connection is an exchange like any other: the two contents are the bytes of
+//! the two directions, and the end of a content is the half-close of its direction.
 
 mod accept;
 mod body;
@@ -47,65 +46,66 @@ use crate::{
     },
 };
 
-/// First byte of the tunnel client on a new stream: the exchange is in its hands.
+/// First byte from the tunnel client on a new stream: it has accepted the stream.
 ///
-/// It also makes the multiplexer acknowledge the stream, which allows only 256 that are not.
+/// Sending it also makes the multiplexer acknowledge the stream; only 256 may be unacknowledged.
 pub(crate) const ACCEPTED: u8 = 1;
 
 /// Pseudo-field that names the protocol of an upgrade (RFC 8441 section 4).
 pub(crate) const PROTOCOL: &str = ":protocol";
-/// Pseudo-field of a request with content whose length is not known: `content: unknown`. One that has
-/// neither it nor `content-length` has no content, as in HTTP/1.1 (RFC 9112 section 6.3).
+/// Pseudo-field of a request whose content has no declared length, with the value [`UNKNOWN`]. A request
+/// with neither it nor `content-length` has no content, as in HTTP/1.1 (RFC 9112 section 6.3).
 pub(crate) const CONTENT: &str = ":content";
-/// What stands in it.
+/// The only value of [`CONTENT`].
 pub(crate) const UNKNOWN: &str = "unknown";
 /// Pseudo-field by which the tunnel client names its own failure.
 pub(crate) const PROBLEM: &str = ":problem";
 /// Pseudo-field with the failure's detail.
 pub(crate) const DETAIL: &str = ":detail";
 
-/// Why nothing more can be read from an exchange.
+/// Why reading from an exchange failed.
 #[derive(Debug)]
 pub(crate) enum WireError {
     /// The stream was reset or, with a reason, its session has ended.
     Cut(Option<CloseReason>),
-    /// This end has reset the stream: nobody read what came, and too much is held.
+    /// This end has reset the stream because too many received bytes were unread.
     Shed,
     /// The other end's message cannot be read.
     Malformed(DecodeError),
     /// The first byte of a new stream was not [`ACCEPTED`].
     NotAccepted,
-    /// This end has reset the stream: its own message broke off.
+    /// This end has reset the stream because its own message failed.
     Failed(Box<Problem>),
 }
 
-/// The stream of one exchange with what is known of both its messages.
+/// The stream of one exchange, with the state of both messages.
 ///
-/// Shared by the one who sends and the one who receives; locked for single polls only. When the
-/// last of them lets go, the stream rests if both messages were whole, and is reset if not.
+/// Shared by the sender and the receiver, and locked for single polls only. When the last of them drops it,
+/// the stream becomes idle if both messages are complete, and is reset otherwise.
 pub(crate) struct Wire {
     stream: Option<MuxStream>,
     decoder: Decoder,
-    /// The other end has the exchange in its hands.
+    /// Whether the other end has accepted the stream.
     accepted: bool,
-    /// Our message is out, to its end.
+    /// Whether this end's message is completely sent.
     sent: bool,
-    /// The other end's message is in, to its end.
+    /// Whether the other end's message is completely received.
     received: bool,
-    /// Why our message broke off, if that is why the stream was reset.
+    /// Why this end's message failed, if the stream was reset for that.
     failure: Option<Box<Problem>>,
-    /// Somebody holds the other end's message, to read it.
-    is_read: bool,
-    /// To be woken when nobody does any more.
-    unread: Option<Waker>,
-    /// The exchange's place among those that are open. The tunnel client has none between two.
+    /// Whether a body exists that reads the other end's message.
+    has_reader: bool,
+    /// The task to wake when that body is dropped.
+    no_reader_waker: Option<Waker>,
+    /// The count of the open exchange, at the tunnel server. The tunnel client counts for itself, as its
+    /// stream outlives an exchange.
     outstanding: Option<Outstanding>,
 }
 
 pub(crate) type SharedWire = Arc<Mutex<Wire>>;
 
 impl Wire {
-    /// The next part of the other end's message.
+    /// Reads the next event of the other end's message.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, WireError>> {
         loop {
             if let Some(event) = self.buffered_event()? {
@@ -128,7 +128,7 @@ impl Wire {
         }
     }
 
-    /// The next part, if it has arrived already.
+    /// The next event, if it was received already.
     fn buffered_event(&mut self) -> Result<Option<Event>, WireError> {
         let event = self.decoder.next().map_err(WireError::Malformed)?;
         if matches!(event, Some(Event::End(_))) {
@@ -150,7 +150,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Writes all of the buffer; pending while the other end's window is full.
+    /// Writes all of the buffer; pending while the send window or the session's output is full.
     fn poll_write(&mut self, cx: &mut Context<'_>, out: &mut impl Buf) -> Poll<Result<(), Cut>> {
         while out.has_remaining() {
             let Some(stream) = &mut self.stream else {
@@ -161,17 +161,18 @@ impl Wire {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready when the other end has given the exchange up, or broken the protocol.
+    /// Ready when the other end has cancelled the exchange, or broken the protocol.
     fn poll_cancelled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(stream) = &mut self.stream else {
             return Poll::Ready(());
         };
         match (self.received, self.sent) {
-            // What its message still brings is for whoever reads it.
+            // The rest of its message is for the reader of the body.
             (false, _) => stream.poll_reset(cx),
-            // Its message is in: any byte more is a breach, and the end of the stream a cancellation.
+            // Its message is complete: another byte breaks the protocol, and the end of the stream cancels
+            // the exchange.
             (true, false) => stream.poll_read(cx).map(drop),
-            // With both messages whole, what comes belongs to the next exchange.
+            // Both messages are complete: further bytes belong to the next exchange.
             (true, true) => stream.poll_reset(cx),
         }
     }
@@ -182,13 +183,13 @@ impl Wire {
         outstanding.is_some_and(|outstanding| outstanding.session().is_suspect())
     }
 
-    /// Resets the stream, should it still be open, because our message broke off.
+    /// Resets the stream because this end's message has failed.
     fn fail(&mut self, problem: Problem) {
         self.failure = Some(Box::new(problem));
         self.stream = None;
     }
 
-    /// Whether both messages are whole and not one byte came after them.
+    /// Whether both messages are complete and no byte was received after them.
     fn is_whole(&self) -> bool {
         self.sent && self.received && self.decoder.is_between_messages()
     }
@@ -205,18 +206,18 @@ impl Drop for Wire {
     }
 }
 
-/// Streams at rest, each ready to carry the next exchange.
+/// Idle streams, each ready to carry the next exchange.
 #[derive(Default)]
-pub(crate) struct Idle {
+pub(crate) struct IdleStreams {
     /// The most recently used last.
     streams: Vec<MuxStream>,
-    /// How many at the front were not used since the last trim.
+    /// Number of streams at the front that were not used since the last trim.
     untouched: usize,
 }
 
-impl Idle {
-    /// A stream to use, the most recently used one. One that ended at rest, or on which something
-    /// came that nobody asked for, is dropped.
+impl IdleStreams {
+    /// Takes the most recently used stream. Streams that were reset while idle, or on which unsolicited
+    /// bytes arrived, are dropped.
     fn take(&mut self) -> Option<MuxStream> {
         let taken = loop {
             let Some(stream) = self.streams.pop() else {
@@ -230,7 +231,7 @@ impl Idle {
         taken
     }
 
-    /// Has a stream rest that was accepted, and on which nothing is open.
+    /// Keeps an accepted stream without an open exchange, or ends it if there are enough.
     pub(crate) fn put(&mut self, stream: MuxStream) {
         if self.streams.len() < limits::IDLE_STREAMS && !stream.is_reset() {
             self.streams.push(stream);
@@ -239,7 +240,7 @@ impl Idle {
         }
     }
 
-    /// Ends the streams that nothing needed since the last call.
+    /// Ends the streams that were not used since the last call.
     pub(crate) fn trim(&mut self) {
         for stream in self.streams.drain(..self.untouched) {
             stream.finish();
@@ -247,14 +248,14 @@ impl Idle {
         self.untouched = self.streams.len();
     }
 
-    /// Drops all streams; for a session that has ended.
+    /// Drops all streams of a session that has ended.
     pub(crate) fn clear(&mut self) {
         self.streams = Vec::new();
         self.untouched = 0;
     }
 }
 
-/// Adds the pseudo-fields of a problem.
+/// Encodes the pseudo-fields of a problem.
 fn encode_problem(out: &mut BytesMut, problem: &Problem) {
     use crate::bhttp::encode;
     encode::field(out, PROBLEM.as_bytes(), problem.reason().name().as_bytes());

@@ -1,34 +1,35 @@
-//! Header fields that end at a hop, and those that may never travel in a trailer section.
+//! Header fields that are connection-specific, forwarding fields, and fields that are forbidden in a
+//! trailer section.
 //!
-//! RFC 9110 section 7.6.1 (connection-specific fields) and section 6.5.1 (trailers). Both ends
-//! use these rules on whatever they received before they build the message that they send on.
+//! RFC 9110 section 7.6.1 (connection-specific fields) and section 6.5.1 (trailers). Both ends apply these
+//! rules to a received message before they build the one that they forward.
 
 use std::collections::HashSet;
 
 use http::{HeaderMap, HeaderName, header};
 use http_body::Frame;
 
-/// Addresses from which a request came, the nearest last.
+/// Addresses that a request has passed, the nearest last.
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The host that the platform client asked for.
+/// The host that the platform client requested.
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// The scheme by which the platform client asked: `http` or `https`.
+/// The scheme of the platform client's request: `http` or `https`.
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Names the request in the logs of every program that it passes.
+/// Identifies the request in the logs of every program that it passes.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Names the tunnel's programs that a request has passed, by which a loop is found. Not `Via`: upstreams
-/// such as nginx compress nothing for requests that have it.
+/// Lists the tunnel's programs that a request has passed, in order to detect loops. Not `Via`, because
+/// upstreams such as nginx do not compress responses to requests that have it.
 pub const TUNNEL_VIA: HeaderName = HeaderName::from_static("tunnel-via");
 
-/// Options that the `Connection` fields of one request may have together. Real requests have one to
-/// three; each further one costs a look at the fields.
+/// Most options in all `Connection` fields of one request together. Real requests have one to three, and
+/// each costs a lookup.
 pub const CONNECTION_OPTIONS: usize = 64;
 
-/// How many options the `Connection` fields list, empty ones included.
+/// Number of options in all `Connection` fields, including empty ones.
 #[must_use]
 pub fn connection_options(headers: &HeaderMap) -> usize {
     let lines = headers.get_all(header::CONNECTION).iter();
@@ -36,11 +37,11 @@ pub fn connection_options(headers: &HeaderMap) -> usize {
     options.sum()
 }
 
-/// The fields of a head that its `Connection` fields nominate as connection-specific, without those that
+/// The fields of a head that its `Connection` fields nominate as connection-specific, except those that
 /// always are.
 ///
-/// All lines of the field count, not only the first. An option that names no field of the head is
-/// skipped, so the work is linear in the size of the head, whatever it lists.
+/// All lines of the field count, not only the first. Options that name no field of the head are skipped, so
+/// the result is no larger than the head.
 #[must_use]
 pub fn nominated(headers: &HeaderMap) -> HashSet<HeaderName> {
     const USUAL: [&[u8]; 6] = [
@@ -66,9 +67,9 @@ pub fn nominated(headers: &HeaderMap) -> HashSet<HeaderName> {
     nominated
 }
 
-/// Whether a field belongs to one connection only and is never sent on.
+/// Whether a field belongs to one connection only and is never forwarded.
 ///
-/// `te` is listed: `te: trailers` is put back by whoever builds the outgoing message.
+/// Includes `te`: the caller adds `te: trailers` again to the outgoing message.
 #[must_use]
 pub fn is_connection_specific(name: &HeaderName) -> bool {
     matches!(
@@ -85,8 +86,8 @@ pub fn is_connection_specific(name: &HeaderName) -> bool {
     )
 }
 
-/// Whether a field says where a request came from, and for whom: only trusted proxies may. Whatever
-/// is called like these is one of them, since there is no list of what upstreams believe.
+/// Whether a field states the origin of a request, which only trusted proxies may set. Matches by prefix,
+/// since there is no list of the fields that upstreams trust.
 #[must_use]
 pub fn is_forwarded(name: &HeaderName) -> bool {
     let name = name.as_str();
@@ -130,7 +131,7 @@ fn is_forbidden_trailer(name: &HeaderName) -> bool {
         .contains(name)
 }
 
-/// A trailer section with everything removed that may not travel in one.
+/// Removes all fields that are forbidden in a trailer section.
 #[must_use]
 pub fn clean_trailers(trailers: HeaderMap) -> HeaderMap {
     if !trailers.keys().any(is_forbidden_trailer) {
@@ -145,8 +146,8 @@ pub fn clean_trailers(trailers: HeaderMap) -> HeaderMap {
     clean
 }
 
-/// A frame of a body with everything removed that may not travel in trailers; `None`, which is the
-/// body's end, if nothing is left of them.
+/// Removes all forbidden fields from a frame of trailers; `None`, the end of the body, if no field remains.
+/// Other frames are returned unchanged.
 #[must_use]
 pub fn clean_frame<D>(frame: Frame<D>) -> Option<Frame<D>> {
     match frame.into_trailers() {
@@ -158,12 +159,12 @@ pub fn clean_frame<D>(frame: Frame<D>) -> Option<Frame<D>> {
     }
 }
 
-/// Why a `Content-Length` is no length.
+/// The `Content-Length` is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("content-length is repeated or is not a number of bytes")]
 pub struct BadLength;
 
-/// The length that the headers declare, if they declare one.
+/// The declared length, if there is one.
 ///
 /// # Errors
 /// When the field is repeated, empty, signed, a list, or beyond 64 bits (RFC 9112 section 6.3).
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_the_options_is_no_more_than_there_are_fields() {
+    fn nominated_fields_are_limited_to_those_of_the_head() {
         let mut headers = head(&[("aa", "1"), ("keep-alive", "timeout=5")]);
         let options = "aa,ab,keep-alive,".repeat(10_000);
         let options = HeaderValue::from_str(&options).unwrap();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_one_plain_number() {
+    fn content_length_is_one_plain_number() {
         let length = |values: &[&str]| {
             let mut headers = HeaderMap::new();
             for value in values {
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_keep_only_what_may_travel() {
+    fn forbidden_trailers_are_removed() {
         let mut trailers = HeaderMap::new();
         for name in [
             "grpc-status",
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_trailers_of_which_nothing_is_left_is_the_end() {
+    fn a_frame_of_only_forbidden_trailers_is_the_end() {
         let with = |name: &'static str| {
             let mut trailers = HeaderMap::new();
             trailers.append(name, HeaderValue::from_static("0"));

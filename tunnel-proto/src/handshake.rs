@@ -1,8 +1,9 @@
-//! What both ends of `GET /connect` agree on: path, subprotocol, field names, refusal body.
+//! The request `GET /connect` that opens a session: path, subprotocols, field names, and the body of a
+//! refusal.
 //!
-//! The WebSocket handshake (RFC 6455 section 4) itself is done with hyper at each end, so that
-//! every limit and deadline is our own. Authentication comes before the 101; a refusal is an
-//! ordinary answer with a [`Refusal`] as its JSON body.
+//! Each end performs the WebSocket handshake (RFC 6455 section 4) with hyper, so that every limit and
+//! time-out is its own. Authentication precedes the 101; a refusal is an ordinary response with a
+//! [`Refusal`] as its JSON body.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, header};
 use serde::{Deserialize, Serialize};
@@ -14,13 +15,13 @@ pub use crate::session::websocket::{accept_key, new_key};
 /// Path of the tunnel listener that opens a session.
 pub const CONNECT_PATH: &str = "/connect";
 
-/// Subprotocol of this version of the wire.
+/// Subprotocol of this version of the protocol.
 pub const SUBPROTOCOL: &str = "tunnel.v1";
 
-/// Subprotocol of a session that only checks the way. The server lets it in as it would any other, answers
-/// with [`crate::control::Control::Checked`], and gives it neither the runtime nor an exchange. It has a
-/// name of its own, so that a server that knows no checks refuses it, instead of taking the runtime from
-/// whoever holds it.
+/// Subprotocol of a session that only checks the path and the credential. The server admits it like any
+/// other, answers with [`crate::control::Control::Checked`], and gives it neither the runtime nor an
+/// exchange. It has a separate name so that a server without this feature refuses it, instead of taking the
+/// runtime from its holder.
 pub const CHECK_SUBPROTOCOL: &str = "tunnel-check.v1";
 
 /// Carries the tunnel client's [`InstanceSecret`].
@@ -32,17 +33,17 @@ pub const CLIENT_VERSION: HeaderName = HeaderName::from_static("tunnel-client-ve
 /// Carries the number of the session within its instance, counted from 1.
 pub const SESSION_NUMBER: HeaderName = HeaderName::from_static("tunnel-session");
 
-/// Carries the source addresses that the tunnel client lets its runtime be reached from: networks in
-/// CIDR form, separated by commas. Absent, it sets no bound of its own.
+/// Carries the source addresses from which the tunnel client allows requests to its runtime: networks in
+/// CIDR notation, separated by commas. If absent, the client does not restrict them.
 pub const ALLOW_FROM: HeaderName = HeaderName::from_static("tunnel-allow-from");
 
-/// Longest list of networks in [`ALLOW_FROM`], in bytes: some 200 of them.
+/// Longest list of networks in [`ALLOW_FROM`], in bytes: about 200 networks.
 const ALLOW_FROM_BYTES: usize = 4096;
 
-/// The secret that a tunnel client draws when it starts, 32 lower-case hexadecimal digits, and the id that
-/// follows from it. The client shows the secret in [`INSTANCE`] with each session; a session of the same
-/// instance cannot be opened without it. Everything else (logs, refusals, control messages, the operator's
-/// API) has only the id.
+/// The random secret that a tunnel client generates at its start, 32 lower-case hexadecimal digits, and the
+/// id derived from it. The client sends the secret in [`INSTANCE`] for each session; no session of the
+/// instance can be opened without it. Everything else (logs, refusals, control messages, the admin API)
+/// contains only the id.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InstanceSecret {
     text: String,
@@ -54,13 +55,13 @@ pub struct InstanceSecret {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InstanceId(String);
 
-/// Text that is no instance secret.
+/// The text is not an instance secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an instance secret is 32 lower-case hexadecimal digits")]
 pub struct BadInstanceSecret;
 
 impl InstanceSecret {
-    /// The secret made of these 16 random bytes.
+    /// The secret with these 16 random bytes.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self::new(hex(bytes))
@@ -93,7 +94,7 @@ impl InstanceSecret {
     }
 }
 
-/// Shows the id alone.
+/// Shows only the id.
 impl std::fmt::Debug for InstanceSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("InstanceSecret").field(&self.id.0).finish()
@@ -118,15 +119,14 @@ fn hex(bytes: [u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(bytes))
 }
 
-/// Body of an answer that refuses a session. The tunnel client shows it as it stands.
+/// Body of the response that refuses a session. The tunnel client shows it verbatim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The name of a [`RefusalReason`], which may be one that only the sender knows.
+    /// The name of a [`RefusalReason`], possibly one that is unknown to this version.
     pub reason: String,
     /// Why, for a person, and what to do about it.
     pub detail: String,
-    /// Whether dialling again cannot help before a person has done something. Counts where the reader does
-    /// not know the reason.
+    /// Whether dialling again is useless before a person acts. Used only if the reason is unknown.
     #[serde(default)]
     pub fatal: bool,
 }
@@ -142,13 +142,13 @@ impl Refusal {
         }
     }
 
-    /// The reason, where this version knows it.
+    /// The reason, if it is known to this version.
     #[must_use]
     pub fn known(&self) -> Option<RefusalReason> {
         RefusalReason::from_name(&self.reason)
     }
 
-    /// What can end it; by what the server says of it where the reason is not known.
+    /// Whether its cause can pass: by the reason, or by `fatal` if the reason is unknown.
     #[must_use]
     pub fn finality(&self) -> Finality {
         match self.known() {
@@ -159,23 +159,23 @@ impl Refusal {
     }
 }
 
-/// What the tunnel client says of itself when it dials.
+/// What the tunnel client declares about itself when it dials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
-    /// The instance that dials, and the proof that it is this one.
+    /// The secret of the instance that dials.
     pub instance: InstanceSecret,
     /// Version of the program.
     pub version: String,
     /// Number of the session within the instance, from 1.
     pub session_number: u32,
-    /// What [`ALLOW_FROM`] says, as it stands.
+    /// The value of [`ALLOW_FROM`], unparsed.
     pub allow_from: Option<String>,
-    /// Whether the session only checks the way, see [`CHECK_SUBPROTOCOL`].
+    /// Whether the session is only a check, see [`CHECK_SUBPROTOCOL`].
     pub is_check: bool,
 }
 
 impl Greeting {
-    /// The subprotocol that the session has.
+    /// The subprotocol to request.
     #[must_use]
     pub fn subprotocol(&self) -> &'static str {
         match self.is_check {
@@ -185,7 +185,7 @@ impl Greeting {
     }
 }
 
-/// Why a request is no session request, with the answer that it gets.
+/// Why a request does not open a session. The text is for the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotASession {
     /// Not the path of the tunnel listener.
@@ -194,10 +194,10 @@ pub enum NotASession {
     /// Not `GET`.
     #[error("a session is opened with GET")]
     Method,
-    /// Sent by a browser page.
+    /// Has an `Origin` field, so it was sent by a web page.
     #[error("a session cannot be opened from a web page")]
     Origin,
-    /// No WebSocket handshake. Often a proxy on the way has removed the `Upgrade` field.
+    /// Not a WebSocket handshake, often because a proxy on the path has removed the `Upgrade` field.
     #[error(
         "this is no websocket handshake: if the client did send one, a proxy on the way removed \
          its upgrade field"
@@ -206,8 +206,7 @@ pub enum NotASession {
     /// Not the subprotocol of this server.
     #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
     Subprotocol,
-    /// Instance secret, version or session number is missing or malformed, or what else the client says of
-    /// itself is.
+    /// Instance secret, version or session number is missing or malformed, or [`ALLOW_FROM`] is malformed.
     #[error(
         "the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid, and \
          tunnel-allow-from where there is one"
@@ -216,7 +215,7 @@ pub enum NotASession {
 }
 
 impl NotASession {
-    /// The reason that it is refused for.
+    /// The reason of the refusal.
     #[must_use]
     pub fn reason(self) -> RefusalReason {
         match self {
@@ -253,10 +252,10 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
     }
 }
 
-/// Checks a request for a session: everything but the credential.
+/// Checks all of a request for a session except the credential.
 ///
 /// # Errors
-/// When it is not one; the error says which answer it gets.
+/// When the request does not open a session. The error determines the response.
 pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
     let headers = request.headers();
     if request.uri().path() != CONNECT_PATH {
@@ -315,7 +314,7 @@ fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
     })
 }
 
-/// Whether an answer with status 101 is the one that this greeting and `key` asked for.
+/// Whether the head of a 101 response completes the handshake that this greeting and `key` began.
 #[must_use]
 pub fn is_accepted(headers: &HeaderMap, greeting: &Greeting, key: &str) -> bool {
     has_token(headers, header::CONNECTION, "upgrade")
@@ -360,12 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn our_own_request_is_accepted() {
+    fn a_generated_request_is_accepted() {
         assert_eq!(check_request(&session_request()), Ok(greeting()));
     }
 
     #[test]
-    fn what_is_told_of_an_instance_opens_no_session_of_it() {
+    fn the_public_id_does_not_serve_as_the_secret() {
         let secret = InstanceSecret::parse("0123456789abcdef0123456789abcdef").unwrap();
         let id = secret.id().as_str();
         // SHA-256 of the 32 digits, as any other program computes it.
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_asked_for_by_a_subprotocol_of_its_own() {
+    fn a_check_has_its_own_subprotocol() {
         let check = Greeting {
             is_check: true,
             ..greeting()
@@ -395,7 +394,7 @@ mod tests {
                 header::SEC_WEBSOCKET_PROTOCOL,
                 SUBPROTOCOL
             ),
-            "a server that knows no checks must not take it for a session"
+            "a server without checks must not accept it as a session"
         );
         let both = HeaderValue::from_static("tunnel-check.v1, tunnel.v1");
         let headers = request.headers_mut();
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn each_defect_has_its_own_answer() {
+    fn each_defect_has_its_own_error() {
         let broken = |change: &dyn Fn(&mut Request<()>)| {
             let mut request = session_request();
             change(&mut request);
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_must_fit_the_key() {
+    fn the_response_must_match_the_key() {
         let key = new_key();
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));

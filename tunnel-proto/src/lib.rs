@@ -1,4 +1,4 @@
-//! The wire between a tunnel server and a tunnel client.
+//! The protocol between a tunnel server and a tunnel client.
 //!
 //! ```text
 //!   tunnel server                                              tunnel client
@@ -12,15 +12,16 @@
 //! - [`session`]: one connection. A handle, a driver that moves bytes, and events.
 //! - [`exchange`]: one request and its response over one stream of a session, in the binary form of
 //!   [`bhttp`]. The server calls [`exchange::open`] and [`exchange::Opened::carry`], the client [`exchange::serve`].
-//! - [`handshake`], [`control`], [`close`]: how a session begins, what the ends tell each other
-//!   beside the exchanges, and why it ended.
-//! - [`refusal`]: the one table of why a session is refused.
-//! - [`problem`]: the one table from what went wrong to what is answered.
-//! - [`limits`], [`fields`]: what a peer may send, and what never travels.
+//! - [`handshake`], [`control`], [`close`]: how a session begins, what the two ends announce beside the
+//!   exchanges, and why a session ended.
+//! - [`refusal`]: the one table of reasons for refusing a session.
+//! - [`problem`]: the one table from what went wrong to the answer that the platform client gets.
+//! - [`limits`], [`fields`], [`memory`]: what a peer may send, which fields are never forwarded, and how
+//!   many received bytes may wait to be read.
 //!
-//! This crate knows nothing of runtimes, tokens, routes, files, flags or listeners. Which
-//! multiplexer and which WebSocket library stand behind a session is seen in one module each.
-//! `docs/protocol.md` describes the same in words.
+//! This crate knows nothing of runtimes, tokens, routes, files, flags or listeners. The multiplexer and the
+//! WebSocket library are each visible in one module only. `docs/protocol.md` specifies this protocol for
+//! other implementations.
 
 pub mod bhttp;
 pub mod close;

@@ -1,4 +1,4 @@
-//! Accounts of the bytes that a program has received and nobody has taken yet.
+//! Accounts of bytes that a program has received and not yet processed.
 //!
 //! ```text
 //!   session ─┐
@@ -6,10 +6,11 @@
 //!   session ───▶ account of a runtime ─┴─▶ account of the node
 //! ```
 //!
-//! In: what each session holds, told in steps of `STEP_BYTES`, and a limit for each account. Out: whether
-//! receive windows may grow ([`MemoryAccount::is_pressed`]); and above a limit the end of single streams, those
-//! that hold the most in the session that holds the most, until the account is within its limit again. What
-//! one runtime holds never ends a stream of another as long as the runtimes' limits leave room in the node's.
+//! In: the bytes that each session holds, reported in steps of `STEP_BYTES`, and a limit for each account.
+//! Out: whether receive windows may grow ([`MemoryAccount::is_pressed`]). Above its limit an account resets
+//! single streams, the largest in the session that holds the most, until it is within the limit again. One
+//! runtime never causes the reset of another's stream as long as the sum of the runtimes' limits is below
+//! the node's.
 
 use std::sync::{
     Arc, Weak,
@@ -20,36 +21,36 @@ use parking_lot::Mutex;
 
 use crate::session::mux::Mux;
 
-/// What a session may hold without its account knowing: so that small exchanges touch no account.
+/// Change that a session does not report yet, so that small exchanges touch no account.
 pub(crate) const STEP_BYTES: usize = 32 * 1024;
 
-/// Streams ended in one go. More than are needed for what one read can bring.
+/// Most streams reset at once. More than what one read can bring requires.
 const SHED_AT_ONCE: usize = 64;
 
-/// Bytes held by sessions, with a limit.
+/// A count of held bytes, with a limit.
 #[derive(Debug)]
 pub struct MemoryAccount {
-    /// Below zero for a moment when bytes are counted out before another thread has counted them in.
+    /// Below zero for a moment when one thread releases bytes before another has counted them.
     held: AtomicIsize,
     limit: AtomicUsize,
     parent: Option<Arc<Self>>,
-    holders: Mutex<Vec<Holder>>,
+    parts: Mutex<Vec<AccountPart>>,
 }
 
-/// What holds bytes that an account counts.
+/// A part of an account: something that holds bytes.
 #[derive(Debug)]
-enum Holder {
+enum AccountPart {
     Account(Weak<MemoryAccount>),
     Session(Weak<Mux>),
 }
 
-/// A holder that is still there.
-enum Live {
+/// A part that still exists.
+enum LivePart {
     Account(Arc<MemoryAccount>),
     Session(Arc<Mux>),
 }
 
-impl Live {
+impl LivePart {
     fn held(&self) -> usize {
         match self {
             Self::Account(account) => account.held(),
@@ -58,11 +59,11 @@ impl Live {
     }
 }
 
-impl Holder {
-    fn live(&self) -> Option<Live> {
+impl AccountPart {
+    fn upgrade(&self) -> Option<LivePart> {
         match self {
-            Self::Account(account) => account.upgrade().map(Live::Account),
-            Self::Session(mux) => mux.upgrade().map(Live::Session),
+            Self::Account(account) => account.upgrade().map(LivePart::Account),
+            Self::Session(mux) => mux.upgrade().map(LivePart::Session),
         }
     }
 
@@ -75,7 +76,7 @@ impl Holder {
 }
 
 impl MemoryAccount {
-    /// An account of `limit` bytes that is part of no other.
+    /// An account of `limit` bytes without a parent.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self::with(limit, None))
@@ -85,7 +86,7 @@ impl MemoryAccount {
     #[must_use]
     pub fn within(parent: &Arc<Self>, limit: usize) -> Arc<Self> {
         let account = Arc::new(Self::with(limit, Some(parent.clone())));
-        parent.enter(Holder::Account(Arc::downgrade(&account)));
+        parent.enter(AccountPart::Account(Arc::downgrade(&account)));
         account
     }
 
@@ -94,11 +95,11 @@ impl MemoryAccount {
             held: AtomicIsize::new(0),
             limit: AtomicUsize::new(limit),
             parent,
-            holders: Mutex::default(),
+            parts: Mutex::default(),
         }
     }
 
-    /// Changes the limit. What is held beyond a lower one is given up when something more comes.
+    /// Changes the limit. A lower one takes effect when the next bytes are received.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
@@ -109,15 +110,15 @@ impl MemoryAccount {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are held now.
+    /// Bytes held now.
     #[must_use]
     pub fn held(&self) -> usize {
         let held = self.held.load(Ordering::Relaxed);
         usize::try_from(held).unwrap_or(0)
     }
 
-    /// Whether less than half of the account, or of one that it is part of, is free: time to let no
-    /// window grow, and to have those that have grown shrink.
+    /// Whether more than half of this account's limit, or of a parent's, is held. Receive windows then do
+    /// not grow, and those that have grown shrink.
     #[must_use]
     pub fn is_pressed(&self) -> bool {
         self.held() > self.limit() / 2
@@ -127,7 +128,7 @@ impl MemoryAccount {
                 .is_some_and(|parent| parent.is_pressed())
     }
 
-    /// Counts bytes that are held by other means than a session.
+    /// Counts bytes that are held.
     pub fn hold(&self, bytes: usize) {
         self.held.fetch_add(bytes.cast_signed(), Ordering::Relaxed);
         if let Some(parent) = &self.parent {
@@ -135,7 +136,7 @@ impl MemoryAccount {
         }
     }
 
-    /// Counts bytes out again.
+    /// Counts bytes that are no longer held.
     pub fn release(&self, bytes: usize) {
         self.held.fetch_sub(bytes.cast_signed(), Ordering::Relaxed);
         if let Some(parent) = &self.parent {
@@ -143,8 +144,8 @@ impl MemoryAccount {
         }
     }
 
-    /// Ends streams until this account, and each that it is part of, is within its limit, or there is
-    /// nothing to be ended. Call with no lock of a session held.
+    /// Resets streams until this account and its parents are within their limits, or none can be reset. To
+    /// be called without a session's lock.
     pub(crate) fn keep_limit(&self) {
         for _ in 0..SHED_AT_ONCE {
             if !self.is_over() || !self.shed() {
@@ -156,33 +157,34 @@ impl MemoryAccount {
         }
     }
 
-    /// Counts a session's bytes from here on.
+    /// Makes a session part of the account, so that its streams can be reset.
     pub(crate) fn enter_session(&self, mux: &Arc<Mux>) {
-        self.enter(Holder::Session(Arc::downgrade(mux)));
+        self.enter(AccountPart::Session(Arc::downgrade(mux)));
     }
 
-    fn enter(&self, holder: Holder) {
-        let mut holders = self.holders.lock();
-        // Only before it would grow, so that to enter costs about the same however many there are.
-        if holders.len() == holders.capacity() {
-            holders.retain(|holder| !holder.is_gone());
+    fn enter(&self, part: AccountPart) {
+        let mut parts = self.parts.lock();
+        // Only before the list would grow, so that the cost is amortised.
+        if parts.len() == parts.capacity() {
+            parts.retain(|part| !part.is_gone());
         }
-        holders.push(holder);
+        parts.push(part);
     }
 
     fn is_over(&self) -> bool {
         self.held() > self.limit()
     }
 
-    /// Ends one stream; `false` if there is none to be ended.
+    /// Resets one stream; `false` if there is none to reset.
     fn shed(&self) -> bool {
-        let holders = self.holders.lock();
-        // Upgraded as a whole, since the last to let go of a session takes this lock no more.
-        let live: Vec<Live> = holders.iter().filter_map(Holder::live).collect();
-        drop(holders);
-        match live.iter().max_by_key(|holder| holder.held()) {
-            Some(Live::Account(account)) => account.shed(),
-            Some(Live::Session(mux)) => mux.shed(),
+        let parts = self.parts.lock();
+        // Upgraded first and used without the lock: dropping the last reference to a session may lock its
+        // account's parts.
+        let live: Vec<LivePart> = parts.iter().filter_map(AccountPart::upgrade).collect();
+        drop(parts);
+        match live.iter().max_by_key(|part| part.held()) {
+            Some(LivePart::Account(account)) => account.shed(),
+            Some(LivePart::Session(mux)) => mux.shed(),
             None => false,
         }
     }

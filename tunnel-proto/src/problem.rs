@@ -1,9 +1,9 @@
-//! The one table from what went wrong to what the platform client is told.
+//! The one table from what went wrong to the answer that the platform client gets.
 //!
-//! A [`Problem`] is made where something fails, at either end, and becomes an answer in one place,
-//! `tunnel-http`'s `answer`, for both programs. Across the wire it travels as its reason (pseudo-field `:problem`) and a
-//! detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15, error types
-//! RFC 9209 section 2.3.
+//! A [`Problem`] is created where something fails, at either end, and becomes a response in one place,
+//! `tunnel-http`'s `answer`, for both programs. Between the ends it is sent as its reason (pseudo-field
+//! `:problem`) and a detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15,
+//! error types RFC 9209 section 2.3.
 
 use std::{borrow::Cow, fmt, time::Duration};
 
@@ -32,12 +32,12 @@ impl Hop {
     }
 }
 
-/// Who is at fault; decides the level of the log line, and who is to look at it.
+/// The party at fault, which decides the level of the log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The platform client sent something that cannot be served.
     PlatformClient,
-    /// The tunnel is missing, full, or broke.
+    /// The tunnel is missing, full, or has failed.
     Tunnel,
     /// The local service behind the tunnel client.
     Upstream,
@@ -73,7 +73,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $error,)* }
             }
 
-            /// Who is at fault.
+            /// The party at fault.
             #[must_use]
             pub fn fault(self) -> Fault {
                 match self { $(Self::$variant => Fault::$fault,)* }
@@ -84,11 +84,11 @@ macro_rules! reasons {
 
 reasons! {
     // What the platform client sent.
-    /// The request breaks the grammar, or could be read in two ways.
+    /// The request violates the grammar of HTTP, or is ambiguous.
     RequestMalformed = "request_malformed", BAD_REQUEST, "http_request_error", PlatformClient;
     /// The request's head did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
-    /// The request's body stopped arriving, or broke off.
+    /// The request's body stopped arriving, or ended early.
     RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient;
     /// A method that a gateway does not serve: CONNECT, TRACE.
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient;
@@ -106,10 +106,10 @@ reasons! {
     AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient;
     /// The request's content is larger than its route allows.
     BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "http_request_error", PlatformClient;
-    /// The platform client took nothing of the answer for too long. Stands in metrics and logs: whom it
-    /// concerns is not told.
+    /// The platform client read nothing of the answer for too long. Appears in metrics and logs only: the
+    /// platform client gets no answer.
     NotTaken = "not_taken", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
-    /// The request passed this very server before.
+    /// The request has passed this server before.
     LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
 
     // The tunnel.
@@ -117,25 +117,26 @@ reasons! {
     RuntimeUnknown = "runtime_unknown", NOT_FOUND, "destination_not_found", PlatformClient;
     /// The runtime has no live session.
     RuntimeOffline = "runtime_offline", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
-    /// As many requests as allowed wait for the runtime to come back.
+    /// As many requests as allowed wait for the runtime to come online.
     WaitingLimit = "waiting_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// As many exchanges as the runtime, or its session, may have are open.
+    /// The runtime, or its session, has as many exchanges open as it may.
     ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// More exchanges are begun in a second than the runtime may have.
+    /// The runtime has begun as many exchanges in a second as it may.
     ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
     /// The platform client's address has as many exchanges or upgraded connections open as it may.
     AddressLimit = "address_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
-    /// As many upgraded connections as the runtime may have are open.
+    /// The runtime has as many upgraded connections open as it may.
     WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
     /// The whole server carries as many exchanges or upgraded connections, or begins as many in a second, as it may.
     ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// More bytes wait to be taken than the runtime, or the whole program, may hold; this exchange held the most.
+    /// More received bytes are unread than the runtime, or the whole program, may hold; this exchange held
+    /// the most.
     MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// The session ended under the exchange.
+    /// The session ended during the exchange.
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
     /// The other end of the session sent a message that cannot be read.
     WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel;
-    /// A fault of our own.
+    /// An internal error of the server or the client.
     InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel;
 
     // The local service.
@@ -143,11 +144,11 @@ reasons! {
     RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
     /// A route of the tunnel client denies the request.
     RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
-    /// A segment of the path may not be what the route of the tunnel client would make of it.
+    /// A segment of the path may not be inserted into the upstream of the route.
     SegmentRefused = "segment_refused", NOT_FOUND, "destination_not_found", Upstream;
-    /// Of all upstreams of a route none can be reached.
+    /// None of the upstreams of the route can be reached.
     UpstreamsDown = "upstreams_down", SERVICE_UNAVAILABLE, "destination_unavailable", Upstream;
-    /// The upstream's name leads to addresses only that a name may not lead to.
+    /// The upstream's name resolves only to addresses that are not allowed for names.
     DestinationDenied = "destination_denied", BAD_GATEWAY, "destination_ip_prohibited", Upstream;
     /// The upstream's name does not resolve.
     DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream;
@@ -155,25 +156,25 @@ reasons! {
     DnsTimeout = "dns_timeout", GATEWAY_TIMEOUT, "dns_timeout", Upstream;
     /// The upstream refused the connection.
     ConnectionRefused = "connection_refused", BAD_GATEWAY, "connection_refused", Upstream;
-    /// The upstream could not be reached for another cause.
+    /// The upstream could not be reached for another reason.
     ConnectionFailed = "connection_failed", BAD_GATEWAY, "destination_ip_unroutable", Upstream;
     /// The connection to the upstream was not made in time.
     ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream;
-    /// The upstream ended the connection before it answered.
+    /// The upstream closed the connection before it answered.
     ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream;
-    /// The upstream's certificate is not to be trusted.
+    /// The upstream's certificate is not trusted.
     TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream;
-    /// TLS with the upstream failed for another cause.
+    /// TLS with the upstream failed for another reason.
     TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream;
     /// The upstream did not answer in time.
     ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
-    /// Not a byte came or went for longer than the route allows.
+    /// No byte was received or sent for longer than the route allows.
     IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
-    /// The upstream's answer breaks HTTP.
+    /// The upstream's answer violates HTTP.
     ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream;
-    /// The upstream's answer ended before it was whole.
+    /// The upstream's answer ended before it was complete.
     ResponseIncomplete = "response_incomplete", BAD_GATEWAY, "http_response_incomplete", Upstream;
-    /// The upstream changed protocols when it was not asked to, or to another one.
+    /// The upstream switched protocols unasked, or to another protocol than requested.
     UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream;
 }
 
@@ -188,7 +189,7 @@ impl Reason {
     }
 }
 
-/// One failure: what, where, and what a person should know about it.
+/// One failure: its reason, where it happened, and a detail for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     reason: Reason,
@@ -197,14 +198,14 @@ pub struct Problem {
     retry_after: Option<Duration>,
 }
 
-/// How [`Reason::NotTaken`] is told.
+/// The detail of [`Reason::NotTaken`].
 pub const NOT_TAKEN_DETAIL: &str = "the platform client took nothing of the answer for too long";
 
-/// Longest detail that is taken from the other end, in bytes.
+/// Longest detail that is accepted from the other end, in bytes.
 const DETAIL_BYTES: usize = 512;
 
 impl Problem {
-    /// A problem met by `hop`; `detail` says in one clause what happened, for a person.
+    /// A problem met by `hop`, with a detail for a person: one clause.
     pub fn new(hop: Hop, reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             reason,
@@ -214,7 +215,7 @@ impl Problem {
         }
     }
 
-    /// Says after how long it makes sense to try again, rounded up to seconds in the answer.
+    /// Sets the time after which a retry makes sense. The answer rounds it up to whole seconds.
     #[must_use]
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after);
@@ -285,14 +286,14 @@ impl Problem {
             hop: self.hop,
             detail: &self.detail,
         };
-        // Serialising strings into memory has no way to fail.
+        // Serialising strings into memory cannot fail.
         let mut text = serde_json::to_string(&body).unwrap_or_default();
         text.push('\n');
         text
     }
 
-    /// The problem that the tunnel client names across the wire. An unknown reason comes from a
-    /// newer client and is still an answer.
+    /// The problem that the tunnel client has sent. An unknown reason comes from a newer client and is read
+    /// as [`Reason::ResponseInvalid`].
     pub(crate) fn from_wire(reason: &[u8], detail: Option<&[u8]>) -> Self {
         let reason = Reason::from_name(reason).unwrap_or(Reason::ResponseInvalid);
         let detail = detail.unwrap_or_default();
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_reason_of_the_wire_is_still_a_problem() {
+    fn an_unknown_received_reason_is_a_bad_gateway() {
         let problem = Problem::from_wire(b"moon_phase", Some(b"full"));
         assert_eq!(problem.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(problem.detail(), "full");

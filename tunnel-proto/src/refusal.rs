@@ -1,26 +1,29 @@
-//! The one table of why a tunnel server refuses a session, or a newer token.
+//! The one table of reasons for which a tunnel server refuses a session, or a newer token.
 //!
-//! A [`RefusalReason`] travels as its name: in the body of an answer that refuses a session
-//! ([`crate::handshake::Refusal`]), in what a check is told, and in [`crate::control::Control::RefreshRefused`]. Status
-//! and [`Finality`] follow from it, at both ends. `docs/protocol.md` has this table too; a test compares the two.
+//! A [`RefusalReason`] is sent by its name: in the body of the response that refuses a session
+//! ([`crate::handshake::Refusal`]), in [`crate::control::Control::Checked`] and in
+//! [`crate::control::Control::RefreshRefused`]. Both ends derive status and [`Finality`] from it.
+//! `docs/protocol.md` has this table too; a test compares the two.
 
 use http::StatusCode;
 
-/// What ends the cause of a refusal, and so what a tunnel client does after it.
+/// Whether the cause of a refusal can pass, which decides what the tunnel client does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finality {
-    /// It ends by itself, or by the server's operator: the client dials again with the growing delay.
+    /// It passes by itself, or the server's operator ends it: the client dials again with the growing
+    /// delay.
     Passing,
-    /// The credential is not good now, and may be a moment later: the server has not read the new list yet, or a
-    /// newer credential is about to be put in place. The client logs an error and dials again with longer pauses.
+    /// The credential is not valid now but may be soon: the server may not have read the new list yet, or a
+    /// newer credential is about to be deployed. The client logs an error and dials again with longer
+    /// delays.
     Pending,
-    /// A person has to change the client's settings or credential: the client ends, or dials again with longer
-    /// pauses.
+    /// A person has to change the client's settings or credential: the client exits, or dials again with
+    /// longer delays.
     Final,
 }
 
 impl Finality {
-    /// The word for it in `docs/protocol.md`.
+    /// The name in `docs/protocol.md`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,19 +52,19 @@ macro_rules! refusal_reasons {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The status of an answer that refuses a session for it.
+            /// The status of the response that refuses a session for this reason.
             #[must_use]
             pub fn status(self) -> StatusCode {
                 match self { $(Self::$variant => StatusCode::$status,)* }
             }
 
-            /// What can end it.
+            /// Whether its cause can pass.
             #[must_use]
             pub fn finality(self) -> Finality {
                 match self { $(Self::$variant => Finality::$finality,)* }
             }
 
-            /// When it is given, in one clause.
+            /// When it applies, in one clause.
             #[must_use]
             pub fn when(self) -> &'static str {
                 match self { $(Self::$variant => $when,)* }
@@ -109,7 +112,7 @@ refusal_reasons! {
 }
 
 impl RefusalReason {
-    /// The reason with this name; `None` for one that only a newer server knows.
+    /// The reason with this name; `None` for one that is unknown to this version.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let mut all = Self::ALL.iter().copied();
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_to_their_reasons() {
+    fn names_round_trip() {
         for reason in RefusalReason::ALL {
             assert_eq!(RefusalReason::from_name(reason.name()), Some(*reason));
         }
@@ -131,7 +134,7 @@ mod tests {
 
     /// Columns of the table: status, reason, finality, `Retry-After`, when.
     #[test]
-    fn the_document_has_the_same_table() {
+    fn the_table_in_the_document_is_equal() {
         let document = include_str!("../../docs/protocol.md");
         let is_row = |line: &&str| line.starts_with("| 4") || line.starts_with("| 5");
         let table = document.split("| status | `reason`").nth(1).unwrap();

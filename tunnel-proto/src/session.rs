@@ -5,10 +5,10 @@
 //!   SessionEvents ◀─accepted streams, control messages─ driver ◀─ websocket
 //! ```
 //!
-//! [`Session::new`] splits a connection into three: a cheap cloneable **handle**, the **driver**,
-//! a future that does nothing but move bytes and must be polled by one task, and the **events** that
-//! the driver hands to the session's owner. The session ends when its driver does; every stream,
-//! waiting exchange and queued message ends with it.
+//! [`Session::new`] splits a connection into three: a cheap cloneable **handle**; the **driver**, a future
+//! that only moves bytes and must be polled by one task; and the **events** that the driver delivers to the
+//! session's owner. The session ends when its driver does; every stream, waiting exchange and queued
+//! message ends with it.
 
 pub(crate) mod acceptance;
 pub(crate) mod driver;
@@ -45,7 +45,9 @@ use self::{
     mux::{Mux, MuxStream, Opening},
     websocket::WebSocket,
 };
-use crate::{close::CloseReason, control::Control, exchange::Idle, limits, memory::MemoryAccount};
+use crate::{
+    close::CloseReason, control::Control, exchange::IdleStreams, limits, memory::MemoryAccount,
+};
 
 /// Which end of a session this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +58,11 @@ pub enum Side {
     Client,
 }
 
-/// What an end may set for a session.
+/// What each end can configure for a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
-    /// Time between pings. A silent session is dead after two of them, and after 15 s if something was sent
-    /// on it; in that case it is suspect after 3 s.
+    /// Time between pings. A session on which nothing is received is dead after two intervals. If something
+    /// was sent on it, it is suspect after 3 s and dead after 15 s.
     pub ping_interval: Duration,
     /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
     pub exchanges: usize,
@@ -75,22 +77,22 @@ impl Default for SessionSettings {
     }
 }
 
-/// The handle of one session. Clones are the same session.
+/// The handle of one session. Clones refer to one session.
 #[derive(Clone)]
 pub struct Session {
     shared: Arc<Shared>,
 }
 
-/// A stream that the tunnel server opened; it carries one exchange after another.
+/// A stream that the tunnel server has opened. It carries exchanges one after another.
 pub struct AcceptedStream {
     pub(crate) stream: MuxStream,
     pub(crate) session: Session,
 }
 
-/// Why an exchange could not be opened. Nothing of it has left this end.
+/// Why an exchange could not be opened. Nothing of the request has been sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The session has ended, or takes no new exchange.
+    /// The session has ended or is draining.
     #[error("the session has ended")]
     Closed,
     /// As many exchanges as allowed are open.
@@ -98,7 +100,7 @@ pub enum OpenError {
     TooMany,
 }
 
-/// The session has ended, or takes no more messages.
+/// The control message was not queued: the session has ended, or too many messages already wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the session has ended")]
 pub struct SessionClosed;
@@ -107,28 +109,29 @@ pub(crate) struct Shared {
     side: Side,
     settings: SessionSettings,
     mux: Arc<Mux>,
-    /// Streams at rest between two exchanges, the most recently used last.
-    idle: Mutex<Idle>,
+    /// Streams that wait for their next exchange, the most recently used last.
+    idle: Mutex<IdleStreams>,
+    /// Open exchanges.
     outstanding: AtomicUsize,
-    /// Those of them that the other end has not answered yet.
+    /// Open exchanges without a response yet.
     unanswered: AtomicUsize,
-    /// Told when `outstanding` falls to zero, and when the session ends.
+    /// Notified when `outstanding` falls to zero, and when the session ends.
     at_rest: Notify,
     draining: AtomicBool,
     controls_out: Mutex<VecDeque<Control>>,
     close: Mutex<Option<CloseReason>>,
-    /// `close` has something: looked at for each poll of the driver.
+    /// Whether `close` is set. Read in each poll of the driver, without the lock.
     is_closing: AtomicBool,
-    /// What is open is not to go on until then.
+    /// Open exchanges are cut at once instead of going on until the close.
     is_cut: AtomicBool,
-    /// The driver is to ping the other end at once.
+    /// The driver has to send a ping at once.
     is_asked_to_probe: AtomicBool,
-    /// The other end is silent although it was asked.
+    /// The other end has not answered a ping in time.
     is_suspect: AtomicBool,
-    /// Told when that changes.
+    /// Notified when `is_suspect` changes.
     suspicion_changed: Notify,
     has_ended: AtomicBool,
-    /// In microseconds, zero while nothing was measured.
+    /// In microseconds, as is the next; zero before the first measurement.
     round_trip: AtomicU64,
     smoothed_round_trip: AtomicU64,
     bytes_sent: AtomicU64,
@@ -136,8 +139,8 @@ pub(crate) struct Shared {
 }
 
 impl Session {
-    /// Takes over a connection whose upgrade is done. `leftover` are bytes of the WebSocket that
-    /// were read together with the end of the handshake.
+    /// Takes over a connection after its WebSocket handshake. `leftover` holds bytes that were read past
+    /// the end of the handshake.
     pub fn new<IO>(
         io: IO,
         leftover: Bytes,
@@ -176,16 +179,17 @@ impl Session {
         (session, events, driver)
     }
 
-    /// Has the received bytes that nobody has read yet count in this account, which ends single streams
-    /// when its limit is reached. Only the first account counts.
+    /// Counts the session's received but unread bytes in `account`, which resets single streams when its
+    /// limit is reached. Only the first call has an effect.
     pub fn account_to(&self, account: &Arc<MemoryAccount>) {
         self.shared.mux.account_to(account);
     }
 
-    /// Sends a control message.
+    /// Queues a control message.
     ///
     /// # Errors
-    /// When the session has ended, or the other end does not take what was sent before.
+    /// When the session has ended, or [`limits::CONTROLS_WAITING`] messages wait because the other end does
+    /// not read.
     pub fn send(&self, control: Control) -> Result<(), SessionClosed> {
         let mut queue = self.shared.controls_out.lock();
         if self.is_closed() || queue.len() >= limits::CONTROLS_WAITING {
@@ -197,13 +201,14 @@ impl Session {
         Ok(())
     }
 
-    /// Takes no new exchange from here on; those that are open go on.
+    /// Refuses new exchanges from now on. Open exchanges continue.
     pub fn start_drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the session: what was sent before still goes out, as far as the other end takes it
-    /// within a second; then it is told why, and whatever is open is cut.
+    /// Ends the session. Bytes queued before are still sent, as far as the other end reads them within a
+    /// second; then a close frame with `reason` follows, and open exchanges are cut. Only the first reason
+    /// counts.
     pub fn close(&self, reason: CloseReason) {
         self.start_drain();
         self.shared.close.lock().get_or_insert(reason);
@@ -211,36 +216,36 @@ impl Session {
         self.shared.mux.wake_driver();
     }
 
-    /// The same, but whatever is open is cut at once: only control messages that were sent before
-    /// still go out. For a session that has no right to go on.
+    /// Ends the session and cuts open exchanges at once: only control messages queued before are still
+    /// sent. For a session that may no longer serve, such as one whose credential is revoked.
     pub fn cut(&self, reason: CloseReason) {
         self.shared.is_cut.store(true, Ordering::SeqCst);
         self.close(reason);
     }
 
-    /// Why the session has ended, or was asked to end by this side.
+    /// Why the session has ended, or why this end has begun to close it.
     #[must_use]
     pub fn close_reason(&self) -> Option<CloseReason> {
         let ended = self.shared.mux.ended();
         ended.or_else(|| *self.shared.close.lock())
     }
 
-    /// Pings the other end now. If nothing is heard within about 2 s the session is suspect, and 12 s later it
-    /// ends as dead. For callers that have cause to think that the path is gone. While no round trip was measured
-    /// yet, only the ping intervals count.
+    /// Pings the other end now. If nothing is received within about 2 s the session is suspect, and 12 s
+    /// later it ends as dead. For callers with evidence that the path is lost, such as a changed network
+    /// address. Before the first round trip is measured, only the ping intervals count.
     pub fn suspect(&self) {
         self.shared.is_asked_to_probe.store(true, Ordering::SeqCst);
         self.shared.mux.wake_driver();
     }
 
-    /// Whether the other end is suspect: it was asked and is silent. What is open goes on, and may yet end well;
-    /// new exchanges should go to another session if there is one.
+    /// Whether the other end is suspect: a ping was not answered in time. Open exchanges continue and may
+    /// still complete; new ones should use another session if there is one.
     #[must_use]
     pub fn is_suspect(&self) -> bool {
         self.shared.is_suspect.load(Ordering::SeqCst)
     }
 
-    /// Resolves with the new value when [`Self::is_suspect`] is no longer what the caller knows.
+    /// Resolves with the value of [`Self::is_suspect`] once it differs from `known`.
     pub async fn suspicion(&self, known: bool) -> bool {
         loop {
             let changed = self.shared.suspicion_changed.notified();
@@ -252,7 +257,7 @@ impl Session {
         }
     }
 
-    /// Whether both handles are of the same session.
+    /// Whether both handles refer to one session.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
@@ -264,7 +269,7 @@ impl Session {
         self.shared.has_ended.load(Ordering::SeqCst)
     }
 
-    /// Whether a new exchange may be opened now.
+    /// Whether new exchanges are accepted: the session has not ended and is not draining.
     #[must_use]
     pub fn is_open(&self) -> bool {
         !self.shared.draining.load(Ordering::SeqCst) && !self.is_closed()
@@ -292,31 +297,31 @@ impl Session {
         }
     }
 
-    /// Exchanges that are open now.
+    /// Number of open exchanges.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.shared.outstanding.load(Ordering::SeqCst)
     }
 
-    /// Streams that are there now: those of open exchanges, and those at rest between two.
+    /// Number of streams: those of open exchanges and the idle ones.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.shared.mux.stream_count()
     }
 
-    /// The round-trip time that the last pong showed.
+    /// The last measured round-trip time; `None` before the first.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
         from_micros(&self.shared.round_trip)
     }
 
-    /// The moving average of the round-trip times.
+    /// The moving average of the round-trip times; `None` before the first.
     #[must_use]
     pub fn smoothed_round_trip(&self) -> Option<Duration> {
         from_micros(&self.shared.smoothed_round_trip)
     }
 
-    /// Bytes that were sent and received so far on the connection below, before TLS.
+    /// Bytes sent and received so far on the connection, as plaintext of TLS.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
@@ -326,9 +331,11 @@ impl Session {
         )
     }
 
-    /// Counts an exchange in, unless as many as allowed are open.
+    /// Counts a new exchange until the returned value is dropped. Fails when the session takes no exchange,
+    /// or as many as allowed are open.
     pub(crate) fn enter(&self) -> Result<Outstanding, OpenError> {
-        // Counted first, so that nobody who drains sees a session at rest in between.
+        // Counted before the check, so that a drain that starts in between does not find the session at
+        // rest.
         let entered = Outstanding::new(self.clone());
         if !self.is_open() {
             return Err(OpenError::Closed);
@@ -339,8 +346,8 @@ impl Session {
         Ok(entered)
     }
 
-    /// Lets all users know that the other end has become suspect, or is no longer. Exchanges that wait for
-    /// their answer are woken, so that they need not watch for it.
+    /// Publishes whether the other end is suspect. When it has become so, wakes the exchanges that wait for
+    /// a response, so that they need no watcher of their own.
     fn set_suspect(&self, is_suspect: bool) {
         self.shared.is_suspect.store(is_suspect, Ordering::SeqCst);
         self.shared.suspicion_changed.notify_waiters();
@@ -349,31 +356,31 @@ impl Session {
         }
     }
 
-    /// Whether an exchange waits for its answer.
+    /// Whether an exchange waits for its response.
     pub(crate) fn has_unanswered(&self) -> bool {
         self.shared.unanswered.load(Ordering::Relaxed) > 0
     }
 
-    /// A new stream for an exchange, when it is its turn.
+    /// A new stream for an exchange. Waits in turn while too many new streams are unacknowledged.
     pub(crate) async fn open_stream(&self) -> Result<MuxStream, OpenError> {
         match self.shared.mux.open() {
             Ok(Opening::Open(stream)) => Ok(stream),
             Ok(Opening::Waiting(opening)) => opening.await.map_err(|_| OpenError::Closed),
             Err(_) => {
-                // Nothing can be opened on it any more: another session has to take over.
+                // The stream ids are used up: another session has to take over.
                 self.close(CloseReason::Internal);
                 Err(OpenError::Closed)
             }
         }
     }
 
-    pub(crate) fn idle(&self) -> &Mutex<Idle> {
+    pub(crate) fn idle(&self) -> &Mutex<IdleStreams> {
         &self.shared.idle
     }
 
-    /// Leaves nothing behind: called when the driver ends. Only the first reason counts.
+    /// Releases all that the session holds, when its driver ends. Only the first reason counts.
     fn end(&self, reason: CloseReason) {
-        // Whoever is woken by what follows must not think that it could be tried here again.
+        // First, so that the tasks woken below do not try this session again.
         self.start_drain();
         self.shared.mux.end(reason);
         self.shared.idle.lock().clear();
@@ -388,7 +395,7 @@ fn from_micros(micros: &AtomicU64) -> Option<Duration> {
     (micros > 0).then(|| Duration::from_micros(micros))
 }
 
-/// One open exchange; counts itself out when dropped.
+/// Counts one open exchange until dropped.
 pub(crate) struct Outstanding {
     session: Session,
     is_answered: bool,
@@ -404,8 +411,8 @@ impl Outstanding {
         }
     }
 
-    /// The other end has answered: nobody waits for a word of it any more.
-    pub(crate) fn answered(&mut self) {
+    /// Records that the response has begun.
+    pub(crate) fn set_answered(&mut self) {
         if !self.is_answered {
             self.is_answered = true;
             let unanswered = &self.session.shared.unanswered;
@@ -420,7 +427,7 @@ impl Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        self.answered();
+        self.set_answered();
         if self
             .session
             .shared

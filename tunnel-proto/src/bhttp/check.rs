@@ -1,7 +1,7 @@
-//! Which bytes may stand in each part of a message: a hostile peer decides what comes here.
+//! Validation of the bytes of each part of a message. The input comes from an untrusted peer.
 //!
-//! In: the bytes of one part. Out: the type that proves they were checked, or the error. Pure; it
-//! keeps nothing and knows nothing of lengths and order.
+//! In: the bytes of one part. Out: the checked type, or the error. Lengths and order are checked by the
+//! decoder.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -16,7 +16,7 @@ pub(super) fn method(bytes: &[u8]) -> Result<Method, DecodeError> {
     Method::from_bytes(bytes).map_err(|_| DecodeError::Method)
 }
 
-/// One of the two schemes, as a constant: it needs no hold on the bytes received.
+/// One of the two schemes, as a constant that does not keep the received bytes alive.
 pub(super) fn scheme(bytes: &[u8]) -> Result<Bytes, DecodeError> {
     match bytes {
         b"http" => Ok(Bytes::from_static(b"http")),
@@ -25,7 +25,7 @@ pub(super) fn scheme(bytes: &[u8]) -> Result<Bytes, DecodeError> {
     }
 }
 
-/// Visible ASCII, or nothing. What it names is judged by who routes it.
+/// Visible ASCII, or empty. Routing checks what it names.
 pub(super) fn authority(bytes: &[u8]) -> Result<(), DecodeError> {
     if has(bytes, |byte| !byte.is_ascii_graphic()) {
         return Err(DecodeError::Authority);
@@ -42,7 +42,7 @@ pub(super) fn path(bytes: &[u8]) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Whether a status is informational or final is for the caller to see.
+/// 100 to 599 except 101.
 pub(super) fn status(value: u64) -> Result<StatusCode, DecodeError> {
     match value {
         101 => Err(DecodeError::SwitchingProtocols),
@@ -67,8 +67,8 @@ pub(super) fn field_name(bytes: &[u8]) -> Result<HeaderName, DecodeError> {
     Ok(name)
 }
 
-/// The names that most messages have, without a look at each byte, and without an allocation for those
-/// that the library does not know.
+/// Common names, which need no check of each byte, and no allocation for those that are not constants of
+/// `http`.
 fn usual_name(bytes: &[u8]) -> Option<HeaderName> {
     Some(match bytes {
         b"accept" => header::ACCEPT,
@@ -106,7 +106,7 @@ pub(super) fn field_value(bytes: Bytes) -> Result<HeaderValue, DecodeError> {
     HeaderValue::from_maybe_shared(bytes).map_err(|_| DecodeError::FieldValue)
 }
 
-/// A regular field that may travel (RFC 9110 section 7.6.1; RFC 9113 section 8.2.2).
+/// Refuses connection-specific fields (RFC 9110 section 7.6.1; RFC 9113 section 8.2.2).
 pub(super) fn field(name: &HeaderName, value: &HeaderValue) -> Result<(), DecodeError> {
     let never = match name.as_str() {
         "te" if value != "trailers" => return Err(DecodeError::Te),
@@ -120,7 +120,7 @@ pub(super) fn field(name: &HeaderName, value: &HeaderValue) -> Result<(), Decode
     Err(DecodeError::ConnectionField(never))
 }
 
-/// `:` and a token in lower case, none of those that control data says.
+/// `:` and a token in lower case, except the names of control data.
 pub(super) fn pseudo_name(bytes: &[u8]) -> Result<(), DecodeError> {
     field_name(bytes.get(1..).unwrap_or_default())?;
     match bytes {
@@ -131,7 +131,8 @@ pub(super) fn pseudo_name(bytes: &[u8]) -> Result<(), DecodeError> {
     }
 }
 
-/// Looks at every byte, because a loop with an early end is not made into vector code.
+/// Whether any byte is bad. Checks every byte, because the compiler does not vectorise a loop with an early
+/// exit.
 fn has(bytes: &[u8], bad: impl Fn(u8) -> bool) -> bool {
     bytes.iter().fold(false, |found, byte| found | bad(*byte))
 }
@@ -140,7 +141,7 @@ fn has(bytes: &[u8], bad: impl Fn(u8) -> bool) -> bool {
 mod tests {
     use super::*;
 
-    /// Bytes that `good` lets through alone, and inside of something valid.
+    /// All bytes that `good` accepts between the two texts.
     fn allowed(good: impl Fn(&[u8]) -> bool, around: (&str, &str)) -> Vec<u8> {
         (0..=255)
             .filter(|byte| good(&[around.0.as_bytes(), &[*byte], around.1.as_bytes()].concat()))
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn schemes_are_two() {
+    fn only_two_schemes_are_accepted() {
         assert_eq!(scheme(b"https").unwrap(), "https");
         assert_eq!(scheme(b"http").unwrap(), "http");
         for bad in [&b""[..], b"HTTP", b"ws", b"httpss", b"http:"] {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn field_values_have_no_controls_and_no_space_around() {
+    fn field_values_have_no_control_bytes_and_no_surrounding_space() {
         let good = |bytes: &[u8]| field_value(Bytes::copy_from_slice(bytes)).is_ok();
         let inside: Vec<u8> = [b'\t']
             .into_iter()
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_a_connection_never_travel() {
+    fn connection_specific_fields_are_refused() {
         let check = |name: &'static str, value: &'static str| {
             field(
                 &HeaderName::from_static(name),
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn pseudo_names_do_not_repeat_control_data() {
+    fn pseudo_field_names_do_not_repeat_control_data() {
         for good in [":protocol", ":problem", ":detail", ":method-x"] {
             assert_eq!(pseudo_name(good.as_bytes()), Ok(()));
         }

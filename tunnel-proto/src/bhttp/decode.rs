@@ -1,8 +1,8 @@
-//! Reads binary HTTP messages out of a stream's bytes, as they arrive.
+//! The incremental decoder of binary HTTP messages.
 //!
-//! In: pieces of bytes ([`Decoder::push`]). Out: heads, content and trailers ([`Decoder::next`]),
-//! each as soon as it is whole; content in whatever pieces it comes. It never waits, never keeps
-//! more than one incomplete head or trailer section, and never looks beyond the end of a message.
+//! In: pieces of bytes ([`Decoder::push`]). Out: heads and trailers ([`Decoder::next`]) as soon as they are
+//! complete, and content in the pieces in which it arrives. Buffers no more than one incomplete head or
+//! trailer section, and never reads beyond the end of a message.
 //!
 //! ```text
 //!  Start --indicator--> Control --method.. or status--> Fields --0--> Length --0--> Fields --0--> Ended
@@ -12,8 +12,8 @@
 //!  any of them --bytes that are no message--> Failed
 //! ```
 //!
-//! Cost is linear in the bytes received, however they are cut: complete field lines are taken at
-//! once and never seen again; of an incomplete one only its two lengths are read again.
+//! The cost is linear in the received bytes, however they are cut: complete field lines are consumed at
+//! once, and of an incomplete one only the two lengths are parsed again.
 
 use std::{fmt, mem, ops::Range};
 
@@ -24,32 +24,32 @@ use super::{
     DecodeError, Event, Fields, Limits, RequestHead, ResponseHead, check, encode, input::Input,
 };
 
-/// Most pseudo-fields in one section: more than any message of the wire has, few enough to look
-/// for repetitions one by one.
+/// Most pseudo-fields in one section: more than any valid message has, and few enough for a linear search
+/// for repetitions.
 const PSEUDO_FIELDS: usize = 8;
 
-/// Room made for the first regular field of a section, so that common sections cause no growth.
+/// Initial capacity of a section's map, so that common sections need no reallocation.
 const FIELDS_AT_FIRST: usize = 12;
 
 /// Incremental decoder for one direction of a stream.
 pub struct Decoder {
-    kind: Kind,
+    kind: MessageKind,
     limits: Limits,
-    /// The authority of a request goes first among its fields, as `host`.
+    /// Whether the authority of a request is inserted as its first field, `host`.
     has_host: bool,
     input: Input,
     state: State,
     /// Informational responses of this message so far.
     informational: usize,
-    /// The section that is being read, and what it cost so far.
+    /// The section that is being read, and the number of its lines.
     fields: Fields,
     field_lines: usize,
-    /// Bytes of the head or trailer section that were taken from the input.
+    /// Bytes of the head or trailer section that were consumed.
     spent_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum MessageKind {
     Request,
     Response,
 }
@@ -65,7 +65,7 @@ enum State {
     Failed(DecodeError),
 }
 
-/// To what the fields belong that are being read.
+/// The kind of section that is being read.
 enum Section {
     Request {
         method: Method,
@@ -81,10 +81,11 @@ impl Decoder {
     /// A decoder for the requests on a stream.
     #[must_use]
     pub fn request(limits: Limits) -> Self {
-        Self::new(Kind::Request, limits)
+        Self::new(MessageKind::Request, limits)
     }
 
-    /// Has the authority of each request stand first among its fields, as `host`, unless it is empty.
+    /// Inserts the authority of each request as its first field, `host`, unless it is empty. A `host` field
+    /// is then refused.
     #[must_use]
     pub fn with_host(mut self) -> Self {
         self.has_host = true;
@@ -94,18 +95,18 @@ impl Decoder {
     /// A decoder for the responses on a stream.
     #[must_use]
     pub fn response(limits: Limits) -> Self {
-        Self::new(Kind::Response, limits)
+        Self::new(MessageKind::Response, limits)
     }
 
-    /// Adds bytes that arrived. To keep copies few, push when [`Decoder::next`] returned `None`.
+    /// Adds received bytes. Causes the fewest copies after [`Decoder::next`] has returned `None`.
     pub fn push(&mut self, data: Bytes) {
         self.input.push(data);
     }
 
-    /// What comes next in the message; `None` when that takes more bytes, and after the end.
+    /// The next event; `None` when more bytes are needed, and after the end.
     ///
     /// # Errors
-    /// When the bytes are not a message of the wire or pass a limit; from then on, always.
+    /// When the bytes are not a valid message or exceed a limit. Every later call returns this error again.
     #[allow(
         clippy::should_implement_trait,
         reason = "`None` is not the end: more comes after the next push"
@@ -118,8 +119,8 @@ impl Decoder {
         result
     }
 
-    /// Whether no byte of a message that has not ended was received. Only then may the stream
-    /// close, or be used for another exchange.
+    /// Whether the decoder is between two messages, and no byte of the next one was received. Only then may
+    /// the stream end, or be used for another exchange.
     #[must_use]
     pub fn is_between_messages(&self) -> bool {
         matches!(self.state, State::Start | State::Ended) && self.input.is_empty()
@@ -131,9 +132,9 @@ impl Decoder {
         matches!(self.state, State::Ended)
     }
 
-    /// Goes on to the next message of the stream. Bytes that were already pushed belong to it.
+    /// Continues with the next message of the stream. Bytes that were already pushed belong to it.
     ///
-    /// Does nothing before [`Event::End`]: the rest of a message would pass for the next one.
+    /// Does nothing before [`Event::End`]: the rest of a message would be read as the next one.
     pub fn reset(&mut self) {
         debug_assert!(self.is_ended(), "reset before the end of a message");
         if self.is_ended() {
@@ -142,7 +143,7 @@ impl Decoder {
         }
     }
 
-    fn new(kind: Kind, limits: Limits) -> Self {
+    fn new(kind: MessageKind, limits: Limits) -> Self {
         Self {
             kind,
             limits,
@@ -160,7 +161,7 @@ impl Decoder {
         loop {
             let next = match &mut self.state {
                 State::Start => self.framing()?,
-                State::Control if self.kind == Kind::Request => self.request_control()?,
+                State::Control if self.kind == MessageKind::Request => self.request_control()?,
                 State::Control => self.response_control()?,
                 State::Fields(_) => {
                     if !self.read_fields()? {
@@ -193,13 +194,13 @@ impl Decoder {
             return Ok(None);
         };
         match (indicator, self.kind) {
-            (encode::REQUEST, Kind::Request) | (encode::RESPONSE, Kind::Response) => {
+            (encode::REQUEST, MessageKind::Request) | (encode::RESPONSE, MessageKind::Response) => {
                 self.input.advance(end);
                 Ok(Some(State::Control))
             }
             (0 | 1, _) => Err(DecodeError::KnownLength),
-            (encode::RESPONSE, Kind::Request) => Err(DecodeError::RequestExpected),
-            (encode::REQUEST, Kind::Response) => Err(DecodeError::ResponseExpected),
+            (encode::RESPONSE, MessageKind::Request) => Err(DecodeError::RequestExpected),
+            (encode::REQUEST, MessageKind::Response) => Err(DecodeError::ResponseExpected),
             _ => Err(DecodeError::UnknownFraming(indicator)),
         }
     }
@@ -265,7 +266,7 @@ impl Decoder {
         })
     }
 
-    /// Takes all field lines that are complete; true when the section ended.
+    /// Consumes all complete field lines; true when the section has ended.
     fn read_fields(&mut self) -> Result<bool, DecodeError> {
         loop {
             let left = self.limits.head_bytes.saturating_sub(self.spent_bytes);
@@ -311,7 +312,7 @@ impl Decoder {
     }
 
     fn add_field(&mut self, name: HeaderName, value: HeaderValue) -> Result<(), DecodeError> {
-        // The map refuses more lines than it can count, far beyond any sensible limit.
+        // The map has a maximum size, far beyond any sensible limit.
         let too_many = |_| DecodeError::TooManyFields(self.limits.fields);
         let map = &mut self.fields.map;
         if map.is_empty() {
@@ -374,16 +375,16 @@ impl Decoder {
                 Event::Response(ResponseHead { status, fields }),
                 State::Length,
             ),
-            // Nothing but a section can be finished.
+            // Only a section can be finished, so this is the trailer section.
             _ => (Event::End(fields), State::Ended),
         };
         self.state = next;
         event
     }
 
-    /// Where the bytes of the string are whose length stands at `at`; `None` when it is cut.
+    /// The range of the string whose length prefix is at offset `at`; `None` when it is incomplete.
     ///
-    /// Refuses the length before anything of it is kept.
+    /// Checks the length before any of the string is buffered.
     fn string_at(&mut self, at: usize) -> Result<Option<Range<usize>>, DecodeError> {
         let Some((length, start)) = self.input.varint_at(at) else {
             return Ok(None);
@@ -427,7 +428,7 @@ impl fmt::Debug for Decoder {
     }
 }
 
-/// As much of a chunk as is there; `None` when nothing is.
+/// Takes the received part of a chunk; `None` when there is none.
 fn take_content(input: &mut Input, left: &mut u64) -> Option<Bytes> {
     let there = input.front().len();
     if there == 0 {
@@ -473,7 +474,7 @@ mod tests {
         out
     }
 
-    /// A string with its length, for what [`encode`] would not write.
+    /// A string with its length prefix, for values that [`encode`] would not write.
     fn string(bytes: &[u8]) -> Vec<u8> {
         let mut out = BytesMut::new();
         crate::bhttp::varint::write(&mut out, bytes.len() as u64);
@@ -481,7 +482,7 @@ mod tests {
         out.to_vec()
     }
 
-    /// Everything that comes out of these bytes, until more are needed or the message ended.
+    /// All events in these bytes, until more bytes are needed or the message has ended.
     fn read(decoder: &mut Decoder, bytes: impl Into<Bytes>) -> Result<Vec<Event>, DecodeError> {
         decoder.push(bytes.into());
         std::iter::from_fn(|| decoder.next().transpose()).collect()
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_form_and_kind_of_the_wire_are_read() {
+    fn other_framings_and_kinds_are_refused() {
         for known in [0, 1] {
             assert_eq!(request(vec![known]), Err(DecodeError::KnownLength));
             assert_eq!(response(vec![known]), Err(DecodeError::KnownLength));
@@ -569,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_goes_first_where_that_is_asked_for_and_no_host_beside_it() {
+    fn with_host_inserts_the_authority_and_refuses_a_host_field() {
         let with_host = |bytes: BytesMut| {
             let events = read(&mut Decoder::request(SMALL).with_host(), bytes)?;
             let [Event::Request(head), ..] = &events[..] else {
@@ -589,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn pseudo_fields_come_first_and_once_and_few() {
+    fn pseudo_fields_are_first_unique_and_few() {
         let events = request(head(&[(":protocol", "websocket"), ("a", "")])).unwrap();
         let [Event::Request(head_read)] = &events[..] else {
             panic!("{events:?}")
@@ -613,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_may_say_what_went_wrong() {
+    fn trailers_may_have_pseudo_fields() {
         let events = request(with_trailers(&[(":problem", "gone"), ("etag", "x")])).unwrap();
         let [_, Event::Content(data), Event::End(trailers)] = &events[..] else {
             panic!("{events:?}")
@@ -624,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_of_exactly_the_limit_is_read_and_one_byte_more_is_not() {
+    fn a_head_of_exactly_the_limit_is_accepted_and_one_byte_more_is_not() {
         // All but the framing indicator counts.
         let rest = head(&[("a", &"x".repeat(64))]).len() - 64 - 1;
         let long = |bytes: usize| head(&[("a", &"x".repeat(bytes - rest))]);
@@ -633,14 +634,14 @@ mod tests {
         let error = Err(DecodeError::HeadTooLarge(100));
         assert_eq!(request(long(101)), error);
 
-        // The length alone is refused, before anything of the value has come.
+        // The length alone is refused, before any byte of the value has arrived.
         let bytes = long(102);
         let before_value = bytes.len() - 1 - (102 - rest);
         assert_eq!(request(bytes[..before_value].to_vec()), error);
     }
 
     #[test]
-    fn each_section_has_the_whole_limit() {
+    fn the_limit_applies_to_each_section() {
         let value = "x".repeat(60);
         let most = [("a", value.as_str()), ("b", ""), ("c", ""), ("d", "")];
         let mut message = head(&most);
@@ -664,7 +665,7 @@ mod tests {
             assert_eq!(request([&[2][..], &huge].concat()), error);
             let after_name = [&head(&[])[..head(&[]).len() - 1], b"\x01a", &huge].concat();
             assert_eq!(request(after_name), error);
-            // Content may be as long as it likes.
+            // Content has no limit.
             let chunk = [&head(&[]), &huge[..], b"start"].concat();
             assert_eq!(request(chunk).map(|events| events.len()), Ok(2));
         }
@@ -708,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn more_fields_than_a_map_holds_are_an_error() {
+    fn more_fields_than_the_map_can_hold_are_an_error() {
         let limits = Limits {
             head_bytes: usize::MAX,
             fields: usize::MAX,
@@ -754,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_message_but_the_last_leaves_it_open() {
+    fn a_message_is_open_until_its_last_byte() {
         let message = with_trailers(&[("a", "b")]);
         let mut decoder = Decoder::request(SMALL);
         for (at, byte) in message.iter().enumerate() {
@@ -765,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_head_is_read_without_a_copy() {
+    fn a_head_in_one_piece_is_not_copied() {
         let bytes = head(&[(":protocol", "websocket"), ("cookie", "a=1")]).freeze();
         let from = bytes.as_ptr_range();
         let mut decoder = Decoder::request(SMALL);
@@ -801,7 +802,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_of_single_bytes_costs_one_copy_of_each() {
+    fn input_in_single_bytes_is_copied_once() {
         let limits = Limits::default();
         let value = "x".repeat(50_000);
         let message = with_trailers(&[("a", &value), ("b", &value), ("c", "d")]);

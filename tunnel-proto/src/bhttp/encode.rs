@@ -1,8 +1,8 @@
 //! Writes binary HTTP messages, part by part, to the end of a buffer.
 //!
-//! In: the parts of a message, in the order of the format (see [`crate::bhttp`]). Out: bytes. It
-//! keeps no state, so the caller sees to the order, and it checks nothing: names and values come
-//! from `http` types or from this crate, and the caller has removed what may not travel.
+//! In: the parts of a message, in the order of the format (see [`crate::bhttp`]). Out: bytes. Keeps no
+//! state, so the caller ensures the order. Checks nothing: names and values come from `http` types or from
+//! this crate, and the caller has removed connection-specific fields.
 //!
 //! ```text
 //! request    request_head  field*  end_fields  chunk*  end_content  field*  end_fields
@@ -55,12 +55,12 @@ pub fn final_status(out: &mut BytesMut, status: u16) {
 pub fn field(out: &mut BytesMut, name: &[u8], value: &[u8]) {
     debug_assert!(!name.is_empty(), "an empty name would end the section");
     string(out, name);
-    // Some HTTP implementations leave white space around a value. It is no part of it (RFC 9110
-    // section 5.5), and the other end refuses it.
+    // Some HTTP implementations leave white space around a value. It is not part of the value (RFC 9110
+    // section 5.5), and the decoder refuses it.
     string(out, trim(value));
 }
 
-/// Writes one field line whose value is in parts, without white space around it.
+/// Writes one field line whose value is the concatenation of `parts`, which has no white space around it.
 pub fn field_of(out: &mut BytesMut, name: &[u8], parts: &[&[u8]]) {
     string(out, name);
     let length: usize = parts.iter().map(|part| part.len()).sum();
@@ -78,7 +78,8 @@ pub fn fields(out: &mut BytesMut, map: &HeaderMap) {
     }
 }
 
-/// The same without the fields that end at a hop: the other end would refuse the message.
+/// Writes a field line for every value of the map, except connection-specific fields, which the decoder
+/// refuses.
 pub fn end_to_end_fields(out: &mut BytesMut, map: &HeaderMap) {
     for (name, value) in map {
         if !fields::is_connection_specific(name) {
@@ -98,7 +99,7 @@ pub fn chunk(out: &mut BytesMut, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-/// Writes what stands before `length` bytes of content that the caller sends by itself.
+/// Writes the length prefix of a chunk, whose `length` bytes the caller sends itself.
 ///
 /// `length` is not 0: that would end the content, so nothing is written for it.
 pub fn chunk_header(out: &mut BytesMut, length: usize) {
@@ -114,7 +115,7 @@ pub fn end_content(out: &mut BytesMut) {
 }
 
 fn string(out: &mut BytesMut, bytes: &[u8]) {
-    // At once for both parts: the buffer then grows once at most.
+    // Reserved at once for both parts, so that the buffer grows at most once.
     out.reserve(varint::MAX_LENGTH + bytes.len());
     varint::write(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_written_in_the_form_of_the_rfc() {
+    fn a_request_has_the_format_of_the_rfc() {
         let mut out = BytesMut::new();
         request_head(&mut out, "GET", "https", b"", b"/hello.txt");
         field(&mut out, b":protocol", b"websocket");
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_written_in_the_form_of_the_rfc() {
+    fn a_response_has_the_format_of_the_rfc() {
         let mut out = BytesMut::new();
         response_start(&mut out);
         informational(&mut out, 103);
@@ -206,7 +207,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "end the content")]
-    fn an_empty_chunk_is_a_mistake_of_the_caller() {
+    fn an_empty_chunk_panics_in_debug_builds() {
         chunk(&mut BytesMut::new(), b"");
     }
 

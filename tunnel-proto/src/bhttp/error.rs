@@ -1,42 +1,42 @@
-//! Why received bytes are not a message of the wire. One variant for each fact.
+//! Errors of decoding. One variant for each rule that a message can break.
 //!
-//! Numbers only, never bytes that a peer sent: the errors are logged and shown.
+//! Errors contain numbers only, never bytes that a peer sent, because they are logged and shown.
 
 use thiserror::Error;
 
-/// Why a message was refused. The stream cannot be used after it.
+/// Why a message was refused. The stream cannot be used afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
     /// The message starts with framing indicator 0 or 1.
-    #[error("message has the known-length form, this wire uses the indeterminate-length form")]
+    #[error("message has the known-length form, only the indeterminate-length form is accepted")]
     KnownLength,
-    /// The framing indicator is none of RFC 9292.
+    /// The framing indicator is unknown in RFC 9292.
     #[error("message starts with unknown framing indicator {0}")]
     UnknownFraming(u64),
-    /// A response came where a request was due.
-    #[error("message is a response where a request was due")]
+    /// A response arrived where a request was expected.
+    #[error("message is a response where a request was expected")]
     RequestExpected,
-    /// A request came where a response was due.
-    #[error("message is a request where a response was due")]
+    /// A request arrived where a response was expected.
+    #[error("message is a request where a response was expected")]
     ResponseExpected,
 
-    /// [`Limits::head_bytes`](super::Limits::head_bytes) passed by a head.
+    /// A head exceeds [`Limits::head_bytes`](super::Limits::head_bytes).
     #[error("head is larger than {0} bytes")]
     HeadTooLarge(usize),
-    /// [`Limits::head_bytes`](super::Limits::head_bytes) passed by a trailer section.
+    /// A trailer section exceeds [`Limits::head_bytes`](super::Limits::head_bytes).
     #[error("trailer section is larger than {0} bytes")]
     TrailersTooLarge(usize),
-    /// [`Limits::fields`](super::Limits::fields) passed.
+    /// A section exceeds [`Limits::fields`](super::Limits::fields).
     #[error("section has more than {0} fields")]
     TooManyFields(usize),
-    /// More pseudo-fields than any message of the wire has.
+    /// A section has more pseudo-fields than any valid message.
     #[error("section has more than {0} pseudo-fields")]
     TooManyPseudoFields(usize),
-    /// [`Limits::informational`](super::Limits::informational) passed.
+    /// A response exceeds [`Limits::informational`](super::Limits::informational).
     #[error("more than {0} informational responses")]
     TooManyInformational(usize),
 
-    /// The method is no token.
+    /// The method is not a token.
     #[error("method is not a token")]
     Method,
     /// The scheme is neither `http` nor `https`.
@@ -45,17 +45,17 @@ pub enum DecodeError {
     /// The authority has a byte that is not visible ASCII.
     #[error("authority has a byte that is not visible ascii")]
     Authority,
-    /// The path is empty, starts with neither `/` nor is `*`, or has a byte that may not be sent.
+    /// The path is neither `*` nor starts with `/`, or has a byte that is not visible ASCII or is `#`.
     #[error("path is neither * nor visible ascii that starts with / and has no #")]
     Path,
-    /// The status is outside of 100 to 599.
+    /// The status is not within 100 to 599.
     #[error("status {0} is outside of 100 to 599")]
     Status(u64),
-    /// Status 101: an upgrade is a `CONNECT` on this wire, answered by a final status.
-    #[error("status 101 does not exist on this wire")]
+    /// Status 101: an upgrade is a `CONNECT` in this protocol, answered with a final status.
+    #[error("status 101 is not allowed, an upgrade is a CONNECT")]
     SwitchingProtocols,
 
-    /// A field name is no token.
+    /// A field name is not a token.
     #[error("field name is not a token")]
     FieldName,
     /// A field name has upper-case letters.
@@ -67,11 +67,11 @@ pub enum DecodeError {
     /// A field value has white space around it.
     #[error("field value starts or ends with white space")]
     FieldValueSpace,
-    /// A field that belongs to one connection and never travels.
-    #[error("field {0} belongs to a connection and cannot travel")]
+    /// A connection-specific field.
+    #[error("field {0} is connection-specific")]
     ConnectionField(&'static str),
-    /// A `host` field: the authority stands in the control data.
-    #[error("field host stands beside the authority")]
+    /// A `host` field: the authority is part of the control data.
+    #[error("field host repeats the authority")]
     HostField,
     /// `te` with another value than `trailers`.
     #[error("field te has another value than trailers")]
@@ -80,10 +80,10 @@ pub enum DecodeError {
     /// A pseudo-field after a regular one.
     #[error("pseudo-field after a regular field")]
     PseudoFieldAfterField,
-    /// The same pseudo-field twice.
+    /// A pseudo-field is repeated.
     #[error("pseudo-field is repeated")]
     PseudoFieldRepeated,
-    /// A pseudo-field that says what control data says.
+    /// A pseudo-field such as `:method`, whose value is part of the control data.
     #[error("pseudo-field repeats control data")]
     PseudoFieldOfControl,
 }

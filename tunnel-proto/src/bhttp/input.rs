@@ -1,16 +1,16 @@
-//! The bytes of a stream that were received and not yet decoded.
+//! Received bytes of a stream that are not decoded yet.
 //!
-//! In: pieces as they arrive. Out: a contiguous view of the next bytes, as many as are asked for,
-//! and parts of it as slices. Knows nothing of messages.
+//! In: pieces as they arrive. Out: a contiguous view of the requested number of bytes, and parts of it as
+//! slices. Knows nothing of messages.
 //!
 //! ```text
 //!     partial (copied)         whole (the piece that arrived last)
 //!   [ start of an item ]    [ rest of it | items ...................... ]
 //! ```
 //!
-//! What is decoded is a slice of the piece that arrived. Only an item that lies across two pieces
-//! is copied, and of the second piece no more than its rest. So each byte is copied once at most
-//! (and moved a constant number of times when `partial` grows), however small the pieces are.
+//! Decoded items are slices of the received pieces. Only an item that spans two pieces is copied, and of
+//! the second piece only the part that belongs to the item. So each byte is copied at most once (and moved
+//! a constant number of times when `partial` grows), however small the pieces are.
 
 use std::ops::Range;
 
@@ -24,13 +24,13 @@ pub(super) struct Input {
     /// Comes before `whole`. Empty, except while an item is incomplete.
     partial: BytesMut,
     whole: Bytes,
-    /// How many bytes were copied in all: what a slow sender makes us pay.
+    /// Total bytes copied, which is the cost that small pieces cause.
     #[cfg(test)]
     pub(super) copied: usize,
 }
 
 impl Input {
-    /// Appends a piece. Cheapest when everything before was taken or looked at in vain.
+    /// Appends a piece. Cheapest when all earlier bytes were taken, or `fill` has failed.
     pub(super) fn push(&mut self, data: Bytes) {
         if !self.whole.is_empty() {
             self.join(self.whole.len());
@@ -46,13 +46,13 @@ impl Input {
         self.len() == 0
     }
 
-    /// Makes the next `length` bytes contiguous; false when there are not so many.
+    /// Makes the next `length` bytes contiguous; false when there are fewer.
     pub(super) fn fill(&mut self, length: usize) -> bool {
         if self.partial.is_empty() {
             if self.whole.len() >= length {
                 return true;
             }
-            // Kept apart from the piece it came in, which can then be freed.
+            // Copied, so that the piece that it arrived in can be freed.
             self.join(self.whole.len());
             return false;
         }
@@ -70,10 +70,10 @@ impl Input {
         }
     }
 
-    /// The integer at `at` and where it ends, counted from the front; `None` when it is cut.
+    /// The integer at offset `at` from the front and the offset of its end; `None` when it is incomplete.
     pub(super) fn varint_at(&mut self, at: usize) -> Option<(u64, usize)> {
-        // Most integers are one byte that is there already. Going through the general case for
-        // them made the decoding of a whole head a fifth slower.
+        // Most integers are one byte that is already contiguous. Without this fast path, decoding a whole
+        // head takes a fifth longer.
         if let Some(first) = self.front().get(at)
             && varint::length(*first) == 1
         {
@@ -86,8 +86,8 @@ impl Input {
         Some((value, at + length))
     }
 
-    /// Where name and value of the field line at the front are, if all of it lies in one piece and its
-    /// lengths are usual. Others go the general way.
+    /// The ranges of name and value of the field line at the front, if it lies in one piece and its lengths
+    /// take one or two bytes. `None` for others, which take the general path.
     pub(super) fn usual_line(&self) -> Option<(Range<usize>, Range<usize>)> {
         if !self.partial.is_empty() {
             return None;
@@ -133,7 +133,7 @@ impl Input {
         self.take(length)
     }
 
-    /// Gives back the memory of a copy that is no longer needed, before a time of rest.
+    /// Gives back the memory of a copy that is no longer needed.
     pub(super) fn shrink(&mut self) {
         if self.partial.is_empty() {
             self.partial = BytesMut::new();
@@ -156,7 +156,7 @@ impl Input {
     fn skip(&mut self, length: usize) {
         self.whole.advance(length);
         if self.whole.is_empty() {
-            // Even an empty rest would keep the memory of the whole piece.
+            // Even an empty slice would keep the memory of the whole piece.
             self.whole = Bytes::new();
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_in_one_piece_is_not_copied() {
+    fn an_item_in_one_piece_is_not_copied() {
         let piece = Bytes::from_static(b"abcdef");
         let mut input = Input::default();
         input.push(piece.clone());

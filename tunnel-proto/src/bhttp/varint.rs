@@ -1,7 +1,7 @@
 //! Variable-length integers (RFC 9000 section 16): bytes to number, number to bytes.
 //!
-//! The first two bits of the first byte say how long the integer is: 1, 2, 4 or 8 bytes. The
-//! shortest form is always written; any form is read. Knows nothing of what the number means.
+//! The first two bits of the first byte give the length of the integer: 1, 2, 4 or 8 bytes. Writes the
+//! shortest form; reads any form.
 
 use bytes::{BufMut, BytesMut};
 
@@ -11,12 +11,12 @@ pub(super) const MAX: u64 = (1 << 62) - 1;
 /// Bytes of the longest form.
 pub(super) const MAX_LENGTH: usize = 8;
 
-/// Bytes that an integer takes which starts with this byte.
+/// Length of the integer that starts with this byte.
 pub(super) fn length(first: u8) -> usize {
     1 << (first >> 6)
 }
 
-/// The integer at the start of `bytes` and how many bytes it takes, or `None` when it is cut.
+/// The integer at the start of `bytes` and its length; `None` when it is incomplete.
 pub(super) fn read(bytes: &[u8]) -> Option<(u64, usize)> {
     let (first, rest) = bytes.split_first()?;
     let length = length(*first);

@@ -1,7 +1,7 @@
-//! What a tunnel client tells of its routes, for people who look at the tunnel server's status.
+//! The summary of its routes that a tunnel client reports, for display in the tunnel server's status.
 //!
-//! The tunnel server never needs it, and never acts on it. It is bounded where it is made and once more
-//! where it is received, and holds no text that could do anything to a terminal.
+//! The tunnel server never acts on it. It is bounded by the sender and again by the receiver, and contains
+//! only printable ASCII, so that it is safe to print on a terminal.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::limits;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutesSummary {
     routes: Vec<RouteSummary>,
-    /// How many more there are.
+    /// The number of routes that were left out.
     #[serde(default, skip_serializing_if = "is_zero")]
     omitted: usize,
 }
@@ -21,30 +21,32 @@ pub struct RoutesSummary {
 pub struct RouteSummary {
     /// Its name.
     pub name: String,
-    /// What it matches: methods, host and path, as far as it has them.
+    /// What it matches: methods, host and path, as far as they are set.
     #[serde(default)]
     pub matches: String,
-    /// Where it leads: an upstream's URL, several, a template, or what is answered. Never a credential.
+    /// Its target: the URLs of one or more upstreams, a template, or the client's own answer. Never a
+    /// credential.
     #[serde(default)]
     pub to: String,
-    /// How that is.
+    /// The state of its upstreams.
     #[serde(default)]
     pub state: RouteState,
 }
 
-/// How the upstreams of a route are.
+/// The state of the upstreams of a route.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteState {
-    /// All of them answer.
+    /// All upstreams are healthy.
     Up,
-    /// Some of them do not.
+    /// Some upstreams are not healthy.
     Degraded,
-    /// None of them does.
+    /// No upstream is healthy.
     Down,
-    /// There are none: the client itself answers, or denies.
+    /// There are no upstreams: the client itself answers, or denies the request.
     Own,
-    /// Nothing is known of them: nobody asked, or they are not looked after.
+    /// Not known: no request has used them and no health check is configured, or the state is unknown to
+    /// this version.
     #[default]
     #[serde(other)]
     Unknown,
@@ -65,7 +67,8 @@ impl RouteState {
 }
 
 impl RoutesSummary {
-    /// These routes, as many as are told: in the order of their names, the last ones left out.
+    /// A summary of these routes, sorted by name. Routes beyond the bounds are left out, the last ones
+    /// first.
     #[must_use]
     pub fn new(mut routes: Vec<RouteSummary>) -> Self {
         routes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -73,7 +76,7 @@ impl RoutesSummary {
         summary.bounded()
     }
 
-    /// The same within the bounds, whoever made it.
+    /// Applies the bounds to a summary, such as one that was received.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let mut room = limits::ROUTES_BYTES;
@@ -94,13 +97,13 @@ impl RoutesSummary {
         self
     }
 
-    /// The routes that are told.
+    /// The routes in the summary.
     #[must_use]
     pub fn routes(&self) -> &[RouteSummary] {
         &self.routes
     }
 
-    /// How many more there are.
+    /// The number of routes that were left out.
     #[must_use]
     pub fn omitted(&self) -> usize {
         self.omitted
@@ -108,8 +111,8 @@ impl RoutesSummary {
 }
 
 impl RouteSummary {
-    /// Bytes that it takes in a message, no fewer than it really does: of a text of which each character
-    /// takes one, only quotes and backslashes take two.
+    /// Upper bound of its encoded length. In printable ASCII only quotes and backslashes take two bytes,
+    /// other characters one.
     fn encoded_bytes(&self) -> usize {
         const KEYS: usize = r#"{"name":"","matches":"","to":"","state":"degraded"},"#.len();
         let texts = [&self.name, &self.matches, &self.to];
@@ -120,7 +123,7 @@ impl RouteSummary {
     }
 }
 
-/// Leaves printable ASCII, and no more of it than anybody reads.
+/// Replaces all but printable ASCII, and truncates to [`limits::ROUTE_TEXT_BYTES`].
 fn clean(text: &mut String) {
     let is_long = text.len() > limits::ROUTE_TEXT_BYTES;
     if !is_long && text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
@@ -155,27 +158,27 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_told_by_name_and_those_left_out_are_counted() {
+    fn routes_are_sorted_by_name_and_omitted_ones_are_counted() {
         let names = (0..300).rev().map(|number| format!("route-{number:03}"));
         let summary = RoutesSummary::new(names.map(|name| route(&name)).collect());
-        let told = summary.routes();
-        assert_eq!(told[0].name, "route-000");
-        assert!(told.len() <= limits::ROUTES && told.len() + summary.omitted() == 300);
-        assert!(told.len() > 100, "{}", told.len());
+        let shown = summary.routes();
+        assert_eq!(shown[0].name, "route-000");
+        assert!(shown.len() <= limits::ROUTES && shown.len() + summary.omitted() == 300);
+        assert!(shown.len() > 100, "{}", shown.len());
     }
 
     #[test]
-    fn a_state_of_a_newer_client_is_still_a_route() {
+    fn an_unknown_state_is_read_as_unknown() {
         let text = r#"{"type":"routes","routes":[{"name":"a","state":"sleepy","colour":1}]}"#;
         let Control::Routes(summary) = Control::decode(text).unwrap() else {
-            panic!("it is known");
+            panic!("not a routes message");
         };
         assert_eq!(summary.routes()[0].state, RouteState::Unknown);
         assert_eq!(summary.routes()[0].to, "");
     }
 
     #[test]
-    fn nothing_that_moves_a_cursor_is_kept() {
+    fn control_characters_are_replaced() {
         let mut evil = route("a\u{1b}[2Jb\n\u{fc}");
         evil.to = "x".repeat(10_000);
         let summary = RoutesSummary::new(vec![evil]);
@@ -185,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_told_fits_into_a_message_and_is_read_again(
+        fn every_summary_fits_into_a_message_and_round_trips(
             texts in proptest::collection::vec((".{0,300}", r#"["\\a]{0,300}"#, ".{0,40}"), 0..300)
         ) {
             let count = texts.len();

@@ -1,4 +1,4 @@
-//! The tunnel client's side of an exchange: the accepted request handed to a service.
+//! The tunnel client's side of an exchange: passes the request to a service, sends its response.
 
 use std::{
     collections::VecDeque,
@@ -30,11 +30,10 @@ const HEAD_BYTES: usize = 1024;
 
 /// Serves the exchanges of one stream, one after another, until the stream ends.
 ///
-/// A request's URI is its path and query; its authority, unless empty, is `host`, the first of the
-/// fields. An upgrade is a `CONNECT` with [`Protocol`] in its extensions. What `answer` returns, the
-/// body of the request and that of the response are dropped as soon as the tunnel server cancels the
-/// exchange. When the response has ended first, the exchange goes on for as long as the request's
-/// body lives.
+/// A request's URI is its path and query; its authority, unless empty, is `host`, the first of the fields.
+/// An upgrade is a `CONNECT` with [`Protocol`] in its extensions. The future of `answer` and the response's
+/// body are dropped as soon as the tunnel server cancels the exchange. If the response ends first, the
+/// exchange continues for as long as the request's body exists.
 pub async fn serve<F, A, B>(accepted: AcceptedStream, mut answer: F)
 where
     F: FnMut(Request<RecvBody>, Informational) -> A,
@@ -52,7 +51,7 @@ where
             return;
         };
         let Event::Request(head) = event else { return };
-        if !tells_content(&head) && !poll_fn(|cx| poll_end(&wire, cx)).await {
+        if !declares_content(&head) && !poll_fn(|cx| poll_end(&wire, cx)).await {
             return;
         }
         let outstanding = Outstanding::new(session.clone());
@@ -65,7 +64,7 @@ where
     }
 }
 
-/// Tells the tunnel server that its stream has arrived.
+/// Accepts the stream; `None` when it was reset before.
 async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
     poll_fn(|cx| stream.poll_write(cx, &mut &[ACCEPTED][..]))
         .await
@@ -77,25 +76,26 @@ async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
         sent: false,
         received: false,
         failure: None,
-        is_read: false,
-        unread: None,
+        has_reader: false,
+        no_reader_waker: None,
         outstanding: None,
     })))
 }
 
-/// Whether content may follow.
-fn tells_content(head: &RequestHead) -> bool {
+/// Whether the head declares content.
+fn declares_content(head: &RequestHead) -> bool {
     let pseudo = |name| head.fields.pseudo(name).is_some();
     pseudo(CONTENT) || pseudo(PROTOCOL) || head.fields.map.contains_key(header::CONTENT_LENGTH)
 }
 
-/// Whether the message ends here. What says so may have been cut off from its head on the way.
+/// Reads the end of a message without content, which may arrive after the head; false if anything else
+/// follows.
 fn poll_end(wire: &SharedWire, cx: &mut Context<'_>) -> Poll<bool> {
     let event = wire.lock().poll_event(cx);
     event.map(|event| matches!(event, Ok(Event::End(end)) if end.is_empty()))
 }
 
-/// One exchange; `None` when it was cut.
+/// Serves one exchange; `None` when it was cut.
 async fn serve_one<F, A, B>(
     wire: &SharedWire,
     head: RequestHead,
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// Sends the response on; a body that fails becomes an end that names the problem.
+/// Sends the response. If its body fails, ends the message with the problem.
 fn poll_send<B>(sender: &mut Sender<B>, cx: &mut Context<'_>) -> Poll<Option<()>>
 where
     B: Body<Data = Bytes>,
@@ -155,23 +155,23 @@ where
     }
 }
 
-/// Ready when the request has been read to its end, or nobody will.
+/// Ready when the request has been read to its end, or its body was dropped.
 fn poll_request_over(wire: &SharedWire, cx: &Context<'_>) -> Poll<Option<()>> {
     let mut wire = wire.lock();
-    if wire.received || !wire.is_read {
+    if wire.received || !wire.has_reader {
         return Poll::Ready(Some(()));
     }
-    wire.unread = Some(cx.waker().clone());
+    wire.no_reader_waker = Some(cx.waker().clone());
     Poll::Pending
 }
 
-/// Watches for the tunnel server to cancel the exchange, or to break its protocol.
+/// Detects that the tunnel server cancels the exchange or breaks the protocol.
 struct Cancellation<'a> {
     wire: &'a SharedWire,
 }
 
 impl Cancellation<'_> {
-    /// What the function comes to; `None` when the exchange was cancelled before.
+    /// The result of the function, or `None` when the exchange is cancelled first.
     async fn or<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<Option<T>>) -> Option<T> {
         poll_fn(|cx| match self.poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
@@ -186,7 +186,7 @@ impl Cancellation<'_> {
 }
 
 impl Wire {
-    /// Makes ready for the next exchange, if this one ended whole.
+    /// Prepares the next exchange, if this one is complete.
     fn begin_next(&mut self) -> bool {
         let is_whole = self.is_whole();
         if is_whole {
@@ -236,10 +236,10 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
     head
 }
 
-/// What the failure of a message's body means.
+/// Converts the failure of a message's body into a problem.
 pub trait AsProblem {
-    /// The problem that names the failure. Of a response's body it is sent to the tunnel server; of a request's
-    /// body it ends the response.
+    /// The problem for this failure. A response's problem is sent to the tunnel server; a request's problem
+    /// ends the response.
     fn as_problem(&self) -> Problem;
 }
 
@@ -250,7 +250,7 @@ impl AsProblem for std::convert::Infallible {
     }
 }
 
-/// The body of an answer that names a problem.
+/// The empty body of a response that names a problem.
 struct NoBody;
 
 impl Body for NoBody {
@@ -269,7 +269,7 @@ impl Body for NoBody {
     }
 }
 
-/// Sends informational (1xx) responses ahead of the final one, for as long as there is none.
+/// Sends informational (1xx) responses before the final one.
 #[derive(Clone, Default)]
 pub struct Informational {
     queue: Arc<InformationalQueue>,
@@ -284,7 +284,7 @@ struct InformationalQueue {
 #[derive(Default)]
 struct InformationalState {
     waiting: VecDeque<(StatusCode, HeaderMap)>,
-    /// How many were taken in all.
+    /// Number queued in this exchange.
     count: usize,
     /// Encoded and not yet written.
     out: BytesMut,
@@ -292,7 +292,8 @@ struct InformationalState {
 }
 
 impl Informational {
-    /// Queues one; false when there were too many, or the status is none that can be sent on.
+    /// Queues an informational response; false when there were too many, or the status is not 1xx or is
+    /// 101.
     #[must_use]
     pub fn push(&self, status: StatusCode, headers: HeaderMap) -> bool {
         let mut state = self.queue.state.lock();
@@ -309,7 +310,7 @@ impl Informational {
         true
     }
 
-    /// Writes what is queued. Nobody waits for it: what is not out goes ahead of the final head.
+    /// Writes what is queued, as far as possible. The rest is sent with the final head.
     fn send(&self, wire: &SharedWire, cx: &mut Context<'_>) {
         self.queue.waker.register(cx.waker());
         let mut state = self.queue.state.lock();
@@ -318,7 +319,7 @@ impl Informational {
         }
     }
 
-    /// Makes ready for the next exchange. Whoever still holds that of the last one keeps it for itself.
+    /// Prepares the next exchange. If the service of the last one still holds a clone, starts a new queue.
     fn begin(&mut self) {
         match Arc::get_mut(&mut self.queue) {
             Some(queue) => queue.state.get_mut().begin(),
@@ -326,11 +327,11 @@ impl Informational {
         }
     }
 
-    /// What has to stand before the final head: whatever is not written yet.
+    /// The start of the final head: the informational responses that are not written yet.
     fn head(&self) -> BytesMut {
         let mut state = self.queue.state.lock();
         state.encode_waiting();
-        // Later ones come too late.
+        // Informational responses are too late from now on.
         state.count = limits::INFORMATIONAL;
         let mut head = std::mem::take(&mut state.out);
         head.reserve(HEAD_BYTES);
@@ -349,7 +350,7 @@ impl InformationalState {
         self.started = false;
     }
 
-    /// Encodes what is queued; whether anything is there to be written.
+    /// Encodes what is queued; whether there is anything to write.
     fn encode_waiting(&mut self) -> bool {
         while let Some((status, headers)) = self.waiting.pop_front() {
             if !self.started {

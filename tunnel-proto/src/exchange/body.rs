@@ -1,7 +1,7 @@
 //! The body of a received message, with its trailers.
 //!
-//! Yields the chunks as they came, without copying. A message that ends early is an error, and so
-//! is one whose length is not the declared one: neither ever looks like an end.
+//! Yields the chunks as they were received, without copying. A message that ends early or does not have its
+//! declared length yields an error, never an end.
 
 use std::{
     future::poll_fn,
@@ -24,28 +24,28 @@ use crate::{
     problem::{Hop, Problem, Reason},
 };
 
-/// Why a body ended before it was whole.
+/// Why a body ended before it was complete.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
     /// The other end reset the exchange or, with a reason, the session has ended.
     #[error("{}", cut(*.0))]
     Cut(Option<CloseReason>),
-    /// This end ended it: nobody read what came, and too much is held.
-    #[error("too much was held for a reader that takes it slowly")]
+    /// This end has reset the exchange because too many received bytes were unread.
+    #[error("too many bytes were unread because the reader is slow")]
     Memory,
     /// The other end's message cannot be read.
-    #[error("a message that cannot be read: {0}")]
+    #[error("an unreadable message: {0}")]
     Malformed(#[source] DecodeError),
-    /// More or less content than `Content-Length` said.
+    /// More or less content than `Content-Length` declares.
     #[error("content that is not as long as declared")]
     Length,
-    /// The tunnel client ended the message and says why; or the request's own body failed.
+    /// The tunnel client ended the message with this problem, or the request's own body failed.
     #[error("{0}")]
     Aborted(Problem),
 }
 
 impl BodyError {
-    /// The problem that this is, seen from `hop`.
+    /// The problem to report, as met by `hop`.
     #[must_use]
     pub fn problem(&self, hop: Hop) -> Problem {
         match self {
@@ -68,7 +68,7 @@ impl BodyError {
     }
 }
 
-/// What a cut is called.
+/// The text of [`BodyError::Cut`].
 fn cut(reason: Option<CloseReason>) -> String {
     reason.map_or_else(
         || "the exchange was cut".to_owned(),
@@ -97,22 +97,23 @@ impl From<WireError> for BodyError {
 pub struct RecvBody {
     /// `None` once the message is over.
     wire: Option<Reading>,
-    /// What was looked at ahead of time.
+    /// The next event, if it was read ahead.
     peeked: Option<Peeked>,
-    /// The last of a declared length, which goes on together with the message's end: whoever reads
-    /// by length stops there, and the stream could not be used again.
+    /// The last piece of a declared length, which is held back until the message's end has arrived: a
+    /// reader that counts bytes stops there, and the stream could not be reused.
     last: Option<Bytes>,
-    /// Content still to come, when the length was declared.
+    /// Content still to come, if the length was declared.
     remaining: Option<u64>,
-    /// Sends the rest of the request while this response is read; ended with it.
+    /// Sends the rest of the request while this response is read, and is cancelled with it.
     sending: Option<Sending>,
 }
 
-/// What follows in a message, small: a body is moved more often than it has trailers.
+/// The next event of a message. Trailers are boxed to keep it small: bodies are moved often and rarely have
+/// trailers.
 enum Peeked {
     Content(Bytes),
     End(Box<Fields>),
-    /// What has no place in a body.
+    /// An event that cannot occur in a body.
     Other,
 }
 
@@ -126,12 +127,12 @@ impl From<Event> for Peeked {
     }
 }
 
-/// The wire, known to be read for as long as this lives.
+/// The wire, marked as having a reader for as long as this exists.
 struct Reading(SharedWire);
 
 impl Reading {
     fn new(wire: &SharedWire) -> Self {
-        wire.lock().is_read = true;
+        wire.lock().has_reader = true;
         Self(wire.clone())
     }
 }
@@ -139,11 +140,11 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         let mut wire = self.0.lock();
-        wire.is_read = false;
-        let waiting = wire.unread.take();
+        wire.has_reader = false;
+        let waker = wire.no_reader_waker.take();
         drop(wire);
-        if let Some(waiting) = waiting {
-            waiting.wake();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 }
@@ -157,7 +158,7 @@ impl RecvBody {
     /// The body that follows a head with `declared` as its `Content-Length`.
     ///
     /// # Errors
-    /// When the content is known already not to be as long as declared, or the message cannot be read.
+    /// When the received content already differs from the declared length, or the message is malformed.
     pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
         let is_over = wire.lock().received;
         let mut body = Self {
@@ -171,16 +172,16 @@ impl RecvBody {
         Ok(body)
     }
 
-    /// Has the rest of our own message sent while this body is read.
+    /// Keeps the task that sends the rest of the request for as long as this body exists.
     pub(super) fn sending(mut self, task: JoinSet<()>, wire: Weak<Mutex<Wire>>) -> Self {
         self.sending = Some(Sending { task, wire });
         self
     }
 
-    /// Resolves when our own message is out to its end, or can no longer be.
+    /// Resolves when this end's message is completely sent, or can no longer be.
     ///
-    /// An upgraded connection whose other direction ended first is to be held open like this: it is
-    /// cancelled when this body is dropped. Call it when the body has been read to its end.
+    /// To be awaited once this body has been read to its end, if the other direction of an upgraded
+    /// connection may still be open: dropping this body cancels it.
     pub async fn sent(&mut self) {
         let Some(Sending { task, wire }) = &mut self.sending else {
             return;
@@ -195,7 +196,8 @@ impl RecvBody {
         .await;
     }
 
-    /// Looks whether the message's next part is there, so that an end is known with the last data.
+    /// Reads the next event if it was received already, so that the end is known together with the last
+    /// data.
     fn peek(&mut self) -> Result<(), BodyError> {
         let Some(wire) = &self.wire else {
             // The message ended with its head.
@@ -206,7 +208,7 @@ impl RecvBody {
         match next {
             Poll::Ready(Ok(Event::End(fields))) if fields.is_empty() => return self.finish(),
             Poll::Ready(Ok(other)) => self.peeked = Some(other.into()),
-            // An error comes again, after what is here already.
+            // An error is reported again, after the data that precedes it.
             Poll::Ready(Err(_)) | Poll::Pending => {}
         }
         Ok(())
@@ -220,7 +222,7 @@ impl RecvBody {
         Ok(())
     }
 
-    /// Counts content; `None` when it waits for the end.
+    /// Counts content against the declared length; `None` if it is held back until the end.
     fn on_content(&mut self, content: Bytes) -> Result<Option<Bytes>, BodyError> {
         if let Some(remaining) = &mut self.remaining {
             *remaining = remaining
@@ -271,7 +273,7 @@ impl RecvBody {
                     }
                     return Poll::Ready(Ok(Some(Frame::data(last))));
                 }
-                // More than was declared; and no second head stands within one message.
+                // More content than declared, or a head within a body.
                 _ => return Poll::Ready(Err(BodyError::Length)),
             }
         }

@@ -1,7 +1,6 @@
-//! A request's head in the form in which it is sent, made part by part from whatever holds it.
+//! The encoded head of a request, built field by field.
 //!
-//! In: the parts of a checked request. Out: the bytes of the wire. Nobody builds a map of fields only
-//! for it to be walked over once.
+//! In: the parts of a checked request. Out: its encoded bytes, without a header map in between.
 
 use bytes::BytesMut;
 use http::{HeaderName, Method, Request, header};
@@ -12,25 +11,25 @@ use crate::bhttp::encode;
 /// Room for a usual head, in bytes.
 const HEAD_BYTES: usize = 768;
 
-/// What follows the head of a request without content: the end of content, and of trailers.
+/// Bytes that follow the head of a request without content: the end of the content and of the trailers.
 const END_BYTES: usize = 2;
 
 /// A head that is being encoded.
 pub struct HeadEncoder {
     out: BytesMut,
-    /// Where the fields begin.
+    /// Offset of the first field line.
     fields_at: usize,
-    /// The head says how long the content is, or that there is some.
-    tells_content: bool,
+    /// Whether the head declares content: its length, or an upgrade.
+    declares_content: bool,
     is_head: bool,
 }
 
-/// A head that is ready to be sent, and to be sent again.
+/// An encoded head, which can be sent any number of times.
 pub struct EncodedHead {
-    /// The head and, behind it, the end of a message that has nothing else.
+    /// The head, followed by the end of a message without content.
     out: BytesMut,
     fields_at: usize,
-    tells_content: bool,
+    declares_content: bool,
     /// The method is HEAD, so that the response has no content.
     pub(super) is_head: bool,
 }
@@ -53,19 +52,19 @@ impl HeadEncoder {
         }
         Self {
             fields_at: out.len(),
-            tells_content: protocol.is_some(),
+            declares_content: protocol.is_some(),
             out,
             is_head: method == Method::HEAD,
         }
     }
 
-    /// Adds a field line. The caller leaves out what may not travel.
+    /// Adds a field line. The caller leaves out connection-specific fields.
     pub fn field(&mut self, name: &HeaderName, value: &[u8]) {
-        self.tells_content |= *name == header::CONTENT_LENGTH;
+        self.declares_content |= *name == header::CONTENT_LENGTH;
         encode::field(&mut self.out, name.as_str().as_bytes(), value);
     }
 
-    /// Adds a field line whose value is these parts one after another, without white space around.
+    /// Adds a field line whose value is the concatenation of `parts`, without white space around it.
     pub fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
         encode::field_of(&mut self.out, name.as_str().as_bytes(), parts);
     }
@@ -79,7 +78,7 @@ impl HeadEncoder {
         EncodedHead {
             out: self.out,
             fields_at: self.fields_at,
-            tells_content: self.tells_content,
+            declares_content: self.declares_content,
             is_head: self.is_head,
         }
     }
@@ -87,7 +86,7 @@ impl HeadEncoder {
 
 impl std::fmt::Debug for EncodedHead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What stands in it may be secret.
+        // The head may contain secrets.
         f.debug_struct("EncodedHead")
             .field("bytes", &self.out.len())
             .finish_non_exhaustive()
@@ -112,27 +111,27 @@ impl EncodedHead {
         head.finish()
     }
 
-    /// Its length, as it is kept.
+    /// Its length in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// What stands before content.
+    /// The bytes that precede content: with [`CONTENT`] if no length is declared.
     #[must_use]
     pub fn start(&self) -> BytesMut {
         let head = &self.out[..self.out.len() - END_BYTES];
         let mut start = BytesMut::with_capacity(head.len() + HEAD_BYTES);
         let (control, fields) = head.split_at(self.fields_at);
         start.extend_from_slice(control);
-        if !self.tells_content {
+        if !self.declares_content {
             encode::field(&mut start, CONTENT.as_bytes(), UNKNOWN.as_bytes());
         }
         start.extend_from_slice(fields);
         start
     }
 
-    /// The whole message, when there is no content.
+    /// The whole message of a request without content.
     #[must_use]
     pub fn alone(&self) -> &[u8] {
         &self.out

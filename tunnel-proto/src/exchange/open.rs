@@ -1,4 +1,4 @@
-//! The tunnel server's side of an exchange: a request in, the response out.
+//! The tunnel server's side of an exchange: sends the request, returns the response.
 
 use std::{
     convert::Infallible,
@@ -26,10 +26,10 @@ use crate::{
     session::{OpenError, Outstanding, Session, mux::MuxStream},
 };
 
-/// Why there is no response.
+/// Why an exchange yielded no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError<E = Infallible> {
-    /// No stream could be opened: nothing of the request has left this end.
+    /// No stream could be opened. Nothing of the request has been sent.
     #[error(transparent)]
     NotOpened(#[from] OpenError),
     /// The body of the request failed.
@@ -38,24 +38,25 @@ pub enum ExchangeError<E = Infallible> {
     /// The exchange failed after it was opened.
     #[error("{problem}")]
     Failed {
-        /// What to tell the platform client.
+        /// The problem to answer the platform client with.
         problem: Problem,
-        /// Whether anything was heard of the exchange: that it was accepted, or more. If not, it may
-        /// be tried again, but only as RFC 9110 section 9.2.2 allows: what the tunnel client said
-        /// may have been lost on the way.
+        /// Whether anything was received for the exchange, if only its acceptance. If not, the request may
+        /// be retried, but only as RFC 9110 section 9.2.2 allows: the tunnel client may have received it,
+        /// and its bytes may have been lost.
         is_heard: bool,
         /// Why the session ended, if that is what ended the exchange.
         close: Option<CloseReason>,
     },
 }
 
-/// Carries one request over the session and returns the response's head, its body following.
+/// Sends a request over the session and returns the response once its head has arrived.
 ///
-/// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`](super::Protocol) in its extensions; a
-/// successful one is answered by 200, and the two bodies are then the bytes of the two directions.
-/// `on_informational` sees every 1xx response before the final one. When the request's body fails behind the
-/// response's head, the response's body ends with that problem. Dropping the future, or the
-/// response's body before its end, cancels the exchange at the tunnel client within a round trip.
+/// The request's URI is absolute. An upgrade is a `CONNECT` with [`Protocol`](super::Protocol) in its
+/// extensions; a successful one is answered by 200, and the two bodies are then the bytes of the two
+/// directions. `on_informational` is called for every 1xx response before the final one. If the request's
+/// body fails after the response's head has arrived, the response's body ends with that problem. Dropping
+/// the future, or the response's body before its end, cancels the exchange, which the tunnel client notices
+/// half a round trip later.
 ///
 /// # Errors
 /// See [`ExchangeError`]. A failure that the tunnel client names is [`ExchangeError::Failed`].
@@ -75,19 +76,19 @@ where
         .await
 }
 
-/// An exchange that has its place and its stream on a session. Nothing of a request has left this end:
-/// dropped, it leaves no trace.
+/// An exchange that is counted on a session and has a stream, but has sent nothing of a request. Dropping
+/// it has no effect at the other end.
 pub struct Opened {
     outstanding: Outstanding,
     stream: MuxStream,
     is_used: bool,
 }
 
-/// Takes a place and a stream for an exchange. What fails here can be tried on another session,
-/// whatever the request is.
+/// Counts an exchange on the session and takes a stream for it. After a failure any request may be tried on
+/// another session, since nothing was sent.
 ///
 /// # Errors
-/// When the session takes no exchange.
+/// When the session has ended or is draining, or as many exchanges as allowed are open.
 pub async fn open(session: &Session) -> Result<Opened, OpenError> {
     let outstanding = session.enter()?;
     let (stream, is_used) = next_stream(session).await?;
@@ -99,12 +100,12 @@ pub async fn open(session: &Session) -> Result<Opened, OpenError> {
 }
 
 impl Opened {
-    /// Does what [`exchange`] does for a head that the caller has encoded. It is only read, so that it can
-    /// be sent again.
+    /// Sends a request as [`exchange`] does, with a head that the caller has encoded and can send again.
     ///
-    /// `elsewhere` is polled only while the session is suspect and nothing was heard of the exchange. When it
-    /// resolves, the exchange is cancelled and fails as lost and unheard, so that the caller can repeat it on
-    /// another session; for a request that may not be repeated, pass a future that never resolves.
+    /// `elsewhere` is polled only while the session is suspect and nothing was received for the exchange.
+    /// When it resolves, the exchange is cancelled and fails with [`Reason::SessionLost`] and `is_heard`
+    /// false, so that the caller can retry it on another session. For a request that may not be retried,
+    /// pass a future that never resolves.
     ///
     /// # Errors
     /// See [`ExchangeError`].
@@ -131,8 +132,8 @@ impl Opened {
             sent: false,
             received: false,
             failure: None,
-            is_read: false,
-            unread: None,
+            has_reader: false,
+            no_reader_waker: None,
             outstanding: Some(outstanding),
         }));
         let mut sender = if body.is_end_stream() {
@@ -143,7 +144,7 @@ impl Opened {
         let received =
             receive_head(&wire, &mut sender, on_informational, is_used, elsewhere).await?;
         if let Some(outstanding) = &mut wire.lock().outstanding {
-            outstanding.answered();
+            outstanding.set_answered();
         }
         let response =
             response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
@@ -154,7 +155,7 @@ impl Opened {
         if sender.is_done() {
             return Ok(response);
         }
-        // Sending must go on even while nobody takes the response's bytes.
+        // Sending has to go on even while the response's body is not read.
         let weak = Arc::downgrade(&wire);
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -166,16 +167,16 @@ impl Opened {
     }
 }
 
-/// A stream at rest, or a new one; and whether the tunnel client has accepted it before.
+/// An idle stream or a new one, and whether the tunnel client has accepted it before.
 async fn next_stream(session: &Session) -> Result<(MuxStream, bool), OpenError> {
-    let resting = session.idle().lock().take();
-    match resting {
+    let idle = session.idle().lock().take();
+    match idle {
         Some(stream) => Ok((stream, true)),
         None => Ok((session.open_stream().await?, false)),
     }
 }
 
-/// Sends the request and reads up to the final head, side by side.
+/// Sends the request and reads up to the final head, concurrently.
 async fn receive_head<B>(
     wire: &SharedWire,
     sender: &mut Sender<B>,
@@ -188,7 +189,7 @@ where
 {
     let mut elsewhere = pin!(elsewhere);
     let mut sending = true;
-    // On a stream that is used again, having been accepted says nothing.
+    // The acceptance of a reused stream says nothing about this exchange.
     let mut is_heard = false;
     poll_fn(move |cx| {
         if sending {
@@ -196,7 +197,7 @@ where
                 Poll::Ready(Err(SendError::Body(error))) => {
                     return Poll::Ready(Err(ExchangeError::RequestBody(error)));
                 }
-                // Cut or done: either way what the other end says counts.
+                // Cut or done: either way the response decides.
                 Poll::Ready(Ok(()) | Err(SendError::Cut)) => sending = false,
                 Poll::Pending => {}
             }
@@ -210,7 +211,7 @@ where
             let Poll::Ready(event) = polled else {
                 // The driver wakes this task when the session becomes suspect.
                 if is_in_doubt && elsewhere.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Err(given_up()));
+                    return Poll::Ready(Err(abandoned()));
                 }
                 return Poll::Pending;
             };
@@ -257,9 +258,9 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
     }
 }
 
-/// An exchange of which nothing was heard on a suspect session, and which is to be repeated elsewhere.
-fn given_up<E>() -> ExchangeError<E> {
-    let detail = "nothing is heard on the session";
+/// The failure of an exchange without any answer on a suspect session, which is to be retried on another.
+fn abandoned<E>() -> ExchangeError<E> {
+    let detail = "nothing is received on the session";
     ExchangeError::Failed {
         problem: Problem::new(Hop::Server, Reason::SessionLost, detail),
         is_heard: false,
@@ -267,7 +268,7 @@ fn given_up<E>() -> ExchangeError<E> {
     }
 }
 
-/// For a person, how an exchange was lost.
+/// Describes for a person how an exchange was lost.
 fn lost(close: Option<CloseReason>) -> String {
     close.map_or_else(
         || "the exchange was cut before the response".to_owned(),
@@ -284,7 +285,7 @@ fn response(
     is_head: bool,
 ) -> Result<Response<RecvBody>, Problem> {
     if let Some(reason) = head.fields.pseudo(PROBLEM) {
-        // It takes the message's end, so that the stream can be used again.
+        // This reads the message's end, so that the stream can be reused.
         drop(RecvBody::new(wire, None));
         return Err(Problem::from_wire(
             reason,

@@ -1,7 +1,7 @@
-//! Sends one message: a head that is already encoded, then the content as the body yields it.
+//! Sends one message: an encoded head, then the content as the body yields it.
 //!
-//! Head, first content and end go out as one write when they are there together, which is what a
-//! small exchange costs. Large chunks are not copied together; they are written from where they lie.
+//! Head, first content and end are sent in one write if they are available together, so a small message
+//! costs a single write. Large chunks are written without being copied.
 
 use std::{
     pin::Pin,
@@ -15,10 +15,10 @@ use http_body::Body;
 use super::{SharedWire, encode_problem};
 use crate::{bhttp::encode, fields, problem::Problem, session::mux::Cut};
 
-/// Content up to this many bytes is copied behind what is waiting, instead of written by itself.
+/// Content up to this length is appended to the output buffer; longer content is written by itself.
 const COPY_BYTES: usize = 8 * 1024;
 
-/// Why a message was not sent to its end.
+/// Why a message was not sent completely.
 #[derive(Debug)]
 pub(super) enum SendError<E> {
     /// The body failed.
@@ -27,21 +27,21 @@ pub(super) enum SendError<E> {
     Cut,
 }
 
-/// One message on its way out.
+/// One message that is being sent.
 pub(super) struct Sender<B> {
     wire: SharedWire,
-    /// `None` once it has ended.
+    /// `None` once the body has ended.
     body: Option<Pin<Box<B>>>,
     /// Encoded and not yet written.
     out: BytesMut,
     /// A large piece of content that follows `out`.
     content: Bytes,
-    /// The message's end, once it is known, which follows `content`.
+    /// The end of the message, once it is known; follows `content`.
     tail: BytesMut,
 }
 
 impl<B: Body<Data = Bytes>> Sender<B> {
-    /// A message whose head is in `head`.
+    /// A message with this encoded head.
     pub(super) fn new(wire: SharedWire, mut head: BytesMut, body: B) -> Self {
         let body = if body.is_end_stream() {
             encode::end_content(&mut head);
@@ -59,11 +59,11 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         }
     }
 
-    /// A whole message without content, of which as much is written at once as the stream takes.
+    /// A whole encoded message without content. Writes at once as much as the stream takes.
     pub(super) fn whole(wire: SharedWire, mut message: &[u8]) -> Self {
-        // Whether it was cut, or all is written, the first poll finds out.
-        let mut unheard = Context::from_waker(noop_waker_ref());
-        let _ = wire.lock().poll_write(&mut unheard, &mut message);
+        // The first poll reports a cut or the completion.
+        let mut no_wakeup = Context::from_waker(noop_waker_ref());
+        let _ = wire.lock().poll_write(&mut no_wakeup, &mut message);
         Self {
             wire,
             body: None,
@@ -73,7 +73,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         }
     }
 
-    /// Moves the message on; ready when its end is written.
+    /// Sends as much as possible; ready when the end of the message is written.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<B::Error>>> {
         loop {
             if self.content.has_remaining() || self.out.len() >= COPY_BYTES || self.body.is_none() {
@@ -110,7 +110,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
                 } else if !data.is_empty() {
                     encode::chunk(&mut self.out, &data);
                 }
-                // An end that is known already goes out with the last piece.
+                // If the end is already known, it is sent with the last piece.
                 if self.body.as_ref().is_some_and(|body| body.is_end_stream()) {
                     self.end(|_| {});
                 }
@@ -123,7 +123,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         }
     }
 
-    /// The content is over; `trailers` adds the fields of the last section.
+    /// Ends the content; `trailers` encodes the fields of the trailer section.
     fn end(&mut self, trailers: impl FnOnce(&mut BytesMut)) {
         let out = if self.content.is_empty() {
             &mut self.out
@@ -136,7 +136,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         self.body = None;
     }
 
-    /// Ends the message as broken: a trailer section that names the problem.
+    /// Ends the message with a trailer section that names the problem.
     pub(super) fn abort(&mut self, problem: &Problem) {
         self.end(|out| encode_problem(out, problem));
     }

@@ -1,8 +1,8 @@
-//! Upgraded connections: a byte stream as the body of a message, and a body written to one.
+//! Upgraded connections: a connection as the body of a message, and a body copied to a connection.
 //!
-//! An upgrade is an exchange whose contents are the bytes of its two directions, so nothing in the
-//! wire is special to it. Each end joins its own connection to the two bodies with what is here; the
-//! end of a body is the half-close of its direction, and a body that fails is a cut.
+//! An upgrade is an exchange whose contents are the bytes of its two directions, so it needs nothing else
+//! of the protocol. Each end joins its own connection to the two bodies with these functions. The end of a
+//! body is the half-close of its direction, and a body that fails is a cut.
 
 use std::{
     io,
@@ -18,13 +18,13 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 /// Most bytes read from a connection at once.
 const READ_BYTES: usize = 16 * 1024;
 
-/// The protocol that an upgrade asks for, in lower case: `websocket` and nothing else so far.
+/// The protocol that an upgrade requests. Only `websocket` is supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol(());
 
-/// A protocol to which no upgrade is made.
+/// The protocol is not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("only websocket can be upgraded to")]
+#[error("the only supported upgrade is to websocket")]
 pub struct UnknownProtocol;
 
 impl Protocol {
@@ -40,7 +40,7 @@ impl Protocol {
     /// Reads a name in any letter case.
     ///
     /// # Errors
-    /// For every other protocol; `h2c` above all, which would carry requests past every check.
+    /// For every other protocol, above all `h2c`, which would carry unchecked requests.
     pub fn from_wire(name: &[u8]) -> Result<Self, UnknownProtocol> {
         if name.eq_ignore_ascii_case(b"websocket") {
             Ok(Self(()))
@@ -50,7 +50,7 @@ impl Protocol {
     }
 }
 
-/// The bytes that come from a connection, as a body.
+/// The bytes read from a connection, as a body.
 pub fn read_body<R: AsyncRead + Unpin>(
     connection: R,
 ) -> impl Body<Data = Bytes, Error = io::Error> {
@@ -90,10 +90,10 @@ impl<R: AsyncRead + Unpin> Body for ReadBody<R> {
     }
 }
 
-/// Writes a body to a connection, and closes that direction at its end.
+/// Writes a body to a connection, and shuts down that direction at its end.
 ///
 /// # Errors
-/// When the body is cut or the connection fails; the connection is then not closed in order.
+/// When the body or the connection fails. The connection is then not shut down in order.
 pub async fn copy_body<B, W>(body: B, mut connection: W) -> io::Result<()>
 where
     B: Body<Data = Bytes>,

@@ -1,9 +1,9 @@
-//! Whether the tunnel client still takes exchanges: one that answers pings and nothing else is wedged.
+//! Detects a wedged tunnel client: one that answers pings but accepts no exchange.
 //!
-//! Pure: it takes the time and what is seen of the session as arguments and says what to do. An
-//! exchange may take as long as it likes, but a new stream has to be accepted at once; so that is what
-//! is waited for, and where exchanges wait on streams that were accepted long ago, a new one is opened
-//! to ask. It costs an exchange nothing: it is asked by the clock.
+//! Pure: takes the time and an observation of the session, and returns what to do. An exchange may take as
+//! long as it needs, but a new stream has to be accepted at once, so acceptance is what is timed. While
+//! exchanges wait on streams that were accepted long ago, a new stream is opened as a probe. It runs by a
+//! timer and costs an exchange nothing.
 
 use std::time::Duration;
 
@@ -11,92 +11,95 @@ use tokio::time::Instant;
 
 use crate::limits;
 
-/// Time in which nothing of any stream came, after which a client with open exchanges is asked.
+/// Time without stream data after which a client with open exchanges is probed.
 const SILENT: Duration = Duration::from_secs(5);
-/// Between two questions.
-const PAUSE: Duration = Duration::from_secs(15);
-/// As many times as long a new stream may wait while bytes move: it may stand behind them.
+/// Least time between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+/// Factor by which a new stream may wait longer while bytes move, since its first frame may be queued
+/// behind them.
 const WHILE_MOVING: u32 = 3;
-/// As many round trips it may wait in any case.
+/// Round trips that a new stream may wait in any case.
 const ROUND_TRIPS: u32 = 4;
-/// When to look again, if no moment is known at which something changes.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time to the next check, where no deadline is known yet.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is seen of a session.
+/// What the driver observes of its session.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    /// Since when the oldest new stream waits to be accepted.
+pub(super) struct Observation {
+    /// When the oldest stream was opened that is not accepted yet.
     pub(super) waiting_since: Option<Instant>,
-    /// What was sent before has arrived, as a pong showed.
+    /// Bytes sent before this moment have arrived, as a pong showed.
     pub(super) arrived_until: Option<Instant>,
-    /// The longest round trip of late.
+    /// The longest recent round trip.
     pub(super) round_trip: Duration,
-    /// Exchanges are open.
+    /// Whether exchanges are open.
     pub(super) has_exchanges: bool,
-    /// A stream that was opened to ask is not accepted yet.
-    pub(super) is_asking: bool,
+    /// Whether a probe is open that is not accepted yet.
+    pub(super) is_probing: bool,
 }
 
-/// What is due now.
+/// What the driver has to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Nothing, until something is sent.
-    Rest,
-    /// Nothing, until then.
-    Until(Instant),
-    /// Open a stream to ask, and look again then.
-    Ask(Instant),
-    /// The client takes no exchanges.
+pub(super) enum AcceptanceAction {
+    /// Nothing before something is sent.
+    Idle,
+    /// Nothing before this moment.
+    CheckAt(Instant),
+    /// Open a stream as a probe, and check again at this moment.
+    Probe(Instant),
+    /// End the session: the client accepts no exchange.
     Wedged,
 }
 
-/// What is remembered of a session.
+/// The state of the detection for one session.
 #[derive(Debug)]
 pub(super) struct Acceptance {
     moved_at: Instant,
-    asked_at: Option<Instant>,
+    probed_at: Option<Instant>,
 }
 
 impl Acceptance {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             moved_at: now,
-            asked_at: None,
+            probed_at: None,
         }
     }
 
-    /// Bytes of streams came, or more of them were taken than the socket had room for.
+    /// Records that stream data was received, or that a full socket has taken more bytes.
     pub(super) fn on_moved(&mut self, now: Instant) {
         self.moved_at = now;
     }
 
-    /// What is due at this moment.
-    pub(super) fn on_time(&mut self, now: Instant, seen: &Seen) -> Step {
-        let wedged_at = self.wedged_at(seen);
+    /// What to do at this moment.
+    pub(super) fn on_time(&mut self, now: Instant, observed: &Observation) -> AcceptanceAction {
+        let wedged_at = self.wedged_at(observed);
         if wedged_at.is_some_and(|at| now >= at) {
-            return Step::Wedged;
+            return AcceptanceAction::Wedged;
         }
-        let look_at = seen.waiting_since.map(|_| wedged_at.unwrap_or(now + LOOK));
-        if !seen.has_exchanges || seen.is_asking {
-            return look_at.map_or(Step::Rest, Step::Until);
+        let check_at = observed
+            .waiting_since
+            .map(|_| wedged_at.unwrap_or(now + CHECK_INTERVAL));
+        if !observed.has_exchanges || observed.is_probing {
+            return check_at.map_or(AcceptanceAction::Idle, AcceptanceAction::CheckAt);
         }
         let silent_at = self.moved_at + SILENT;
-        let ask_at = self
-            .asked_at
-            .map_or(silent_at, |asked_at| silent_at.max(asked_at + PAUSE));
-        if now >= ask_at {
-            self.asked_at = Some(now);
-            return Step::Ask(now + LOOK);
+        let probe_at = self.probed_at.map_or(silent_at, |probed_at| {
+            silent_at.max(probed_at + PROBE_INTERVAL)
+        });
+        if now >= probe_at {
+            self.probed_at = Some(now);
+            return AcceptanceAction::Probe(now + CHECK_INTERVAL);
         }
-        Step::Until(look_at.map_or(ask_at, |look_at| look_at.min(ask_at)))
+        AcceptanceAction::CheckAt(check_at.map_or(probe_at, |check_at| check_at.min(probe_at)))
     }
 
-    /// When a client that accepts nothing until then is wedged. `None` while it may not have heard of
-    /// the stream that waits.
-    fn wedged_at(&self, seen: &Seen) -> Option<Instant> {
-        let since = seen.waiting_since?;
-        seen.arrived_until.filter(|until| *until >= since)?;
-        let time = limits::ACCEPT_TIME.max(seen.round_trip * ROUND_TRIPS);
+    /// When the client counts as wedged unless it accepts before. `None` while the stream's first frame may
+    /// not have arrived.
+    fn wedged_at(&self, observed: &Observation) -> Option<Instant> {
+        let since = observed.waiting_since?;
+        observed.arrived_until.filter(|until| *until >= since)?;
+        let time = limits::ACCEPT_TIME.max(observed.round_trip * ROUND_TRIPS);
         let at_rest = (since + time).max(self.moved_at + SILENT);
         Some(at_rest.min(since + time * WHILE_MOVING))
     }
@@ -108,102 +111,132 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn start() -> (Acceptance, Seen, Instant) {
+    fn start() -> (Acceptance, Observation, Instant) {
         let now = Instant::now();
-        let seen = Seen {
+        let observed = Observation {
             waiting_since: None,
             arrived_until: None,
             round_trip: Duration::from_millis(1),
             has_exchanges: false,
-            is_asking: false,
+            is_probing: false,
         };
-        (Acceptance::new(now), seen, now)
+        (Acceptance::new(now), observed, now)
     }
 
-    /// A new stream that waits, of which the client knows.
-    fn waiting(seen: Seen, now: Instant) -> Seen {
-        Seen {
+    /// A new stream that is not accepted, although the client has received its first frame.
+    fn waiting(observed: Observation, now: Instant) -> Observation {
+        Observation {
             waiting_since: Some(now),
             arrived_until: Some(now + SECOND),
             has_exchanges: true,
-            is_asking: true,
-            ..seen
+            is_probing: true,
+            ..observed
         }
     }
 
     #[test]
-    fn a_stream_that_is_not_accepted_in_time_shows_a_wedged_client() {
-        let (mut acceptance, seen, now) = start();
-        let seen = waiting(seen, now);
+    fn a_client_that_does_not_accept_a_stream_in_time_is_wedged() {
+        let (mut acceptance, observed, now) = start();
+        let observed = waiting(observed, now);
         let end = now + limits::ACCEPT_TIME;
-        assert_eq!(acceptance.on_time(now + SECOND, &seen), Step::Until(end));
-        assert_eq!(acceptance.on_time(end, &seen), Step::Wedged);
+        assert_eq!(
+            acceptance.on_time(now + SECOND, &observed),
+            AcceptanceAction::CheckAt(end)
+        );
+        assert_eq!(acceptance.on_time(end, &observed), AcceptanceAction::Wedged);
     }
 
     #[test]
-    fn a_client_that_may_not_have_heard_of_the_stream_is_not_wedged() {
-        let (mut acceptance, seen, now) = start();
+    fn a_client_that_may_not_have_received_the_stream_is_not_wedged() {
+        let (mut acceptance, observed, now) = start();
         let later = now + limits::ACCEPT_TIME * 10;
-        let seen = waiting(seen, now);
+        let observed = waiting(observed, now);
         for arrived_until in [None, Some(now - SECOND)] {
-            let seen = Seen {
+            let observed = Observation {
                 arrived_until,
-                ..seen
+                ..observed
             };
-            assert_eq!(acceptance.on_time(later, &seen), Step::Until(later + LOOK));
+            assert_eq!(
+                acceptance.on_time(later, &observed),
+                AcceptanceAction::CheckAt(later + CHECK_INTERVAL)
+            );
         }
     }
 
     #[test]
-    fn a_slow_path_and_one_that_is_busy_have_more_time() {
-        let (mut acceptance, seen, now) = start();
-        let seen = waiting(seen, now);
-        let slow = Seen {
+    fn slow_and_busy_paths_have_more_time() {
+        let (mut acceptance, observed, now) = start();
+        let observed = waiting(observed, now);
+        let slow = Observation {
             round_trip: 6 * SECOND,
-            ..seen
+            ..observed
         };
-        let step = acceptance.on_time(now + limits::ACCEPT_TIME, &slow);
-        assert_eq!(step, Step::Until(now + 24 * SECOND));
+        let action = acceptance.on_time(now + limits::ACCEPT_TIME, &slow);
+        assert_eq!(action, AcceptanceAction::CheckAt(now + 24 * SECOND));
         for second in 0..30 {
             acceptance.on_moved(now + second * SECOND);
-            let step = acceptance.on_time(now + second * SECOND, &seen);
-            assert!(matches!(step, Step::Until(_)), "after {second} s: {step:?}");
+            let action = acceptance.on_time(now + second * SECOND, &observed);
+            assert!(
+                matches!(action, AcceptanceAction::CheckAt(_)),
+                "after {second} s: {action:?}"
+            );
         }
-        assert_eq!(acceptance.on_time(now + 30 * SECOND, &seen), Step::Wedged);
+        assert_eq!(
+            acceptance.on_time(now + 30 * SECOND, &observed),
+            AcceptanceAction::Wedged
+        );
     }
 
     #[test]
-    fn a_silent_client_is_asked_now_and_then_while_exchanges_are_open() {
-        let (mut acceptance, seen, now) = start();
-        assert_eq!(acceptance.on_time(now + PAUSE, &seen), Step::Rest);
-        let seen = Seen {
+    fn a_silent_client_with_open_exchanges_is_probed_at_intervals() {
+        let (mut acceptance, observed, now) = start();
+        assert_eq!(
+            acceptance.on_time(now + PROBE_INTERVAL, &observed),
+            AcceptanceAction::Idle
+        );
+        let observed = Observation {
             has_exchanges: true,
-            ..seen
+            ..observed
         };
         acceptance.on_moved(now + SECOND);
-        let asked_at = now + SECOND + SILENT;
-        assert_eq!(acceptance.on_time(now, &seen), Step::Until(asked_at));
-        let ask = Step::Ask(asked_at + LOOK);
-        assert_eq!(acceptance.on_time(asked_at, &seen), ask);
-        let asking = Seen {
-            is_asking: true,
-            ..seen
+        let probed_at = now + SECOND + SILENT;
+        assert_eq!(
+            acceptance.on_time(now, &observed),
+            AcceptanceAction::CheckAt(probed_at)
+        );
+        let probe = AcceptanceAction::Probe(probed_at + CHECK_INTERVAL);
+        assert_eq!(acceptance.on_time(probed_at, &observed), probe);
+        let probing = Observation {
+            is_probing: true,
+            ..observed
         };
-        assert_eq!(acceptance.on_time(asked_at + PAUSE, &asking), Step::Rest);
-        let again = asked_at + PAUSE;
-        assert_eq!(acceptance.on_time(asked_at, &seen), Step::Until(again));
-        assert_eq!(acceptance.on_time(again, &seen), Step::Ask(again + LOOK));
+        assert_eq!(
+            acceptance.on_time(probed_at + PROBE_INTERVAL, &probing),
+            AcceptanceAction::Idle
+        );
+        let again = probed_at + PROBE_INTERVAL;
+        assert_eq!(
+            acceptance.on_time(probed_at, &observed),
+            AcceptanceAction::CheckAt(again)
+        );
+        assert_eq!(
+            acceptance.on_time(again, &observed),
+            AcceptanceAction::Probe(again + CHECK_INTERVAL)
+        );
     }
 
     #[test]
-    fn new_streams_that_wait_do_not_keep_it_from_being_asked() {
-        // Their holders may give up one after another, so that no single one waits for long.
-        let (mut acceptance, seen, now) = start();
-        let seen = Seen {
-            is_asking: false,
-            ..waiting(seen, now + 4 * SECOND)
+    fn waiting_new_streams_do_not_prevent_a_probe() {
+        // Their exchanges may be cancelled one after another, so that no single stream waits for long.
+        let (mut acceptance, observed, now) = start();
+        let observed = Observation {
+            is_probing: false,
+            ..waiting(observed, now + 4 * SECOND)
         };
-        let step = acceptance.on_time(now + SILENT, &seen);
-        assert_eq!(step, Step::Ask(now + SILENT + LOOK));
+        let action = acceptance.on_time(now + SILENT, &observed);
+        assert_eq!(
+            action,
+            AcceptanceAction::Probe(now + SILENT + CHECK_INTERVAL)
+        );
     }
 }

@@ -1,10 +1,10 @@
 //! The driver: the one future that moves a session's bytes, control messages and pings.
 //!
-//! Each poll hands what the WebSocket has received to the multiplexer, and sends what waits there with
-//! one flush. It never waits for anybody who uses the session: a stream
-//! nobody takes is reset, a control message nobody takes ends the session. It logs nothing.
-//! One timer serves all that has to be done in time: a deadline that comes nearer moves it, one that
-//! goes away does not, so that a busy session touches it about once a second.
+//! Each poll passes received WebSocket messages to the multiplexer, and sends what is queued there with one
+//! flush. The driver never waits for a user of the session: a stream that its owner does not take is reset,
+//! a control message that its owner does not take ends the session. It logs nothing. One timer serves all
+//! deadlines: an earlier deadline moves it, a removed one does not, so that a busy session touches it about
+//! once a second.
 
 use std::{
     future::Future,
@@ -24,26 +24,26 @@ use tokio::{
 
 use super::{
     Session, Side,
-    acceptance::{Acceptance, Seen, Step},
-    events::Owner,
-    liveness::{Due, Liveness},
+    acceptance::{Acceptance, AcceptanceAction, Observation},
+    events::EventSender,
+    liveness::{Liveness, LivenessAction},
     mux::{MuxError, Opening},
     probe::Probe,
     websocket::{Received, WebSocket, WebSocketError},
 };
 use crate::{close::CloseReason, control::Control, limits};
 
-/// Rounds in one poll, and bytes received in one round, so that a busy session cannot keep its thread
-/// from the others.
+/// Rounds in one poll, and bytes received in one round, so that a busy session cannot starve the other
+/// tasks of its thread.
 const ROUNDS: usize = 2;
 const ROUND_BYTES: usize = limits::BATCH_BYTES;
 
-/// What each received message counts as beside its content, in bytes: about what taking an empty one costs,
+/// Bytes that each received message counts for beside its content: about the cost of handling an empty one,
 /// so that pings and empty messages use up a round too.
 const MESSAGE_BYTES: usize = 256;
 
-/// How long the other end may take to answer a close frame.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time for sending what is queued before a close frame, and again for the other end to answer it.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// How a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +54,10 @@ pub enum SessionEnd {
     /// The other end closed it.
     #[error("closed by the other end: {}", .0.name())]
     ClosedByPeer(CloseReason),
-    /// Nothing was heard for too long.
-    #[error("nothing was heard from the other end for too long")]
+    /// Nothing was received for too long.
+    #[error("nothing was received from the other end for too long")]
     Dead,
-    /// The connection under it failed.
+    /// The connection failed.
     #[error(transparent)]
     WebSocket(WebSocketError),
     /// The multiplexer ended.
@@ -69,7 +69,7 @@ pub enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// The close reason that this end tells, or was told.
+    /// The close reason that this end has sent or received, or that describes the failure.
     #[must_use]
     pub fn reason(&self) -> CloseReason {
         match self {
@@ -89,42 +89,43 @@ pub struct Driver<IO> {
     websocket: WebSocket<IO>,
     session: Session,
     /// `None` once the session ends.
-    owner: Option<Owner>,
+    owner: Option<EventSender>,
     liveness: Liveness,
-    /// What [`Liveness::is_suspect`] said when the other end was told last.
+    /// The value of [`Liveness::is_suspect`] that the other end was last notified of.
     is_silent: bool,
-    /// The other end has said that it hears nothing of this one.
+    /// Whether the other end has reported that it receives nothing from this one.
     is_unheard: bool,
-    /// Whether the session's users were told that it is suspect.
+    /// The value last published to the session's users.
     is_suspect: bool,
     acceptance: Acceptance,
-    /// A stream that was opened to see whether it is accepted.
+    /// A probe of the tunnel client that is not accepted yet.
     probe: Option<Probe>,
     timer: Pin<Box<Sleep>>,
-    /// Until when a close waits for what is on its way out.
-    patience: Option<Pin<Box<Sleep>>>,
+    /// Runs once a close is requested: limits the wait for queued bytes to be sent.
+    close_timer: Option<Pin<Box<Sleep>>>,
     unknown_controls: usize,
-    /// Makes the payloads of pings.
+    /// The key of the hashes in ping payloads.
     ping_key: RandomState,
     state: State,
 }
 
-/// What came of sending.
+/// The result of sending.
 struct Sent {
+    /// Whether anything was queued for the socket.
     any: bool,
-    /// Nothing is left for the socket to take.
+    /// Whether the socket has taken everything.
     all: bool,
 }
 
 enum State {
     Running,
-    /// A close frame is on its way; this is why, and until when the other end may answer it.
+    /// The close handshake is under way: why the session ends, and the time-out of the handshake.
     Closing(SessionEnd, Pin<Box<Sleep>>),
     Ended,
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
-    pub(super) fn new(websocket: WebSocket<IO>, session: Session, owner: Owner) -> Self {
+    pub(super) fn new(websocket: WebSocket<IO>, session: Session, owner: EventSender) -> Self {
         let now = Instant::now();
         Self {
             websocket,
@@ -137,14 +138,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             session,
             owner: Some(owner),
             timer: Box::pin(sleep_until(now)),
-            patience: None,
+            close_timer: None,
             unknown_controls: 0,
             ping_key: RandomState::new(),
             state: State::Running,
         }
     }
 
-    /// One poll's work while the session lives; `Err` when it has to end.
+    /// The work of one poll while the session runs; `Err` when it has to end.
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
         for _ in 0..ROUNDS {
             self.tick(cx)?;
@@ -155,14 +156,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 .open_waiting()
                 .map_err(SessionEnd::Mux)?;
             let sent = self.send(cx)?;
-            if let Some(reason) = self.asked_to_cut().filter(|_| sent.all) {
-                // Whatever else comes, nobody takes it any more.
+            if let Some(reason) = self.requested_cut().filter(|_| sent.all) {
+                // Nothing that is received from now on has a reader.
                 return Err(SessionEnd::Closed(reason));
             }
             if sent.any || received {
                 continue;
             }
-            return match self.asked_to_close() {
+            return match self.requested_close() {
                 Some(reason) if sent.all => Err(SessionEnd::Closed(reason)),
                 _ => Ok(()),
             };
@@ -171,29 +172,29 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Ok(())
     }
 
-    fn asked_to_close(&self) -> Option<CloseReason> {
+    fn requested_close(&self) -> Option<CloseReason> {
         let shared = &self.session.shared;
         let is_closing = shared.is_closing.load(Ordering::SeqCst);
         is_closing.then(|| *shared.close.lock()).flatten()
     }
 
-    fn asked_to_cut(&self) -> Option<CloseReason> {
+    fn requested_cut(&self) -> Option<CloseReason> {
         let is_cut = self.session.shared.is_cut.load(Ordering::SeqCst);
-        self.asked_to_close().filter(|_| is_cut)
+        self.requested_close().filter(|_| is_cut)
     }
 
-    /// Does what the time calls for. Before anything else, because a peer that sends without end
-    /// uses up what the runtime allows one poll to do, timers included.
+    /// Handles expired timers. Runs first in each poll, because a peer that sends without end uses up
+    /// Tokio's cooperative budget of the task, and timers need it too.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), SessionEnd> {
-        if let Some(reason) = self.asked_to_close() {
+        if let Some(reason) = self.requested_close() {
             let mux = &self.session.shared.mux;
-            if self.asked_to_cut().is_some() && mux.ended().is_none() {
+            if self.requested_cut().is_some() && mux.ended().is_none() {
                 mux.end(reason);
                 self.probe = None;
             }
-            let until = || Box::pin(sleep_until(Instant::now() + FAREWELL));
-            let patience = self.patience.get_or_insert_with(until);
-            if patience.as_mut().poll(cx).is_ready() {
+            let start = || Box::pin(sleep_until(Instant::now() + CLOSE_TIME));
+            let close_timer = self.close_timer.get_or_insert_with(start);
+            if close_timer.as_mut().poll(cx).is_ready() {
                 return Err(SessionEnd::Closed(reason));
             }
         }
@@ -210,41 +211,44 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Ok(())
     }
 
-    /// Does what is due; the time for which the timer is to be set next.
+    /// Performs the due action and returns the next deadline.
     fn on_time(&mut self, cx: &mut Context<'_>) -> Result<Instant, SessionEnd> {
         let mut now = Instant::now();
-        self.suspect_if_waited_for();
-        let mut due = self.liveness.on_time(now);
-        // What came, or went, while this thread was busy elsewhere is to be seen first.
-        if matches!(due, Due::Suspect | Due::Dead) && (self.receive(cx)? | self.flush(cx).1) {
+        self.suspect_if_response_awaited();
+        let mut action = self.liveness.on_time(now);
+        // Before a verdict, bytes that arrived or left while this thread was busy elsewhere are processed.
+        if matches!(action, LivenessAction::Suspect | LivenessAction::Dead)
+            && (self.receive(cx)? | self.flush(cx).1)
+        {
             now = Instant::now();
-            due = self.liveness.on_time(now);
+            action = self.liveness.on_time(now);
         }
-        match due {
-            Due::Nothing => {}
-            Due::Suspect => self.liveness.become_suspect(now),
-            Due::Probe(number) => self.send_ping(number)?,
-            Due::Ping(number) => {
+        match action {
+            LivenessAction::Nothing => {}
+            LivenessAction::Suspect => self.liveness.become_suspect(now),
+            LivenessAction::Probe(number) => self.send_ping(number)?,
+            LivenessAction::Ping(number) => {
                 self.send_ping(number)?;
                 self.session.shared.idle.lock().trim();
                 self.session.shared.mux.trim();
                 self.websocket.trim();
             }
-            Due::Dead => return Err(SessionEnd::Dead),
+            LivenessAction::Dead => return Err(SessionEnd::Dead),
         }
         self.publish_suspicion();
         let next = self.liveness.deadline();
-        let look = self.look_at_acceptance(cx, now)?;
-        Ok(look.map_or(next, |look| look.min(next)))
+        let check = self.check_acceptance(cx, now)?;
+        Ok(check.map_or(next, |check| check.min(next)))
     }
 
-    /// Lets the session's users know whether it is suspect, if that has changed: because this end hears nothing of the
-    /// other one, or the other way round. The other end is told of the former, as one direction may be open.
+    /// Publishes whether the session is suspect, if that has changed: because this end receives nothing, or
+    /// because the other end reports so. The other end is notified of the former, since only one direction
+    /// may be lost.
     fn publish_suspicion(&mut self) {
         let is_silent = self.liveness.is_suspect();
         if is_silent != self.is_silent {
             self.is_silent = is_silent;
-            // A session that takes no more messages ends anyway.
+            // Fails only when too many messages wait, and the session is then about to end.
             let _ = self.session.send(Control::Unheard {
                 is_over: !is_silent,
             });
@@ -256,8 +260,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// The payload of the ping with this number: the number, and a keyed hash of it. Without the hash of a ping that
-    /// has not arrived, a peer could send its pong ahead, and look nearer than it is.
+    /// The payload of the ping with this number: the number and a keyed hash of it. The hash keeps a peer
+    /// from sending a pong before its ping has arrived, which would make the round trip look shorter than
+    /// it is.
     fn ping_payload(&self, number: u64) -> [u8; 16] {
         let mut payload = [0; 16];
         payload[..8].copy_from_slice(&number.to_be_bytes());
@@ -272,17 +277,17 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             .map_err(SessionEnd::WebSocket)
     }
 
-    /// While an exchange waits for its answer, silence is suspicious. Asked by the clock, which each
-    /// exchange has set by what it sent, and after a suspicion: never for a single exchange.
-    fn suspect_if_waited_for(&mut self) {
+    /// While an exchange waits for its response, silence alone raises suspicion. Called when a timer fires
+    /// or bytes arrive, never once for each exchange; sending a request has set the timer.
+    fn suspect_if_response_awaited(&mut self) {
         if self.session.shared.side == Side::Server && self.session.has_unanswered() {
-            self.liveness.on_waited_for();
+            self.liveness.on_response_awaited();
         }
     }
 
-    /// Looks whether the tunnel client takes exchanges; when to look again. Each exchange sends
-    /// something, for which the timer is set: so it is enough to look when that has come.
-    fn look_at_acceptance(
+    /// Checks whether the tunnel client accepts exchanges, and returns when to check again. Each exchange
+    /// sends something, which sets the timer, so a check when the timer fires is enough.
+    fn check_acceptance(
         &mut self,
         cx: &mut Context<'_>,
         now: Instant,
@@ -290,38 +295,38 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         if self.session.shared.side == Side::Client {
             return Ok(None);
         }
-        let mut step = self.acceptance.on_time(now, &self.seen());
-        // As before a death.
-        if step == Step::Wedged && self.receive(cx)? {
-            step = self.acceptance.on_time(Instant::now(), &self.seen());
+        let mut action = self.acceptance.on_time(now, &self.observe());
+        // As before the session is declared dead: what has arrived is processed first.
+        if action == AcceptanceAction::Wedged && self.receive(cx)? {
+            action = self.acceptance.on_time(Instant::now(), &self.observe());
         }
-        match step {
-            Step::Rest => Ok(None),
-            Step::Until(look) => Ok(Some(look)),
-            Step::Ask(look) => {
-                // Where none can be opened, others wait to be accepted, and tell as much.
+        match action {
+            AcceptanceAction::Idle => Ok(None),
+            AcceptanceAction::CheckAt(at) => Ok(Some(at)),
+            AcceptanceAction::Probe(next) => {
+                // If none can be opened, others wait to be accepted, and serve as the probe.
                 if let Ok(Opening::Open(stream)) = self.session.shared.mux.open() {
                     self.probe = Some(Probe::new(stream));
                 }
-                Ok(Some(look))
+                Ok(Some(next))
             }
-            Step::Wedged => Err(SessionEnd::Closed(CloseReason::Wedged)),
+            AcceptanceAction::Wedged => Err(SessionEnd::Closed(CloseReason::Wedged)),
         }
     }
 
-    fn seen(&self) -> Seen {
+    fn observe(&self) -> Observation {
         let round_trips = self.liveness.round_trips();
-        Seen {
+        Observation {
             waiting_since: self.session.shared.mux.waiting_since(),
             arrived_until: self.liveness.arrived_until(),
             round_trip: round_trips.map_or(Duration::ZERO, |all| all.slowest),
             has_exchanges: self.session.outstanding() > 0,
-            is_asking: self.probe.is_some(),
+            is_probing: self.probe.is_some(),
         }
     }
 
-    /// Whether the stream that was opened to ask is accepted. If it is reset, the client lives too.
-    fn look_at_probe(&mut self, cx: &mut Context<'_>) {
+    /// Takes the probe's result, if it is there. A reset shows too that the client is not wedged.
+    fn poll_probe(&mut self, cx: &mut Context<'_>) {
         if let Some(probe) = &mut self.probe
             && let Poll::Ready(answer) = probe.poll(cx)
             && let Some(probe) = self.probe.take()
@@ -331,22 +336,22 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Takes messages until there are none, or others should have their turn.
+    /// Handles received messages until there are none or the round is used up; whether there were any.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
-        let mut heard_at = None;
+        let mut received_at = None;
         let (mut work, mut has_data) = (0, false);
         while work < ROUND_BYTES {
             let Poll::Ready(message) = self.websocket.poll_receive(cx) else {
                 break;
             };
-            if heard_at.is_none() {
+            if received_at.is_none() {
                 let now = Instant::now();
-                if self.liveness.on_heard(now) {
-                    self.suspect_if_waited_for();
-                    self.hasten();
+                if self.liveness.on_received(now) {
+                    self.suspect_if_response_awaited();
+                    self.advance_timer();
                 }
                 self.publish_suspicion();
-                heard_at = Some(now);
+                received_at = Some(now);
             }
             work += MESSAGE_BYTES;
             match message {
@@ -369,11 +374,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 None => return Err(SessionEnd::ClosedByPeer(CloseReason::Other(1006))),
             }
         }
-        if let Some(heard_at) = heard_at.filter(|_| has_data) {
-            self.acceptance.on_moved(heard_at);
-            self.look_at_probe(cx);
+        if let Some(received_at) = received_at.filter(|_| has_data) {
+            self.acceptance.on_moved(received_at);
+            self.poll_probe(cx);
         }
-        Ok(heard_at.is_some())
+        Ok(received_at.is_some())
     }
 
     fn on_pong(&mut self, payload: &[u8]) {
@@ -395,7 +400,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
 
     fn on_control(&mut self, text: &str) -> Result<(), SessionEnd> {
         let control = Control::decode(text)
-            .map_err(|_| SessionEnd::Protocol("a control message that cannot be read"))?;
+            .map_err(|_| SessionEnd::Protocol("an unreadable control message"))?;
         if control == Control::Unknown {
             self.unknown_controls += 1;
             return if self.unknown_controls > limits::CONTROLS_UNKNOWN {
@@ -429,7 +434,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         mux.receive(data, accept).map_err(SessionEnd::Mux)
     }
 
-    /// Sends what is queued, as long as the socket takes it.
+    /// Sends what is queued, until the socket takes no more.
     fn send(&mut self, cx: &mut Context<'_>) -> Result<Sent, SessionEnd> {
         let mut any = false;
         loop {
@@ -443,38 +448,40 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             any = true;
             if self.liveness.on_sent(bytes, Instant::now()) {
-                self.hasten();
+                self.advance_timer();
             }
         }
     }
 
-    /// Writes what the socket takes of what it did not before; and whether it did take more.
+    /// Flushes what was already passed to the WebSocket; the second value says whether a full socket has
+    /// taken more bytes.
     fn flush(&mut self, cx: &mut Context<'_>) -> (Poll<Result<(), WebSocketError>>, bool) {
         let flushed = self.websocket.poll_flush(cx);
-        let has_taken = self.websocket.has_taken();
-        if has_taken {
+        let has_resumed = self.websocket.has_resumed();
+        if has_resumed {
             let now = Instant::now();
-            if self.liveness.on_taken(now) {
-                self.hasten();
+            if self.liveness.on_socket_resumed(now) {
+                self.advance_timer();
             }
             self.acceptance.on_moved(now);
         }
-        (flushed, has_taken)
+        (flushed, has_resumed)
     }
 
-    /// Has the timer ring no later than there is something to do.
-    fn hasten(&mut self) {
+    /// Moves the timer to the next deadline of the liveness check, if that is earlier.
+    fn advance_timer(&mut self) {
         let deadline = self.liveness.deadline();
         if self.timer.deadline() > deadline {
             self.timer.as_mut().reset(deadline);
         }
     }
 
-    /// Queues all waiting control messages and about a batch of bytes; how many bytes in all.
+    /// Passes all waiting control messages and about a batch of stream data to the WebSocket; returns the
+    /// number of bytes.
     fn queue_next(&mut self) -> Result<usize, SessionEnd> {
         let mut control_bytes = 0;
         let mut controls = self.session.shared.controls_out.lock();
-        // With its space, since hardly any come.
+        // Gives back its memory too, since control messages are rare.
         for control in mem::take(&mut *controls) {
             let text = control.encode();
             control_bytes += text.len();
@@ -495,15 +502,15 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         Ok(control_bytes + bytes)
     }
 
-    /// Lets the owner see how many bytes there were.
-    fn tell_bytes(&self) {
+    /// Publishes the byte counts.
+    fn publish_byte_counts(&self) {
         let shared = &self.session.shared;
         let (sent, received) = self.websocket.bytes();
         shared.bytes_sent.store(sent, Ordering::Relaxed);
         shared.bytes_received.store(received, Ordering::Relaxed);
     }
 
-    /// From a cause to the farewell that it calls for.
+    /// Ends the session and starts the close handshake that the cause calls for.
     fn begin_close(&mut self, end: SessionEnd) -> State {
         self.session.end(end.reason());
         self.owner = None;
@@ -513,22 +520,22 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_))
         );
         if lost {
-            // Told all the same, should the way be open in this direction; but nobody waits.
+            // Sent even so, in case this direction still works, but without waiting for an answer.
             let _ = self.websocket.send_close(end.reason());
             return State::Closing(end, Box::pin(sleep_until(Instant::now())));
         }
         if !matches!(end, SessionEnd::ClosedByPeer(_)) {
             let _ = self.websocket.send_close(end.reason());
         }
-        State::Closing(end, Box::pin(sleep_until(Instant::now() + FAREWELL)))
+        State::Closing(end, Box::pin(sleep_until(Instant::now() + CLOSE_TIME)))
     }
 
-    /// Until the close frame is out and the other end has closed too, or its time is over.
-    fn poll_farewell(&mut self, cx: &mut Context<'_>, until: &mut Pin<Box<Sleep>>) -> Poll<()> {
-        // The time first, for the reason given at `tick`; but one attempt is always made.
-        let is_over = until.as_mut().poll(cx).is_ready();
-        let farewell = self.websocket.poll_farewell(cx);
-        if is_over { Poll::Ready(()) } else { farewell }
+    /// Ready when the close handshake is complete or its time-out has passed.
+    fn poll_close(&mut self, cx: &mut Context<'_>, timeout: &mut Pin<Box<Sleep>>) -> Poll<()> {
+        // The time-out first, for the reason given at `tick`; but one attempt is always made.
+        let is_over = timeout.as_mut().poll(cx).is_ready();
+        let closed = self.websocket.poll_close(cx);
+        if is_over { Poll::Ready(()) } else { closed }
     }
 }
 
@@ -540,17 +547,17 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
         this.session.shared.mux.register_driver(cx.waker());
         if matches!(this.state, State::Running) {
             let ran = this.run(cx);
-            this.tell_bytes();
+            this.publish_byte_counts();
             match ran {
                 Ok(()) => return Poll::Pending,
                 Err(end) => this.state = this.begin_close(end),
             }
         }
         match mem::replace(&mut this.state, State::Ended) {
-            State::Closing(end, mut until) => match this.poll_farewell(cx, &mut until) {
+            State::Closing(end, mut timeout) => match this.poll_close(cx, &mut timeout) {
                 Poll::Ready(()) => Poll::Ready(end),
                 Poll::Pending => {
-                    this.state = State::Closing(end, until);
+                    this.state = State::Closing(end, timeout);
                     Poll::Pending
                 }
             },
@@ -561,7 +568,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Future for Driver<IO> {
 
 impl<IO> Drop for Driver<IO> {
     fn drop(&mut self) {
-        // Without a word, unless it has ended in order before.
+        // No close frame was exchanged, unless the session has ended in order before.
         let reason = self.session.close_reason();
         self.session.end(reason.unwrap_or(CloseReason::Other(1006)));
     }

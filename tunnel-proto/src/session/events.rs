@@ -1,7 +1,7 @@
-//! What the driver hands to the owner of a session: control messages, and streams that were opened.
+//! Events that the driver delivers to the owner of a session: control messages and opened streams.
 //!
-//! A queue with bounds that holds nothing while nothing waits, since most sessions are idle most of
-//! the time. The driver never waits for the owner.
+//! A bounded queue that gives back its memory when it is empty, since most sessions are idle most of the
+//! time. The driver never waits for the owner.
 
 use std::{collections::VecDeque, future::poll_fn, sync::Arc, task::Poll};
 
@@ -11,93 +11,94 @@ use parking_lot::Mutex;
 use super::{AcceptedStream, Session, mux::MuxStream};
 use crate::{control::Control, limits};
 
-/// What the driver hands to the owner of a session.
+/// The receiver of a session's events. Dropping it resets the streams that it was to deliver.
 pub struct SessionEvents(Arc<Events>);
 
 /// One event of a session.
 pub enum SessionEvent {
-    /// The other end said something.
+    /// The other end sent a control message.
     Control(Control),
     /// The other end opened a stream; serve it with [`crate::exchange::serve`].
     Exchanges(AcceptedStream),
 }
 
-/// The driver's end.
-pub(super) struct Owner(Arc<Events>);
+/// The driver's end of the queue.
+pub(super) struct EventSender(Arc<Events>);
 
-/// The owner does not take what is handed to it.
-pub(super) struct NotTaken;
+/// The event was not queued: the owner is gone, or too many events wait.
+pub(super) struct EventNotQueued;
 
 #[derive(Default)]
 struct Events {
-    waiting: Mutex<Waiting>,
+    queue: Mutex<Queue>,
     owner: AtomicWaker,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct Queue {
     controls: VecDeque<Control>,
     streams: VecDeque<MuxStream>,
     /// The driver, or the owner, is gone.
     has_ended: bool,
 }
 
-/// Both ends.
-pub(super) fn events() -> (Owner, SessionEvents) {
+/// Both ends of a new queue.
+pub(super) fn events() -> (EventSender, SessionEvents) {
     let events = Arc::new(Events::default());
-    (Owner(events.clone()), SessionEvents(events))
+    (EventSender(events.clone()), SessionEvents(events))
 }
 
-impl Owner {
-    /// Hands a control message over.
-    pub(super) fn control(&self, control: Control) -> Result<(), NotTaken> {
-        let mut waiting = self.0.waiting.lock();
-        if waiting.has_ended || waiting.controls.len() >= limits::CONTROLS_WAITING {
-            return Err(NotTaken);
+impl EventSender {
+    /// Queues a control message.
+    pub(super) fn control(&self, control: Control) -> Result<(), EventNotQueued> {
+        let mut queue = self.0.queue.lock();
+        if queue.has_ended || queue.controls.len() >= limits::CONTROLS_WAITING {
+            return Err(EventNotQueued);
         }
-        waiting.controls.push_back(control);
-        drop(waiting);
+        queue.controls.push_back(control);
+        drop(queue);
         self.0.owner.wake();
         Ok(())
     }
 
-    /// Hands a stream over. An owner that no longer serves has it reset, by its being dropped.
+    /// Queues an opened stream. If the owner is gone or the queue is full, the stream is dropped, which
+    /// resets it.
     pub(super) fn stream(&self, stream: MuxStream) {
-        let mut waiting = self.0.waiting.lock();
-        if !waiting.has_ended && waiting.streams.len() < limits::STREAMS {
-            waiting.streams.push_back(stream);
-            drop(waiting);
+        let mut queue = self.0.queue.lock();
+        if !queue.has_ended && queue.streams.len() < limits::STREAMS {
+            queue.streams.push_back(stream);
+            drop(queue);
             self.0.owner.wake();
         }
     }
 }
 
-impl Drop for Owner {
+impl Drop for EventSender {
     fn drop(&mut self) {
-        self.0.waiting.lock().has_ended = true;
+        self.0.queue.lock().has_ended = true;
         self.0.owner.wake();
     }
 }
 
 impl SessionEvents {
-    /// The next event; `None` when the session has ended. Control messages come first.
+    /// The next event; `None` when the session has ended. Control messages come before streams.
     pub async fn next(&mut self, session: &Session) -> Option<SessionEvent> {
         poll_fn(|cx| {
             self.0.owner.register(cx.waker());
-            let mut waiting = self.0.waiting.lock();
-            if let Some(control) = waiting.controls.pop_front() {
+            let mut queue = self.0.queue.lock();
+            if let Some(control) = queue.controls.pop_front() {
                 return Poll::Ready(Some(SessionEvent::Control(control)));
             }
-            if let Some(stream) = waiting.streams.pop_front() {
+            if let Some(stream) = queue.streams.pop_front() {
                 let session = session.clone();
                 let stream = AcceptedStream { stream, session };
                 return Poll::Ready(Some(SessionEvent::Exchanges(stream)));
             }
-            if waiting.has_ended {
+            if queue.has_ended {
                 return Poll::Ready(None);
             }
-            // Room that a burst has left.
-            *waiting = Waiting::default();
+            // Gives back the memory of a burst.
+            *queue = Queue::default();
             Poll::Pending
         })
         .await
@@ -106,11 +107,11 @@ impl SessionEvents {
 
 impl Drop for SessionEvents {
     fn drop(&mut self) {
-        let mut waiting = self.0.waiting.lock();
-        waiting.has_ended = true;
-        let streams = std::mem::take(&mut waiting.streams);
-        drop(waiting);
-        // Resets them, for which their multiplexer is locked.
+        let mut queue = self.0.queue.lock();
+        queue.has_ended = true;
+        let streams = std::mem::take(&mut queue.streams);
+        drop(queue);
+        // Dropping resets them, which locks the multiplexer: not with this lock held.
         drop(streams);
     }
 }

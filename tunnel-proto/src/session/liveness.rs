@@ -1,76 +1,78 @@
-//! Whether the other end still lives: when to ping, when to send nothing new, when to give up, how long a
-//! round trip takes.
+//! Decides whether the other end is alive: when to ping, when to start no new exchange, when to end the
+//! session; and measures round trips.
 //!
 //! ```text
-//!                 sent, and silent          silent for what the path is known to need
+//!                 sent, then silence        silence for as long as the path needs
 //!   no suspicion ───── 1 s ─────▶ ping ────── at least 2 s ──────▶ suspect ── 12 s more ──▶ dead
 //!        ▲                          │                                 │
-//!        └────────────────── anything heard ──────────────────────────┘
+//!        └────────────────── anything received ───────────────────────┘
 //! ```
 //!
-//! Two decisions are taken apart. A suspect session gets no new exchange, which costs nothing if the suspicion is
-//! wrong, so it is raised early. A dead one is closed, and every exchange that is open on it is lost, so the
-//! verdict waits until TCP has had the time to repeat what a short interruption of the path has swallowed.
+//! These are two separate decisions. A suspect session gets no new exchange; a false suspicion costs
+//! nothing, so it is raised early. A dead session is closed and all its open exchanges are lost, so that
+//! decision waits until TCP has had time to retransmit what a short interruption of the path has lost.
 //!
-//! While an exchange waits for its answer, silence alone is as suspicious, whatever was heard before: an end
-//! that may take long to answer is asked about once a second whether it is still there.
+//! While an exchange waits for its response, silence alone raises suspicion, whatever was received before:
+//! an end that takes long to respond is pinged about once a second.
 //!
-//! Pure: it takes the time as an argument and says what to do. A session is dead when a suspect one stays
-//! silent; when nothing at all was heard for two intervals; or when pings went unanswered for four although
-//! other bytes came, which happens when a proxy on the way answers for a peer that is gone. It never calls a
-//! path dead for being slow, as far as it knows how slow it is.
+//! Pure: takes the time as an argument and returns what to do. A session is dead when it is suspect and
+//! stays silent; when nothing was received for two ping intervals; or when no pong was received for four
+//! although other bytes were, which happens when a proxy on the path answers for a peer that is gone. A
+//! slow path is not declared dead, as far as measurements show how slow it is.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Intervals without any sign of life after which a session is dead.
+/// Ping intervals without any received byte after which a session is dead.
 const SILENT_INTERVALS: u32 = 2;
-/// Intervals without a pong after which a session is dead, whatever else was heard.
+/// Ping intervals without a pong after which a session is dead, whatever else was received.
 const UNANSWERED_INTERVALS: u32 = 4;
 
-/// Silence after something was sent that raises suspicion.
-const SUSPICIOUS: Duration = Duration::from_secs(1);
-/// Time to answer the ping that follows, at least.
-const ANSWER: Duration = Duration::from_secs(2);
-/// Silence of a suspect session after which it is dead. With the two before it makes 15 s: a TCP sender whose
-/// round trip is short repeats about 0.2, 0.7, 1.6, 3.4, 7 and 14 s after the first loss, and every path that is
-/// back by then has shown it.
-const REPRIEVE: Duration = Duration::from_secs(12);
-/// As many of the slowest round trips are waited for, since a path that is busy is slower than it was.
+/// Silence after something was sent, after which a ping is sent.
+const SUSPICION_AFTER: Duration = Duration::from_secs(1);
+/// Least time allowed for the answer to that ping.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Silence of a suspect session after which it is dead. With the two times above it makes 15 s: a TCP
+/// sender with a short round trip retransmits about 0.2, 0.7, 1.6, 3.4, 7 and 14 s after the first loss, so
+/// a path that is back within 14 s has delivered something by then.
+const SUSPECT_TIME: Duration = Duration::from_secs(12);
+/// Multiple of the slowest round trip that is allowed for an answer, since a path that has become busy is
+/// slower than it was.
 const ROUND_TRIPS: u32 = 4;
-/// Bytes each second that any path is thought to carry: what lies before the ping has to pass first.
+/// Bytes each second that any path is assumed to carry: bytes sent before the ping have to pass first.
 const SLOWEST_RATE: u64 = 32 * 1024;
-/// Of a path that has carried more, this many times as much is expected.
-const TRUST: u64 = 2;
-/// Bytes not known to have arrived above which an answer has [`HEAVY_ANSWER`]: so many stand in the
-/// buffers of the path, and that may have become much narrower than it was.
+/// Multiple of the measured rate that a faster path is assumed to carry.
+const RATE_FACTOR: u64 = 2;
+/// Unconfirmed bytes above which an answer may take [`HEAVY_ANSWER_TIME`]: so many wait in the buffers of
+/// the path, and its bandwidth may have dropped far below the measured rate.
 const HEAVY_BYTES: u64 = 256 * 1024;
-/// Time to answer a ping that stands behind so much, at least.
-const HEAVY_ANSWER: Duration = Duration::from_secs(5);
-/// Bytes not known to have arrived that make a ping worth while, by which more of them are.
-const UNPROVEN_BYTES: u64 = SLOWEST_RATE;
-/// This end was held up itself when it finds out so much too late that the time is over: perhaps it
-/// has not even read what the other end said.
+/// Least time allowed for the answer to a ping that is queued behind so many bytes.
+const HEAVY_ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Unconfirmed bytes above which a ping is sent in order to confirm them.
+const UNCONFIRMED_BYTES: u64 = SLOWEST_RATE;
+/// A timer that fires this much too late shows that this end itself was delayed, and may not have read what
+/// has arrived. It pings again instead of deciding.
 const LATE: Duration = Duration::from_millis(500);
 
-/// Pings whose sending is remembered. More are on their way only where a round trip takes very long.
-const PINGS: usize = 8;
-/// What a new value counts for in the smoothed one (as in RFC 6298), and what the extremes lose with it.
+/// Unanswered pings that are remembered. More are in flight only where a round trip takes very long.
+const PINGS_REMEMBERED: usize = 8;
+/// Weight of a new value in the moving average, 1/8 as in RFC 6298, and the share by which the extremes
+/// decay with each.
 const SMOOTHING: u32 = 8;
 
-/// What is due now.
+/// What the driver has to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum LivenessAction {
     /// Nothing before the next deadline.
     Nothing,
-    /// Send the ping with this number: an interval is over.
+    /// Send the ping with this number: a ping interval has passed.
     Ping(u64),
-    /// Send a ping with this number as payload, to find out more.
+    /// Send the ping with this number: the other end is silent, or sent bytes are to be confirmed.
     Probe(u64),
-    /// Call [`Liveness::become_suspect`], unless something has come in this very moment.
+    /// Process what has arrived; if nothing has, call [`Liveness::become_suspect`].
     Suspect,
-    /// Give up.
+    /// End the session.
     Dead,
 }
 
@@ -79,61 +81,61 @@ pub(super) enum Due {
 struct Ping {
     number: u64,
     at: Instant,
-    /// Bytes that were sent before it.
+    /// Bytes sent before it.
     bytes: u64,
 }
 
-/// Whether the other end is thought to be gone.
+/// How far the suspicion that the other end is gone has progressed. Received bytes end or restart it.
 #[derive(Debug, Clone, Copy)]
 enum Suspicion {
     None,
-    /// Something was sent: a ping follows now, unless anything is heard before.
+    /// Something was sent, or a response is awaited: a ping follows at this moment.
     PingAt(Instant),
-    /// The ping is sent: suspect then, unless anything is heard before. `None` while nothing is known of
-    /// how long a round trip takes.
+    /// The ping was sent: the other end is suspect at this moment. `None` before the first measured round
+    /// trip.
     SuspectAt(Option<Instant>),
-    /// The other end is suspect: dead then, unless anything is heard before.
+    /// The other end is suspect, and dead at this moment.
     DeadAt(Instant),
 }
 
-/// What the round trips of a session were like.
+/// The measured round trips of a session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RoundTrips {
     /// The last one.
     pub(super) last: Duration,
-    /// Their moving average.
+    /// The moving average.
     pub(super) smoothed: Duration,
-    /// The longest of late.
+    /// The longest recent one: a maximum that decays.
     pub(super) slowest: Duration,
 }
 
-/// The ping plan of one session.
+/// The state of the liveness check of one session.
 #[derive(Debug)]
 pub(super) struct Liveness {
     interval: Duration,
-    last_heard: Instant,
+    last_received: Instant,
     last_pong: Instant,
     next_ping: Instant,
     /// Pings without an answer, the oldest first.
     pings: VecDeque<Ping>,
     number: u64,
-    /// The last ping with an answer.
+    /// The last ping that was answered.
     answered: Option<Ping>,
     round_trips: Option<RoundTrips>,
     suspicion: Suspicion,
     last_sent: Option<Instant>,
     /// Bytes sent in all.
     bytes: u64,
-    /// Bytes each second that the path has carried of late, at least.
+    /// Bytes each second that the path has recently carried, at least.
     rate: u64,
 }
 
 impl Liveness {
     pub(super) fn new(interval: Duration, now: Instant) -> Self {
-        // The first ping at once: it measures the round trip and proves the path.
+        // The first ping is due at once: it measures the round trip and proves the path.
         Self {
             interval,
-            last_heard: now,
+            last_received: now,
             last_pong: now,
             next_ping: now,
             pings: VecDeque::new(),
@@ -147,84 +149,84 @@ impl Liveness {
         }
     }
 
-    /// This many bytes are on their way that call for an answer, sooner or later. Like the two that
-    /// follow, it says whether [`Self::deadline`] may have come nearer, or is to be looked at.
+    /// Records that bytes were sent, for which the other end has to send something sooner or later. Like
+    /// the next two functions, returns whether the caller has to check [`Self::deadline`] again.
     pub(super) fn on_sent(&mut self, bytes: usize, now: Instant) -> bool {
         self.bytes += bytes as u64;
         self.last_sent = Some(now);
         let is_new = matches!(self.suspicion, Suspicion::None);
         if is_new {
-            self.suspicion = Suspicion::PingAt(now + SUSPICIOUS);
+            self.suspicion = Suspicion::PingAt(now + SUSPICION_AFTER);
         }
         is_new
     }
 
-    /// The socket was full and takes more again: something on the way there lives, which is no word of
-    /// the other end. It puts off what the suspicion leads to next.
-    pub(super) fn on_taken(&mut self, now: Instant) -> bool {
+    /// Records that a full socket has taken more bytes: something on the path works, though not necessarily
+    /// the other end. Postpones the next step of a suspicion, and does not end it.
+    pub(super) fn on_socket_resumed(&mut self, now: Instant) -> bool {
         match &mut self.suspicion {
             Suspicion::None => false,
             Suspicion::DeadAt(at) => {
-                *at = now + REPRIEVE;
+                *at = now + SUSPECT_TIME;
                 false
             }
             Suspicion::PingAt(_) | Suspicion::SuspectAt(_) => self.wait_from(now),
         }
     }
 
-    /// Something was received.
-    pub(super) fn on_heard(&mut self, now: Instant) -> bool {
-        self.last_heard = now;
+    /// Records that something was received.
+    pub(super) fn on_received(&mut self, now: Instant) -> bool {
+        self.last_received = now;
         if matches!(self.suspicion, Suspicion::None) {
             return false;
         }
-        // What was sent a moment ago cannot have been answered: the other end may have gone since.
+        // Bytes sent less than a round trip ago cannot have been answered yet: the suspicion restarts.
         let round_trip = self.round_trips.map_or(Duration::ZERO, |all| all.last);
         match self.last_sent {
             Some(sent) if now < sent + round_trip => self.wait_from(sent),
             _ => {
-                let was_asked = self.is_asked();
+                let had_pinged = self.has_pinged();
                 self.suspicion = Suspicion::None;
-                was_asked
+                had_pinged
             }
         }
     }
 
-    /// Somebody waits for a word of the other end, whatever it has said before: it is asked once it has been
-    /// silent for as long as is suspicious.
-    pub(super) fn on_waited_for(&mut self) {
+    /// Records that a response is awaited: a ping follows once the other end has been silent for
+    /// [`SUSPICION_AFTER`], whatever it sent before.
+    pub(super) fn on_response_awaited(&mut self) {
         if matches!(self.suspicion, Suspicion::None) {
-            self.suspicion = Suspicion::PingAt(self.last_heard + SUSPICIOUS);
+            self.suspicion = Suspicion::PingAt(self.last_received + SUSPICION_AFTER);
         }
     }
 
-    /// Whether a ping is out that a suspicion has called for.
-    fn is_asked(&self) -> bool {
+    /// Whether a suspicion has caused a ping.
+    fn has_pinged(&self) -> bool {
         matches!(
             self.suspicion,
             Suspicion::SuspectAt(_) | Suspicion::DeadAt(_)
         )
     }
 
-    /// Whether nothing new should be handed to the other end for now.
+    /// Whether the other end is suspect.
     pub(super) fn is_suspect(&self) -> bool {
         matches!(self.suspicion, Suspicion::DeadAt(_))
     }
 
-    /// Begins anew to wait for an answer.
+    /// Restarts the suspicion from a moment at which something was sent; whether a ping was already out.
     fn wait_from(&mut self, sent: Instant) -> bool {
-        let was_asked = self.is_asked();
-        self.suspicion = Suspicion::PingAt(sent + SUSPICIOUS);
-        was_asked
+        let had_pinged = self.has_pinged();
+        self.suspicion = Suspicion::PingAt(sent + SUSPICION_AFTER);
+        had_pinged
     }
 
-    /// The pong to the ping with this number was received; whether it has measured a round trip.
+    /// Records the pong to the ping with this number; whether it has measured a round trip.
     pub(super) fn on_pong(&mut self, number: u64, now: Instant) -> bool {
-        self.on_heard(now);
+        self.on_received(now);
         if number == 0 || number > self.number {
             return false;
         }
-        // On a slow path it may answer an earlier ping than the last: proof enough.
+        // On a slow path this may answer an earlier ping than the last, which is proof enough.
         self.last_pong = now;
         let mut answered = None;
         // An end may answer the last of several pings alone (RFC 6455 section 5.5.3).
@@ -253,57 +255,57 @@ impl Liveness {
             },
         });
         if let Some(before) = self.answered.replace(ping) {
-            // All that was sent between the two has passed since the first of them.
+            // All bytes sent between the two pings have passed since the first of them.
             let millis = u64::try_from((now - before.at).as_millis()).unwrap_or(u64::MAX);
-            let shown = (ping.bytes - before.bytes).saturating_mul(1_000) / millis.max(1);
-            self.rate = shown.max(self.rate - self.rate / u64::from(SMOOTHING));
+            let measured = (ping.bytes - before.bytes).saturating_mul(1_000) / millis.max(1);
+            self.rate = measured.max(self.rate - self.rate / u64::from(SMOOTHING));
         }
     }
 
-    /// Suspects the other end without having sent anything: a ping is due now.
+    /// Raises suspicion without anything having been sent: a ping is due now.
     pub(super) fn suspect(&mut self, now: Instant) {
-        if !self.is_asked() {
+        if !self.has_pinged() {
             self.suspicion = Suspicion::PingAt(now);
         }
     }
 
-    /// What is due at this moment. Call it when [`Self::deadline`] has come.
-    pub(super) fn on_time(&mut self, now: Instant) -> Due {
+    /// What to do at this moment. To be called when [`Self::deadline`] has passed.
+    pub(super) fn on_time(&mut self, now: Instant) -> LivenessAction {
         if now >= self.silent_until() {
-            return Due::Dead;
+            return LivenessAction::Dead;
         }
         match self.suspicion {
             Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) if now >= at + LATE => {
-                return Due::Probe(self.probe(now));
+                return LivenessAction::Probe(self.probe(now));
             }
-            Suspicion::SuspectAt(Some(at)) if now >= at => return Due::Suspect,
-            Suspicion::DeadAt(at) if now >= at => return Due::Dead,
-            Suspicion::PingAt(at) if now >= at => return Due::Probe(self.probe(now)),
+            Suspicion::SuspectAt(Some(at)) if now >= at => return LivenessAction::Suspect,
+            Suspicion::DeadAt(at) if now >= at => return LivenessAction::Dead,
+            Suspicion::PingAt(at) if now >= at => return LivenessAction::Probe(self.probe(now)),
             _ => {}
         }
-        if self.pings.is_empty() && self.unproven_bytes() > UNPROVEN_BYTES {
-            return Due::Probe(self.ping(now));
+        if self.pings.is_empty() && self.unconfirmed_bytes() > UNCONFIRMED_BYTES {
+            return LivenessAction::Probe(self.ping(now));
         }
         if now < self.next_ping {
-            return Due::Nothing;
+            return LivenessAction::Nothing;
         }
         self.next_ping = now + self.interval;
-        Due::Ping(self.ping(now))
+        LivenessAction::Ping(self.ping(now))
     }
 
-    /// The other end is suspect from now on, until something is heard of it.
+    /// Makes the other end suspect until something is received from it.
     pub(super) fn become_suspect(&mut self, now: Instant) {
-        self.suspicion = Suspicion::DeadAt(now + REPRIEVE);
+        self.suspicion = Suspicion::DeadAt(now + SUSPECT_TIME);
     }
 
     fn probe(&mut self, now: Instant) -> u64 {
-        self.suspicion = Suspicion::SuspectAt(self.patience().map(|patience| now + patience));
+        self.suspicion = Suspicion::SuspectAt(self.answer_time().map(|time| now + time));
         self.ping(now)
     }
 
     fn ping(&mut self, now: Instant) -> u64 {
         self.number += 1;
-        if self.pings.len() < PINGS {
+        if self.pings.len() < PINGS_REMEMBERED {
             self.pings.push_back(Ping {
                 number: self.number,
                 at: now,
@@ -313,25 +315,25 @@ impl Liveness {
         self.number
     }
 
-    /// How long the answer to a ping that is sent now may take, if anything is known of that.
-    fn patience(&self) -> Option<Duration> {
+    /// Time allowed for the answer to a ping that is sent now; `None` before the first measured round trip.
+    fn answer_time(&self) -> Option<Duration> {
         let round_trips = self.round_trips?;
-        let rate = SLOWEST_RATE.max(self.rate.saturating_mul(TRUST));
-        let unproven = self.unproven_bytes();
-        let passing = Duration::from_millis(unproven.saturating_mul(1_000) / rate);
-        let least = match unproven > HEAVY_BYTES {
-            true => HEAVY_ANSWER,
-            false => ANSWER,
+        let rate = SLOWEST_RATE.max(self.rate.saturating_mul(RATE_FACTOR));
+        let unconfirmed = self.unconfirmed_bytes();
+        let transfer = Duration::from_millis(unconfirmed.saturating_mul(1_000) / rate);
+        let least = match unconfirmed > HEAVY_BYTES {
+            true => HEAVY_ANSWER_TIME,
+            false => ANSWER_TIME,
         };
-        Some(least.max(round_trips.slowest * ROUND_TRIPS).max(passing))
+        Some(least.max(round_trips.slowest * ROUND_TRIPS).max(transfer))
     }
 
-    /// Bytes that were sent and may still be on their way, for all that pongs have shown.
-    fn unproven_bytes(&self) -> u64 {
+    /// Bytes sent that no pong has confirmed yet.
+    fn unconfirmed_bytes(&self) -> u64 {
         self.bytes - self.answered.map_or(0, |ping| ping.bytes)
     }
 
-    /// When [`Self::on_time`] is to be asked next.
+    /// When to call [`Self::on_time`] next.
     pub(super) fn deadline(&self) -> Instant {
         let next = self.next_ping.min(self.silent_until());
         match self.suspicion {
@@ -343,16 +345,16 @@ impl Liveness {
     }
 
     fn silent_until(&self) -> Instant {
-        let silent = self.last_heard + self.interval * SILENT_INTERVALS;
+        let silent = self.last_received + self.interval * SILENT_INTERVALS;
         silent.min(self.last_pong + self.interval * UNANSWERED_INTERVALS)
     }
 
-    /// What the round trips were like, if any was measured.
+    /// The measured round trips, if there is any.
     pub(super) fn round_trips(&self) -> Option<RoundTrips> {
         self.round_trips
     }
 
-    /// When the last ping was sent that was answered: whatever was sent before has arrived.
+    /// When the last answered ping was sent: bytes sent before that have arrived.
     pub(super) fn arrived_until(&self) -> Option<Instant> {
         self.answered.map(|ping| ping.at)
     }

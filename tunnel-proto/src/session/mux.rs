@@ -1,4 +1,4 @@
-//! The multiplexer: many streams in one session, as yamux has it.
+//! The multiplexer: many streams in one session, with the wire format of yamux.
 //!
 //! ```text
 //!   MuxStream ─┐                       ┌─▶ receive ◀─ driver ◀─ WebSocket
@@ -6,10 +6,11 @@
 //!   MuxStream ─┘                       └─▶ take ───▶ driver ──▶ WebSocket
 //! ```
 //!
-//! Whoever holds a stream works on the table itself, for the time of one poll; the driver carries what
-//! came of it. Bodies are slices of the messages that brought them, and go out as they were given.
-//! Traps of the protocol are handled here: at most 256 new streams wait to be acknowledged, in turn;
-//! streams that wait for the WebSocket take turns by frames; windows grow only where they are short.
+//! A stream's user works on the table itself, locked for one poll; the driver moves the resulting bytes.
+//! Received bodies are slices of the messages that brought them, and sent bodies are not copied. Pitfalls
+//! of the protocol are handled here: at most 256 new streams are unacknowledged at a time, and further ones
+//! wait in order; streams that wait for the WebSocket take turns frame by frame; windows grow only where
+//! they limit the sender.
 
 mod frame;
 mod incoming;
@@ -37,10 +38,10 @@ use crate::{close::CloseReason, limits, memory::MemoryAccount};
 /// Why the multiplexer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MuxError {
-    /// The other end broke the multiplexer's protocol, or passed a limit of it.
+    /// The other end broke the multiplexer's protocol, or exceeded a limit.
     #[error("multiplexer protocol broken: {0}")]
     Protocol(&'static str),
-    /// It has ended in order.
+    /// The multiplexer has ended in order.
     #[error("the multiplexer has ended")]
     Ended,
 }
@@ -48,18 +49,19 @@ pub enum MuxError {
 /// All streams of one session.
 pub(crate) struct Mux {
     streams: Mutex<Streams>,
-    /// Exchanges that wait until the other end has acknowledged enough of the new streams.
+    /// Exchanges that wait for a stream until the other end has acknowledged earlier ones.
     openings: Mutex<VecDeque<oneshot::Sender<MuxStream>>>,
     driver: AtomicWaker,
-    /// Where what is held counts.
+    /// The account in which held memory counts.
     account: OnceLock<Arc<MemoryAccount>>,
 }
 
-/// A stream that was asked for.
+/// The result of opening a stream.
 pub(super) enum Opening {
-    /// Here it is.
+    /// The stream is open.
     Open(MuxStream),
-    /// It comes when others were acknowledged or given up; never, if the session ends before.
+    /// The stream arrives once others are acknowledged or dropped. The channel closes if the session ends
+    /// before.
     Waiting(oneshot::Receiver<MuxStream>),
 }
 
@@ -73,40 +75,41 @@ impl Mux {
         })
     }
 
-    /// Has what is held count in this account; only the first one counts.
+    /// Counts held memory in this account. Only the first call has an effect.
     pub(super) fn account_to(self: &Arc<Self>, account: &Arc<MemoryAccount>) {
         if self.account.set(account.clone()).is_ok() {
             account.enter_session(self);
         }
     }
 
-    /// Bytes of memory in which unread bytes lie.
+    /// Bytes of memory that unread bytes occupy.
     pub(crate) fn held_bytes(&self) -> usize {
         self.streams.lock().held()
     }
 
-    /// Ends the stream that holds the most; `false` if none is worth it.
+    /// Resets the stream that holds the most memory; `false` if none holds enough.
     pub(crate) fn shed(&self) -> bool {
         let mut streams = self.streams.lock();
         let has_shed = streams.shed();
         let unreported = self.unreported(&mut streams);
         let woken = std::mem::take(&mut streams.woken);
-        let has_news = streams.has_news();
+        let needs_driver = streams.take_notification();
         drop(streams);
         self.report(unreported);
         self.wake(woken);
-        if has_news {
+        if needs_driver {
             self.driver.wake();
         }
         has_shed
     }
 
-    /// What the account, if there is one, is to be told.
+    /// The change to report to the account, if there is one.
     fn unreported(&self, streams: &mut Streams) -> Option<(usize, usize)> {
         self.account.get().and_then(|_| streams.unreported())
     }
 
-    /// Tells the account how much is held instead of how much was; whether it is more. Without the lock.
+    /// Reports a change to the account; whether more is held than before. To be called without the lock of
+    /// the streams.
     fn report(&self, unreported: Option<(usize, usize)>) -> bool {
         let (Some((before, now)), Some(account)) = (unreported, self.account.get()) else {
             return false;
@@ -123,12 +126,12 @@ impl Mux {
         self.driver.register(waker);
     }
 
-    /// Has the driver polled.
+    /// Wakes the driver's task.
     pub(super) fn wake_driver(&self) {
         self.driver.wake();
     }
 
-    /// Opens a stream, in turn: 256 new ones at most wait to be acknowledged by the other end.
+    /// Opens a stream, in the order of the calls: at most 256 may be unacknowledged by the other end.
     pub(super) fn open(self: &Arc<Self>) -> Result<Opening, MuxError> {
         let mut openings = self.openings.lock();
         if openings.is_empty()
@@ -137,11 +140,11 @@ impl Mux {
             return Ok(Opening::Open(stream));
         }
         if openings.len() >= limits::EXCHANGES_MAX {
-            // No more than that are open, so that the others were given up.
+            // No more exchanges than that can be open, so the others were cancelled.
             openings.retain(|waiting| !waiting.is_closed());
         }
-        let (hand_over, opening) = oneshot::channel();
-        openings.push_back(hand_over);
+        let (sender, opening) = oneshot::channel();
+        openings.push_back(sender);
         Ok(Opening::Waiting(opening))
     }
 
@@ -150,7 +153,7 @@ impl Mux {
         Ok(id.map(|id| MuxStream::new(self, id)))
     }
 
-    /// Hands new streams to those that wait.
+    /// Opens streams for the exchanges that wait for one.
     pub(super) fn open_waiting(self: &Arc<Self>) -> Result<(), MuxError> {
         let mut openings = self.openings.lock();
         while let Some(first) = openings.front() {
@@ -159,7 +162,7 @@ impl Mux {
                     break;
                 };
                 if let Some(first) = openings.pop_front() {
-                    // Given up in this very moment, it is dropped.
+                    // If the exchange was cancelled just now, this drops the stream.
                     let _ = first.send(stream);
                 }
             } else {
@@ -169,7 +172,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Takes received bytes in, and hands over the streams that the other end has opened.
+    /// Processes received bytes, and calls `accept` for each stream that the other end has opened.
     pub(super) fn receive(
         self: &Arc<Self>,
         bytes: Bytes,
@@ -192,25 +195,24 @@ impl Mux {
         received
     }
 
-    /// The next bytes to send, at most a batch. `None` when there are none: whatever comes then wakes
-    /// the driver.
+    /// The next bytes to send, at most a batch. After `None`, new output wakes the driver.
     pub(super) fn take(&self) -> Option<Bytes> {
         let mut streams = self.streams.lock();
         let bytes = streams.take();
-        streams.is_driver_told = bytes.is_some();
+        streams.is_driver_notified = bytes.is_some();
         let woken = std::mem::take(&mut streams.woken);
         drop(streams);
         self.wake(woken);
         bytes
     }
 
-    /// Wakes everybody who waits for bytes of a stream, although none have come.
+    /// Wakes all tasks that wait to read, although nothing was received.
     pub(super) fn wake_readers(&self) {
         let readers = self.streams.lock().readers();
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes everybody, and keeps the list's space for the next time.
+    /// Wakes all tasks in the list, and keeps its memory for the next time.
     fn wake(&self, mut woken: Vec<Waker>) {
         if woken.is_empty() {
             return;
@@ -222,32 +224,32 @@ impl Mux {
         }
     }
 
-    /// The round-trip time, by which windows grow.
+    /// Sets the round-trip time, by which windows grow.
     pub(super) fn set_round_trip(&self, time: Duration) {
         self.streams.lock().set_round_trip(time);
     }
 
-    /// Gives back what a burst has left.
+    /// Gives back memory that a burst has left.
     pub(super) fn trim(&self) {
         self.streams.lock().trim();
     }
 
-    /// Since when the oldest new stream waits for the other end to say anything on it.
+    /// When the oldest announced stream was opened on which the other end has sent nothing.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
         self.streams.lock().waiting_since()
     }
 
-    /// How many streams there are, those at rest among them.
+    /// Number of streams, including idle ones.
     pub(super) fn stream_count(&self) -> usize {
         self.streams.lock().len()
     }
 
-    /// Why nothing is sent or received any more.
+    /// Why the session has ended, if it has.
     pub(super) fn ended(&self) -> Option<CloseReason> {
         self.streams.lock().ended()
     }
 
-    /// Nothing is sent or received from here on.
+    /// Ends all streams: nothing is sent or received from now on.
     pub(super) fn end(&self, reason: CloseReason) {
         let mut streams = self.streams.lock();
         streams.end(reason);
@@ -273,11 +275,11 @@ impl std::fmt::Debug for Mux {
     }
 }
 
-/// The stream can take no more bytes: it was reset, or its session has ended.
+/// Nothing more can be written to the stream: it was reset, or its session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut;
 
-/// One stream. Dropped, it is reset unless it was finished.
+/// One stream. Dropping it resets it, unless it was finished.
 pub(crate) struct MuxStream {
     mux: Arc<Mux>,
     id: u32,
@@ -293,32 +295,32 @@ impl MuxStream {
         }
     }
 
-    /// Does something to the table, and tells the driver if there is something to send.
+    /// Runs an operation on the table, and wakes the driver if there is something to send.
     fn with<T>(&self, work: impl FnOnce(&mut Streams) -> T) -> T {
         let mut streams = self.mux.streams.lock();
         let done = work(&mut streams);
-        let has_news = streams.has_news();
+        let needs_driver = streams.take_notification();
         let unreported = self.mux.unreported(&mut streams);
         drop(streams);
         self.mux.report(unreported);
-        if has_news {
+        if needs_driver {
             self.mux.driver.wake();
         }
         done
     }
 
-    /// The next bytes as one chunk; `None` when no more can come, for whatever cause.
+    /// Reads the next chunk; `None` when no more can come, for whatever reason.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let account = self.mux.account.get().map(AsRef::as_ref);
         self.with(|streams| streams.poll_read(self.id, cx, account))
     }
 
-    /// Whether this end has reset the stream, since too much was held.
+    /// Whether this end has reset the stream because it held too much memory.
     pub(crate) fn is_shed(&self) -> bool {
         self.mux.streams.lock().is_shed(self.id)
     }
 
-    /// Takes some of the bytes; pending while the other end's window, or the way there, is full.
+    /// Writes some of the bytes; pending while the send window or the output queue is full.
     pub(crate) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -327,7 +329,7 @@ impl MuxStream {
         self.with(|streams| streams.poll_write(self.id, cx, bytes))
     }
 
-    /// Tells the other end of a new stream on which nothing is written yet.
+    /// Opens the stream at the other end before anything is written to it.
     pub(crate) fn announce(&self) {
         self.with(|streams| streams.announce(self.id));
     }
@@ -342,17 +344,17 @@ impl MuxStream {
         self.mux.streams.lock().is_reset(self.id)
     }
 
-    /// Ready when that is so.
+    /// Ready when [`Self::is_reset`].
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.mux.streams.lock().poll_reset(self.id, cx)
     }
 
-    /// Whether the stream is open and nothing has come on it that was not read.
+    /// Whether the stream is open and nothing is unread on it.
     pub(crate) fn is_quiet(&self) -> bool {
         self.mux.streams.lock().is_quiet(self.id)
     }
 
-    /// Ends the stream in order, so that dropping it is no reset. Only for a stream at rest.
+    /// Ends the stream in order instead of resetting it. Only for an idle stream.
     pub(crate) fn finish(mut self) {
         self.is_finished = true;
     }
@@ -367,10 +369,10 @@ impl Drop for MuxStream {
         let unreported = self.mux.unreported(&mut streams);
         drop(streams);
         self.mux.report(unreported);
-        // Of this stream; whoever still waits for something of it is to find out.
+        // Wakers of this stream: tasks that still wait on it have to notice.
         self.mux.wake(woken);
         if !has_ended {
-            // There may be a frame to send, and room for another stream.
+            // There may be a frame to send, and a waiting exchange may get its stream.
             self.mux.driver.wake();
         }
     }

@@ -1,7 +1,7 @@
-//! An echo through the whole path: a new stream without content, which the tunnel client has to accept.
+//! A probe of the whole path: a new stream without content, which the tunnel client has to accept.
 //!
-//! A pong shows that the driver at the other end lives; an accepted stream shows that exchanges are
-//! taken from it. The stream rests afterwards, so that the next exchange uses it.
+//! A pong shows that the driver at the other end runs; an accepted stream shows that its owner takes
+//! exchanges from it. The stream is idle afterwards, and the next exchange uses it.
 
 use std::{
     future::poll_fn,
@@ -11,7 +11,7 @@ use std::{
 use super::{OpenError, Session, Side, mux::MuxStream};
 use crate::{close::CloseReason, exchange::ACCEPTED};
 
-/// Why no echo came through.
+/// Why a probe failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
     /// No stream could be opened.
@@ -20,8 +20,8 @@ pub enum ProbeError {
     /// The session has ended for this reason, or the tunnel client has reset the stream.
     #[error("the stream was cut before it was accepted")]
     Cut(Option<CloseReason>),
-    /// The tunnel client said something else on the stream.
-    #[error("the tunnel client did not accept the stream, but said something else on it")]
+    /// The tunnel client sent other bytes than the acceptance.
+    #[error("the tunnel client sent something other than the acceptance of the stream")]
     NotAccepted,
 }
 
@@ -31,13 +31,13 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Tells the other end of a new stream.
+    /// Announces the stream to the other end.
     pub(super) fn new(stream: MuxStream) -> Self {
         stream.announce();
         Self { stream }
     }
 
-    /// Ready when the stream was accepted, or cannot be.
+    /// Ready when the stream is accepted, or can no longer be.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProbeError>> {
         Poll::Ready(match ready!(self.stream.poll_read(cx)) {
             Some(bytes) if bytes[..] == [ACCEPTED] => Ok(()),
@@ -46,15 +46,15 @@ impl Probe {
         })
     }
 
-    /// Puts the stream, which was accepted, at rest.
+    /// Keeps the accepted stream for the next exchange.
     pub(super) fn rest(self, session: &Session) {
         session.idle().lock().put(self.stream);
     }
 }
 
 impl Session {
-    /// Asks the tunnel client to accept a stream, and returns when it has. It waits for as long as the
-    /// session lives, and it is for the tunnel server alone, which opens all streams.
+    /// Opens a stream and returns once the tunnel client has accepted it. Has no time-out of its own. Only
+    /// the tunnel server can call it, since it opens all streams.
     ///
     /// # Errors
     /// When no stream can be opened, or it was not accepted.

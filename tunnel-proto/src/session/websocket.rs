@@ -1,14 +1,14 @@
-//! WebSocket messages in and out (RFC 6455). The only folder that names tungstenite, of which it takes
-//! the handshake's keys and the headers of frames.
+//! WebSocket messages in and out (RFC 6455). The only folder that uses tungstenite, for the keys of the
+//! handshake and the headers of frames.
 //!
 //! ```text
 //!   socket ─▶ incoming ─▶ Received            send_… ─▶ outgoing ─▶ socket
 //! ```
 //!
-//! What comes in are the messages of an established connection, what goes out are batches of bytes,
-//! control texts, pings and a close frame. It knows nothing of what the bytes mean. Binary messages
-//! are a stream of bytes: what is there of one is handed on before the rest has come, and nothing is
-//! gathered. A connection at rest holds no buffer.
+//! In: the messages of an established connection. Out: batches of bytes, control texts, pings and a close
+//! frame. What the bytes mean is not known here. Binary messages are one stream of bytes: the received part
+//! of a message is passed on before the rest has arrived, and nothing is gathered. An idle connection holds
+//! no buffer.
 
 mod incoming;
 mod mask;
@@ -32,8 +32,8 @@ use self::{incoming::Incoming, outgoing::Outgoing};
 use super::Side;
 use crate::{close::CloseReason, limits};
 
-/// Bytes read from the socket at once, at first and at most. It grows while reads fill it: no more than
-/// a TLS record ever comes at once.
+/// Bytes read from the socket at once: the initial and the largest size. The size grows while reads fill
+/// it; one read never yields more than a TLS record, which is 16 KiB.
 pub(super) const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
 
 /// A new random value for `Sec-WebSocket-Key`.
@@ -48,7 +48,7 @@ pub fn accept_key(key: &[u8]) -> String {
     handshake::derive_accept_key(key)
 }
 
-/// Something received.
+/// One received item.
 #[derive(Debug)]
 pub(super) enum Received {
     /// Bytes of the multiplexer.
@@ -59,31 +59,31 @@ pub(super) enum Received {
     Ping(Bytes),
     /// A pong with its payload.
     Pong(Bytes),
-    /// The other end closes, with this code if it gave one.
+    /// The other end closes, with this code if it sent one.
     Close(Option<CloseReason>),
 }
 
-/// Why the connection cannot go on.
+/// Why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WebSocketError {
     /// The socket failed, or ended without a close frame.
     #[error("the connection failed: {0}")]
     Io(#[source] io::Error),
-    /// The other end broke RFC 6455, or sent more than is allowed.
+    /// The other end broke RFC 6455, or exceeded a limit.
     #[error("websocket protocol broken: {0}")]
     Protocol(&'static str),
 }
 
 impl From<tungstenite::Error> for WebSocketError {
     fn from(_: tungstenite::Error) -> Self {
-        // Of reading and writing headers nothing else can come.
-        Self::Protocol("a frame with a header that is none")
+        // Reading and writing headers yields no other errors.
+        Self::Protocol("an invalid frame header")
     }
 }
 
-/// Whether the socket takes what there is, and what waits for it if not.
+/// Whether the socket is full, and which call that has blocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Full {
+enum Blocked {
     No,
     Writing,
     Flushing,
@@ -96,11 +96,11 @@ pub(super) struct WebSocket<IO> {
     outgoing: Outgoing,
     /// The answer to the last ping, not queued yet. Only the last one counts (RFC 6455 section 5.5.3).
     pong: Option<Bytes>,
-    /// Something was written since the last complete flush.
+    /// Whether something was queued since the last complete flush.
     is_unflushed: bool,
-    full: Full,
-    /// The socket was full, and takes more again.
-    has_taken: bool,
+    blocked: Blocked,
+    /// Whether a full socket has taken more bytes since the flag was last read.
+    has_resumed: bool,
     /// Bytes read in all.
     read: u64,
     read_bytes: usize,
@@ -109,8 +109,7 @@ pub(super) struct WebSocket<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
-    /// Takes over a connection whose upgrade is done; `leftover` are the bytes that were read
-    /// past the handshake.
+    /// Takes over a connection after its handshake; `leftover` holds bytes that were read past its end.
     pub(super) fn new(io: IO, leftover: Bytes, side: Side) -> Self {
         Self {
             io,
@@ -119,15 +118,15 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
             outgoing: Outgoing::new(side == Side::Client),
             pong: None,
             is_unflushed: false,
-            full: Full::No,
-            has_taken: false,
+            blocked: Blocked::No,
+            has_resumed: false,
             read_bytes: READ_BYTES.0,
             is_closed_here: false,
             is_closed_there: false,
         }
     }
 
-    /// What was received next; `None` when the connection has ended in order.
+    /// The next received item; `None` when the connection has ended in order.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -153,7 +152,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         }
     }
 
-    /// Reads what there is; how much it was.
+    /// Reads from the socket once; the number of bytes.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let buffer = &mut self.incoming.buffer;
         buffer.reserve(self.read_bytes);
@@ -180,8 +179,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
             Received::Close(reason) => {
                 self.is_closed_there = true;
                 if !self.is_closed_here {
-                    // RFC 6455 section 5.5.1: answered with the same code.
-                    self.close(reason.map_or_else(Bytes::new, |reason| code(reason).freeze()))?;
+                    // The answer echoes the code (RFC 6455 section 5.5.1).
+                    self.close(
+                        reason.map_or_else(Bytes::new, |reason| close_payload(reason).freeze()),
+                    )?;
                 }
             }
             _ => {}
@@ -189,7 +190,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         Ok(received)
     }
 
-    /// Queues bytes of the multiplexer. Call only after a flush was ready.
+    /// Queues bytes of the multiplexer. To be called only after a complete flush, so that the queue stays
+    /// bounded.
     pub(super) fn send_data(&mut self, bytes: Bytes) -> Result<(), WebSocketError> {
         self.send(OpCode::Data(Data::Binary), bytes)
     }
@@ -204,9 +206,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         self.send(OpCode::Control(Control::Ping), payload)
     }
 
-    /// Queues the close frame.
+    /// Queues the close frame. Whatever is sent later is discarded.
     pub(super) fn send_close(&mut self, reason: CloseReason) -> Result<(), WebSocketError> {
-        let mut payload = code(reason);
+        let mut payload = close_payload(reason);
         payload.extend_from_slice(reason.name().as_bytes());
         self.close(payload.freeze())
     }
@@ -225,14 +227,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         self.outgoing.push(opcode, payload)
     }
 
-    /// Writes what is queued. Ready when all of it is with the socket.
+    /// Writes what is queued. Ready when the socket has taken all of it.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WebSocketError>> {
         loop {
             if self.is_unflushed {
-                ready!(self.poll_out(cx)).map_err(WebSocketError::Io)?;
+                ready!(self.poll_write_and_flush(cx)).map_err(WebSocketError::Io)?;
                 self.is_unflushed = false;
             }
-            // Only now, so that pings cannot fill what the other end does not read.
+            // Only after a complete flush, so that the pongs for a peer that does not read cannot pile up.
             match self.pong.take() {
                 Some(payload) => self.send(OpCode::Control(Control::Pong), payload)?,
                 None => return Poll::Ready(Ok(())),
@@ -240,47 +242,48 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
         }
     }
 
-    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_write_and_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let before = self.outgoing.written();
         let written = self.outgoing.poll_write(&mut self.io, cx);
-        // Bytes that follow a flush which is pending may only fill a buffer of ours, that of TLS.
-        self.has_taken |= self.full == Full::Writing && self.outgoing.written() > before;
+        // Does not count after a pending flush: the bytes may only fill the buffer of TLS.
+        self.has_resumed |= self.blocked == Blocked::Writing && self.outgoing.written() > before;
         if written.is_pending() {
-            self.full = Full::Writing;
+            self.blocked = Blocked::Writing;
         }
         ready!(written)?;
         let flushed = Pin::new(&mut self.io).poll_flush(cx);
         if flushed.is_pending() {
-            self.full = Full::Flushing;
+            self.blocked = Blocked::Flushing;
         } else {
-            self.has_taken |= self.full != Full::No;
-            self.full = Full::No;
+            self.has_resumed |= self.blocked != Blocked::No;
+            self.blocked = Blocked::No;
         }
         flushed
     }
 
-    /// Whether, since the last call, the socket was full and has taken more again.
-    pub(super) fn has_taken(&mut self) -> bool {
-        std::mem::take(&mut self.has_taken)
+    /// Whether a full socket has taken more bytes since the last call.
+    pub(super) fn has_resumed(&mut self) -> bool {
+        std::mem::take(&mut self.has_resumed)
     }
 
-    /// Bytes written to the connection and read from it, in all.
+    /// Total bytes written to the connection, and read from it.
     pub(super) fn bytes(&self) -> (u64, u64) {
         (self.outgoing.written(), self.read)
     }
 
-    /// Gives space back that a burst has left.
+    /// Gives back memory that a burst has left.
     pub(super) fn trim(&mut self) {
         self.outgoing.trim();
         self.read_bytes = READ_BYTES.0;
     }
 
-    /// Sends what is queued, the close frame above all, and reads on until the other end has closed:
-    /// closing a socket with unread bytes resets it, and the close frame would be lost.
-    pub(super) fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Completes the close handshake: sends what is queued, which includes the close frame, and reads until
+    /// the other end has closed. Closing a socket with unread bytes resets it, and the close frame would be
+    /// lost.
+    pub(super) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let flushed = self.poll_flush(cx);
         while ready!(self.poll_receive(cx)).is_some_and(|received| received.is_ok()) {}
-        // No message can come any more. After a breach of the protocol other bytes may.
+        // No further message can be received, but after a protocol error other bytes can.
         if ready!(flushed).is_err() {
             return Poll::Ready(());
         }
@@ -298,8 +301,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> WebSocket<IO> {
     }
 }
 
-/// The start of a close frame's payload.
-fn code(reason: CloseReason) -> BytesMut {
+/// The payload of a close frame with this reason's code and no text.
+fn close_payload(reason: CloseReason) -> BytesMut {
     let mut payload = BytesMut::new();
     payload.put_u16(reason.code());
     payload

@@ -1,6 +1,6 @@
-//! The codec of binary HTTP messages as others see it: the examples of RFC 9292, properties that
-//! hold for every message and every damage, and the `bhttp` crate as an independent second reader
-//! and writer.
+//! The codec of binary HTTP messages through its public interface: the examples of RFC 9292, properties
+//! that hold for every message and for damaged ones, and the `bhttp` crate as an independent decoder and
+//! encoder.
 
 use std::{collections::BTreeMap, io::Cursor};
 
@@ -33,8 +33,8 @@ enum Control {
     },
 }
 
-/// What a reader understood, in a form that is the same for both codecs: the values of a name in
-/// order, names in any order, all lines of `cookie` joined (the other codec does that).
+/// A decoded message in a form that both codecs share: the values of a name in order, names in any order,
+/// all lines of `cookie` joined (as the other codec does).
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     control: Vec<Vec<u8>>,
@@ -47,7 +47,7 @@ struct Read {
 type Section = BTreeMap<Vec<u8>, Vec<Vec<u8>>>;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MessageKind {
     Request,
     Response,
 }
@@ -99,7 +99,7 @@ fn write(message: &Message) -> Bytes {
     out.freeze()
 }
 
-/// Writes the events of a message again.
+/// Encodes the events of a message.
 fn write_events(events: &[Event]) -> Bytes {
     let mut out = BytesMut::new();
     let section = |out: &mut BytesMut, fields: &Fields| {
@@ -138,8 +138,8 @@ fn write_events(events: &[Event]) -> Bytes {
     out.freeze()
 }
 
-/// What came of reading: the events, the error if there was one, and how many bytes were pushed
-/// before the message ended.
+/// The result of decoding: the events, the error if there was one, and the number of bytes pushed before
+/// the message ended.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     events: Vec<Event>,
@@ -147,16 +147,16 @@ struct Outcome {
     ended_after: Option<usize>,
 }
 
-/// Pushes the pieces one after the other. Neighbouring pieces of content are joined, since where
-/// they are cut says nothing.
+/// Pushes the pieces one after another. Adjacent pieces of content are joined, since their boundaries have
+/// no meaning.
 fn read_pieces<'a>(
-    kind: Kind,
+    kind: MessageKind,
     limits: Limits,
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> Outcome {
     let mut decoder = match kind {
-        Kind::Request => Decoder::request(limits),
-        Kind::Response => Decoder::response(limits),
+        MessageKind::Request => Decoder::request(limits),
+        MessageKind::Response => Decoder::response(limits),
     };
     let mut outcome = Outcome {
         events: Vec::new(),
@@ -192,7 +192,7 @@ fn read_pieces<'a>(
     outcome
 }
 
-fn read_whole(kind: Kind, limits: Limits, bytes: &[u8]) -> Outcome {
+fn read_whole(kind: MessageKind, limits: Limits, bytes: &[u8]) -> Outcome {
     read_pieces(kind, limits, [bytes])
 }
 
@@ -211,7 +211,7 @@ fn write_with_other(message: &bhttp::Message) -> Vec<u8> {
     out
 }
 
-// === what was understood ===
+// === decoded messages ===
 
 fn section<'a>(lines: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Section {
     let mut section = Section::new();
@@ -340,13 +340,13 @@ fn of_other(message: &bhttp::Message) -> Read {
     }
 }
 
-// === the examples of RFC 9292 section 5 that have the form of the wire ===
+// === the examples of RFC 9292 section 5 in indeterminate-length form ===
 
 const REQUEST_EXAMPLE: &[u8] = b"\x02\x03GET\x05https\x00\x0a/hello.txt\
     \x0auser-agent\x34curl/7.16.3 libcurl/7.16.3 OpenSSL/0.9.7l zlib/1.2.3\
     \x04host\x0fwww.example.com\x0faccept-language\x06en, mi\x00\x00\x00";
 
-/// What the RFC adds to the request, and the wire does not know.
+/// The padding that the RFC adds to the request, and this decoder refuses.
 const PADDING: [u8; 10] = [0; 10];
 
 const RESPONSE_EXAMPLE: &[u8] = b"\x03\x40\x66\x07running\x0a\"sleep 15\"\x00\
@@ -362,7 +362,7 @@ const RESPONSE_EXAMPLE: &[u8] = b"\x03\x40\x66\x07running\x0a\"sleep 15\"\x00\
 fn the_request_example_is_read_and_written() {
     let padded = [REQUEST_EXAMPLE, &PADDING].concat();
     assert_eq!(padded.len(), 144, "as long as in the RFC");
-    let outcome = read_whole(Kind::Request, Limits::default(), REQUEST_EXAMPLE);
+    let outcome = read_whole(MessageKind::Request, Limits::default(), REQUEST_EXAMPLE);
     assert_eq!(outcome.error, None);
     assert_eq!(write_events(&outcome.events), REQUEST_EXAMPLE);
 
@@ -375,7 +375,7 @@ fn the_request_example_is_read_and_written() {
         (3, 0, 0)
     );
 
-    // Padding is the start of a known-length request to us.
+    // This decoder reads padding as the start of a known-length request.
     let mut decoder = Decoder::request(Limits::default());
     decoder.push(padded.into());
     while decoder.next().unwrap().is_some() {}
@@ -385,7 +385,7 @@ fn the_request_example_is_read_and_written() {
 
 #[test]
 fn the_response_example_is_read_and_written() {
-    let outcome = read_whole(Kind::Response, Limits::default(), RESPONSE_EXAMPLE);
+    let outcome = read_whole(MessageKind::Response, Limits::default(), RESPONSE_EXAMPLE);
     assert_eq!(outcome.error, None);
     assert_eq!(write_events(&outcome.events), RESPONSE_EXAMPLE);
 
@@ -420,7 +420,7 @@ fn values_of_a_name_keep_their_order() {
         chunks: vec![],
         trailers: vec![],
     };
-    let outcome = read_whole(Kind::Response, Limits::default(), &write(&message));
+    let outcome = read_whole(MessageKind::Response, Limits::default(), &write(&message));
     let [Event::Response(head), Event::End(_)] = &outcome.events[..] else {
         panic!("{outcome:?}")
     };
@@ -433,7 +433,7 @@ fn values_of_a_name_keep_their_order() {
 fn value() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![8 => 0x21..=0x7eu8, 1 => 0x80..=0xffu8, 1 => Just(b' ')];
     let short = vec(byte, 0..80).prop_map(|bytes| bytes.trim_ascii().to_vec());
-    // Lengths on both sides of where the integer before them grows.
+    // Lengths on both sides of where their length prefix grows.
     let long = prop_oneof![Just(63), Just(64), Just(16_383), Just(16_384)]
         .prop_map(|length| vec![b'v'; length]);
     prop_oneof![20 => short, 1 => long]
@@ -511,10 +511,10 @@ fn message() -> impl Strategy<Value = Message> {
         })
 }
 
-fn kind(message: &Message) -> Kind {
+fn kind(message: &Message) -> MessageKind {
     match message.control {
-        Control::Request { .. } => Kind::Request,
-        Control::Response { .. } => Kind::Response,
+        Control::Request { .. } => MessageKind::Request,
+        Control::Response { .. } => MessageKind::Response,
     }
 }
 
@@ -569,9 +569,10 @@ fn damaged(bytes: &[u8], damages: &[Damage]) -> Vec<u8> {
     bytes
 }
 
-/// Holds for whatever bytes: no panic; how they are cut changes nothing; and what is a message to
-/// us is the same message to the other reader, of the same length, and written as such by us.
-fn check_any_bytes(kind: Kind, limits: Limits, bytes: &[u8], cuts: &[Index]) {
+/// Checks properties of arbitrary bytes: no panic; the result does not depend on how they are cut; and what
+/// this decoder accepts, the other decoder reads as an equal message of equal length, and this encoder
+/// writes again.
+fn check_any_bytes(kind: MessageKind, limits: Limits, bytes: &[u8], cuts: &[Index]) {
     let whole = read_whole(kind, limits, bytes);
     let cut = read_pieces(kind, limits, pieces(bytes, cuts));
     let single = read_pieces(kind, limits, bytes.chunks(1));
@@ -590,7 +591,7 @@ fn check_any_bytes(kind: Kind, limits: Limits, bytes: &[u8], cuts: &[Index]) {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(message in message(), cuts in vec(any::<Index>(), 0..6)) {
+    fn messages_round_trip(message in message(), cuts in vec(any::<Index>(), 0..6)) {
         let bytes = write(&message);
         let whole = read_whole(kind(&message), Limits::default(), &bytes);
         prop_assert_eq!(whole.error, None);
@@ -604,7 +605,7 @@ proptest! {
     }
 
     #[test]
-    fn the_other_codec_reads_what_we_write(message in message()) {
+    fn the_other_codec_reads_encoded_messages(message in message()) {
         let bytes = write(&message);
         let (other, read) = read_with_other(&bytes);
         prop_assert_eq!(read, bytes.len(), "lengths are real");
@@ -612,7 +613,7 @@ proptest! {
     }
 
     #[test]
-    fn we_read_what_the_other_codec_writes(message in message()) {
+    fn messages_of_the_other_codec_are_read(message in message()) {
         let (other, _) = read_with_other(&write(&message));
         let bytes = write_with_other(&other);
         let outcome = read_whole(kind(&message), Limits::default(), &bytes);
@@ -623,15 +624,15 @@ proptest! {
 
     #[test]
     fn messages_follow_each_other(messages in vec(message(), 1..4), as_request: bool) {
-        let kind = if as_request { Kind::Request } else { Kind::Response };
+        let kind = if as_request { MessageKind::Request } else { MessageKind::Response };
         let same_kind = |message: &&Message| matches!(
             (&message.control, kind),
-            (Control::Request { .. }, Kind::Request) | (Control::Response { .. }, Kind::Response)
+            (Control::Request { .. }, MessageKind::Request) | (Control::Response { .. }, MessageKind::Response)
         );
         let messages: Vec<_> = messages.iter().filter(same_kind).collect();
         let mut decoder = match kind {
-            Kind::Request => Decoder::request(Limits::default()),
-            Kind::Response => Decoder::response(Limits::default()),
+            MessageKind::Request => Decoder::request(Limits::default()),
+            MessageKind::Response => Decoder::response(Limits::default()),
         };
         for message in &messages {
             decoder.push(write(message));
@@ -646,7 +647,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_an_error_or_another_message_to_everyone(
+    fn damaged_messages_are_read_alike_by_both_codecs_or_refused(
         message in message(),
         damages in vec(damage(), 0..4),
         limits in limits(),
@@ -656,14 +657,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
+    fn no_input_causes_a_panic(
         start in prop_oneof![Just(&[2u8, 1, b'A'][..]), Just(&[3, 0x40][..]), Just(&[][..])],
         bytes in vec(prop_oneof![any::<u8>(), 0..6u8, Just(b':'), Just(b'a')], 0..200),
         limits in limits(),
         cuts in vec(any::<Index>(), 0..4),
     ) {
         let bytes = [start, &bytes].concat();
-        check_any_bytes(Kind::Request, limits, &bytes, &cuts);
-        check_any_bytes(Kind::Response, limits, &bytes, &cuts);
+        check_any_bytes(MessageKind::Request, limits, &bytes, &cuts);
+        check_any_bytes(MessageKind::Response, limits, &bytes, &cuts);
     }
 }

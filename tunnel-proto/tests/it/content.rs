@@ -1,4 +1,4 @@
-//! Requests, responses, bodies and services that tests make, and ways to read what arrives.
+//! Requests, responses, bodies and services for tests, and functions that read what arrives.
 
 use std::{future::poll_fn, pin::Pin, task::Poll};
 
@@ -17,23 +17,27 @@ use tunnel_proto::{
 pub(crate) type TestBody = http_body_util::combinators::BoxBody<Bytes, TestError>;
 
 #[derive(Debug, thiserror::Error)]
-#[error("the test broke it")]
+#[error("failed by the test")]
 pub(crate) struct TestError;
 
 impl AsProblem for TestError {
     fn as_problem(&self) -> Problem {
-        Problem::new(Hop::Client, Reason::ResponseIncomplete, "the test broke it")
+        Problem::new(
+            Hop::Client,
+            Reason::ResponseIncomplete,
+            "failed by the test",
+        )
     }
 }
 
-/// All of it at once; its end is known from the start when it is empty.
+/// A body with all of its content at once. If it is empty, its end is known from the start.
 pub(crate) fn full(content: impl Into<Bytes>) -> TestBody {
     Full::new(content.into())
         .map_err(|never| match never {})
         .boxed()
 }
 
-/// These frames, with the end only after them.
+/// A body of these frames, whose end is known only after them.
 pub(crate) fn frames(frames: Vec<Result<Frame<Bytes>, TestError>>) -> TestBody {
     BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))
 }
@@ -50,10 +54,10 @@ pub(crate) fn fed() -> (Feed, TestBody) {
 pub(crate) async fn feed(feed: &Feed, data: impl Into<Bytes>) {
     feed.send(Ok(Frame::data(data.into())))
         .await
-        .expect("nobody reads what is fed");
+        .expect("the body was dropped");
 }
 
-/// Bytes of which none looks like its neighbour.
+/// Bytes that differ from their neighbours.
 pub(crate) fn pattern(length: usize) -> Bytes {
     let period: Vec<u8> = (0..251).collect();
     Bytes::from(period.repeat(length / 251 + 1)).slice(..length)
@@ -74,7 +78,7 @@ pub(crate) fn request<B>(method: Method, path: &str, body: B) -> Request<B> {
         .unwrap()
 }
 
-/// What arrived in a body: all content, the trailers, and the error if it broke.
+/// What was received of a body: all content, the trailers, and the error if it failed.
 #[derive(Debug, Default)]
 pub(crate) struct Arrived {
     pub(crate) content: BytesMut,
@@ -82,7 +86,7 @@ pub(crate) struct Arrived {
     pub(crate) error: Option<BodyError>,
 }
 
-/// Reads to the end or the error.
+/// Reads a body to its end or error.
 pub(crate) async fn read(mut body: RecvBody) -> Arrived {
     let mut arrived = Arrived::default();
     while let Some(frame) = body.frame().await {
@@ -95,8 +99,8 @@ pub(crate) async fn read(mut body: RecvBody) -> Arrived {
     arrived
 }
 
-/// Reads as hyper does: not at all when there can be no content, and no further than a declared
-/// length; then the body is dropped.
+/// Reads a body as hyper does: not at all if there can be no content, and no further than a declared
+/// length. Then drops it.
 pub(crate) async fn read_by_length(response: Response<RecvBody>) -> BytesMut {
     let mut body = response.into_body();
     let mut content = BytesMut::new();
@@ -112,7 +116,7 @@ pub(crate) async fn read_by_length(response: Response<RecvBody>) -> BytesMut {
     content
 }
 
-/// The next piece of a body, if there is one already.
+/// Whether no piece of a body is available yet.
 pub(crate) async fn is_pending(body: &mut RecvBody) -> bool {
     poll_fn(|cx| Poll::Ready(Pin::new(&mut *body).poll_frame(cx).is_pending())).await
 }
@@ -143,7 +147,7 @@ pub(crate) async fn never_there(request: Request<RecvBody>) -> Result<Response<T
     Ok(Response::new(full("answered")))
 }
 
-/// Starts an exchange that goes on in a task of its own.
+/// Starts an exchange in a task.
 pub(crate) fn start(
     exchanges: &mut JoinSet<Result<Bytes, OpenError>>,
     session: &Session,
@@ -164,7 +168,7 @@ pub(crate) fn data(text: &'static str) -> Result<Frame<Bytes>, TestError> {
     Ok(Frame::data(Bytes::from_static(text.as_bytes())))
 }
 
-/// A small generator, so that a failure can be repeated.
+/// A small seeded generator, so that failures are reproducible.
 pub(crate) fn random(state: &mut u64) -> u64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)

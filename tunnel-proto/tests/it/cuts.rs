@@ -1,4 +1,4 @@
-//! Exchanges that are given up, break or stall half-way: who sees it, how soon, at what cost.
+//! Exchanges that are cancelled, fail or stall half-way: which end notices, how soon, and at what cost.
 
 use std::{
     future::pending,
@@ -28,10 +28,11 @@ use crate::{
     pair::{Pair, settle, within},
 };
 
-/// Cancellations are to be seen within this time.
+/// Cancellations have to take effect within this time.
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// A pair whose handlers never answer; each tells of its start, and is held until it is dropped.
+/// A pair whose handlers never answer. Each reports its start, and the receiver resolves when it is
+/// dropped.
 async fn hanging() -> (
     Pair,
     mpsc::Receiver<(Option<RecvBody>, oneshot::Receiver<()>)>,
@@ -59,12 +60,12 @@ async fn hanging() -> (
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_given_up_is_cancelled_at_the_client() {
+async fn a_dropped_request_is_cancelled_at_the_client() {
     let (pair, mut handlers) = hanging().await;
     let (upload, endless) = fed();
     feed(&upload, "some").await;
     let asked = [
-        // Whole; with a body that nobody reads; with a body that somebody waits for.
+        // Complete; with an unread body; with a body that is being read.
         ("/", full("")),
         ("/held", endless),
         ("/read", frames(vec![data("some")])),
@@ -87,7 +88,7 @@ async fn a_request_given_up_is_cancelled_at_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_given_up_is_dropped_at_the_client() {
+async fn a_dropped_response_is_dropped_at_the_client() {
     let (give, mut bodies) = mpsc::channel(10);
     let pair = Pair::start(move |_: Request<RecvBody>| {
         let (feed, body) = fed();
@@ -95,7 +96,7 @@ async fn a_response_given_up_is_dropped_at_the_client() {
         async { Ok(Response::new(body)) }
     })
     .await;
-    // While nothing comes, and while more comes than anybody reads.
+    // While nothing is sent, and while more is sent than is read.
     for is_flood in [false, true] {
         let response = within(exchange(&pair.server, get("/"), |_, _| {}))
             .await
@@ -106,7 +107,7 @@ async fn a_response_given_up_is_dropped_at_the_client() {
                 async { while body.send(Ok(Frame::data(pattern(10_000)))).await.is_ok() {} };
             assert!(
                 tokio::time::timeout(A_SECOND, flood).await.is_err(),
-                "it is held back"
+                "it is not slowed down"
             );
         }
         settle().await;
@@ -173,7 +174,7 @@ async fn a_request_whose_body_fails_after_the_response_began_is_cut_at_both_ends
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_early_response_is_whole_though_the_upload_is_not() {
+async fn an_early_response_is_complete_without_the_whole_upload() {
     let pair = Pair::start(async |_: Request<RecvBody>| {
         Ok(Response::builder()
             .status(413)
@@ -203,8 +204,8 @@ async fn an_early_response_is_whole_though_the_upload_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_early_response_is_whole_though_the_upload_is_stuck() {
-    // More than window and connection take, so that the reset finds the sender in the midst of it.
+async fn an_early_response_is_complete_while_the_upload_is_blocked() {
+    // More than window and connection take, so that the reset arrives while the sender is writing.
     let pair =
         Pair::start(async |_: Request<RecvBody>| Ok(Response::new(full(pattern(100_000))))).await;
     for _ in 0..3 {
@@ -220,7 +221,7 @@ async fn an_early_response_is_whole_though_the_upload_is_stuck() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upload_goes_on_while_nobody_reads_the_response() {
+async fn an_upload_continues_while_the_response_is_unread() {
     let (done, mut uploads) = mpsc::channel(1);
     let pair = Pair::start(move |request: Request<RecvBody>| {
         let done = done.clone();
@@ -248,7 +249,7 @@ async fn an_upload_goes_on_while_nobody_reads_the_response() {
     assert_eq!(pair.streams.open(), 1, "it was whole");
 }
 
-/// A pair whose handler sends without end, and the bytes that it was asked for.
+/// A pair whose handler sends without end, and the number of bytes taken from it.
 async fn flooding() -> (Pair, Arc<AtomicUsize>) {
     let produced = Arc::new(AtomicUsize::new(0));
     let counted = produced.clone();
@@ -270,11 +271,11 @@ async fn flooding() -> (Pair, Arc<AtomicUsize>) {
     (pair, produced)
 }
 
-/// What one stream, both pipes, the connection and a message on its way may hold.
+/// Bytes that one stream, both pipes, the connection and a message in flight may hold.
 const IN_FLIGHT: usize = limits::STREAM_WINDOW_BYTES + 4 * limits::OUTPUT_BYTES;
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_nobody_reads_is_held_back_and_stops_nobody_else() {
+async fn an_unread_response_is_slowed_down_and_blocks_no_other() {
     let (pair, produced) = flooding().await;
     let mut unread = Vec::new();
     for number in 1..=20 {
@@ -300,7 +301,7 @@ async fn a_response_that_nobody_reads_is_held_back_and_stops_nobody_else() {
         before <= 20 * limits::STREAM_WINDOW_BYTES + IN_FLIGHT,
         "{before} bytes"
     );
-    // It goes on as soon as somebody reads.
+    // It continues as soon as the body is read.
     let mut body = unread.pop().unwrap().into_body();
     for _ in 0..1_000 {
         within(next_data(&mut body)).await;
@@ -310,7 +311,7 @@ async fn a_response_that_nobody_reads_is_held_back_and_stops_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_nobody_reads_is_held_back() {
+async fn an_unread_request_is_slowed_down() {
     let (pair, mut handlers) = hanging().await;
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = sent.clone();

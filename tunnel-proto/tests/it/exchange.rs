@@ -1,4 +1,4 @@
-//! Exchanges through a pair of sessions: what goes in comes out, and what breaks is seen as broken.
+//! Exchanges through a pair of sessions: messages arrive unchanged, and failures arrive as failures.
 
 use std::{
     future::pending,
@@ -58,7 +58,7 @@ async fn a_request_is_answered_and_its_stream_carries_the_next() {
 }
 
 #[tokio::test]
-async fn large_bodies_go_both_ways_at_once() {
+async fn large_bodies_are_sent_in_both_directions_at_once() {
     let pair = Pair::start(async |request: Request<RecvBody>| {
         let body = request.into_body().map_err(|_| TestError).boxed();
         Ok(Response::new(body))
@@ -99,7 +99,7 @@ async fn a_problem_of_the_client_arrives_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_breaks_is_never_a_clean_end() {
+async fn a_failed_response_never_ends_cleanly() {
     let pair = Pair::start(async |_: Request<RecvBody>| {
         Ok(Response::new(frames(vec![data("half"), Err(TestError)])))
     })
@@ -116,7 +116,7 @@ async fn a_response_that_breaks_is_never_a_clean_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn informational_responses_come_in_order_and_none_is_lost() {
+async fn informational_responses_arrive_in_order_and_none_is_lost() {
     let refused = Arc::new(AtomicUsize::new(0));
     let counted = refused.clone();
     let pair = Pair::start(move |request: Request<RecvBody>| {
@@ -134,7 +134,7 @@ async fn informational_responses_come_in_order_and_none_is_lost() {
             }
             for number in 0..limits::INFORMATIONAL {
                 assert!(push(if number == 0 { 100 } else { 103 }, number));
-                // Some are sent at once, some together, the last ones only with the final head.
+                // Some are sent at once, some together, the last ones with the final head.
                 if number % 3 == 0 {
                     settle().await;
                 }
@@ -197,7 +197,7 @@ async fn an_informational_response_is_sent_while_the_service_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_go_both_ways_without_those_that_may_not() {
+async fn trailers_are_sent_in_both_directions_without_forbidden_fields() {
     let sent = [
         ("x-sum", "1"),
         ("content-length", "9"),
@@ -281,7 +281,7 @@ async fn content_of_another_length_than_declared_is_an_error_at_either_end() {
             assert_eq!(seen, "Some(Length)", "{declared}");
         }
     }
-    // RFC 9110 section 6.4.1: there is none, whatever the length says.
+    // RFC 9110 section 6.4.1: there is no content, whatever the declared length.
     let asked = request(Method::HEAD, "/5", full(""));
     let response = within(exchange(&pair.server, asked, |_, _| {}))
         .await
@@ -291,7 +291,7 @@ async fn content_of_another_length_than_declared_is_an_error_at_either_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_service_costs_one_exchange() {
+async fn a_panic_of_the_service_fails_one_exchange() {
     let pair = Pair::start(async |request: Request<RecvBody>| {
         assert!(request.uri().path() != "/panic", "on purpose");
         Ok(Response::new(full("fine")))
@@ -314,7 +314,7 @@ async fn a_panic_of_the_service_costs_one_exchange() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_head_arrives_with_the_knowledge_that_no_content_follows() {
+async fn a_large_head_without_content_is_known_to_have_none() {
     let pair = Pair::start(async |request: Request<RecvBody>| {
         let size = request
             .headers()
@@ -328,7 +328,7 @@ async fn a_large_head_arrives_with_the_knowledge_that_no_content_follows() {
         Ok(response)
     })
     .await;
-    // Among them heads that fill a last frame of 32 KiB, so that the end comes in one of its own.
+    // These include heads that fill a last frame of 32 KiB, so that the end follows in a separate frame.
     for last in 18_800..19_100 {
         let mut asked = get("/");
         for number in 0..9 {
@@ -347,7 +347,7 @@ async fn a_large_head_arrives_with_the_knowledge_that_no_content_follows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_is_too_large_fails_its_exchange_alone() {
+async fn a_head_that_is_too_large_fails_only_its_exchange() {
     let pair = Pair::start(async |request: Request<RecvBody>| {
         let mut response = Response::new(full("fine"));
         if request.uri().path() == "/large" {

@@ -1,5 +1,5 @@
-//! What the other end of a session may do is anything: it costs that session or that exchange, with
-//! an error that has a name; never a panic, never more memory than a bound, never another session.
+//! Hostile peers: whatever the other end sends ends at most its session or exchange, with a named error. It
+//! never causes a panic, unbounded memory, or harm to another session.
 
 mod bytes;
 mod client;

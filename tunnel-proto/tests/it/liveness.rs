@@ -1,5 +1,5 @@
-//! Who is thought to live: a path that carries nothing any more is found out soon, one that is only slow
-//! never, and a client that answers pings and nothing else is no client.
+//! Detection of dead peers: a lost path is detected soon, a slow one is never declared dead, and a client
+//! that only answers pings is wedged.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// A pair over a path that can be stopped, with round trips known.
+/// A pair over a path that can be stopped, with measured round trips.
 async fn over_relay(delay: Duration, handler: Answer) -> (Relay, Pair) {
     let (relay, server_io, client_io) = Relay::start(delay);
     let settings = SessionSettings::default();
@@ -61,8 +61,8 @@ async fn suspicions(pair: &Pair) -> [Duration; 2] {
     [server, client]
 }
 
-/// From a suspicion to the end.
-const REPRIEVE: Duration = Duration::from_secs(12);
+/// Time from suspect to dead.
+const SUSPECT_TIME: Duration = Duration::from_secs(12);
 
 /// Time until each of the two is dead.
 async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
@@ -76,9 +76,9 @@ async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
     deaths
 }
 
-/// A pong that is sent before its ping has arrived would make the path look shorter than it is.
+/// A pong sent before its ping has arrived would make the round trip look shorter than it is.
 #[tokio::test(start_paused = true)]
-async fn the_payload_of_the_next_ping_cannot_be_told_from_those_before() {
+async fn ping_payloads_are_unpredictable() {
     let mut drivers = Drivers::default();
     let (server, _events, mut peer) = Peer::of(Side::Server, &mut drivers).await;
     let first = peer.next_ping().await;
@@ -87,7 +87,7 @@ async fn the_payload_of_the_next_ping_cannot_be_told_from_those_before() {
     tokio::time::sleep(SECOND).await;
     let honest = server.round_trip().unwrap();
     assert!(honest >= 50 * MS, "{honest:?}");
-    // The second ping has left, and is not read yet.
+    // The second ping was sent, and is not read yet.
     tokio::time::sleep(14 * SECOND - 40 * MS).await;
     for counter in [0..8, first.len() - 8..first.len()] {
         let mut guess = first.to_vec();
@@ -120,20 +120,20 @@ async fn under_traffic_a_black_hole_is_suspect_within_three_seconds_and_dead_wit
             assert!(!pair.server.is_closed() && !pair.client.is_closed());
             relay.stop();
             for time in suspicions(&pair).await {
-                // The next request has to be sent first.
+                // Detection starts with the next request that is sent.
                 let most = 3 * SECOND + 100 * MS;
                 assert!(time <= most, "{delay:?}: {time:?}");
             }
             assert!(!pair.server.is_closed() && !pair.client.is_closed());
             for (side, time) in deaths(&mut pair).await {
-                assert!(time <= REPRIEVE, "{side:?}, {delay:?}: {time:?}");
+                assert!(time <= SUSPECT_TIME, "{side:?}, {delay:?}: {time:?}");
             }
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
+async fn a_single_waiting_exchange_is_enough_to_detect_a_black_hole() {
     for waited in [50, 999, 1_000, 1_030, 3_000, 7_300, 60_000] {
         let (relay, mut pair) = over_relay(20 * MS, Answer::Never).await;
         let mut exchanges = JoinSet::new();
@@ -145,7 +145,7 @@ async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
         assert!(pair.server.suspicion(false).await);
         let took = start.elapsed();
         assert!(took <= 3 * SECOND + 50 * MS, "after {waited} ms: {took:?}");
-        // The client may have sent something a moment before, and find it out too.
+        // The client may have sent something a moment before, and detect it too.
         loop {
             let (side, end) = pair.drivers.next_end().await;
             assert!(matches!(end, SessionEnd::Dead), "{end}");
@@ -153,12 +153,16 @@ async fn a_single_exchange_that_waits_is_enough_to_find_a_black_hole() {
                 break;
             }
         }
-        assert!(start.elapsed() - took <= REPRIEVE, "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() - took <= SUSPECT_TIME,
+            "{:?}",
+            start.elapsed()
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_an_answer_asks_about_once_a_second_and_nobody_else_does() {
+async fn a_session_with_a_waiting_exchange_pings_about_once_a_second() {
     let (_relay, pair) = over_relay(20 * MS, Answer::Never).await;
     let bytes = async || {
         let (before, _) = pair.server.bytes();
@@ -167,7 +171,7 @@ async fn whoever_waits_for_an_answer_asks_about_once_a_second_and_nobody_else_do
     };
     let mut exchanges = JoinSet::new();
     start(&mut exchanges, &pair.server, "/");
-    // A ping with its mask is 22 bytes; those of the interval and of the other end are among them.
+    // A ping with its mask is 22 bytes. The count includes pings of the interval and pongs.
     let waiting = bytes().await;
     assert!((50 * 18..100 * 22).contains(&waiting), "{waiting} bytes");
     exchanges.shutdown().await;
@@ -177,7 +181,7 @@ async fn whoever_waits_for_an_answer_asks_about_once_a_second_and_nobody_else_do
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_rest_a_black_hole_is_found_within_two_intervals() {
+async fn an_idle_session_detects_a_black_hole_within_two_intervals() {
     let (relay, mut pair) = over_relay(20 * MS, Answer::AtOnce).await;
     within(exchange(&pair.server, get("/"), |_, _| {}))
         .await
@@ -190,7 +194,7 @@ async fn at_rest_a_black_hole_is_found_within_two_intervals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_is_suspected_is_asked_at_once() {
+async fn an_external_suspicion_pings_at_once() {
     let (relay, mut pair) = over_relay(20 * MS, Answer::AtOnce).await;
     tokio::time::sleep(20 * SECOND).await;
     for session in [&pair.server, &pair.client] {
@@ -206,12 +210,12 @@ async fn whoever_is_suspected_is_asked_at_once() {
         assert!(time <= 2 * SECOND + MS, "{time:?}");
     }
     for (side, time) in deaths(&mut pair).await {
-        assert!(time <= REPRIEVE, "{side:?}: {time:?}");
+        assert!(time <= SUSPECT_TIME, "{side:?}: {time:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_lost_on_a_path_that_is_back_in_time() {
+async fn no_exchange_is_lost_on_a_path_that_recovers_in_time() {
     for blackout in [2, 4, 10, 14] {
         let (relay, pair) = over_relay(20 * MS, Answer::AtOnce).await;
         relay.hold(true);
@@ -237,7 +241,7 @@ async fn a_path_of_which_one_direction_is_lost_is_suspect_at_both_ends_within_th
         let (mut traffic, session) = (JoinSet::new(), pair.server.clone());
         traffic.spawn(async move {
             let mut exchanges = JoinSet::new();
-            // As those do who have another session: nothing new when this one is suspect.
+            // Sends nothing new while the session is suspect, as a caller with another session does.
             while !session.is_suspect() {
                 start(&mut exchanges, &session, "/");
                 tokio::time::sleep(100 * MS).await;
@@ -259,10 +263,9 @@ async fn a_path_of_which_one_direction_is_lost_is_suspect_at_both_ends_within_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exchange_of_which_nothing_was_heard_is_given_up_on_a_suspect_session_once_there_is_another()
- {
+async fn an_unanswered_exchange_on_a_suspect_session_fails_once_there_is_another_session() {
     let (relay, pair) = over_relay(20 * MS, Answer::Never).await;
-    // Used again, so that nothing is heard of an exchange before its answer.
+    // A reused stream, on which nothing is received before the response.
     within(pair.server.probe()).await.unwrap();
     let (ready, elsewhere) = tokio::sync::oneshot::channel();
     let session = pair.server.clone();
@@ -283,7 +286,7 @@ async fn an_exchange_of_which_nothing_was_heard_is_given_up_on_a_suspect_session
         problem, is_heard, ..
     }) = carried.join_next().await.unwrap().unwrap()
     else {
-        panic!("it was carried");
+        panic!("the exchange completed");
     };
     assert_eq!((problem.reason(), is_heard), (Reason::SessionLost, false));
     assert!(
@@ -301,7 +304,7 @@ async fn keep_busy(pair: &Pair, length: usize) {
         let session = pair.server.clone();
         exchanges.spawn(async move {
             tokio::time::sleep(SECOND * 7 * u32::try_from(number).unwrap()).await;
-            // The longest first, when nothing is known of the path yet.
+            // The longest first, before the path is measured.
             let body = full(pattern(length * (3 - number % 4)));
             let asked = request(Method::POST, "/", body);
             let response = exchange(&session, asked, |_, _| {}).await.unwrap();
@@ -317,7 +320,7 @@ async fn keep_busy(pair: &Pair, length: usize) {
     assert!(!pair.server.is_closed() && !pair.client.is_closed());
 }
 
-/// Reads the request, and answers with as many bytes as said.
+/// A pair over this path, whose client reads the request and answers with this many bytes.
 async fn over(path: Path, length: usize) -> (JoinSet<()>, Pair) {
     let (tasks, server_io, client_io) = path.start();
     let settings = SessionSettings::default();
@@ -362,7 +365,7 @@ async fn a_narrow_path_is_not_dead() {
             bytes_each_second,
             buffer,
         };
-        // Idle at first, so that only fast round trips are known.
+        // Idle at first, so that only fast round trips are measured.
         let (_tasks, pair) = over(path, 50_000).await;
         tokio::time::sleep(20 * SECOND).await;
         assert!(pair.server.round_trip().unwrap() < 100 * MS);
@@ -371,13 +374,13 @@ async fn a_narrow_path_is_not_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_socket_that_takes_more_is_looked_at_before_anybody_is_given_up() {
+async fn a_resumed_socket_is_noticed_before_the_session_is_declared_dead() {
     let (io, mut peer) = duplex(512);
     let settings = SessionSettings::default();
     let (server, _events, mut driver) = Session::new(io, Bytes::new(), Side::Server, settings);
     let mut drive = async |time| tokio::time::timeout(time, &mut driver).await.err();
     assert!(drive(MS).await.is_some());
-    // One ping is answered, and that is all that is ever said.
+    // The peer answers one ping and then sends nothing.
     let mut ping = [0; 18];
     peer.read_exact(&mut ping).await.unwrap();
     let pong = [&[0x8a, 0x90, 0, 0, 0, 0], &ping[2..]].concat();
@@ -388,23 +391,26 @@ async fn a_socket_that_takes_more_is_looked_at_before_anybody_is_given_up() {
     let asking = server.clone();
     exchanges.spawn(async move { exchange(&asking, asked, |_, _| {}).await.map(drop) });
     assert!(drive(2_900 * MS).await.is_some());
-    // More is taken while this end is busy elsewhere, up to when nobody would wait any longer.
+    // The peer reads more while this end is busy elsewhere, until the time-out has passed.
     peer.read_exact(&mut [0; 512]).await.unwrap();
     tokio::time::sleep(200 * MS).await;
     assert!(drive(500 * MS).await.is_some());
     assert!(!server.is_suspect());
     assert!(drive(3 * SECOND).await.is_some() && server.is_suspect());
-    assert!(drive(REPRIEVE).await.is_none(), "it is never found");
+    assert!(
+        drive(SUSPECT_TIME).await.is_none(),
+        "the loss is never detected"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_echo_comes_through_the_whole_path() {
+async fn a_probe_passes_the_whole_path() {
     let pair = Pair::start(empty).await;
     for _ in 0..3 {
         within(pair.server.probe()).await.unwrap();
     }
     assert_eq!(pair.streams.all(), 3);
-    // What was opened for it carries the exchanges.
+    // The stream of the probe carries the exchanges.
     within(exchange(&pair.server, get("/"), |_, _| {}))
         .await
         .unwrap();
@@ -420,7 +426,7 @@ async fn an_echo_comes_through_the_whole_path() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_echo_is_one_frame_and_its_answer_one_byte() {
+async fn a_probe_is_one_frame_and_its_answer_one_byte() {
     let mut drivers = Drivers::default();
     let (server, _events, mut peer) = Peer::of(Side::Server, &mut drivers).await;
     let mut probes = JoinSet::new();
@@ -432,7 +438,7 @@ async fn an_echo_is_one_frame_and_its_answer_one_byte() {
     assert_eq!(peer.opened().await, Frame::bare(WINDOW, SYN, 1, 0));
     peer.frame(Frame::data(ACK, 1, &[1])).await;
     within(probes.join_next()).await.unwrap().unwrap().unwrap();
-    // Anything else is no answer.
+    // Any other answer is an error.
     ask(&mut probes);
     assert_eq!(peer.opened().await.stream, 3);
     peer.frame(Frame::data(ACK, 3, &[1, 3])).await;
@@ -444,7 +450,7 @@ async fn an_echo_is_one_frame_and_its_answer_one_byte() {
     peer.frame(Frame::bare(DATA, RST, 5, 0)).await;
     let refused = within(probes.join_next()).await.unwrap().unwrap();
     assert_eq!(refused, Err(ProbeError::Cut(None)));
-    // The first of them is at rest still, and its number is not said again.
+    // The first stream is still idle, and is not announced again.
     let asked = server.clone();
     probes.spawn(async move {
         let _ = exchange(&asked, get("/"), |_, _| {}).await;
@@ -456,7 +462,7 @@ async fn an_echo_is_one_frame_and_its_answer_one_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_client_accepts_a_stream_before_anything_comes_on_it() {
+async fn the_client_accepts_a_stream_before_receiving_content() {
     let mut drivers = Drivers::default();
     let (client, mut events, mut peer) = Peer::of(Side::Client, &mut drivers).await;
     let mut serving = JoinSet::new();
@@ -468,14 +474,14 @@ async fn the_client_accepts_a_stream_before_anything_comes_on_it() {
     });
     peer.frame(Frame::bare(WINDOW, SYN, 1, 0)).await;
     assert_eq!(peer.next_data().await, Frame::data(ACK, 1, &[1]));
-    // That nothing ever comes is nothing special.
+    // A stream without any content is valid.
     peer.reset(1).await;
     peer.frame(Frame::bare(WINDOW, SYN, 3, 0)).await;
     assert_eq!(peer.next_data().await, Frame::data(ACK, 3, &[1]));
     assert_eq!((client.outstanding(), client.is_closed()), (0, false));
 }
 
-/// A pair whose client lives, but may stop taking streams.
+/// A pair whose client is alive but may stop accepting streams.
 struct Wedge {
     server: Session,
     client: Session,
@@ -485,7 +491,7 @@ struct Wedge {
 }
 
 impl Wedge {
-    /// The client takes so many streams, and answers on them when the gate is open.
+    /// The client accepts this many streams, and answers on them when the gate is open.
     async fn after(streams: usize, gate: Arc<Semaphore>) -> Self {
         let (server_io, client_io) = duplex(64 * 1024);
         let mut drivers = Drivers::default();
@@ -520,7 +526,7 @@ impl Wedge {
         }
     }
 
-    /// An exchange; how it failed, and whether it was heard of.
+    /// Starts an exchange that has to fail; yields how.
     fn ask(&self, exchanges: &mut JoinSet<Result<(), Lost>>) {
         let server = self.server.clone();
         exchanges.spawn(async move {
@@ -537,16 +543,16 @@ impl Wedge {
     }
 }
 
-/// How an exchange failed, whether anything was heard of it, and why its session ended.
+/// How an exchange failed, whether anything was received for it, and why its session ended.
 type Lost = (Reason, bool, Option<CloseReason>);
 
-const UNHEARD: Lost = (Reason::SessionLost, false, Some(CloseReason::Wedged));
+const UNANSWERED: Lost = (Reason::SessionLost, false, Some(CloseReason::Wedged));
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_accepts_nothing_is_wedged() {
     let mut wedge = Wedge::after(0, Arc::new(Semaphore::new(0))).await;
     tokio::time::sleep(60 * SECOND).await;
-    assert!(!wedge.server.is_closed(), "nothing was asked of it");
+    assert!(!wedge.server.is_closed(), "it was asked for nothing");
     let mut exchanges = JoinSet::new();
     let start = Instant::now();
     for _ in 0..5 {
@@ -559,13 +565,13 @@ async fn a_client_that_accepts_nothing_is_wedged() {
     assert_eq!(client.reason(), CloseReason::Wedged);
     assert_eq!(wedge.client.close_reason(), Some(CloseReason::Wedged));
     while let Some(failed) = within(exchanges.join_next()).await {
-        assert_eq!(failed.unwrap(), Err(UNHEARD));
+        assert_eq!(failed.unwrap(), Err(UNANSWERED));
     }
     wedge.serving.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_word_was_not_read_yet_is_not_wedged() {
+async fn a_client_whose_answer_is_unread_is_not_wedged() {
     let (server_io, client_io) = duplex(64 * 1024);
     let mut drivers = Drivers::default();
     let settings = SessionSettings::default();
@@ -576,7 +582,7 @@ async fn a_client_whose_word_was_not_read_yet_is_not_wedged() {
     tasks.spawn(async move { server.probe().await.is_ok() });
     let lives = tokio::time::timeout(9_500 * MS, &mut driver).await;
     assert!(lives.is_err(), "{lives:?}");
-    // It accepts in time, while this end is busy elsewhere.
+    // The client accepts in time, while this end is busy elsewhere.
     let mut serving = JoinSet::new();
     serving.spawn(async move {
         while let Some(SessionEvent::Exchanges(stream)) = events.next(&client).await {
@@ -590,7 +596,7 @@ async fn a_client_whose_word_was_not_read_yet_is_not_wedged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_is_wedged_even_if_everybody_gives_up_early() {
+async fn a_client_is_wedged_even_if_every_exchange_is_cancelled_early() {
     let mut wedge = Wedge::after(0, Arc::new(Semaphore::new(0))).await;
     let server = wedge.server.clone();
     let mut asking = JoinSet::new();
@@ -607,7 +613,7 @@ async fn a_client_is_wedged_even_if_everybody_gives_up_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exchange_that_waits_on_a_used_stream_shows_a_wedged_client_too() {
+async fn a_wedged_client_is_detected_on_a_reused_stream_too() {
     let gate = Arc::new(Semaphore::new(1));
     let mut wedge = Wedge::after(1, gate).await;
     let mut exchanges = JoinSet::new();
@@ -624,7 +630,7 @@ async fn an_exchange_that_waits_on_a_used_stream_shows_a_wedged_client_too() {
     assert_eq!(server.reason(), CloseReason::Wedged);
     assert!(start.elapsed() <= 16 * SECOND, "{:?}", start.elapsed());
     let failed = within(exchanges.join_next()).await.unwrap().unwrap();
-    assert_eq!(failed, Err(UNHEARD));
+    assert_eq!(failed, Err(UNANSWERED));
 }
 
 #[tokio::test(start_paused = true)]
@@ -647,7 +653,7 @@ async fn a_client_whose_upstream_is_slow_is_not_wedged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_asked_no_more_often_than_said() {
+async fn a_silent_client_is_probed_at_the_interval_only() {
     let pair = Pair::start(never).await;
     let mut exchanges = JoinSet::new();
     start(&mut exchanges, &pair.server, "/");
@@ -665,13 +671,13 @@ async fn a_silent_client_is_asked_no_more_often_than_said() {
     exchanges.shutdown().await;
     tokio::time::sleep(60 * SECOND).await;
     let before = pair.streams.all();
-    assert_eq!(pair.streams.open(), 0, "none is kept that nobody needs");
+    assert_eq!(pair.streams.open(), 0, "unused streams are ended");
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(pair.streams.all(), before, "nobody waits");
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_reads_hears_why_the_session_ended() {
+async fn a_reader_learns_why_the_session_ended() {
     use CloseReason::{Drained, Left, Revoked, Superseded};
     for (side, reason) in [
         (Side::Server, Superseded),
@@ -718,7 +724,7 @@ async fn whoever_reads_hears_why_the_session_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_without_a_word_has_a_reason_too() {
+async fn an_end_without_a_close_frame_has_a_reason_too() {
     let mut pair = Pair::start(never).await;
     let server = pair.server.clone();
     let mut exchanges = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What the wire promises, tested through its public interface.
+//! Tests of the protocol through its public interface.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

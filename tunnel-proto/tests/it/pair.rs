@@ -1,4 +1,4 @@
-//! Two sessions joined by memory, their drivers running, and a service behind the client's one.
+//! Two sessions over a connection in memory, their drivers running, and a service at the client's end.
 
 use std::{
     future::Future,
@@ -34,11 +34,11 @@ use tunnel_proto::{
 /// Bytes that the connection between the two takes before it blocks.
 const CONNECTION_BYTES: usize = 64 * 1024;
 
-/// Longer than anything takes that is not meant to wait, and shorter than the time to the next ping,
-/// which would make good for a wake-up that was lost. Under paused time it is over at once.
+/// Time-out of operations that do not wait. Shorter than the time to the next ping, which could hide a lost
+/// wake-up. Under paused time it passes at once.
 const LONG: Duration = Duration::from_secs(10);
 
-/// Longer than a session lives whose other end is gone.
+/// Longer than the detection of a dead peer takes.
 const LONGER: Duration = Duration::from_secs(100);
 
 /// The result of a future that must not hang.
@@ -46,12 +46,12 @@ pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     timeout(LONG, future).await.expect("this hangs")
 }
 
-/// Gives all other tasks their turn until nobody has anything to do but wait for time.
+/// Runs all other tasks until they only wait for time.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// How a pair is to be.
+/// The configuration of a pair.
 pub(crate) struct Setup {
     pub(crate) settings: SessionSettings,
     /// Bytes in flight before a writer blocks.
@@ -72,15 +72,15 @@ pub(crate) struct Pair {
     pub(crate) server: Session,
     pub(crate) server_events: SessionEvents,
     pub(crate) client: Session,
-    /// What the client was told.
+    /// The control messages that the client has received.
     pub(crate) controls: mpsc::Receiver<Control>,
     pub(crate) drivers: Drivers,
-    /// Ends when the client's session has ended and every task that served a stream of it.
+    /// Ends when the client's session and all tasks that served its streams have ended.
     pub(crate) serving: JoinSet<()>,
     pub(crate) streams: Streams,
 }
 
-/// Streams that the client serves: all there were, and those that are left.
+/// Counts the streams that the client serves: all so far, and those that are open.
 #[derive(Clone, Default)]
 pub(crate) struct Streams {
     all: Arc<AtomicUsize>,
@@ -97,7 +97,7 @@ impl Streams {
     }
 }
 
-/// The drivers that run.
+/// The running drivers.
 #[derive(Default)]
 pub(crate) struct Drivers {
     tasks: JoinSet<(Side, SessionEnd)>,
@@ -118,12 +118,12 @@ impl Drivers {
         self.tasks.spawn(async move { (side, counted.await) });
     }
 
-    /// How often they were polled.
+    /// How often the drivers were polled.
     pub(crate) fn polls(&self) -> usize {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// How the next of them ends.
+    /// How the next driver ends.
     pub(crate) async fn next_end(&mut self) -> (Side, SessionEnd) {
         timeout(LONGER, self.tasks.join_next())
             .await
@@ -132,7 +132,7 @@ impl Drivers {
             .unwrap()
     }
 
-    /// How the first and the second session end, in this order of sides.
+    /// How the server's and the client's session end.
     pub(crate) async fn ends(&mut self) -> (SessionEnd, SessionEnd) {
         let (first, one) = self.next_end().await;
         let (_, other) = self.next_end().await;
@@ -143,7 +143,7 @@ impl Drivers {
         }
     }
 
-    /// Ends them without a word.
+    /// Ends them without a close frame.
     pub(crate) async fn drop_all(&mut self) {
         self.tasks.shutdown().await;
     }
@@ -236,7 +236,7 @@ impl Pair {
         Self::start_over(server_io, client_io, setup.settings, handler).await
     }
 
-    /// A pair whose two connections somebody else joins.
+    /// A pair over two connections that the caller joins.
     pub(crate) async fn start_over<H, F, B>(
         server_io: DuplexStream,
         client_io: DuplexStream,
@@ -303,12 +303,12 @@ where
     }
 }
 
-/// Joins two connections and passes what comes on after a delay, until it is told to stop. From
-/// then on it takes and gives nothing, but keeps both open: a peer that is gone without a word.
+/// Joins two connections and forwards bytes after a delay, until it is stopped. From then on it forwards
+/// nothing but keeps both open, as a peer that vanishes without closing.
 pub(crate) struct Relay {
     tasks: JoinSet<()>,
     stop: tokio::sync::watch::Sender<bool>,
-    /// Of what the server sends, and of what the client does.
+    /// The bytes that the server sends, and those that the client sends.
     held: [Arc<AtomicBool>; 2],
 }
 
@@ -332,14 +332,14 @@ impl Relay {
         self.stop.send_replace(true);
     }
 
-    /// Keeps what comes for later, or passes it on again.
+    /// Holds received bytes back, or forwards them again.
     pub(crate) fn hold(&self, is_held: bool) {
         for held in &self.held {
             held.store(is_held, Ordering::SeqCst);
         }
     }
 
-    /// Does so with what one of the two sends.
+    /// Holds back only the bytes that one of the two sends.
     pub(crate) fn hold_from(&self, side: Side, is_held: bool) {
         self.held[usize::from(side == Side::Client)].store(is_held, Ordering::SeqCst);
     }

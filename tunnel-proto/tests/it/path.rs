@@ -1,4 +1,4 @@
-//! A path between two sessions that is long and narrow, and loses nothing.
+//! A path between two sessions with a long delay and a low rate, without loss.
 
 use std::time::Duration;
 
@@ -10,21 +10,22 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-/// What a path is like, in each of its directions.
+/// The properties of each direction of a path.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
-    /// From one end to the other.
+    /// The one-way delay.
     pub(crate) delay: Duration,
     pub(crate) bytes_each_second: u32,
-    /// Bytes that an end can hand over before it has to wait.
+    /// Bytes that an end can write before it blocks.
     pub(crate) buffer: usize,
 }
 
-/// Bytes that pass as one.
+/// Bytes that are forwarded at once.
 const PIECE: usize = 512;
 
 impl Path {
-    /// Runs for as long as the tasks are held; the ends for the server and the client.
+    /// Starts the path, which runs until the tasks are dropped; returns its ends for the server and the
+    /// client.
     pub(crate) fn start(self) -> (JoinSet<()>, DuplexStream, DuplexStream) {
         let (server, server_side) = duplex(self.buffer);
         let (client, client_side) = duplex(self.buffer);

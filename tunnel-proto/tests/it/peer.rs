@@ -1,4 +1,4 @@
-//! The other end of a session, by hand: it says whatever a test wants, frame by frame.
+//! A scripted peer: sends whatever a test wants, frame by frame.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -32,7 +32,7 @@ pub(crate) struct Frame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) stream: u32,
-    /// Length of the body, or whatever else the type has here.
+    /// Length of the body, or the value that the type has instead.
     pub(crate) length: u32,
     pub(crate) body: Bytes,
 }
@@ -93,22 +93,22 @@ pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<IO: AsyncRead + AsyncWrite + Unpin + Send> Io for IO {}
 
-/// The other end of a session of ours.
+/// The scripted end of a session.
 pub(crate) struct Peer {
     socket: WebSocketStream<Box<dyn Io>>,
     buffer: BytesMut,
-    /// Streams on which something was said.
+    /// Streams on which something was sent.
     accepted: BTreeSet<u32>,
 }
 
 impl Peer {
-    /// A session of ours on this side, and who is at its other end.
+    /// A session on this side, and the scripted peer at its other end.
     pub(crate) async fn of(side: Side, drivers: &mut Drivers) -> (Session, SessionEvents, Self) {
         let (ours, theirs) = duplex(CONNECTION_BYTES);
         Self::over(ours, Box::new(theirs), side, drivers).await
     }
 
-    /// The same over these two ends of a connection.
+    /// A session and its peer over these two ends of a connection.
     pub(crate) async fn over<IO: Io + 'static>(
         ours: IO,
         theirs: Box<dyn Io>,
@@ -133,7 +133,7 @@ impl Peer {
         )
     }
 
-    /// The bare connection, for what no WebSocket library would write.
+    /// The bare connection, for bytes that no WebSocket library would write.
     pub(crate) fn into_connection(self) -> Box<dyn Io> {
         self.socket.into_inner()
     }
@@ -166,7 +166,7 @@ impl Peer {
         out.is_empty() || self.bytes(out).await
     }
 
-    /// Says something on a stream, the first time behind the byte that accepts it.
+    /// Sends bytes on a stream, the first time after the byte that accepts it.
     pub(crate) async fn answer(&mut self, stream: u32, bytes: &[u8]) -> bool {
         let first: &[u8] = if self.accepted.insert(stream) {
             &[1]
@@ -181,7 +181,7 @@ impl Peer {
         self.frame(Frame::bare(DATA, RST, stream, 0)).await
     }
 
-    /// The next frame but for pings; `None` when the session has ended.
+    /// The next frame except pings; `None` when the session has ended.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         within(async {
             loop {
@@ -243,7 +243,7 @@ impl Peer {
         self.next_that(|frame| frame.stream == stream).await
     }
 
-    /// Whether a frame comes within a moment; none is lost.
+    /// Whether no frame arrives for a moment. A frame that arrives is not lost.
     pub(crate) async fn is_silent(&mut self) -> bool {
         match tokio::time::timeout(Duration::from_secs(1), self.next()).await {
             Err(_) => true,

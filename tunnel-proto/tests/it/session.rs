@@ -1,4 +1,4 @@
-//! One session: what its two ends tell each other, how it ends, and what it may cost.
+//! One session: control messages, its end, and its cost.
 
 use std::{
     future::{Future, poll_fn},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn control_messages_go_both_ways_and_unknown_ones_are_ignored() {
+async fn control_messages_are_delivered_both_ways_and_unknown_ones_are_ignored() {
     let mut pair = Pair::start(empty).await;
     settle().await;
     let said = [
@@ -71,7 +71,7 @@ async fn a_flood_of_unknown_control_messages_ends_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn control_messages_that_nobody_handles_end_the_session() {
+async fn unhandled_control_messages_end_the_session() {
     let mut pair = Pair::start(empty).await;
     for _ in 0..=limits::CONTROLS_WAITING {
         pair.client
@@ -135,7 +135,7 @@ async fn a_close_reason_arrives_at_the_other_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_said_before_the_close_still_arrives() {
+async fn messages_queued_before_the_close_still_arrive() {
     let mut pair = Pair::start(empty).await;
     settle().await;
     pair.server
@@ -156,7 +156,7 @@ async fn what_was_said_before_the_close_still_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_given_before_the_client_leaves_is_whole() {
+async fn a_response_sent_before_the_client_leaves_is_complete() {
     // Far more than the connection takes at once.
     let content = pattern(200_000);
     let (answer, asked) = (content.clone(), Arc::new(Semaphore::new(0)));
@@ -194,7 +194,7 @@ async fn an_answer_given_before_the_client_leaves_is_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_does_not_wait_for_a_peer_that_takes_nothing() {
+async fn a_close_does_not_wait_for_a_peer_that_does_not_read() {
     let (relay, server_io, client_io) = Relay::start(Duration::ZERO);
     let settings = SessionSettings::default();
     let mut pair = Pair::start_over(server_io, client_io, settings, never).await;
@@ -220,7 +220,7 @@ async fn a_close_does_not_wait_for_a_peer_that_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_peer_is_found_within_two_ping_intervals() {
+async fn a_dead_peer_is_detected_within_two_ping_intervals() {
     let interval = Duration::from_secs(15);
     let (relay, server_io, client_io) = Relay::start(Duration::ZERO);
     let settings = SessionSettings {
@@ -263,7 +263,7 @@ async fn the_round_trip_time_is_measured() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_whose_pongs_are_slower_than_its_pings_lives() {
+async fn a_session_with_pongs_slower_than_the_interval_stays_alive() {
     let (_relay, server_io, client_io) = Relay::start(Duration::from_millis(800));
     let interval = Duration::from_secs(1);
     let settings = SessionSettings {
@@ -276,7 +276,7 @@ async fn a_session_whose_pongs_are_slower_than_its_pings_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_session_takes_no_exchange_and_finishes_those_it_has() {
+async fn a_draining_session_refuses_new_exchanges_and_completes_open_ones() {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
     let pair = Pair::start(move |_: Request<RecvBody>| {
@@ -325,7 +325,7 @@ async fn a_draining_session_takes_no_exchange_and_finishes_those_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_without_a_word_wakes_everybody_who_waits() {
+async fn an_end_without_a_close_frame_wakes_all_waiting_tasks() {
     let (server_io, _client_io) = duplex(1024);
     let mut drivers = Drivers::default();
     let (server, mut events) = session(
@@ -357,7 +357,7 @@ async fn an_end_without_a_word_wakes_everybody_who_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_nobody_reads_does_not_keep_an_ended_session_from_rest() {
+async fn an_unread_body_does_not_keep_an_ended_session_busy() {
     let (server_io, client_io) = duplex(1024);
     let mut drivers = Drivers::default();
     let settings = SessionSettings::default();
@@ -398,10 +398,10 @@ async fn is_pending(mut future: Pin<Box<impl Future>>) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_cut_says_why_and_lets_nothing_go_on() {
+async fn a_cut_session_sends_its_reason_and_ends_all_exchanges() {
     let (_relay, server_io, client_io) = Relay::start(Duration::from_millis(1));
     let settings = SessionSettings::default();
-    // Both send without end.
+    // Both ends send without end.
     let flood = || {
         let piece = || Ok::<_, TestError>(Frame::data(pattern(10_000)));
         BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
@@ -463,7 +463,8 @@ async fn an_idle_session_costs_nothing_but_its_pings() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let before = pair.drivers.polls();
     tokio::time::sleep(Duration::from_secs(15 * 100)).await;
-    // For each ping: the timer, and the pong; at the other end: the ping. The same in return.
+    // For each ping of either end: one poll for the timer, one for the pong, and one at the other end for
+    // the ping.
     let polls = pair.drivers.polls() - before;
     assert!(polls <= 100 * 2 * 4, "{polls} polls for 200 pings");
     pair.server.close(CloseReason::Drained);
@@ -515,7 +516,7 @@ async fn a_driver_that_has_ended_may_be_kept_and_polled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exchange_goes_on_while_control_messages_pass() {
+async fn an_exchange_continues_while_control_messages_are_sent() {
     let mut pair = Pair::start(async |request: Request<RecvBody>| {
         let body = request.into_body();
         let (feeding, answer) = fed();

@@ -1,4 +1,4 @@
-//! The streams of a session: how many there may be, who gets one, and that none is left over.
+//! The streams of a session: their limits, the order in which they are opened, and that none is leaked.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn three_hundred_without_an_answer_do_not_stop_the_next() {
+async fn three_hundred_unanswered_exchanges_do_not_block_the_next() {
     let pair = Pair::start(never_there).await;
     let mut exchanges = JoinSet::new();
     for _ in 0..300 {
@@ -42,7 +42,7 @@ async fn three_hundred_without_an_answer_do_not_stop_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_more_than_allowed_is_refused_and_the_session_goes_on() {
+async fn one_exchange_beyond_the_limit_is_refused_and_the_session_continues() {
     let settings = SessionSettings {
         exchanges: 10,
         ..SessionSettings::default()
@@ -77,7 +77,7 @@ async fn one_more_than_allowed_is_refused_and_the_session_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_setting_lets_the_multiplexers_own_limit_end_the_session() {
+async fn the_multiplexers_limit_never_ends_the_session() {
     let settings = SessionSettings {
         exchanges: usize::MAX,
         ..SessionSettings::default()
@@ -100,7 +100,7 @@ async fn no_setting_lets_the_multiplexers_own_limit_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_get_a_stream_in_the_end_from_a_client_that_accepts_slowly() {
+async fn every_exchange_gets_a_stream_from_a_client_that_accepts_slowly() {
     let (server_io, client_io) = duplex(64 * 1024);
     let mut drivers = Drivers::default();
     let settings = SessionSettings::default();
@@ -138,7 +138,7 @@ async fn all_get_a_stream_in_the_end_from_a_client_that_accepts_slowly() {
     }
 }
 
-/// Answers by path with every kind of message that ends whole.
+/// Answers, by path, with every kind of complete message.
 async fn whole(request: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
     let path = request.uri().path().to_owned();
     let _ = read(request.into_body()).await;
@@ -166,7 +166,7 @@ async fn whole(request: Request<RecvBody>) -> Result<Response<TestBody>, Problem
     Ok(response.unwrap())
 }
 
-/// Content whose end comes some time after its last byte.
+/// Content whose end follows some time after its last byte.
 fn late_end() -> TestBody {
     let (feeding, body) = fed();
     let mut tasks = JoinSet::new();
@@ -221,7 +221,7 @@ async fn a_thousand_exchanges_of_every_kind_use_one_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_of_a_burst_are_ended_when_nothing_needs_them() {
+async fn unused_streams_of_a_burst_are_ended() {
     let interval = Duration::from_secs(15);
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
@@ -244,7 +244,7 @@ async fn streams_of_a_burst_are_ended_when_nothing_needs_them() {
     }
     settle().await;
     assert_eq!(pair.streams.open(), limits::IDLE_STREAMS);
-    // One goes on being used.
+    // One stays in use.
     for _ in 0..30 {
         tokio::time::sleep(interval / 10).await;
         within(exchange(&pair.server, get("/"), |_, _| {}))
@@ -259,9 +259,9 @@ async fn streams_of_a_burst_are_ended_when_nothing_needs_them() {
         .unwrap();
 }
 
-/// Ends as the number in the path says: never, as a problem, with much content, after the request,
-/// or not before it is given up.
-async fn in_any_way(request: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
+/// Answers as the number in the path selects: never, with a problem, with much content, after the request,
+/// or without end.
+async fn by_number(request: Request<RecvBody>) -> Result<Response<TestBody>, Problem> {
     let seed: usize = request.uri().path()[1..].parse().unwrap();
     match seed % 5 {
         0 => std::future::pending().await,
@@ -286,17 +286,17 @@ async fn in_any_way(request: Request<RecvBody>) -> Result<Response<TestBody>, Pr
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_left_of_exchanges_that_end_in_any_way() {
-    let mut pair = Pair::start(in_any_way).await;
+async fn exchanges_leave_nothing_behind_however_they_end() {
+    let mut pair = Pair::start(by_number).await;
     let mut state = 7;
     let mut exchanges = JoinSet::new();
     for _ in 0..2_000 {
         let session = pair.server.clone();
         let path = format!("/{}", random(&mut state));
         let body = full(pattern(random(&mut state) as usize % 400_000));
-        let patience = Duration::from_millis(random(&mut state) % 20);
+        let timeout = Duration::from_millis(random(&mut state) % 20);
         exchanges.spawn(async move {
-            let _ = tokio::time::timeout(patience, async {
+            let _ = tokio::time::timeout(timeout, async {
                 let asked = request(Method::POST, &path, body);
                 let response = exchange(&session, asked, |_, _| {}).await.ok()?;
                 Some(read(response.into_body()).await)

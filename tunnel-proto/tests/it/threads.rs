@@ -1,4 +1,4 @@
-//! The same on several threads, where a wake-up can be lost and locks can wait for each other.
+//! Sessions on several threads, where wake-ups can be lost and locks can deadlock.
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
@@ -14,7 +14,7 @@ use crate::{
     pair::{Pair, Setup, within},
 };
 
-/// A pair whose client sends back what it gets.
+/// A pair whose client echoes requests.
 async fn echoing(connection_bytes: usize) -> Pair {
     let setup = Setup {
         connection_bytes,

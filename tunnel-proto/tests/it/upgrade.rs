@@ -1,4 +1,5 @@
-//! Upgraded connections: bytes both ways, either direction ended first, and cuts seen as errors.
+//! Upgraded connections: bytes in both directions, either direction ending first, and cuts reported as
+//! errors.
 
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ async fn upgrade(session: &Session, connection: DuplexStream, ends: &mut Ends) {
     });
 }
 
-async fn says(from: &mut DuplexStream, to: &mut DuplexStream, bytes: &[u8]) {
+async fn sends(from: &mut DuplexStream, to: &mut DuplexStream, bytes: &[u8]) {
     let mut read = vec![0; bytes.len()];
     let (written, arrived) =
         within(async { tokio::join!(from.write_all(bytes), to.read_exact(&mut read)) }).await;
@@ -113,14 +114,14 @@ async fn has_ended(connection: &mut DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_go_both_ways_for_as_long_as_it_lasts() {
+async fn bytes_are_copied_in_both_directions() {
     let mut it = Upgraded::start().await;
     let large = crate::content::pattern(1_000_000);
     for _ in 0..3 {
-        says(&mut it.platform, &mut it.upstream, b"ping").await;
-        says(&mut it.upstream, &mut it.platform, b"pong").await;
-        says(&mut it.platform, &mut it.upstream, &large).await;
-        says(&mut it.upstream, &mut it.platform, &large).await;
+        sends(&mut it.platform, &mut it.upstream, b"ping").await;
+        sends(&mut it.upstream, &mut it.platform, b"pong").await;
+        sends(&mut it.platform, &mut it.upstream, &large).await;
+        sends(&mut it.upstream, &mut it.platform, &large).await;
         tokio::time::sleep(std::time::Duration::from_secs(3_600)).await;
     }
     assert_eq!(
@@ -130,7 +131,7 @@ async fn bytes_go_both_ways_for_as_long_as_it_lasts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn either_direction_may_end_first_and_the_other_goes_on() {
+async fn either_direction_may_end_first_and_the_other_continues() {
     for is_platform_first in [true, false] {
         let mut it = Upgraded::start().await;
         let (first, second) = if is_platform_first {
@@ -138,11 +139,11 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
         } else {
             (&mut it.upstream, &mut it.platform)
         };
-        says(first, second, b"last words").await;
+        sends(first, second, b"last words").await;
         first.shutdown().await.unwrap();
         has_ended(second).await;
         for _ in 0..3 {
-            // Not so long that another stream would be opened to ask whether the client lives.
+            // Too short for a probe of the client.
             tokio::time::sleep(std::time::Duration::from_secs(4)).await;
             assert_eq!(
                 it.pair.server.outstanding(),
@@ -154,7 +155,7 @@ async fn either_direction_may_end_first_and_the_other_goes_on() {
                 1,
                 "platform first: {is_platform_first}"
             );
-            says(second, first, &crate::content::pattern(600_000)).await;
+            sends(second, first, &crate::content::pattern(600_000)).await;
         }
         second.shutdown().await.unwrap();
         has_ended(first).await;
@@ -194,7 +195,7 @@ async fn a_lost_upstream_is_an_error_on_the_other_side() {
 async fn a_lost_session_is_an_error_at_both_ends_in_either_state() {
     for is_half_closed in [false, true] {
         let mut it = Upgraded::start().await;
-        says(&mut it.platform, &mut it.upstream, b"hello").await;
+        sends(&mut it.platform, &mut it.upstream, b"hello").await;
         if is_half_closed {
             it.upstream.shutdown().await.unwrap();
             has_ended(&mut it.platform).await;
@@ -204,7 +205,7 @@ async fn a_lost_session_is_an_error_at_both_ends_in_either_state() {
         it.pair.drivers.ends().await;
         assert!(within(it.uploads.recv()).await.unwrap().is_err());
         let (_, end) = within(it.ends.join_next()).await.unwrap().unwrap();
-        // Half closed, its own direction had ended whole; but it does not wait for ever.
+        // Half closed: its own direction had ended cleanly, but it does not wait forever.
         assert_eq!(end.is_ok(), is_half_closed);
         within(it.pair.serving.join_next()).await.unwrap().unwrap();
         assert_eq!(
@@ -217,7 +218,7 @@ async fn a_lost_session_is_an_error_at_both_ends_in_either_state() {
 #[tokio::test(start_paused = true)]
 async fn a_platform_client_that_is_lost_is_an_error_at_the_upstream() {
     let mut it = Upgraded::start().await;
-    says(&mut it.platform, &mut it.upstream, b"hello").await;
+    sends(&mut it.platform, &mut it.upstream, b"hello").await;
     it.ends.shutdown().await;
     assert!(within(it.uploads.recv()).await.unwrap().is_err());
     within(it.pair.client.at_rest()).await;

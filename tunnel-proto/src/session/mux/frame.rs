@@ -1,7 +1,7 @@
-//! The frames of yamux: headers written, and a received byte stream cut into parts.
+//! Frames of yamux: writes headers, and parses a received byte stream.
 //!
-//! In: bytes as they come, cut anywhere. Out: headers, each checked, and the bodies as slices of what
-//! came. Nothing is kept but the start of a header that is not whole.
+//! In: bytes as they arrive, cut anywhere. Out: checked headers, and bodies as slices of the input. Only
+//! the start of an incomplete header is buffered.
 
 use bytes::{Buf, Bytes};
 
@@ -14,14 +14,14 @@ pub(super) const HEADER_BYTES: usize = 12;
 pub(super) const SYN: u16 = 1;
 /// Accepts a stream, or answers a ping.
 pub(super) const ACK: u16 = 2;
-/// Nothing follows on a stream.
+/// Ends the sender's direction of a stream.
 pub(super) const FIN: u16 = 4;
 /// Ends a stream at once, in both directions.
 pub(super) const RST: u16 = 8;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Data,
     WindowUpdate,
     Ping,
@@ -31,11 +31,11 @@ pub(super) enum Kind {
 /// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     pub(super) flags: u16,
-    /// Zero for the session as a whole.
+    /// The stream's id; zero for the session as a whole.
     pub(super) stream: u32,
-    /// Length of the body of data; of others a value that has no body.
+    /// Length of the body of a data frame; in other frames a value, and no body follows.
     pub(super) value: u32,
 }
 
@@ -43,10 +43,10 @@ impl Header {
     pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[1] = match self.kind {
-            Kind::Data => 0,
-            Kind::WindowUpdate => 1,
-            Kind::Ping => 2,
-            Kind::GoAway => 3,
+            FrameKind::Data => 0,
+            FrameKind::WindowUpdate => 1,
+            FrameKind::Ping => 2,
+            FrameKind::GoAway => 3,
         };
         bytes[2..4].copy_from_slice(&self.flags.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.stream.to_be_bytes());
@@ -60,10 +60,10 @@ impl Header {
             return Err(MuxError::Protocol("a version other than 0"));
         }
         let kind = match kind {
-            0 => Kind::Data,
-            1 => Kind::WindowUpdate,
-            2 => Kind::Ping,
-            3 => Kind::GoAway,
+            0 => FrameKind::Data,
+            1 => FrameKind::WindowUpdate,
+            2 => FrameKind::Ping,
+            3 => FrameKind::GoAway,
             _ => return Err(MuxError::Protocol("a frame of unknown type")),
         };
         Ok(Self {
@@ -75,19 +75,19 @@ impl Header {
     }
 }
 
-/// A part of what was received.
+/// A parsed part of the input.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum FramePart {
     /// A frame begins.
     Header(Header),
-    /// A piece of the body of the frame that began last, and whether it is the last one.
+    /// A piece of the body of the last frame, with its header, and whether it is the last piece.
     Body(Header, Bytes, bool),
 }
 
-/// Cuts received bytes into parts.
+/// The incremental parser of frames.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// The start of a header that was cut.
+    /// The start of an incomplete header.
     cut: [u8; HEADER_BYTES],
     cut_bytes: usize,
     /// The frame whose body is being received, and how much of it is still to come.
@@ -95,11 +95,11 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The next part, taken off the front of `bytes`; `None` when there is no whole one.
+    /// Takes the next part off the front of `bytes`; `None` when more bytes are needed.
     ///
     /// # Errors
-    /// When a header is none of yamux.
-    pub(super) fn next(&mut self, bytes: &mut Bytes) -> Result<Option<Part>, MuxError> {
+    /// When a header is invalid.
+    pub(super) fn next(&mut self, bytes: &mut Bytes) -> Result<Option<FramePart>, MuxError> {
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -107,7 +107,7 @@ impl Frames {
             let piece = bytes.split_to(left.min(bytes.len()));
             let left = left - piece.len();
             self.body = (left > 0).then_some((header, left));
-            return Ok(Some(Part::Body(header, piece, left == 0)));
+            return Ok(Some(FramePart::Body(header, piece, left == 0)));
         }
         let header = if self.cut_bytes == 0
             && let Some(whole) = bytes.first_chunk::<HEADER_BYTES>()
@@ -126,10 +126,10 @@ impl Frames {
             self.cut_bytes = 0;
             Header::decode(&self.cut)?
         };
-        if header.kind == Kind::Data && header.value > 0 {
+        if header.kind == FrameKind::Data && header.value > 0 {
             self.body = Some((header, header.value as usize));
         }
-        Ok(Some(Part::Header(header)))
+        Ok(Some(FramePart::Header(header)))
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
 
     fn data(value: u32) -> Header {
         Header {
-            kind: Kind::Data,
+            kind: FrameKind::Data,
             flags: FIN,
             stream: 7,
             value,
@@ -147,9 +147,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_the_same_wherever_they_are_cut() {
+    fn frames_are_parsed_alike_wherever_the_input_is_cut() {
         let ping = Header {
-            kind: Kind::Ping,
+            kind: FrameKind::Ping,
             flags: SYN,
             stream: 0,
             value: 0x0102_0304,
@@ -170,8 +170,8 @@ mod tests {
                 let mut piece = Bytes::copy_from_slice(piece);
                 while let Some(part) = frames.next(&mut piece).unwrap() {
                     match part {
-                        Part::Header(header) => headers.push(header),
-                        Part::Body(_, bytes, is_last) => {
+                        FramePart::Header(header) => headers.push(header),
+                        FramePart::Body(_, bytes, is_last) => {
                             body.extend_from_slice(&bytes);
                             ends += usize::from(is_last);
                         }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_refused() {
+    fn invalid_headers_are_refused() {
         for bytes in [[1; HEADER_BYTES], [0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
             let mut bytes = Bytes::copy_from_slice(&bytes);
             assert!(Frames::default().next(&mut bytes).is_err());

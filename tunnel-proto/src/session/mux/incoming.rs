@@ -1,4 +1,4 @@
-//! What has come on one stream and was not read yet, and what may still come.
+//! Received bytes of one stream that were not read yet, and the stream's receive window.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use crate::{limits, session::websocket};
 
-/// Pieces shorter than this are put together while nobody reads: each alone would cost more than it
-/// holds, and keep the whole read buffer alive that it came in.
+/// Pieces shorter than this are gathered while the reader is behind: each alone would cost more than it
+/// holds, and would keep its whole read buffer alive.
 const SHORT_BYTES: usize = 4 * 1024;
 
-/// Longest read buffer, which a slice of it keeps alive as a whole.
+/// Largest read buffer. A slice of it keeps all of it alive.
 const BUFFER_BYTES: usize = websocket::READ_BYTES.1;
 
-/// While this much waits to be read, pieces are copied that fill less than three quarters of a buffer: what
-/// waits for long then takes little more memory than it has bytes.
+/// While this much is unread, pieces that fill less than three quarters of a read buffer are copied, so
+/// that a long backlog takes little more memory than it has bytes.
 const BACKLOG_BYTES: usize = 2 * BUFFER_BYTES;
 
-/// The bytes of a stream that were not read yet.
+/// The received bytes of a stream that were not read yet.
 #[derive(Default)]
 pub(super) struct Unread {
     chunks: VecDeque<Bytes>,
@@ -42,7 +42,7 @@ impl Unread {
                 self.end_tail();
             }
             if has_backlog && self.tail.is_empty() {
-                // Room that is not used up by doubling.
+                // Reserved at once: growing by doubling could take twice the memory.
                 self.tail.reserve(BUFFER_BYTES);
             }
             self.tail.extend_from_slice(&piece);
@@ -69,7 +69,7 @@ impl Unread {
                 chunk
             }
             None if self.tail.is_empty() => return None,
-            // Its space goes with it, so that a stream at rest holds none.
+            // Its capacity goes with it, so that an idle stream holds none.
             None => {
                 self.held -= self.tail.len();
                 std::mem::take(&mut self.tail).freeze()
@@ -79,7 +79,7 @@ impl Unread {
         Some(chunk)
     }
 
-    /// Bytes of memory that are kept alive, about.
+    /// Bytes of memory that the unread bytes keep alive, approximately.
     pub(super) fn held(&self) -> usize {
         self.held
     }
@@ -93,7 +93,8 @@ impl Unread {
     }
 }
 
-/// What a piece keeps alive: the buffer that it is a slice of. A short one lies in a buffer with many others.
+/// Memory that a piece of this length keeps alive: the read buffer that it is a slice of. A short piece
+/// shares its buffer with many others and counts by its length.
 fn held(bytes: usize) -> usize {
     match bytes {
         ..SHORT_BYTES => bytes,
@@ -101,14 +102,14 @@ fn held(bytes: usize) -> usize {
     }
 }
 
-/// The window of one stream: what the other end may send. It grows while it, and not the reader, is
-/// what the other end waits for.
+/// The receive window of one stream. It grows while the window, and not the reader, is what limits the
+/// sender.
 pub(super) struct Window {
-    /// Most bytes on their way or unread.
+    /// Most bytes that may be in flight or unread.
     size: usize,
-    /// What the other end may still send.
+    /// Bytes that the other end may still send.
     left: usize,
-    /// When it was allowed to send more.
+    /// When the last window update was sent.
     last_update: Option<Instant>,
 }
 
@@ -121,19 +122,20 @@ impl Window {
         }
     }
 
-    /// Whether the other end may send this much.
+    /// Whether the window allows this many bytes.
     pub(super) fn allows(&self, bytes: usize) -> bool {
         bytes <= self.left
     }
 
-    /// The other end has sent this much of what it may.
+    /// Counts received bytes, which [`Self::allows`] has to allow.
     pub(super) fn take(&mut self, bytes: usize) {
         self.left -= bytes;
     }
 
-    /// How much more the other end may send, now that only `unread` bytes wait. Zero until it is worth
-    /// telling. `growth` is what all windows of the session may still grow by. While memory is short,
-    /// `is_pressed`, the window does not grow, and loses what it has grown by.
+    /// Computes the window update to send after a read that has left `unread` bytes; zero until it is at
+    /// least half a window. `growth` is the number of bytes by which all windows of the session may still
+    /// grow. While `is_pressed`, because memory is short, the window does not grow, and shrinks to its
+    /// initial size.
     pub(super) fn update(
         &mut self,
         unread: usize,
@@ -148,18 +150,18 @@ impl Window {
         if is_pressed() {
             *growth += self.growth();
             self.size = limits::STREAM_WINDOW_BYTES;
-            // Only what is worth telling.
+            // As above: no update of less than half a window.
             let more = self.size.saturating_sub(used);
             let more = if more < self.size / 2 { 0 } else { more };
             self.left += more;
             return more;
         }
         let now = Instant::now();
-        // Half a window in less than two round trips: more would have come if it had been allowed.
-        let is_short = self
+        // Half a window was used in less than two round trips: the window limits the sender.
+        let is_limiting = self
             .last_update
             .is_some_and(|last| now - last < 2 * round_trip);
-        if is_short && *growth >= self.size && self.size < limits::STREAM_WINDOW_MAX_BYTES {
+        if is_limiting && *growth >= self.size && self.size < limits::STREAM_WINDOW_MAX_BYTES {
             *growth -= self.size;
             self.size *= 2;
         }
@@ -169,12 +171,12 @@ impl Window {
         more
     }
 
-    /// What the other end may still send.
+    /// Bytes that the other end may still send.
     pub(super) fn left(&self) -> usize {
         self.left
     }
 
-    /// What it has grown by, to be given back when the stream ends.
+    /// Bytes by which the window has grown, to be given back when the stream ends.
     pub(super) fn growth(&self) -> usize {
         self.size - limits::STREAM_WINDOW_BYTES
     }
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_buffers_are_copied_while_nobody_reads_and_counted_as_what_they_keep_alive() {
+    fn a_backlog_of_slices_is_copied_and_counted_as_the_memory_it_keeps_alive() {
         let mut unread = Unread::default();
         let mut buffers = Vec::new();
         for _ in 0..60 {
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_told_in_halves_and_never_passed() {
+    fn windows_are_updated_by_halves_and_never_exceeded() {
         let (mut window, mut growth) = (Window::new(), 0);
         let half = limits::STREAM_WINDOW_BYTES / 2;
         window.take(half - 1);
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_window_grows_while_it_is_what_is_waited_for_and_only_so_far() {
+    async fn a_window_that_limits_the_sender_grows_up_to_the_bound() {
         let round_trip = Duration::from_millis(100);
         let mut growth = limits::WINDOW_GROWTH_BYTES;
         let (mut slow, mut fast) = (Window::new(), Window::new());
@@ -268,7 +270,7 @@ mod tests {
                 window.update(0, round_trip, &mut growth, || false);
             }
         }
-        // The pauses of both count for either.
+        // The pauses of both windows count for either.
         assert_eq!(slow.growth(), 0);
         assert_eq!(fast.growth(), 0);
         for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! What waits to be sent: short frames put together, long bodies as they are.
+//! Frames that wait to be sent: short ones are gathered in one buffer, long bodies are kept as they are.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::limits;
 /// Bodies from this length on are not copied.
 const LONG_BYTES: usize = 4 * 1024;
 
-/// Bytes on their way out of a session.
+/// The queue of outgoing frames of a session.
 #[derive(Default)]
 pub(super) struct Output {
     pieces: VecDeque<Bytes>,
@@ -20,13 +20,13 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// A frame without a body.
+    /// Queues a frame without a body.
     pub(super) fn push(&mut self, header: Header) {
         self.tail.extend_from_slice(&header.encode());
         self.bytes += HEADER_BYTES;
     }
 
-    /// A frame with `header.value` bytes off the front of `body`.
+    /// Queues a frame whose body is the first `header.value` bytes of `body`.
     pub(super) fn push_body(&mut self, header: Header, body: &mut impl Buf) {
         let length = header.value as usize;
         self.push(header);
@@ -62,12 +62,12 @@ impl Output {
         Some(piece)
     }
 
-    /// Bytes that wait.
+    /// Bytes in the queue.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Gives space back that a burst has left.
+    /// Gives back memory that a burst has left.
     pub(super) fn trim(&mut self) {
         if self.bytes == 0 {
             *self = Self::default();

@@ -1,13 +1,13 @@
-//! The table of a session's streams, and what each frame does to them.
+//! The table of a session's streams, and the effect of each frame on it.
 //!
 //! ```text
 //!   received bytes ─▶ frame ─▶ Streams ─▶ unread bytes, windows, wakers ─▶ streams' readers
 //!   streams' writers ─▶ Streams ─▶ output ─▶ bytes to send
 //! ```
 //!
-//! In: received bytes, and what the holders of streams do. Out: bytes to send, and the wakers of those
-//! for whom something has changed. Pure but for the time at which streams are opened and windows
-//! updated; whoever holds the lock around it wakes nobody before letting go.
+//! In: received bytes, and the operations of the streams' users. Out: bytes to send, and the wakers of
+//! tasks for which something has changed. Does no I/O; reads the clock when streams are opened and windows
+//! updated. The caller holds the lock around it, and wakes the tasks only after releasing the lock.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{
     Cut, MuxError,
-    frame::{ACK, FIN, Frames, HEADER_BYTES, Header, Kind, Part, RST, SYN},
+    frame::{ACK, FIN, FrameKind, FramePart, Frames, HEADER_BYTES, Header, RST, SYN},
     incoming::{Unread, Window},
     output::Output,
 };
@@ -32,50 +32,51 @@ use crate::{
     session::Side,
 };
 
-/// Writes up to this length do not wait for their turn, so that a small message is not held up by
-/// large ones.
+/// Writes up to this length do not wait for their turn, so that large messages do not delay a small one.
 const SHORT_BYTES: usize = 2 * 1024;
 
-/// Least that a stream has to hold for its end to be worth it.
+/// Least memory that a stream has to hold to be reset for it.
 const SHED_BYTES: usize = 4 * 1024;
 
-/// A stream of which nothing was read for so long, though there was something, has a reader that stands still.
-pub(super) const STILL: Duration = Duration::from_secs(1);
+/// Time without a read, although bytes are unread, after which the reader of a stream counts as stalled.
+pub(super) const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// One stream.
 struct Stream {
     unread: Unread,
     receive: Window,
-    /// What the other end takes.
+    /// The send window: bytes that the other end still accepts.
     send: usize,
-    /// What the next frame has to say first: that the stream is new, or accepted.
+    /// Flags that the next frame carries: `SYN` for a new stream, `ACK` for an accepted one.
     first: u16,
-    /// The other end has said so.
+    /// Whether the other end has acknowledged the stream.
     is_acknowledged: bool,
-    /// When we have opened it, until the other end says anything on it.
-    unheard_since: Option<Instant>,
-    /// Nothing more comes.
+    /// When this end opened the stream; `None` once the other end has sent anything on it.
+    unanswered_since: Option<Instant>,
+    /// Whether nothing more can be received.
     has_ended: bool,
-    /// The other end takes nothing more, or the session has ended.
+    /// Whether nothing more can be sent: the stream was reset, or the session has ended.
     is_reset: bool,
-    /// This end has reset it, since it held too much. What the other end sends before it knows is dropped.
+    /// Whether this end has reset the stream because it held too much memory. Bytes that the other end
+    /// sends before it receives the reset are discarded.
     is_shed: bool,
-    /// Since when there is something to be read and nothing was.
-    waits_since: Option<Instant>,
-    turn: Turn,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-    /// Who wants to know of a reset while nobody reads or writes.
-    watcher: Option<Waker>,
+    /// When the reader fell behind: since then bytes are unread and none was read.
+    unread_since: Option<Instant>,
+    turn: WriteTurn,
+    read_waker: Option<Waker>,
+    write_waker: Option<Waker>,
+    /// The task that waits for a reset without reading or writing.
+    reset_waker: Option<Waker>,
 }
 
-/// Whether a stream waits for the WebSocket.
+/// The place of a stream in the queue for the WebSocket.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum WriteTurn {
+    /// Not queued.
     None,
-    /// It stands among those that do.
+    /// Queued.
     Waits,
-    /// It may write one frame.
+    /// May write one frame.
     Granted,
 }
 
@@ -83,29 +84,32 @@ enum Turn {
 pub(super) struct Streams {
     side: Side,
     table: HashMap<u32, Stream, BuildNoHashHasher<u32>>,
-    /// The id of the next stream of ours.
+    /// The id of the next stream that this end opens.
     next: u32,
-    /// Streams of ours that the other end has not acknowledged.
+    /// Streams opened by this end that the other end has not acknowledged.
     unacknowledged: usize,
     frames: Frames,
     output: Output,
-    /// Streams that wait for the WebSocket, in turn; those that have ended meanwhile among them.
+    /// The queue of streams that wait for the WebSocket. May contain ids of streams that have ended.
     waiting: VecDeque<u32>,
+    /// Streams that may write a frame and have not yet.
     granted: usize,
+    /// Bytes by which the receive windows may still grow.
     growth: usize,
     round_trip: Duration,
-    /// Bytes of memory in which unread bytes lie, and how many of them the account knows of.
+    /// Bytes of memory that unread bytes occupy, and how many of them were reported to the account.
     held: usize,
     reported: usize,
-    /// What the other end may have sent on streams that have ended here before it learned of that.
-    strays: usize,
+    /// Bytes that may still arrive for streams that have ended at this end: the windows that the other end
+    /// had when they ended.
+    stray_bytes: usize,
     /// Why the session has ended.
     ended: Option<CloseReason>,
-    /// The driver was told that there is something to send.
-    pub(super) is_driver_told: bool,
-    /// Streams that the other end has opened, to be handed on.
+    /// Whether the driver was notified that there is something to send.
+    pub(super) is_driver_notified: bool,
+    /// Ids of streams that the other end has opened, for the caller to take.
     pub(super) accepted: Vec<u32>,
-    /// To be woken once the lock is free.
+    /// Wakers for the caller to wake once it has released the lock.
     pub(super) woken: Vec<Waker>,
 }
 
@@ -117,36 +121,36 @@ impl Stream {
             send: limits::STREAM_WINDOW_BYTES,
             first,
             is_acknowledged: first == ACK,
-            unheard_since: (first == SYN).then(Instant::now),
+            unanswered_since: (first == SYN).then(Instant::now),
             has_ended: false,
             is_reset: false,
             is_shed: false,
-            waits_since: None,
-            turn: Turn::None,
-            reader: None,
-            writer: None,
-            watcher: None,
+            unread_since: None,
+            turn: WriteTurn::None,
+            read_waker: None,
+            write_waker: None,
+            reset_waker: None,
         }
     }
 
-    fn header(&mut self, kind: Kind, flags: u16, stream: u32, value: usize) -> Header {
+    fn header(&mut self, kind: FrameKind, flags: u16, stream: u32, value: usize) -> Header {
         Header {
             kind,
             flags: flags | std::mem::take(&mut self.first),
             stream,
-            // Windows and frames are far smaller.
+            // Windows and frames are far smaller than the type allows.
             value: u32::try_from(value).unwrap_or(u32::MAX),
         }
     }
 
-    /// The other end ends the stream at once.
+    /// Ends the stream in both directions and collects its wakers.
     fn reset(&mut self, woken: &mut Vec<Waker>) {
         self.has_ended = true;
         self.is_reset = true;
-        self.unheard_since = None;
-        woken.extend(self.reader.take());
-        woken.extend(self.writer.take());
-        woken.extend(self.watcher.take());
+        self.unanswered_since = None;
+        woken.extend(self.read_waker.take());
+        woken.extend(self.write_waker.take());
+        woken.extend(self.reset_waker.take());
     }
 }
 
@@ -165,16 +169,16 @@ impl Streams {
             round_trip: Duration::ZERO,
             held: 0,
             reported: 0,
-            strays: 0,
+            stray_bytes: 0,
             ended: None,
-            is_driver_told: false,
+            is_driver_notified: false,
             accepted: Vec::new(),
             woken: Vec::new(),
         }
     }
 
-    /// A new stream; `None` while too many wait to be acknowledged. The other end learns of it with
-    /// the first write.
+    /// Opens a stream; `None` while too many are unacknowledged. The other end learns of it with the first
+    /// write or [`Self::announce`].
     pub(super) fn open(&mut self) -> Result<Option<u32>, MuxError> {
         if self.ended.is_some() {
             return Err(MuxError::Ended);
@@ -190,40 +194,42 @@ impl Streams {
         Ok(Some(id))
     }
 
-    /// Tells the other end of a new stream without writing anything: yamux lets a stream begin with an
-    /// update of its window.
+    /// Opens the stream at the other end without writing to it: in yamux a window update may be a stream's
+    /// first frame.
     pub(super) fn announce(&mut self, id: u32) {
         if let Some(stream) = self.table.get_mut(&id)
             && stream.first == SYN
         {
-            let header = stream.header(Kind::WindowUpdate, 0, id, 0);
+            let header = stream.header(FrameKind::WindowUpdate, 0, id, 0);
             self.output.push(header);
         }
     }
 
-    /// When the oldest stream was opened that the other end was told of and has said nothing on. Looks
-    /// at all streams: not for each exchange.
+    /// When the oldest announced stream was opened on which the other end has sent nothing. Iterates over
+    /// all streams, so not to be called for each exchange.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
-        let told = self.table.values().filter(|stream| stream.first != SYN);
-        told.filter_map(|stream| stream.unheard_since).min()
+        let announced = self.table.values().filter(|stream| stream.first != SYN);
+        announced.filter_map(|stream| stream.unanswered_since).min()
     }
 
-    /// The wakers of all that wait for bytes of a stream.
+    /// Takes the wakers of all tasks that wait to read.
     pub(super) fn readers(&mut self) -> Vec<Waker> {
         let streams = self.table.values_mut();
-        streams.filter_map(|stream| stream.reader.take()).collect()
+        streams
+            .filter_map(|stream| stream.read_waker.take())
+            .collect()
     }
 
-    /// Takes received bytes in.
+    /// Processes received bytes.
     pub(super) fn receive(&mut self, mut bytes: Bytes) -> Result<(), MuxError> {
         if self.ended.is_some() {
-            // The other end goes on until it is told.
+            // The other end may send until it receives the close frame.
             return Ok(());
         }
         while let Some(part) = self.frames.next(&mut bytes)? {
             match part {
-                Part::Header(header) => self.on_header(header)?,
-                Part::Body(header, piece, is_last) => {
+                FramePart::Header(header) => self.on_header(header)?,
+                FramePart::Body(header, piece, is_last) => {
                     self.on_body(header.stream, piece);
                     if is_last && header.flags & FIN != 0 {
                         self.on_end(header.stream);
@@ -236,15 +242,15 @@ impl Streams {
 
     fn on_header(&mut self, header: Header) -> Result<(), MuxError> {
         match header.kind {
-            Kind::Ping => return self.on_ping(header),
-            Kind::GoAway => return Err(MuxError::Ended),
-            Kind::Data | Kind::WindowUpdate => {}
+            FrameKind::Ping => return self.on_ping(header),
+            FrameKind::GoAway => return Err(MuxError::Ended),
+            FrameKind::Data | FrameKind::WindowUpdate => {}
         }
         if header.flags & SYN != 0 {
             self.accept(header.stream)?;
         }
         let Some(stream) = self.table.get_mut(&header.stream) else {
-            // It has ended here, and the other end does not know yet.
+            // The stream has ended at this end, and the other end may not know it yet.
             return self.on_stray(header);
         };
         if header.flags & ACK != 0 && !stream.is_acknowledged {
@@ -253,44 +259,45 @@ impl Streams {
         }
         if header.flags & RST != 0 {
             stream.reset(&mut self.woken);
-            // Whoever holds it has no use for its turn any more.
-            if std::mem::replace(&mut stream.turn, Turn::None) == Turn::Granted {
+            // Its user has no use for the granted turn any more.
+            if std::mem::replace(&mut stream.turn, WriteTurn::None) == WriteTurn::Granted {
                 self.granted -= 1;
             }
             return Ok(());
         }
         let value = header.value as usize;
-        if header.kind == Kind::WindowUpdate {
+        if header.kind == FrameKind::WindowUpdate {
             stream.send += value;
             if stream.send > u32::MAX as usize {
-                return Err(MuxError::Protocol("a window beyond any number"));
+                return Err(MuxError::Protocol("a send window that overflows"));
             }
-            self.woken.extend(stream.writer.take());
+            self.woken.extend(stream.write_waker.take());
         } else if stream.has_ended && value > 0 && !stream.is_shed {
             return Err(MuxError::Protocol("data after a stream's end"));
         } else if !stream.receive.allows(value) {
             return Err(MuxError::Protocol("more data than the window allows"));
         }
-        if header.flags & FIN != 0 && (header.kind == Kind::WindowUpdate || value == 0) {
+        if header.flags & FIN != 0 && (header.kind == FrameKind::WindowUpdate || value == 0) {
             self.on_end(header.stream);
         }
         Ok(())
     }
 
-    /// A frame for a stream that does not exist: what was allowed when the stream ended may still come.
+    /// Handles a frame for a stream that does not exist: what its window allowed when it ended may still
+    /// arrive.
     fn on_stray(&mut self, header: Header) -> Result<(), MuxError> {
-        if header.kind == Kind::Data {
-            let left = self.strays.checked_sub(header.value as usize);
-            self.strays =
+        if header.kind == FrameKind::Data {
+            let left = self.stray_bytes.checked_sub(header.value as usize);
+            self.stray_bytes =
                 left.ok_or(MuxError::Protocol("data for a stream that does not exist"))?;
         }
         Ok(())
     }
 
-    /// Answers a ping, unless the other end takes nothing: then it can wait for no answer.
+    /// Answers a ping, unless the output is full because the other end does not read.
     fn on_ping(&mut self, header: Header) -> Result<(), MuxError> {
         if header.flags & SYN == 0 || header.stream != 0 {
-            return Err(MuxError::Protocol("an answer to no ping"));
+            return Err(MuxError::Protocol("an answer to a ping that was not sent"));
         }
         if self.output.len() < 2 * limits::OUTPUT_BYTES {
             self.output.push(Header {
@@ -301,7 +308,8 @@ impl Streams {
         Ok(())
     }
 
-    /// The other end opens a stream: only the tunnel server does, and numbers them as yamux's client.
+    /// Accepts a stream that the other end opens. Only the tunnel server opens streams, with the odd ids of
+    /// a yamux client.
     fn accept(&mut self, id: u32) -> Result<(), MuxError> {
         if self.side == Side::Server {
             return Err(MuxError::Protocol("the tunnel client opened a stream"));
@@ -312,31 +320,31 @@ impl Streams {
         if self.table.len() >= limits::STREAMS {
             return self.refuse(id);
         }
-        let Entry::Vacant(place) = self.table.entry(id) else {
+        let Entry::Vacant(entry) = self.table.entry(id) else {
             return Err(MuxError::Protocol("a new stream with a used id"));
         };
-        place.insert(Stream::new(ACK));
+        entry.insert(Stream::new(ACK));
         self.accepted.push(id);
         Ok(())
     }
 
-    /// Resets a stream beyond the limit. It may be an honest one: those that were reset count until
-    /// their holders know.
+    /// Resets a stream beyond the limit. A correct peer can exceed it, since streams that it has reset
+    /// count until their users drop them.
     fn refuse(&mut self, stream: u32) -> Result<(), MuxError> {
         if self.output.len() >= 2 * limits::OUTPUT_BYTES {
             return Err(MuxError::Protocol("more streams than allowed"));
         }
         self.output.push(Header {
-            kind: Kind::Data,
+            kind: FrameKind::Data,
             flags: RST,
             stream,
             value: 0,
         });
-        self.strays = self.strays.saturating_add(limits::STREAM_WINDOW_BYTES);
+        self.stray_bytes = self.stray_bytes.saturating_add(limits::STREAM_WINDOW_BYTES);
         Ok(())
     }
 
-    /// Takes a piece in, unless the stream has ended, or began only after the frame did.
+    /// Stores a piece of a body, unless the stream has ended, or did not exist yet when the frame began.
     fn on_body(&mut self, id: u32, piece: Bytes) {
         if let Some(stream) = self.table.get_mut(&id)
             && (!stream.has_ended || stream.is_shed)
@@ -347,24 +355,24 @@ impl Streams {
                 return;
             }
             if stream.unread.is_empty() {
-                stream.waits_since = Some(Instant::now());
+                stream.unread_since = Some(Instant::now());
             }
             let before = stream.unread.held();
             stream.unread.push(piece);
             self.held += stream.unread.held() - before;
-            stream.unheard_since = None;
-            self.woken.extend(stream.reader.take());
+            stream.unanswered_since = None;
+            self.woken.extend(stream.read_waker.take());
         }
     }
 
     fn on_end(&mut self, id: u32) {
         if let Some(stream) = self.table.get_mut(&id) {
             stream.has_ended = true;
-            self.woken.extend(stream.reader.take());
+            self.woken.extend(stream.read_waker.take());
         }
     }
 
-    /// The next bytes of a stream; `None` when no more can come.
+    /// Reads the next bytes of a stream; `None` when no more can come.
     pub(super) fn poll_read(
         &mut self,
         id: u32,
@@ -377,14 +385,14 @@ impl Streams {
         let before = stream.unread.held();
         if let Some(chunk) = stream.unread.pop() {
             self.held -= before - stream.unread.held();
-            stream.waits_since = (!stream.unread.is_empty()).then(Instant::now);
+            stream.unread_since = (!stream.unread.is_empty()).then(Instant::now);
             if !stream.has_ended {
                 let is_pressed = || account.is_some_and(MemoryAccount::is_pressed);
                 let (unread, growth) = (stream.unread.len(), &mut self.growth);
                 let receive = &mut stream.receive;
                 let more = receive.update(unread, self.round_trip, growth, is_pressed);
                 if more > 0 {
-                    let header = stream.header(Kind::WindowUpdate, 0, id, more);
+                    let header = stream.header(FrameKind::WindowUpdate, 0, id, more);
                     self.output.push(header);
                 }
             }
@@ -393,33 +401,33 @@ impl Streams {
         if stream.has_ended {
             return Poll::Ready(None);
         }
-        set(&mut stream.reader, cx, &mut self.woken);
+        set_waker(&mut stream.read_waker, cx, &mut self.woken);
         Poll::Pending
     }
 
-    /// Whether nothing has come on an open stream that was not read.
+    /// Whether the stream is open and nothing is unread on it.
     pub(super) fn is_quiet(&self, id: u32) -> bool {
         let stream = self.table.get(&id);
         stream.is_some_and(|stream| stream.unread.is_empty() && !stream.has_ended)
     }
 
-    /// Whether the stream was reset, by the other end or the end of the session.
+    /// Whether the stream was reset or the session has ended.
     pub(super) fn is_reset(&self, id: u32) -> bool {
         self.table.get(&id).is_none_or(|stream| stream.is_reset)
     }
 
-    /// Ready when the other end has reset the stream, whatever was not read of it.
+    /// Ready when [`Self::is_reset`], whatever is still unread.
     pub(super) fn poll_reset(&mut self, id: u32, cx: &Context<'_>) -> Poll<()> {
         match self.table.get_mut(&id) {
             Some(stream) if !stream.is_reset => {
-                set(&mut stream.watcher, cx, &mut self.woken);
+                set_waker(&mut stream.reset_waker, cx, &mut self.woken);
                 Poll::Pending
             }
             _ => Poll::Ready(()),
         }
     }
 
-    /// Takes some of the bytes as one frame.
+    /// Queues some of the bytes as one frame.
     pub(super) fn poll_write(
         &mut self,
         id: u32,
@@ -431,21 +439,21 @@ impl Streams {
         };
         let wanted = bytes.remaining();
         if stream.send == 0 {
-            set(&mut stream.writer, cx, &mut self.woken);
+            set_waker(&mut stream.write_waker, cx, &mut self.woken);
             return Poll::Pending;
         }
         let is_free = self.output.len() < limits::OUTPUT_BYTES && self.waiting.is_empty();
         let is_short = wanted <= SHORT_BYTES && self.output.len() < 2 * limits::OUTPUT_BYTES;
         match stream.turn {
-            Turn::Granted => {
-                stream.turn = Turn::None;
+            WriteTurn::Granted => {
+                stream.turn = WriteTurn::None;
                 self.granted -= 1;
             }
-            _ if is_free || is_short => stream.turn = Turn::None,
+            _ if is_free || is_short => stream.turn = WriteTurn::None,
             turn => {
-                set(&mut stream.writer, cx, &mut self.woken);
-                if turn == Turn::None {
-                    stream.turn = Turn::Waits;
+                set_waker(&mut stream.write_waker, cx, &mut self.woken);
+                if turn == WriteTurn::None {
+                    stream.turn = WriteTurn::Waits;
                     self.waiting.push_back(id);
                 }
                 return Poll::Pending;
@@ -453,15 +461,16 @@ impl Streams {
         }
         let length = wanted.min(stream.send).min(limits::FRAME_BYTES);
         stream.send -= length;
-        let header = stream.header(Kind::Data, 0, id, length);
+        let header = stream.header(FrameKind::Data, 0, id, length);
         self.output.push_body(header, bytes);
         Poll::Ready(Ok(()))
     }
 
-    /// The next bytes for the WebSocket; those who wait to write get their turn as it takes them.
+    /// The next bytes for the WebSocket. Grants waiting writers their turns as output is taken.
     pub(super) fn take(&mut self) -> Option<Bytes> {
         let bytes = self.output.pop();
-        // One at least, since short messages fill the output beyond what is granted from.
+        // At least one, since short writes may keep the output above the level below which turns are
+        // granted.
         while self.granted == 0
             || self.output.len() + self.granted * limits::FRAME_BYTES < limits::OUTPUT_BYTES
         {
@@ -469,24 +478,25 @@ impl Streams {
                 break;
             };
             if let Some(stream) = self.table.get_mut(&id)
-                && stream.turn == Turn::Waits
+                && stream.turn == WriteTurn::Waits
             {
-                stream.turn = Turn::Granted;
+                stream.turn = WriteTurn::Granted;
                 self.granted += 1;
-                self.woken.extend(stream.writer.take());
+                self.woken.extend(stream.write_waker.take());
             }
         }
         bytes
     }
 
-    /// Whether there is something to send that the driver was not told of; it counts as told then.
-    pub(super) fn has_news(&mut self) -> bool {
-        let has_news = self.output.len() > 0 && !self.is_driver_told;
-        self.is_driver_told |= has_news;
-        has_news
+    /// Whether there is output of which the driver is not notified yet. If so, marks it as notified: the
+    /// caller has to wake the driver.
+    pub(super) fn take_notification(&mut self) -> bool {
+        let is_due = self.output.len() > 0 && !self.is_driver_notified;
+        self.is_driver_notified |= is_due;
+        is_due
     }
 
-    /// Nobody holds the stream any more: it is reset, or if `is_whole` ended in order.
+    /// Removes a stream that its user has dropped: ends it in order if `is_whole`, else resets it.
     pub(super) fn remove(&mut self, id: u32, is_whole: bool) {
         let Some(mut stream) = self.table.remove(&id) else {
             return;
@@ -494,27 +504,27 @@ impl Streams {
         self.growth += stream.receive.growth();
         self.held -= stream.unread.held();
         if !stream.has_ended || stream.is_shed {
-            self.strays = self.strays.saturating_add(stream.receive.left());
+            self.stray_bytes = self.stray_bytes.saturating_add(stream.receive.left());
         }
-        if stream.turn == Turn::Granted {
+        if stream.turn == WriteTurn::Granted {
             self.granted -= 1;
         }
         if !stream.is_acknowledged {
             self.unacknowledged -= 1;
         }
-        // The other end never heard of a stream that has to say it is new.
+        // A stream that was never announced does not exist at the other end.
         if !stream.is_reset && self.ended.is_none() && stream.first != SYN {
             let flags = if is_whole { FIN } else { RST };
-            let header = stream.header(Kind::Data, flags, id, 0);
+            let header = stream.header(FrameKind::Data, flags, id, 0);
             self.output.push(header);
         }
-        // Wakers may be the last to hold a task: dropped with the lock held, it could want it.
-        self.woken.extend(stream.reader);
-        self.woken.extend(stream.writer);
-        self.woken.extend(stream.watcher);
+        // Not dropped here: a waker may hold the last reference to a task, whose drop may take this lock.
+        self.woken.extend(stream.read_waker);
+        self.woken.extend(stream.write_waker);
+        self.woken.extend(stream.reset_waker);
     }
 
-    /// The session has ended: what was received can still be read, nothing can be sent.
+    /// Ends all streams with the session: what was received can still be read, nothing can be sent.
     pub(super) fn end(&mut self, reason: CloseReason) {
         self.ended.get_or_insert(reason);
         self.waiting.clear();
@@ -522,7 +532,7 @@ impl Streams {
         self.output = Output::default();
         for stream in self.table.values_mut() {
             stream.reset(&mut self.woken);
-            stream.turn = Turn::None;
+            stream.turn = WriteTurn::None;
         }
     }
 
@@ -531,7 +541,7 @@ impl Streams {
         self.ended
     }
 
-    /// What is to be told to the account: how much it was told last, and how much is held now. Nothing while
+    /// The change to report to the account: the bytes reported last, and the bytes held now. `None` while
     /// the difference is small, unless nothing is held any more.
     pub(super) fn unreported(&mut self) -> Option<(usize, usize)> {
         let difference = self.held.abs_diff(self.reported);
@@ -542,43 +552,47 @@ impl Streams {
         Some((reported, self.held))
     }
 
-    /// Bytes that the account knows of.
+    /// Bytes that were reported to the account.
     pub(super) fn reported(&self) -> usize {
         self.reported
     }
 
-    /// Bytes of memory in which unread bytes lie.
+    /// Bytes of memory that unread bytes occupy.
     pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    /// Resets the stream that holds the most, one whose reader stands still if there is any, and drops
-    /// what it holds; `false` if none holds enough to be worth it.
+    /// Resets the stream that holds the most memory, preferably one with a stalled reader, and drops what
+    /// it holds; `false` if none holds [`SHED_BYTES`].
     pub(super) fn shed(&mut self) -> bool {
         let now = Instant::now();
-        let is_still = |stream: &Stream| stream.waits_since.is_some_and(|at| now - at > STILL);
+        let is_stalled = |stream: &Stream| {
+            stream
+                .unread_since
+                .is_some_and(|at| now - at > STALLED_AFTER)
+        };
         let largest = self
             .table
             .iter_mut()
             .filter(|(_, stream)| stream.unread.held() >= SHED_BYTES)
-            .max_by_key(|(_, stream)| (is_still(stream), stream.unread.held()));
+            .max_by_key(|(_, stream)| (is_stalled(stream), stream.unread.held()));
         let Some((&id, stream)) = largest else {
             return false;
         };
         self.held -= std::mem::take(&mut stream.unread).held();
         stream.is_shed = true;
         if !stream.is_reset && self.ended.is_none() {
-            let header = stream.header(Kind::Data, RST, id, 0);
+            let header = stream.header(FrameKind::Data, RST, id, 0);
             self.output.push(header);
         }
         stream.reset(&mut self.woken);
-        if std::mem::replace(&mut stream.turn, Turn::None) == Turn::Granted {
+        if std::mem::replace(&mut stream.turn, WriteTurn::None) == WriteTurn::Granted {
             self.granted -= 1;
         }
         true
     }
 
-    /// Whether the stream was reset since it held too much.
+    /// Whether this end has reset the stream because it held too much memory.
     pub(super) fn is_shed(&self, id: u32) -> bool {
         self.table.get(&id).is_some_and(|stream| stream.is_shed)
     }
@@ -587,7 +601,7 @@ impl Streams {
         self.round_trip = time;
     }
 
-    /// Gives back what a burst has left.
+    /// Gives back memory that a burst has left.
     pub(super) fn trim(&mut self) {
         self.output.trim();
         self.waiting.shrink_to_fit();
@@ -597,27 +611,27 @@ impl Streams {
         }
     }
 
-    /// How many streams there are.
+    /// Number of streams.
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Streams, those that are not acknowledged, and those that have their turn.
+    /// Number of streams, of unacknowledged ones, and of those with a granted turn.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         (self.table.len(), self.unacknowledged, self.granted)
     }
 
-    /// Bytes that wait to be sent.
+    /// Bytes queued to be sent.
     #[cfg(test)]
     pub(super) fn output_bytes(&self) -> usize {
         self.output.len()
     }
 }
 
-/// Keeps the waker of this task. One of another task is not dropped here: it may be the last to hold
-/// that task, which could want the lock.
-fn set(waker: &mut Option<Waker>, cx: &Context<'_>, woken: &mut Vec<Waker>) {
+/// Stores the waker of this task. The waker of another task is not dropped but added to `woken`: it may
+/// hold the last reference to that task, whose drop may take the lock.
+fn set_waker(waker: &mut Option<Waker>, cx: &Context<'_>, woken: &mut Vec<Waker>) {
     let is_same = |waker: &Waker| waker.will_wake(cx.waker());
     if !waker.as_ref().is_some_and(is_same) {
         woken.extend(waker.replace(cx.waker().clone()));

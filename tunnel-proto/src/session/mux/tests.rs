@@ -1,4 +1,5 @@
-//! The table of streams against itself, and against the `yamux` crate as an independent other end.
+//! Tests of the table of streams against itself, and against the `yamux` crate as an independent
+//! implementation.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use parking_lot::Mutex as PipeLock;
 use proptest::prelude::*;
 
 use super::{
-    frame::{Header, Kind},
+    frame::{FrameKind, Header},
     streams::Streams,
     *,
 };
@@ -22,7 +23,7 @@ fn context() -> Context<'static> {
     Context::from_waker(noop_waker_ref())
 }
 
-/// Two ends, joined by hand.
+/// Two ends whose bytes the test moves by hand.
 struct Two {
     server: Arc<Mux>,
     client: Arc<Mux>,
@@ -45,7 +46,7 @@ impl Two {
         }
     }
 
-    /// Moves whatever waits, until nothing does.
+    /// Moves all waiting bytes, until there are none.
     fn settle(&mut self) {
         loop {
             let (up, down) = (self.server.take(), self.client.take());
@@ -83,7 +84,7 @@ fn read(stream: &mut MuxStream) -> Vec<u8> {
 }
 
 #[test]
-fn a_writer_waits_for_the_reader_and_loses_nothing() {
+fn a_writer_waits_for_the_reader_and_no_byte_is_lost() {
     let mut two = Two::new();
     let mut ours = two.open();
     let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
@@ -100,7 +101,7 @@ fn a_writer_waits_for_the_reader_and_loses_nothing() {
 }
 
 #[test]
-fn streams_that_wait_for_the_way_out_take_turns() {
+fn streams_that_wait_for_the_output_take_turns() {
     let two = Two::new();
     let mut streams: Vec<_> = (0..20).map(|_| two.open()).collect();
     let mut left = vec![Bytes::from(vec![0; 200_000]); 20];
@@ -112,7 +113,7 @@ fn streams_that_wait_for_the_way_out_take_turns() {
             *sent += before - left.len();
         }
         let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
-        // The first few fill what is empty at the start.
+        // The first few fill the output, which is empty at the start.
         assert!(most - least <= 5 * limits::FRAME_BYTES, "{sent:?}");
         two.server.take();
     }
@@ -124,13 +125,13 @@ fn a_short_message_does_not_wait_for_long_ones() {
     let (mut long, mut short) = (two.open(), two.open());
     assert!(!write(&mut long, &mut Bytes::from(vec![0; 250_000])));
     assert!(write(&mut short, &mut Bytes::from(vec![0; 500])));
-    // Nor does it help to cut a long one into many.
+    // Many short writes of a long message have to wait too.
     let all = (0..10_000).filter(|_| write(&mut two.open(), &mut Bytes::from(vec![0; 500])));
     assert!(all.count() < 1_000);
 }
 
 #[test]
-fn whoever_has_its_turn_and_goes_away_holds_up_nobody() {
+fn a_dropped_stream_with_a_granted_turn_blocks_no_other() {
     let two = Two::new();
     let mut streams: Vec<_> = (0..30).map(|_| two.open()).collect();
     for stream in &mut streams {
@@ -144,7 +145,7 @@ fn whoever_has_its_turn_and_goes_away_holds_up_nobody() {
 }
 
 #[test]
-fn nothing_is_left_of_streams_that_have_gone() {
+fn dropped_streams_leave_nothing_behind() {
     let mut two = Two::new();
     for round in 0..3_000 {
         let mut stream = two.open();
@@ -168,7 +169,7 @@ fn nothing_is_left_of_streams_that_have_gone() {
 }
 
 #[test]
-fn whoever_was_reset_while_it_waited_keeps_no_turn() {
+fn a_stream_that_is_reset_while_it_waits_keeps_no_turn() {
     let mut two = Two::new();
     let mut streams: Vec<_> = (0..30).map(|_| two.open()).collect();
     for stream in &mut streams {
@@ -178,7 +179,7 @@ fn whoever_was_reset_while_it_waited_keeps_no_turn() {
     for stream in &mut streams {
         write(stream, &mut Bytes::from(vec![0; 200_000]));
     }
-    // All but the last are reset by the other end, and held on to here.
+    // All but the last are reset by the other end, and not dropped here.
     let mut last = streams.pop().unwrap();
     let _theirs = two.accepted.pop().unwrap();
     two.accepted.clear();
@@ -192,11 +193,11 @@ fn whoever_was_reset_while_it_waited_keeps_no_turn() {
 }
 
 #[test]
-fn what_no_window_allows_is_never_kept() {
-    use frame::{Header, Kind, RST, SYN};
+fn data_beyond_the_window_is_never_stored() {
+    use frame::{FrameKind, Header, RST, SYN};
     let header = |flags, stream, value| {
         Header {
-            kind: Kind::Data,
+            kind: FrameKind::Data,
             flags,
             stream,
             value,
@@ -204,7 +205,7 @@ fn what_no_window_allows_is_never_kept() {
         .encode()
     };
     let flood = vec![0; 4 * limits::STREAM_WINDOW_BYTES];
-    // Behind a reset.
+    // After a reset.
     let mut streams = Streams::new(Side::Client);
     streams
         .receive(Bytes::copy_from_slice(&header(SYN, 1, 0)))
@@ -214,14 +215,14 @@ fn what_no_window_allows_is_never_kept() {
         .receive([&reset[..], &flood].concat().into())
         .unwrap();
     assert_eq!(streams.poll_read(1, &context(), None), Poll::Ready(None));
-    // For a stream that does not exist, and could come to exist while the frame is on its way.
+    // For a stream that does not exist, but could be opened while the frame is being received.
     let mut streams = Streams::new(Side::Server);
     let early = Bytes::copy_from_slice(&header(0, 1, flood.len() as u32));
     assert!(matches!(streams.receive(early), Err(MuxError::Protocol(_))));
 }
 
 #[test]
-fn no_piece_is_longer_than_a_batch() {
+fn no_output_is_longer_than_a_batch() {
     let two = Two::new();
     let mut long = two.open();
     write(&mut long, &mut Bytes::from(vec![0; 200_000]));
@@ -238,10 +239,10 @@ fn no_piece_is_longer_than_a_batch() {
 }
 
 #[test]
-fn a_stream_is_waited_for_from_when_it_was_told_of_until_anything_comes() {
+fn a_stream_is_unanswered_from_its_announcement_until_anything_is_received() {
     let mut two = Two::new();
     let mut streams = [two.open(), two.open(), two.open()];
-    assert_eq!(two.server.waiting_since(), None, "nobody knows of them");
+    assert_eq!(two.server.waiting_since(), None, "not announced yet");
     for stream in &streams {
         stream.announce();
         stream.announce();
@@ -252,19 +253,19 @@ fn a_stream_is_waited_for_from_when_it_was_told_of_until_anything_comes() {
     for theirs in &mut two.accepted {
         assert!(theirs.is_quiet());
     }
-    // One is accepted, one reset, one given up.
+    // One is accepted, one reset, one dropped.
     let mut theirs = two.accepted.remove(0);
     assert!(write(&mut theirs, &mut Bytes::from_static(&[1])));
     two.accepted.remove(0);
     two.settle();
     assert!(two.server.waiting_since().is_some());
     assert_eq!(read(&mut streams[0]), [1]);
-    let [_accepted, _reset, given_up] = streams;
-    drop(given_up);
+    let [_accepted, _reset, dropped] = streams;
+    drop(dropped);
     assert_eq!(two.server.waiting_since(), None);
 }
 
-/// Streams on each of which the client has sent a whole window, and nobody has read.
+/// Streams on each of which the client has sent a whole window, all of it unread.
 fn unread(two: &mut Two, count: usize) -> Vec<MuxStream> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -284,7 +285,7 @@ fn unread(two: &mut Two, count: usize) -> Vec<MuxStream> {
 }
 
 #[test]
-fn above_the_limit_of_an_account_streams_that_nobody_reads_are_ended_by_name() {
+fn above_an_accounts_limit_unread_streams_are_reset_and_marked() {
     const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
     let mut two = Two::new();
     let account = MemoryAccount::new(LIMIT);
@@ -294,7 +295,7 @@ fn above_the_limit_of_an_account_streams_that_nobody_reads_are_ended_by_name() {
     assert!(held <= LIMIT && held > LIMIT / 2, "{held}");
     let shed = streams.iter().filter(|stream| stream.is_shed()).count();
     assert!(shed >= 16, "{shed}");
-    // The other end knows, and those that were left alone are whole.
+    // The other end has received the resets, and the other streams are whole.
     let reset = two.accepted.iter().filter(|stream| stream.is_reset());
     assert_eq!(reset.count(), shed);
     for stream in &mut streams {
@@ -307,7 +308,7 @@ fn above_the_limit_of_an_account_streams_that_nobody_reads_are_ended_by_name() {
 }
 
 #[test]
-fn what_was_held_before_there_was_an_account_counts_from_then_on() {
+fn bytes_held_before_the_account_was_set_count_from_then_on() {
     let mut two = Two::new();
     let before = unread(&mut two, 2);
     let account = MemoryAccount::new(usize::MAX);
@@ -322,12 +323,12 @@ fn what_was_held_before_there_was_an_account_counts_from_then_on() {
 }
 
 #[test]
-fn what_is_counted_out_before_it_was_counted_in_ends_no_stream() {
+fn a_release_reported_before_its_hold_resets_no_stream() {
     const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
     let mut two = Two::new();
     let account = MemoryAccount::new(LIMIT);
     two.server.account_to(&account);
-    // As when a reader's thread is faster than the one that has received what it read.
+    // As when the reader's thread reports before the receiver's thread has.
     account.release(LIMIT);
     assert_eq!(account.held(), 0);
     assert!(!account.is_pressed());
@@ -340,10 +341,10 @@ fn what_is_counted_out_before_it_was_counted_in_ends_no_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_stands_still_that_has_read_nothing_of_what_there_is_for_a_while() {
+async fn streams_with_stalled_readers_are_reset_first() {
     let mut two = Two::new();
-    let [mut came_late, mut still, large] = [two.open(), two.open(), two.open()];
-    for stream in [&came_late, &still, &large] {
+    let [mut came_late, mut stalled, large] = [two.open(), two.open(), two.open()];
+    for stream in [&came_late, &stalled, &large] {
         stream.announce();
     }
     two.settle();
@@ -356,20 +357,20 @@ async fn a_reader_stands_still_that_has_read_nothing_of_what_there_is_for_a_whil
         send(&mut two, stream, 8 * 1024);
     }
     assert_eq!(read(&mut came_late).len(), 16 * 1024);
-    assert_eq!(read(&mut still).len(), 8 * 1024);
+    assert_eq!(read(&mut stalled).len(), 8 * 1024);
     send(&mut two, 1, 8 * 1024);
-    tokio::time::advance(2 * streams::STILL).await;
+    tokio::time::advance(2 * streams::STALLED_AFTER).await;
     send(&mut two, 0, 16 * 1024);
     send(&mut two, 2, 64 * 1024);
     assert!(two.server.shed());
-    assert!(still.is_shed() && !came_late.is_shed() && !large.is_shed());
-    // Of readers that had no time the largest.
+    assert!(stalled.is_shed() && !came_late.is_shed() && !large.is_shed());
+    // Among readers that are not stalled, the largest.
     assert!(two.server.shed());
     assert!(large.is_shed() && !came_late.is_shed());
 }
 
 #[test]
-fn what_one_account_holds_ends_no_stream_of_its_neighbour() {
+fn one_accounts_bytes_reset_no_stream_of_another() {
     const LIMIT: usize = 8 * limits::STREAM_WINDOW_BYTES;
     let node = MemoryAccount::new(LIMIT);
     let accounts = [(); 2].map(|()| MemoryAccount::within(&node, LIMIT / 2));
@@ -382,7 +383,7 @@ fn what_one_account_holds_ends_no_stream_of_its_neighbour() {
     let _streams = unread(&mut greedy, 40);
     assert!(kept.iter().all(|stream| !stream.is_shed()));
     assert!(node.held() <= LIMIT && node.is_pressed());
-    // Of two who pass it together the one that holds more has to give.
+    // Of two accounts that exceed the limit together, the one that holds more has to release.
     node.set_limit(LIMIT / 2);
     let _more = unread(&mut greedy, 1);
     assert!(node.held() <= LIMIT / 2);
@@ -390,13 +391,13 @@ fn what_one_account_holds_ends_no_stream_of_its_neighbour() {
 }
 
 #[test]
-fn data_for_streams_that_have_ended_here_is_a_breach_once_no_window_allowed_it() {
+fn data_for_ended_streams_beyond_their_windows_is_a_protocol_error() {
     let mut two = Two::new();
     let stream = two.open();
     stream.announce();
     two.settle();
     let frame = |stream, length| Header {
-        kind: Kind::Data,
+        kind: FrameKind::Data,
         flags: 0,
         stream,
         value: u32::try_from(length).unwrap(),
@@ -414,7 +415,7 @@ fn data_for_streams_that_have_ended_here_is_a_breach_once_no_window_allowed_it()
 }
 
 #[test]
-fn whoever_reads_hears_why_the_session_ended() {
+fn a_reader_learns_why_the_session_ended() {
     let two = Two::new();
     let stream = two.open();
     assert_eq!(stream.close_reason(), None);
@@ -424,7 +425,7 @@ fn whoever_reads_hears_why_the_session_ended() {
     assert!(stream.is_reset());
 }
 
-/// A pipe under the crate's connection.
+/// The byte stream below the crate's connection.
 #[derive(Clone, Default)]
 struct Pipe(Arc<PipeLock<(BytesMut, BytesMut)>>);
 
@@ -463,7 +464,7 @@ impl AsyncWrite for Pipe {
     }
 }
 
-/// Our table with the crate at the other end, which echoes every stream.
+/// Our table, with the crate at the other end echoing every stream.
 struct Crate {
     ours: Arc<Mux>,
     theirs: yamux::Connection<Pipe>,
@@ -486,7 +487,7 @@ impl Crate {
         }
     }
 
-    /// Moves bytes, in pieces of this length, until nothing moves any more.
+    /// Moves all waiting bytes, in pieces of this length, until there are none.
     fn settle(&mut self, piece: usize) {
         loop {
             let mut moved = false;
@@ -515,7 +516,7 @@ impl Crate {
     }
 }
 
-/// Reads what there is, and says it again.
+/// Reads what there is and writes it back.
 fn echo(stream: &mut yamux::Stream, held: &mut BytesMut) -> bool {
     let mut moved = false;
     let mut space = [0; 4_096];
@@ -535,7 +536,7 @@ fn echo(stream: &mut yamux::Stream, held: &mut BytesMut) -> bool {
 }
 
 #[test]
-fn the_crate_takes_a_stream_on_which_nothing_was_written() {
+fn the_crate_accepts_a_stream_on_which_nothing_was_written() {
     let mut pair = Crate::new();
     let Ok(Opening::Open(mut stream)) = pair.ours.open() else {
         panic!("there is room")
@@ -543,7 +544,7 @@ fn the_crate_takes_a_stream_on_which_nothing_was_written() {
     stream.announce();
     pair.settle(1_000);
     assert_eq!(pair.streams.len(), 1);
-    // It accepts, and after that the stream is like any other.
+    // The crate accepts, and from then on the stream is like any other.
     pair.streams[0].1.extend_from_slice(&[1]);
     pair.settle(1_000);
     assert_eq!(read(&mut stream), [1]);
@@ -560,7 +561,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_crate_understands_us_and_we_understand_it(
+    fn streams_to_the_crate_and_back_are_unchanged(
         lengths in proptest::collection::vec(1_usize..400_000, 1..8),
         piece in 1_usize..5_000,
     ) {
@@ -590,7 +591,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic_or_grow(bytes in proptest::collection::vec(any::<u8>(), 0..2_000)) {
+    fn no_input_causes_a_panic_or_unbounded_memory(bytes in proptest::collection::vec(any::<u8>(), 0..2_000)) {
         for side in [Side::Server, Side::Client] {
             let mut streams = Streams::new(side);
             let _ = streams.open();

@@ -1,8 +1,8 @@
-//! Received bytes, cut into what the session understands (RFC 6455 section 5).
+//! Parses received bytes into WebSocket messages (RFC 6455 section 5).
 //!
-//! In: bytes as they come. Out: pieces of binary messages as soon as they are there, whole texts and
-//! control frames. It keeps no more than one text or control frame, and checks all that the RFC asks
-//! of a frame.
+//! In: bytes as they arrive. Out: pieces of binary messages as soon as they are there, whole text messages
+//! and control frames. Buffers no more than one text message or control frame, and checks all that the RFC
+//! demands of a frame.
 
 use std::{io::Cursor, str};
 
@@ -18,15 +18,15 @@ use crate::{close::CloseReason, limits, session::Side};
 /// Longest payload of a control frame (RFC 6455 section 5.5).
 const CONTROL_FRAME_BYTES: u64 = 125;
 
-/// Cuts received bytes into messages.
+/// The parser of received frames.
 pub(super) struct Incoming {
     side: Side,
     pub(super) buffer: BytesMut,
     /// The frame whose payload is being received.
     frame: Option<Frame>,
-    /// The message that the last data frame did not end.
+    /// The message that the last data frame has not ended.
     message: Option<Message>,
-    /// What has come of a text.
+    /// The received part of a text message.
     text: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ struct Frame {
     left: usize,
 }
 
-/// A message in pieces.
+/// A message whose frames are being received.
 #[derive(Clone, Copy)]
 struct Message {
     is_text: bool,
@@ -57,7 +57,7 @@ impl Incoming {
         }
     }
 
-    /// What comes next; `None` when that takes more bytes.
+    /// The next item; `None` when more bytes are needed.
     pub(super) fn next(&mut self) -> Result<Option<Received>, WebSocketError> {
         loop {
             if self.frame.is_none() && !self.read_header()? {
@@ -87,14 +87,14 @@ impl Incoming {
                 }
                 let mut payload = self.buffer.split_to(frame.left);
                 unmask(&mut payload, &mut frame.mask);
-                if let Some(received) = self.on_whole(payload.freeze())? {
+                if let Some(received) = self.on_payload(payload.freeze())? {
                     return Ok(Some(received));
                 }
             }
         }
     }
 
-    /// Reads the header of a frame, if it is there.
+    /// Parses the header of a frame; false when it is incomplete.
     fn read_header(&mut self) -> Result<bool, WebSocketError> {
         let mut cursor = Cursor::new(&self.buffer[..]);
         let Some((header, length)) = FrameHeader::parse(&mut cursor)? else {
@@ -107,7 +107,7 @@ impl Incoming {
             opcode: header.opcode,
             is_final: header.is_final,
             mask: header.mask,
-            // Checked to be small.
+            // Limited by the check above.
             left: usize::try_from(length).unwrap_or(usize::MAX),
         });
         Ok(true)
@@ -129,18 +129,22 @@ impl Incoming {
             .and_then(|length| length.checked_add(before));
         let is_text = match (header.opcode, self.message) {
             (OpCode::Control(Control::Reserved(_)) | OpCode::Data(Data::Reserved(_)), _) => {
-                return broken("a frame of unknown kind");
+                return broken("a frame with an unknown opcode");
             }
             (OpCode::Control(_), _) => {
                 return if header.is_final && length <= CONTROL_FRAME_BYTES {
                     Ok(())
                 } else {
-                    broken("a control frame in pieces, or too long")
+                    broken("a control frame that is fragmented or too long")
                 };
             }
             (OpCode::Data(Data::Continue), Some(message)) => message.is_text,
-            (OpCode::Data(Data::Continue), None) => return broken("a piece of no message"),
-            (OpCode::Data(_), Some(_)) => return broken("a message within another"),
+            (OpCode::Data(Data::Continue), None) => {
+                return broken("a continuation frame without a message");
+            }
+            (OpCode::Data(_), Some(_)) => {
+                return broken("a new message before the last one has ended");
+            }
             (OpCode::Data(kind), None) => kind == Data::Text,
         };
         match bytes {
@@ -158,8 +162,8 @@ impl Incoming {
         }
     }
 
-    /// The payload of a control frame, or of a piece of a text.
-    fn on_whole(&mut self, payload: Bytes) -> Result<Option<Received>, WebSocketError> {
+    /// Handles the whole payload of a control frame, or of a frame of a text message.
+    fn on_payload(&mut self, payload: Bytes) -> Result<Option<Received>, WebSocketError> {
         let Some(frame) = &self.frame else {
             return Ok(None);
         };
@@ -177,7 +181,7 @@ impl Incoming {
                 let text = String::from_utf8(std::mem::take(&mut self.text));
                 return text
                     .map(|text| Some(Received::Control(text)))
-                    .map_err(|_| WebSocketError::Protocol("a text that is not utf-8"));
+                    .map_err(|_| WebSocketError::Protocol("a text message that is not utf-8"));
             }
         };
         self.frame = None;
@@ -185,17 +189,17 @@ impl Incoming {
     }
 }
 
-/// The code of a close frame, if it has one (RFC 6455 section 5.5.1).
+/// The reason in a close frame's payload, if it has one (RFC 6455 section 5.5.1).
 fn close_reason(mut payload: &[u8]) -> Result<Option<CloseReason>, WebSocketError> {
     match payload.len() {
         0 => Ok(None),
-        1 => Err(WebSocketError::Protocol("half a close code")),
+        1 => Err(WebSocketError::Protocol("a close frame with half a code")),
         _ => {
             let code = payload.get_u16();
-            // RFC 6455 section 7.4: below are none, and these never travel.
+            // RFC 6455 section 7.4: codes below 1000 are undefined, and these are never sent.
             if code < 1000 || matches!(code, 1004..=1006 | 1015) || code >= 5000 {
                 return Err(WebSocketError::Protocol(
-                    "a close code that no frame may have",
+                    "a close code that may not be sent",
                 ));
             }
             str::from_utf8(payload)

@@ -1,9 +1,9 @@
-//! The masking that a client owes the proxies on its way (RFC 6455 section 5.3).
+//! Masking of client frames (RFC 6455 section 5.3).
 
-/// Random bytes fetched from the system at once: a call for each frame would cost more than the mask.
+/// Random bytes fetched from the system at once: one call for each frame would cost more than the masking.
 const POOL_BYTES: usize = 256;
 
-/// Masks nobody can foresee.
+/// A source of unpredictable masking keys.
 pub(super) struct Masks {
     pool: [u8; POOL_BYTES],
     used: usize,
@@ -17,7 +17,7 @@ impl Masks {
         }
     }
 
-    /// The next mask.
+    /// The next masking key. Fails when the system yields no random bytes.
     pub(super) fn next(&mut self) -> Result<[u8; 4], getrandom::Error> {
         if self.used == POOL_BYTES {
             getrandom::fill(&mut self.pool)?;
@@ -30,7 +30,7 @@ impl Masks {
     }
 }
 
-/// Masks bytes, which is also how they are unmasked.
+/// Masks or unmasks bytes, which is one operation.
 pub(super) fn apply(bytes: &mut [u8], mask: [u8; 4]) {
     let wide = u64::from_ne_bytes([
         mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
@@ -44,7 +44,7 @@ pub(super) fn apply(bytes: &mut [u8], mask: [u8; 4]) {
     }
 }
 
-/// Unmasks a piece of a payload, and turns the mask to where the next piece begins.
+/// Unmasks a piece of a payload, and rotates the mask to the start of the next piece.
 pub(super) fn unmask(piece: &mut [u8], mask: &mut Option<[u8; 4]>) {
     if let Some(mask) = mask {
         apply(piece, *mask);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_any_length_are_masked_as_the_whole() {
+    fn unmasking_in_pieces_equals_unmasking_the_whole() {
         let mask = [1, 2, 4, 8];
         let plain: Vec<u8> = (0..200).collect();
         let masked: Vec<u8> = plain

@@ -1,7 +1,7 @@
-//! Frames on their way to the socket.
+//! Frames that wait to be written to the socket.
 //!
-//! In: payloads. Out: vectored writes of as much as the socket takes. A payload that need not be
-//! masked and is long is not copied.
+//! In: payloads. Out: vectored writes of as much as the socket takes. Long payloads that need no masking
+//! are not copied.
 
 use std::{
     collections::VecDeque,
@@ -22,13 +22,13 @@ use super::{
 /// Payloads from this length on are not copied.
 const LONG_BYTES: usize = 4 * 1024;
 
-/// Most slices of one write, and most bytes of each. Short, because TLS copies slice by slice, and copies
-/// of more than 2 KiB are slow on some processors (those of AMD with string instructions, in glibc before
-/// 2.39): 16 % of the CPU of a download.
+/// Most slices of one write, and most bytes of each. Slices are short because TLS copies them one by one,
+/// and copies of more than 2 KiB are slow on some processors (AMD's, where glibc before 2.39 uses string
+/// instructions): 16 % of the CPU time of a download.
 const SLICES: usize = 64;
 const SLICE_BYTES: usize = 2 * 1024;
 
-/// Bytes that are copied and masked at once. A multiple of the mask's length.
+/// Bytes copied and masked at once. A multiple of the mask's length.
 const MASKED_BYTES: usize = 1024;
 
 /// Frames that wait for the socket.
@@ -36,9 +36,9 @@ pub(super) struct Outgoing {
     /// `None` for the server, which masks nothing.
     masks: Option<Box<Masks>>,
     pieces: VecDeque<Bytes>,
-    /// What follows `pieces`.
+    /// Frames that follow `pieces`.
     tail: BytesMut,
-    /// Bytes that the socket has taken in all.
+    /// Total bytes that the socket has taken.
     written: u64,
 }
 
@@ -52,7 +52,7 @@ impl Outgoing {
         }
     }
 
-    /// Queues a frame, which is a whole message.
+    /// Queues a whole message as one frame.
     pub(super) fn push(&mut self, opcode: OpCode, payload: Bytes) -> Result<(), WebSocketError> {
         let mask = self.masks.as_mut().map(|masks| masks.next()).transpose();
         let mask = mask.map_err(|error| WebSocketError::Io(error.into()))?;
@@ -86,7 +86,7 @@ impl Outgoing {
         self.pieces.is_empty() && self.tail.is_empty()
     }
 
-    /// Writes what waits. Ready when the socket has taken all of it.
+    /// Writes what is queued. Ready when the socket has taken all of it.
     pub(super) fn poll_write(
         &mut self,
         io: &mut (impl AsyncWrite + Unpin),
@@ -115,7 +115,7 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
-    /// Bytes that the socket has taken in all.
+    /// Total bytes that the socket has taken.
     pub(super) fn written(&self) -> u64 {
         self.written
     }
@@ -131,14 +131,14 @@ impl Outgoing {
             self.pieces.pop_front();
         }
         if written == self.tail.len() {
-            // Keeps the space, where advancing would give it up bit by bit.
+            // Keeps the capacity, which advancing would give up piece by piece.
             self.tail.clear();
         } else {
             self.tail.advance(written);
         }
     }
 
-    /// Gives space back that a burst has left.
+    /// Gives back memory that a burst has left.
     pub(super) fn trim(&mut self) {
         if self.is_empty() {
             self.pieces = VecDeque::new();

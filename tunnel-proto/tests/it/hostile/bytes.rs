@@ -1,4 +1,4 @@
-//! What is no session at all: bytes that are no WebSocket, ends in the midst, talk without end.
+//! Invalid WebSocket bytes, connections that end within a message, and endless input.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn bytes_that_are_no_websocket_end_the_session() {
-    // Unmasked; reserved bits; an unknown opcode; a control frame in pieces, and one too long; a
-    // continuation of nothing; lengths beyond the limit; text that is not UTF-8.
+async fn invalid_websocket_bytes_end_the_session() {
+    // Unmasked; reserved bits; an unknown opcode; a fragmented control frame, and one too long; a
+    // continuation without a message; lengths beyond the limit; text that is not UTF-8.
     let attacks: [&[u8]; 9] = [
         &[0x82, 0x01, 0x00],
         &[0xc2, 0x80, 0, 0, 0, 0],
@@ -43,7 +43,7 @@ async fn bytes_that_are_no_websocket_end_the_session() {
         let mut connection = peer.into_connection();
         let start = Instant::now();
         connection.write_all(bytes).await.unwrap();
-        // What follows is never looked at.
+        // Later bytes are never parsed.
         let _ = connection.write_all(&[0; 1_000]).await;
         let (_, end) = drivers.next_end().await;
         let is_named = matches!(end, SessionEnd::WebSocket(WebSocketError::Protocol(_)));
@@ -54,7 +54,7 @@ async fn bytes_that_are_no_websocket_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_in_pieces_counts_as_a_whole() {
+async fn the_limit_applies_to_a_fragmented_message_as_a_whole() {
     let mut drivers = Drivers::default();
     let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
     let mut connection = peer.into_connection();
@@ -76,7 +76,7 @@ async fn a_message_in_pieces_counts_as_a_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_in_the_midst_is_a_lost_connection() {
+async fn an_end_within_a_message_is_a_lost_connection() {
     for bytes in [&[][..], &[0x82], &[0x82, 0x85, 0, 0, 0, 0, 1, 2]] {
         let mut drivers = Drivers::default();
         let (_server, _events, peer) = Peer::of(Side::Server, &mut drivers).await;
@@ -91,12 +91,12 @@ async fn an_end_in_the_midst_is_a_lost_connection() {
     }
 }
 
-/// In real time: paused time stands still for as long as anybody has something to do.
+/// In real time: paused time does not advance while any task is busy.
 #[tokio::test]
-async fn nobody_can_talk_on_to_stay() {
+async fn endless_input_does_not_delay_the_close() {
     for is_broken in [false, true] {
         let mut drivers = Drivers::default();
-        // As much as one poll is allowed to read, and more.
+        // More than one poll may read.
         let (ours, theirs) = duplex(4 << 20);
         let (server, _events, mut peer) =
             Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
@@ -118,9 +118,9 @@ async fn nobody_can_talk_on_to_stay() {
     }
 }
 
-/// Over real sockets: one that is closed with unread bytes is reset, and what was said last is lost.
+/// Over real sockets: closing one with unread bytes resets it, and the last bytes sent are lost.
 #[tokio::test]
-async fn whoever_is_refused_is_told_why_though_he_was_not_heard_to_the_end() {
+async fn a_peer_with_unread_input_still_receives_the_close_reason() {
     for attack in [
         Message::Binary(pattern(300_000)),
         Message::Text("garbage".into()),
@@ -143,7 +143,7 @@ async fn whoever_is_refused_is_told_why_though_he_was_not_heard_to_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_without_content_leave_others_their_turn_too() {
+async fn messages_without_content_do_not_starve_other_tasks() {
     const PINGS: usize = 20_000;
     let mut drivers = Drivers::default();
     let (ours, theirs) = duplex(1024 * 1024);
@@ -158,6 +158,6 @@ async fn messages_without_content_leave_others_their_turn_too() {
     settle().await;
     let polls = drivers.polls() - before;
     assert!(!server.is_closed());
-    // Each message counts for 256 bytes at least, of which a poll takes 128 KiB.
+    // Each message counts for at least 256 bytes, and a poll handles 128 KiB.
     assert!(polls >= PINGS / 512, "{polls} polls for {PINGS} pings");
 }

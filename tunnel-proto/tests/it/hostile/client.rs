@@ -23,7 +23,7 @@ use crate::{
     peer::{ACK, DATA, FIN, Frame, GO_AWAY, PING, Peer, RST, SYN, WINDOW},
 };
 
-/// The code of a broken protocol.
+/// The close code for a protocol error.
 const BROKEN: Option<u16> = Some(4004);
 
 /// A server session and its hostile client.
@@ -66,7 +66,7 @@ impl Attack {
         within(self.exchanges.join_next()).await.unwrap().unwrap()
     }
 
-    /// Whether the session still does its work.
+    /// Checks that the session still works.
     async fn is_fine(&mut self) {
         let stream = self.ask().await;
         self.peer.answer(stream, &response(200, &[], b"fine")).await;
@@ -85,7 +85,7 @@ impl Attack {
 fn head(status: u16, fields: &[(&str, &str)]) -> BytesMut {
     let mut out = BytesMut::new();
     encode::response_start(&mut out);
-    // Not by way of the encoder's check of the status.
+    // Bypasses the encoder's check of the status.
     out.extend_from_slice(&(0x4000 | status).to_be_bytes());
     for (name, value) in fields {
         encode::field(&mut out, name.as_bytes(), value.as_bytes());
@@ -151,11 +151,11 @@ async fn frames_that_break_the_protocol_end_the_session() {
         Frame::data(SYN, 3, b"hello"),
         Frame::data(SYN, 0, b"hello"),
         Frame::bare(WINDOW, SYN, 1, 0),
-        // More than the window allows, at once and as a promise; a window beyond any number.
+        // More than the window allows, as a body and as a header only; a window that overflows.
         Frame::data(ACK, 1, &vec![1; limits::STREAM_WINDOW_BYTES + 1]),
         Frame::bare(DATA, ACK, 1, 16 * 1024 * 1024),
         Frame::bare(WINDOW, ACK, 1, u32::MAX),
-        // Answers to pings that nobody sent; the end; a type and a version that do not exist.
+        // Answers to pings that were not sent; go away; an unknown type and version.
         Frame::bare(PING, ACK, 0, 77),
         Frame::bare(GO_AWAY, 0, 0, 0),
         Frame::bare(GO_AWAY, 0, 0, 2),
@@ -184,7 +184,7 @@ async fn frames_that_break_the_protocol_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn floods_of_what_is_allowed_do_no_harm() {
+async fn floods_of_valid_frames_do_no_harm() {
     let mut attack = Attack::start().await;
     let pings = (0..50_000).map(|number| Frame::bare(PING, SYN, 0, number));
     let resets = (0..50_000).map(|number| Frame::bare(DATA, RST, number, 0));
@@ -228,7 +228,7 @@ async fn a_session_that_cannot_send_still_reads_past_pings() {
     let server = attack.server.clone();
     attack.exchanges.spawn(async move {
         let mut given = JoinSet::new();
-        // More uploads than the way out takes.
+        // More uploads than the output takes.
         for _ in 0..10 {
             let (server, body) = (server.clone(), full(pattern(250_000)));
             let asked = request(http::Method::POST, "/", body);
@@ -242,7 +242,7 @@ async fn a_session_that_cannot_send_still_reads_past_pings() {
         Ok((Response::new(()), Arrived::default()))
     });
     settle().await;
-    // The peer does not read, and yet everything that it says is taken.
+    // The peer does not read, but everything it sends is received.
     let content = pattern(200_000);
     for number in 0..10 {
         assert!(attack.peer.frame(Frame::bare(PING, SYN, 0, number)).await);
@@ -253,7 +253,7 @@ async fn a_session_that_cannot_send_still_reads_past_pings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn responses_that_cannot_be_read_fail_their_exchange_alone() {
+async fn unreadable_responses_fail_only_their_exchange() {
     let hop = |name| response(200, &[(name, "x")], b"a");
     let attacks: [(&str, BytesMut); 14] = [
         ("101", response(101, &[], b"a")),
@@ -297,7 +297,7 @@ async fn responses_that_cannot_be_read_fail_their_exchange_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_that_may_not_travel_are_removed() {
+async fn forbidden_trailers_are_removed() {
     let mut attack = Attack::start().await;
     let stream = attack.ask().await;
     let mut bytes = head(200, &[]);
@@ -319,7 +319,7 @@ async fn trailers_that_may_not_travel_are_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_not_accepted_fails_its_exchange_alone() {
+async fn a_stream_that_is_not_accepted_fails_only_its_exchange() {
     let mut attack = Attack::start().await;
     for byte in [0, 2, 3, 0xff] {
         let stream = attack.ask().await;
@@ -359,7 +359,7 @@ async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
         attack.answer().await.unwrap_err().reason(),
         Reason::WireMalformed
     );
-    // 100,000 informational responses of three bytes; and as many as there may be, but no final.
+    // 100,000 informational responses of three bytes; and as many as allowed, without a final one.
     let stream = attack.ask().await;
     attack.peer.answer(stream, b"\x03").await;
     let early = std::iter::repeat_n(Frame::data(0, stream, b"\x40\x67\0"), 100_000);
@@ -375,7 +375,7 @@ async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
 async fn bytes_after_a_response_never_reach_the_next_exchange() {
     let mut attack = Attack::start().await;
     let surplus = response(200, &[("x-smuggled", "1")], b"smuggled");
-    // Together with the end; behind it, when the stream rests; and a head alone.
+    // Together with the end; after it, when the stream is idle; and only a head.
     for late in [false, true] {
         let stream = attack.ask().await;
         let mut bytes = response(200, &[], b"right");
@@ -443,7 +443,7 @@ async fn a_cut_in_any_state_is_an_error_and_never_an_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_came_before_the_reset_is_whole() {
+async fn a_response_received_before_the_reset_is_complete() {
     let mut attack = Attack::start().await;
     let stream = attack.ask().await;
     let answer = [&b"\x01"[..], &response(413, &[], &pattern(50_000))].concat();
@@ -460,7 +460,7 @@ async fn a_response_that_came_before_the_reset_is_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_comes_in_frames_of_any_kind_nothing_panics_or_hangs() {
+async fn random_frames_cause_no_panic_and_no_hang() {
     let mut state = 3;
     for round in 0..300 {
         let mut attack = Attack::start().await;
@@ -490,7 +490,7 @@ async fn whatever_comes_in_frames_of_any_kind_nothing_panics_or_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_code_of_any_kind_is_passed_on_or_named() {
+async fn every_close_code_is_reported_or_a_protocol_error() {
     use tokio_tungstenite::tungstenite::protocol::{CloseFrame, frame::coding::CloseCode};
     for code in [1000, 1001, 1011, 3000, 4000, 4002, 4006, 4999] {
         let mut attack = Attack::start().await;
@@ -506,7 +506,7 @@ async fn a_close_code_of_any_kind_is_passed_on_or_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_among_the_new_streams_is_taken_as_soon_as_it_is_free() {
+async fn a_waiting_exchange_gets_a_stream_as_soon_as_one_may_be_opened() {
     const PLACES: u32 = 256;
     let mut attack = Attack::start().await;
     let mut opened = Vec::new();
@@ -523,10 +523,10 @@ async fn a_place_among_the_new_streams_is_taken_as_soon_as_it_is_free() {
         async move { exchange(&server, get("/"), |_, _| {}).await.map(drop) }
     });
     assert!(attack.peer.is_silent().await);
-    // One of those that wait is given up before its turn.
+    // One of the waiting exchanges is cancelled before its turn.
     last.abort();
     settle().await;
-    // By an accepted stream, by one that the client resets, by one that the server gives up.
+    // A stream is accepted, one is reset by the client, one is cancelled by the server.
     attack.peer.answer(opened[0], b"").await;
     assert_eq!(within(attack.peer.opened()).await.stream, 2 * PLACES + 1);
     attack.peer.reset(opened[1]).await;
@@ -571,7 +571,7 @@ async fn a_request_larger_than_the_window_waits_for_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_that_nobody_reads_hold_no_more_than_their_account_and_end_by_name() {
+async fn unread_responses_stay_within_their_account_and_fail_with_a_problem() {
     const LIMIT: usize = 2 * 1024 * 1024;
     let mut attack = Attack::start().await;
     let account = MemoryAccount::new(LIMIT);
@@ -618,7 +618,7 @@ async fn answers_that_nobody_reads_hold_no_more_than_their_account_and_end_by_na
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_for_streams_that_never_were_end_the_session() {
+async fn bytes_for_streams_that_never_existed_end_the_session() {
     let mut attack = Attack::start().await;
     let asked = attack.ask().await;
     let frame = Frame::data(0, asked + 100, &[0; 12_000]);

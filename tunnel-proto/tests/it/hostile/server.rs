@@ -32,13 +32,13 @@ struct Attack {
     client: Session,
     peer: Peer,
     serving: JoinSet<()>,
-    /// Handlers that are there now.
+    /// The number of live handlers.
     handlers: Arc<AtomicUsize>,
     /// How the requests that were read to their end have ended.
     uploads: mpsc::Receiver<String>,
 }
 
-/// Counts a handler for as long as it lives.
+/// Counts a handler until it is dropped.
 struct Alive(Arc<AtomicUsize>);
 
 impl Drop for Alive {
@@ -83,7 +83,7 @@ impl Attack {
         self.handlers.load(Ordering::Relaxed)
     }
 
-    /// What the client answers on a new stream.
+    /// The client's response on a new stream.
     async fn ask(&mut self, stream: u32, request: &[u8]) -> Vec<Event> {
         self.peer.frame(Frame::data(SYN, stream, request)).await;
         self.answer(stream).await
@@ -111,7 +111,7 @@ impl Attack {
         }
     }
 
-    /// Whether the session still does its work, on this new stream.
+    /// Checks on this new stream that the session still works.
     async fn is_fine(&mut self, stream: u32) {
         let events = self.ask(stream, &request("/", &[])).await;
         assert!(matches!(
@@ -123,7 +123,7 @@ impl Attack {
         assert_eq!(self.handlers(), 0);
     }
 
-    /// How the session ends, and that nothing is left of it.
+    /// How the session ends. Checks that no handler is left.
     async fn end(mut self) -> SessionEnd {
         let (_, end) = self.drivers.next_end().await;
         within(self.serving.join_next()).await.unwrap().unwrap();
@@ -197,7 +197,7 @@ fn request(path: &str, fields: &[(&str, &str)]) -> BytesMut {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_cannot_be_read_cost_their_stream_alone() {
+async fn unreadable_requests_reset_only_their_stream() {
     let attacks: [(&str, BytesMut); 8] = [
         (
             "garbage",
@@ -224,7 +224,7 @@ async fn requests_that_cannot_be_read_cost_their_stream_alone() {
             (DATA, &[1][..]),
             "{what}"
         );
-        // What was read may be replaced before it is found to be too much.
+        // The window is updated as bytes are read, before the limit is exceeded.
         let mut reset = attack.peer.next_of(stream).await;
         if reset.kind == WINDOW {
             reset = attack.peer.next_of(stream).await;
@@ -236,7 +236,7 @@ async fn requests_that_cannot_be_read_cost_their_stream_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_mean_nothing_are_answered_with_a_problem() {
+async fn invalid_requests_are_answered_with_a_problem() {
     let mut attack = Attack::start().await;
     let attacks = [
         request("/", &[(":protocol", "h2c")]),
@@ -274,10 +274,10 @@ async fn content_of_a_wrong_length_is_an_error_to_the_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_before_the_last_one_has_ended_costs_the_stream() {
+async fn a_request_before_the_end_of_the_last_one_resets_the_stream() {
     let mut attack = Attack::start().await;
     let never = request("/never", &[]);
-    // Behind the first one; and later, while the service is at it.
+    // Together with the first one; and later, while the service handles it.
     for (stream, is_late) in [(1, true), (3, false)] {
         let first = if is_late {
             never.clone()
@@ -296,7 +296,7 @@ async fn a_request_before_the_last_one_has_ended_costs_the_stream() {
         }
         within(attack.client.at_rest()).await;
     }
-    // Both at once, to something that answers: the first is answered, the second never seen.
+    // Both at once, to a service that answers: the first is answered, the second never handled.
     let fine = request("/", &[]);
     attack.ask(5, &[&fine[..], &fine].concat()).await;
     let reset = attack.peer.next_of(5).await;
@@ -339,7 +339,7 @@ async fn a_cut_in_any_state_drops_the_handler_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_is_not_taken_is_held_back_and_can_be_cancelled() {
+async fn an_unread_response_is_slowed_down_and_can_be_cancelled() {
     let mut attack = Attack::start().await;
     for stream in [1, 3, 5] {
         attack
@@ -370,14 +370,14 @@ async fn a_response_that_is_not_taken_is_held_back_and_can_be_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn informational_responses_that_the_window_holds_back_are_not_lost() {
+async fn informational_responses_that_wait_for_the_window_are_not_lost() {
     let mut attack = Attack::start().await;
     attack
         .peer
         .frame(Frame::data(SYN, 1, &request("/early", &[])))
         .await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // The service has answered by now; the rest fits no window.
+    // The service has answered by now, but the rest does not fit into the window.
     assert_eq!(attack.handlers(), 0);
     attack
         .peer
@@ -434,7 +434,7 @@ async fn frames_that_break_the_protocol_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_beyond_the_limit_are_reset_and_no_other() {
+async fn only_streams_beyond_the_limit_are_reset() {
     let mut attack = Attack::start().await;
     let requests = request("/never", &[]);
     let count = limits::STREAMS as u32;
@@ -460,7 +460,7 @@ async fn streams_opened_and_reset_without_end_leave_nothing_behind() {
         });
         assert!(attack.peer.frames(frames).await);
         settle().await;
-        // Whatever it says is taken; its answers are read.
+        // The session reads everything; the test reads its answers.
         while !attack.peer.is_silent().await {
             attack.peer.next().await;
         }
@@ -470,7 +470,7 @@ async fn streams_opened_and_reset_without_end_leave_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_comes_in_frames_of_any_kind_nothing_panics_or_hangs() {
+async fn random_frames_cause_no_panic_and_no_hang() {
     let mut state = 5;
     let paths = ["/", "/never", "/read", "/flood"];
     for _ in 0..300 {
