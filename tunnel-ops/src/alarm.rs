@@ -1,8 +1,8 @@
-//! One timer for all the deadlines of a connection, of which at most one counts at a time.
+//! One timer for all deadlines of a connection, of which at most one applies at a time.
 //!
-//! In: the deadline that counts now. Out: whether it has passed. Deadlines move with every request,
-//! the timer does not: it is set anew only when it rings too early or would ring too late, so that
-//! a busy connection touches the timer wheel about once per deadline, not once per request.
+//! In: the deadline that applies now. Out: whether it has passed. Deadlines change with every request, but
+//! the timer is reset only when it fires too early or would fire too late, so that a busy connection
+//! touches the timer wheel about once per deadline, not once per request.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,14 +10,14 @@ use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The timer, made when the first deadline is waited for.
+/// The timer. It is allocated when the first deadline is awaited.
 #[derive(Debug, Default)]
 pub struct Alarm {
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Alarm {
-    /// Ready once `due` has passed; until then the task is woken in time to ask again.
+    /// Ready once `due` has passed. Until then, wakes the task at `due` or earlier.
     pub fn poll(&mut self, cx: &mut Context<'_>, due: Instant) -> Poll<()> {
         let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if sleep.deadline() > due {
@@ -32,7 +32,7 @@ impl Alarm {
         Poll::Pending
     }
 
-    /// Whether no timer was ever needed.
+    /// Whether no deadline was awaited yet.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.sleep.is_none()
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_rings_when_the_last_deadline_has_passed_and_not_before() {
+    async fn it_fires_when_the_last_deadline_has_passed_and_not_before() {
         let start = Instant::now();
         let mut alarm = Alarm::default();
         let mut wait = async |ms| {
@@ -56,7 +56,7 @@ mod tests {
             (Instant::now() - start).as_millis()
         };
         assert_eq!(wait(20).await, 20);
-        // Later than the one before, and then earlier than one that was never waited for to its end.
+        // Later than the previous one, and then earlier than one that was not awaited to its end.
         assert_eq!(wait(50).await, 50);
         let due = start + Duration::from_secs(60);
         assert!(

@@ -1,9 +1,8 @@
-//! Configuration files in TOML, and errors that say where in them the fault is.
+//! Configuration files in TOML, with errors that locate the fault.
 //!
-//! In comes a path and a serde type that refuses unknown fields; out comes the value, or an error
-//! with file, line, column, key, what was expected and what to write instead. It never looks at what a
-//! value means: a caller that finds a fault later asks [`TomlFile::error_at`] for an error with the same
-//! shape.
+//! In: a path and a serde type that refuses unknown fields. Out: the value, or an error with file, line,
+//! column, key and what was expected. The meaning of values is not checked here: a caller that finds a
+//! fault later creates such an error with [`TomlFile::error_at`].
 
 use std::fmt;
 use std::fs;
@@ -13,8 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use toml::de::{DeTable, DeValue};
 
-/// A TOML file as read: its text is kept, so that faults found after parsing can still name their
-/// line.
+/// The text of a TOML file, kept so that faults found after parsing can be located.
 #[derive(Debug, Clone)]
 pub struct TomlFile {
     path: PathBuf,
@@ -30,17 +28,16 @@ pub struct ConfigFileError {
     problem: String,
 }
 
-/// A place in a file, both counted from one; columns count characters.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Line, from one.
+    /// The line, counted from one.
     pub line: usize,
-    /// Column, from one.
+    /// The column in characters, counted from one.
     pub column: usize,
 }
 
-/// Reads `path` into `T`. `T` should refuse unknown fields, so that a misspelt key never goes
-/// unnoticed.
+/// Reads `path` into `T`, which should refuse unknown fields, so that misspelt keys are errors.
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigFileError> {
     TomlFile::read(path)?.parse()
 }
@@ -54,7 +51,7 @@ impl TomlFile {
         }
     }
 
-    /// Takes text that is already in memory; `path` is only what errors call it.
+    /// Wraps text that is already in memory; `path` is used in errors only.
     pub fn from_text(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         Self {
             path: path.into(),
@@ -62,12 +59,12 @@ impl TomlFile {
         }
     }
 
-    /// The file's name, as errors give it.
+    /// The path of the file, as in errors.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The text as read.
+    /// The text of the file.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -77,7 +74,7 @@ impl TomlFile {
         toml::from_str(&self.text).map_err(|error| self.error(&error))
     }
 
-    /// An error about the bytes `span` of the text, as `toml::Spanned` gives them.
+    /// Creates an error about the range `span` of the text, as `toml::Spanned` gives it.
     pub fn error_at(
         &self,
         span: Range<usize>,
@@ -92,7 +89,7 @@ impl TomlFile {
         }
     }
 
-    /// Where a key of the top table stands, if it does and the text is TOML.
+    /// The position of a key of the top-level table; `None` if it is missing or the text is not TOML.
     pub fn position_of(&self, key: &str) -> Option<Position> {
         let table = DeTable::parse(&self.text).ok()?;
         let mut keys = table.get_ref().iter().map(|(key, _)| key);
@@ -100,12 +97,12 @@ impl TomlFile {
         Some(position(&self.text, found.span().start))
     }
 
-    /// Refuses a key of the top table that is none of these.
+    /// Refuses unknown keys of the top-level table.
     ///
     /// # Errors
-    /// About the first such key, with the one that was most likely meant.
+    /// Names the first unknown key, and the known one that was most likely meant.
     pub fn check_keys(&self, known: &[&str]) -> Result<(), ConfigFileError> {
-        // A text that is not TOML has no keys; what is wrong with it is told when it is parsed.
+        // Text that is not TOML has no keys. Parsing reports what is wrong with it.
         let Ok(table) = DeTable::parse(&self.text) else {
             return Ok(());
         };
@@ -147,17 +144,17 @@ impl ConfigFileError {
         }
     }
 
-    /// The file the fault is in.
+    /// The file with the fault.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where in the file, when the fault has a place.
+    /// The position of the fault, if it has one.
     pub fn position(&self) -> Option<Position> {
         self.position
     }
 
-    /// The key whose value is at fault, when there is one.
+    /// The key whose value is at fault, if there is one.
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
@@ -178,7 +175,7 @@ impl fmt::Display for ConfigFileError {
 
 impl std::error::Error for ConfigFileError {}
 
-/// The dotted key whose own text, or whose value's, holds this place; none in a text that is not TOML.
+/// The dotted key whose own text or value contains this offset; `None` if the text is not TOML.
 fn key_at(text: &str, offset: usize) -> Option<String> {
     let table = DeTable::parse(text).ok()?;
     let mut keys = keys_at(table.get_ref(), offset)?;
@@ -186,7 +183,7 @@ fn key_at(text: &str, offset: usize) -> Option<String> {
     Some(keys.join("."))
 }
 
-/// The keys that lead from `table` to `offset`, the innermost first; none when no key or value is there.
+/// The path of keys from `table` to `offset`, the innermost first; `None` if no key or value is there.
 fn keys_at(table: &DeTable<'_>, offset: usize) -> Option<Vec<String>> {
     for (key, value) in table {
         let within = value_keys_at(value.get_ref(), offset);
@@ -221,9 +218,9 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// The known name that `given` was most likely meant to be.
+/// The known name that was most likely meant by `given`.
 fn closest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
-    // A third of the letters may be wrong: enough for a slip, too little to suggest nonsense.
+    // A third of the letters may differ: enough for a typing error, too few for a nonsensical suggestion.
     let limit = (given.chars().count() / 3).max(1);
     let given = given.to_lowercase().replace('-', "_");
     known
@@ -234,7 +231,7 @@ fn closest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// Levenshtein's distance: letters to add, drop or change.
+/// The Levenshtein distance: letters to add, remove or change.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
@@ -317,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_named_with_its_place_and_key() {
+    fn an_error_names_position_and_key() {
         check(
             "# first\nping_interval = 5\n",
             "s.toml:2:17: ping_interval: a duration needs a unit, such as `5s`, `250ms` or `10m`",
@@ -330,7 +327,7 @@ mod tests {
             "ping_interval = 99999999999999999999",
             "s.toml:1:17: ping_interval: a duration needs a unit, such as `5s`, `250ms` or `10m`",
         );
-        // The words are the parser's; file, line, column and key are ours.
+        // The message is the parser's; file, line, column and key are added here.
         for (text, place) in [
             ("[limits]\nexchanges = \"many\"", "2:13: limits.exchanges: "),
             ("[limits]\n exchange = 1", "2:2: limits.exchange: "),
@@ -356,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_the_top_is_found_and_no_other() {
+    fn only_top_level_keys_are_found() {
         let text = "# ping_interval = 1\n\n  ping_interval = \"1s\"\n[limits]\nexchanges = 1\n";
         let file = TomlFile::from_text("s.toml", text);
         let place = file.position_of("ping_interval");
@@ -366,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_toml_is_named_with_its_place() {
+    fn invalid_toml_is_reported_with_its_position() {
         let error = TomlFile::from_text("s.toml", "ok = 1\nü = [1\n")
             .parse::<Sample>()
             .unwrap_err();
@@ -374,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn an_error_names_a_missing_file() {
         let error = load::<Sample>(Path::new("/nowhere/s.toml"))
             .unwrap_err()
             .to_string();
@@ -385,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_count_characters_and_never_leave_the_text() {
+    fn columns_count_characters_and_stay_within_the_text() {
         let text = "ä = \"ö\"\nü";
         assert_eq!(position(text, text.len()), Position { line: 2, column: 2 });
         assert_eq!(position(text, 3), Position { line: 1, column: 3 });
@@ -402,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_the_parser_panic(text in "\\PC{0,80}") {
+        fn no_text_causes_a_panic(text in "\\PC{0,80}") {
             let _ = TomlFile::from_text("s.toml", text).parse::<Sample>();
         }
 

@@ -1,9 +1,8 @@
-//! Values as people write them in flags, environment variables and configuration files: durations,
-//! sizes, counts, addresses, networks.
+//! Values in flags, environment variables and configuration files: durations, sizes, counts, addresses,
+//! networks.
 //!
-//! Each type is parsed by `FromStr`, which is what both clap and serde use here, so that a value
-//! means the same and is refused with the same words wherever it stands. Nothing here knows what a
-//! value is for.
+//! Each type is parsed by `FromStr`, which both clap and serde use, so that a value has one meaning and one
+//! error text in all three. Nothing here knows the purpose of a value.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +12,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::de::{self, Deserializer, Visitor};
 
-/// Longest duration taken: a longer one is a slip, and adding it to an instant could overflow.
+/// Longest accepted duration: a longer one is a mistake, and adding it to an instant could overflow.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A value that cannot be understood; the text says what was expected.
+/// A value is invalid. The text says what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ValueError(String);
@@ -49,11 +48,11 @@ pub struct SizeFrom<const MIN: u32>(SizeText);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Count<const MIN: u32, const MAX: u32>(u32);
 
-/// Where to listen: an IP address with a port.
+/// The address of a listener: an IP address with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenAddress(SocketAddr);
 
-/// Where to listen, or `off`.
+/// The address of a listener, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalListenAddress(Option<SocketAddr>);
 
@@ -72,7 +71,7 @@ impl FromStr for DurationText {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        // `0` alone would be understood, but then `10` looks as if it should be as well.
+        // humantime accepts `0` without a unit. It is refused here, like `10`.
         if is_bare_number(text) {
             return Err(ValueError::new(
                 "a duration needs a unit, such as `5s`, `250ms` or `10m`",
@@ -131,7 +130,7 @@ impl FromStr for SizeText {
             .find(|c: char| !c.is_ascii_digit())
             .unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_at);
-        // Only binary units: `64KB` means 64,000 to some and 65,536 to others.
+        // Only binary units, because `64KB` is ambiguous: 64,000 or 65,536.
         let factor: u64 = match unit.trim_start() {
             "B" => 1,
             "KiB" => 1 << 10,
@@ -256,8 +255,8 @@ impl FromStr for Network {
     }
 }
 
-/// Whether two listeners would meet: the same port on the same address, or on one that includes the
-/// other.
+/// Whether two listeners would conflict: one port on equal addresses, or on addresses of which one includes
+/// the other.
 pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
         wide == narrow || (wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4()))
@@ -268,9 +267,8 @@ pub fn listeners_overlap(left: SocketAddr, right: SocketAddr) -> bool {
         && (covers(left.ip(), right.ip()) || covers(right.ip(), left.ip()))
 }
 
-/// Deserializes by `FromStr`. A number is taken as its own text, so that both `200` and `"200"` are
-/// understood where a number is expected, and so that `5` or `true` where a duration is expected gets
-/// the text of that type's own error.
+/// Deserializes by `FromStr`. Numbers and booleans are converted to text first, so that both `200` and
+/// `"200"` are accepted as a count, and `5` or `true` as a duration gives that type's own error.
 pub fn from_text<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -366,7 +364,7 @@ fn duration_text(time: &Duration) -> String {
     humantime::format_duration(*time).to_string()
 }
 
-/// The words of a choice, as in a sentence: "`a`, `b` or `c`".
+/// Lists alternatives as in a sentence: "`a`, `b` or `c`".
 pub fn one_of(words: &[&str]) -> String {
     let quoted: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
     match quoted.split_last() {
@@ -376,7 +374,7 @@ pub fn one_of(words: &[&str]) -> String {
     }
 }
 
-/// The number, or the largest where it does not fit, which then means as much.
+/// Converts the number, saturating at the largest `usize`.
 fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -525,7 +523,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_a_value_panic(text in "\\PC{0,20}") {
+        fn no_text_causes_a_panic(text in "\\PC{0,20}") {
             let _ = duration(&text);
             let _ = size(&text);
             let _ = text.parse::<Count<0, 9>>();

@@ -1,13 +1,13 @@
-//! How many files and sockets the process may have open.
+//! The limit of open files and sockets of the process.
 
-/// How many files and sockets the process may have open now; `None` where that cannot be known.
+/// The current soft limit; `None` if it cannot be determined.
 #[must_use]
 pub fn limit() -> Option<u64> {
     rlimit::Resource::NOFILE.get_soft().ok()
 }
 
-/// Raises the soft limit of open files to the hard one: every connection takes one, and the soft limit
-/// is often 1,024 for the sake of programs that use `select`. Logs what it came to.
+/// Raises the soft limit of open files to the hard limit, and logs the result. Every connection takes a
+/// descriptor, and the soft limit is often only 1,024, for programs that use `select`.
 pub fn raise_limit() {
     match rlimit::increase_nofile_limit(rlimit::INFINITY) {
         Ok(limit) => tracing::debug!(limit, "open files"),

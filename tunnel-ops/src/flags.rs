@@ -1,8 +1,8 @@
-//! Command lines: parsed by clap, with errors fit for people and for logs.
+//! Parses command lines with clap, with additions to its error messages.
 //!
-//! In come a clap parser and the arguments; out comes what was asked for, or the exit code after
-//! the help or the error was printed. An error says when its value came from an environment
-//! variable, and never repeats a value that may hold a password.
+//! In: a clap parser and the arguments. Out: the parsed command, or an exit code after the help or an error
+//! was printed. An error names the environment variable that its value came from, and does not contain a
+//! value that may include a password.
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -10,19 +10,19 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Exit code of bad usage and of a bad configuration, so that a supervisor can tell them from a
-/// failure while running.
+/// Exit code for an invalid command line or configuration, so that a supervisor can distinguish them from a
+/// failure at run time.
 pub const EXIT_BAD_CONFIGURATION: u8 = 2;
 
-/// Parses the command line. An error or the help has been printed when this returns an exit code: 0
-/// after the help, [`EXIT_BAD_CONFIGURATION`] otherwise.
+/// Parses the command line. If it asks for the help or is invalid, prints the help or the error, and
+/// returns an exit code: 0 after the help, [`EXIT_BAD_CONFIGURATION`] otherwise.
 pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let parsed = P::try_parse_from(&arguments);
     if parsed.is_ok() {
         for name in unknown_variables(&P::command(), std::env::vars_os().map(|(name, _)| name)) {
-            // Not an error: an orchestrator may set variables of that beginning for reasons of its own.
-            eprintln!("warning: the environment variable {name} is not one of this program's");
+            // Not an error: an orchestrator may set variables with this prefix for its own purposes.
+            eprintln!("warning: the environment variable {name} is unknown to this program");
         }
     }
     parsed.map_err(|mut error| {
@@ -41,7 +41,7 @@ pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// A URL with user and password is refused, and must not end up in a log by that.
+/// Hides a refused value that contains `@`: it may be a URL with a password, and errors may be logged.
 fn hide_userinfo(error: &mut clap::Error) {
     if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
         && value.contains('@')
@@ -53,7 +53,7 @@ fn hide_userinfo(error: &mut clap::Error) {
     }
 }
 
-/// Says which environment variable the refused value came from: clap names only the flag.
+/// The note that names the environment variable of a refused value: clap names only the flag.
 fn environment_note(
     command: &clap::Command,
     error: &clap::Error,
@@ -92,8 +92,8 @@ fn environment_note(
     })
 }
 
-/// Variables that begin like the program's own and are none of them: a slip of the pen would else be
-/// ignored in silence. Those that Kubernetes makes of a Service's name are left out.
+/// Variables with the program's prefix that it does not know, since a misspelt one would be ignored
+/// silently. Excludes those that Kubernetes derives from the name of a Service.
 fn unknown_variables(
     command: &clap::Command,
     names: impl Iterator<Item = OsString>,
@@ -121,8 +121,7 @@ fn collect_variables(command: &clap::Command, known: &mut Vec<OsString>) {
 }
 
 fn arguments_of(command: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
-    // Two levels: the program and its subcommands; a third (`token create`) takes no part in
-    // configuration.
+    // Two levels: the program and its subcommands. A third (`token create`) has no settings.
     command.get_arguments().chain(
         command
             .get_subcommands()
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_are_nearly_the_program_s_are_told() {
+    fn unknown_variables_with_the_programs_prefix_are_reported() {
         let command = Cli::command().name("tunnel-ops");
         let names = [
             "TUNNEL_OPS_TEST_SHARDS",
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_from_the_environment_is_said_to_be() {
+    fn a_refused_value_names_its_environment_variable() {
         let expected = "the value comes from the environment variable TUNNEL_OPS_TEST_SHARDS";
         assert_eq!(note(&["p", "run"], true).as_deref(), Some(expected));
         assert_eq!(note(&["p", "run", "--shards", "many"], true), None);

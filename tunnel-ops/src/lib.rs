@@ -1,9 +1,9 @@
-//! What both programs need in order to be run: configuration files and their values, TLS files,
-//! logs, the admin listener, signals, files that change, owned tasks, timers.
+//! What both programs need for their operation: configuration files and values, TLS files, logs, the admin
+//! listener, signals, watched files, owned tasks, timers.
 //!
-//! In come files, flags, signals and HTTP requests of the operator; out go checked values, TLS
-//! configurations, log lines and handles. Nothing here knows of sessions, routes or runtimes, and a
-//! file enters only when both programs use it and its name says one job.
+//! In: files, flags, signals and HTTP requests of the operator. Out: checked values, TLS configurations,
+//! log lines and handles. Nothing here knows of sessions, routes or runtimes. A module is added only if
+//! both programs use it and it has a single purpose.
 
 pub mod admin;
 pub mod alarm;

@@ -1,9 +1,10 @@
-//! Settings of a program: one table, from which everything that concerns a setting comes.
+//! The settings of a program, defined in one table.
 //!
-//! In comes a table ([`settings!`](crate::settings!)), one row for each setting. Out come two structs, what was given
-//! ([`GivenSettings`]) and what counts, and a [`Setting`] for each row: its flag with help, its environment variable, its
-//! key in the configuration file, its default and bounds, whether a reload takes it over, what it is shown as, and which
-//! files it names. What settings mean, and whether they fit together, is the program's business.
+//! In: a table ([`settings!`](crate::settings!)) with one row for each setting. Out: two structs, the
+//! settings as given ([`GivenSettings`]) and the effective settings with defaults, and a [`Setting`] for
+//! each row: its flag with help, its environment variable, its key in the configuration file, its default
+//! and bounds, whether a reload applies it, how it is displayed, and which files it names. The programs
+//! check what settings mean and whether they are consistent.
 
 mod page;
 mod value;
@@ -28,52 +29,52 @@ use crate::setting_origin::{SettingOrigin, SettingOrigins};
 pub struct Setting {
     /// The key in the file.
     pub key: &'static str,
-    /// What the program's environment variables begin with, such as `TUNNEL_SERVER_`.
+    /// The prefix of the program's environment variables, such as `TUNNEL_SERVER_`.
     pub variables: &'static str,
-    /// The section that help and page list it in.
+    /// The section of the help and the reference page that lists it.
     pub section: &'static str,
-    /// What it is for; the first paragraph is the flag's help.
+    /// Its documentation. The first paragraph is the flag's help.
     pub doc: &'static str,
-    /// What the help calls its value.
+    /// The placeholder of its value in the help.
     pub value_name: &'static str,
-    /// The default as it would be written, or what counts without the setting.
+    /// The default in its text form, or what applies without the setting.
     pub default: fn() -> SettingDefault,
-    /// The values that are possible, if the type does not say.
+    /// The allowed values, if the type has bounds.
     pub bounds: fn() -> Option<String>,
-    /// Adds to a flag what the setting's type needs.
+    /// Configures the flag for the setting's type.
     pub argument: fn(Arg) -> Arg,
-    /// Whether a reload takes it over.
+    /// Whether a reload applies it.
     pub reload: Reload,
 }
 
-/// What counts where a setting is not given.
+/// What applies if a setting is not given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingDefault {
-    /// This value, as it would be written.
+    /// This value, in its text form.
     Value(String),
-    /// No value; the words say what that means.
+    /// No value. The text says what that means.
     Without(&'static str),
 }
 
-/// Whether a running program takes over another value of a setting.
+/// Whether a running program applies a changed value of a setting.
 #[derive(Debug, Clone, Copy)]
 pub enum Reload {
-    /// It does, as soon as the file has changed.
+    /// Applied as soon as the file has changed.
     AtOnce,
-    /// Only the next start does.
+    /// Applied at the next start.
     Restart,
-    /// The function tells whether it takes a restart to come from the first value to the second, both as they are
-    /// shown; `None` is no value.
+    /// Depends on the change: the function returns whether going from the first value to the second needs a
+    /// restart. Both are in their text form; `None` is no value.
     Depends(fn(Option<&str>, Option<&str>) -> bool),
 }
 
-/// The struct of what was given: an `Option` for each row of the table, and what only the file has.
+/// The settings as given: an `Option` for each row of the table, and the file-only values.
 pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     /// All rows.
     const SETTINGS: &'static [&'static Setting];
-    /// What only the file has, by its keys.
+    /// The keys of the file-only values.
     const FILE_ONLY: &'static [&'static str];
-    /// What the program's environment variables begin with.
+    /// The prefix of the program's environment variables.
     const VARIABLES: &'static str;
 
     /// The origins of the settings.
@@ -82,18 +83,18 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     /// The origins of the settings, for adding the file.
     fn origins_mut(&mut self) -> &mut SettingOrigins;
 
-    /// What this says, and for the rest what the other says.
+    /// These settings, completed by those of `other`.
     #[must_use]
     fn or(self, other: Self) -> Self;
 
-    /// Calls `each` with every file and folder that is named.
+    /// Calls `each` with every file and folder that the settings name.
     fn each_path(&mut self, each: &mut dyn FnMut(Reload, &mut PathBuf));
 
-    /// What a file says. Paths in it are relative to the file, so that it means the same wherever the program is
-    /// started.
+    /// Reads the settings from a file. Its paths are relative to the file, and do not depend on the working
+    /// directory.
     ///
     /// # Errors
-    /// When the file has an unknown key, or a value of another type.
+    /// When the file has an unknown key or an invalid value.
     fn from_file(file: TomlFile) -> Result<Self, ConfigFileError> {
         let own = Self::SETTINGS.iter().map(|setting| setting.key);
         let known: Vec<_> = own.chain(Self::FILE_ONLY.iter().copied()).collect();
@@ -111,7 +112,7 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     }
 }
 
-/// What only the file has, since no flag could hold it.
+/// A file-only value, which has no flag because it is structured.
 pub trait FileOnly {
     /// The files that it names.
     fn paths(&mut self) -> Vec<&mut PathBuf>;
@@ -123,26 +124,26 @@ impl<T: FileOnly> FileOnly for Vec<T> {
     }
 }
 
-/// What flags and environment say, and the file to read for the rest.
+/// The settings from flags and environment, and the path of the file for the others.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Given<S> {
     /// The file.
     pub config: Option<PathBuf>,
-    /// What flags and environment say.
+    /// The settings from flags and environment.
     pub source: S,
 }
 
 impl<S: GivenSettings> Given<S> {
-    /// The file to read, and what counts before it.
+    /// Combines a path of a file with settings that take precedence over it.
     pub fn new(config: Option<PathBuf>, source: S) -> Self {
         Self { config, source }
     }
 
-    /// What the flags and the environment say, and for the rest what the file says.
+    /// The settings from flags and environment, completed by the file.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// When the file cannot be read or is invalid.
     pub fn merge(self) -> Result<S, ConfigFileError> {
         match self.config {
             Some(path) => Ok(self.source.or(S::from_file(TomlFile::read(&path)?)?)),
@@ -150,8 +151,8 @@ impl<S: GivenSettings> Given<S> {
         }
     }
 
-    /// The files that a reload reads: the configuration, and those that settings name which it takes over. A
-    /// configuration that cannot be read names none.
+    /// The files that a reload reads: the configuration file, and those named by settings that a reload
+    /// applies. If the configuration cannot be read, only that file.
     pub fn watched(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> = self.config.iter().cloned().collect();
         if let Ok(mut given) = self.clone().merge() {
@@ -198,7 +199,7 @@ impl<S: GivenSettings> FromArgMatches for Given<S> {
 }
 
 impl Setting {
-    /// The flag without dashes before it, which is also the name in the effective configuration.
+    /// The flag without leading dashes, which is also the name in the effective configuration.
     pub fn flag(&self) -> String {
         self.key.replace('_', "-")
     }
@@ -208,7 +209,7 @@ impl Setting {
         format!("{}{}", self.variables, self.key.to_uppercase())
     }
 
-    /// The flag as the command line takes it.
+    /// The flag as a clap argument.
     pub fn to_argument(&self) -> Arg {
         let argument = Arg::new(self.key)
             .long(self.flag())
@@ -219,7 +220,7 @@ impl Setting {
         (self.argument)(argument)
     }
 
-    /// What a setting without a value that is needed is told by, with what it is for.
+    /// The error text for a required setting that is not given. `purpose` says what it is for.
     pub fn missing(&self, purpose: &str) -> String {
         format!(
             "{self} is missing: {purpose} (or {}, or `{}` in the configuration file)",
@@ -240,7 +241,7 @@ impl Setting {
         }
     }
 
-    /// The paragraphs of its documentation, each on one line.
+    /// The paragraphs of its documentation, each as one line.
     fn paragraphs(&self) -> impl Iterator<Item = String> {
         let lines: Vec<_> = self.doc.lines().map(str::trim).collect();
         let paragraphs: Vec<_> = (lines.split(|line| line.is_empty()))
@@ -259,7 +260,7 @@ impl fmt::Display for Setting {
 }
 
 impl Reload {
-    /// Whether it takes a restart to come from the first value to the second, both as they are shown.
+    /// Whether going from the first value to the second needs a restart. Both are in their text form.
     pub fn needs_restart(self, before: Option<&str>, after: Option<&str>) -> bool {
         match self {
             Self::AtOnce => false,
@@ -269,22 +270,23 @@ impl Reload {
     }
 }
 
-/// Its second argument; the first is only named, which the repetitions of [`settings!`](crate::settings!) need.
+/// Expands to its second argument. The first only drives the repetition in [`settings!`](crate::settings!).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __second {
     ($first:expr, $($second:tt)*) => { $($second)* };
 }
 
-/// Makes of a table of settings the struct of what was given, the struct of what counts, and a module with a
-/// [`Setting`] for each row.
+/// Expands a table of settings to the struct of the given settings, the struct of the effective settings,
+/// and a module with a [`Setting`] for each row.
 ///
-/// A row is `name: Type …, "VALUE", reload;` below its documentation, where `VALUE` is what the help calls the value,
-/// `reload` is `AtOnce`, `Restart` or `Depends(function)` (see [`Reload`]), and `…` one of
+/// A row is `name: Type …, "VALUE", reload;` after its documentation, where `VALUE` is the placeholder in
+/// the help, `reload` is `AtOnce`, `Restart` or `Depends(function)` (see [`Reload`]), and `…` is one of
 ///
-/// - `= default`: without the setting this value counts, of the type [`SettingValue::Plain`];
-/// - `, else "words"`: without it there is none, and the words say what that means (no words: nothing is said);
-/// - `, given "words"`: as before, and only the struct of what was given has it: the program makes something else of it.
+/// - `= default`: the default, of the type [`SettingValue::Plain`];
+/// - `, else "words"`: no default; the text says what that means, and may be empty;
+/// - `, given "words"`: as with `else`, but only the struct of the given settings has it, for values that
+///   the program converts itself.
 #[macro_export]
 macro_rules! settings {
     (
@@ -363,7 +365,7 @@ macro_rules! settings {
         }
 
         impl $Given {
-            /// What counts: the settings that were given, and the defaults of the others.
+            /// The effective settings: those that are given, and the defaults of the others.
             pub fn settings(&self) -> $Settings {
                 use $crate::settings::SettingValue;
                 $Settings {
@@ -374,7 +376,7 @@ macro_rules! settings {
                 }
             }
 
-            /// The settings that the other has not alike. What only the file has is not compared.
+            /// The settings that differ from `other`. File-only values are not compared.
             pub fn differences(&self, other: &Self) -> Vec<&'static $crate::settings::Setting> {
                 let mut differences = Vec::new();
                 $($(
@@ -387,7 +389,7 @@ macro_rules! settings {
         }
 
         impl $Settings {
-            /// Calls `each` with every setting that has a value, and that value as it is shown.
+            /// Calls `each` with every setting that has a value, and the value in its text form.
             pub fn each_shown(&self, each: &mut dyn FnMut(&'static $crate::settings::Setting, String)) {
                 use $crate::settings::SettingValue;
                 $($(
@@ -401,7 +403,7 @@ macro_rules! settings {
                 )+)+
             }
 
-            /// Takes from the settings that are in force those that only the next start takes over.
+            /// Keeps the values of `started` for settings whose change needs a restart.
             pub fn keep_started(&mut self, started: &Self) {
                 use $crate::settings::SettingValue;
                 $($(

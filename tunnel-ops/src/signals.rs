@@ -1,8 +1,8 @@
-//! Being asked to stop.
+//! Shutdown by signals.
 //!
-//! The first SIGTERM or SIGINT asks, so that work in progress can finish; the second forces. Out
-//! comes a cheap [`Shutdown`] that every part can await, on whichever runtime it lives. What
-//! stopping means is the parts' business.
+//! The first SIGTERM or SIGINT asks for a graceful shutdown, so that work in progress can complete; the
+//! second forces an immediate one. A [`Shutdown`] is a cheap handle that every part can await, on any Tokio
+//! runtime.
 
 use std::io;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use tokio::sync::watch;
 
 use crate::task::Owned;
 
-/// How far stopping has gone, in the order of life.
+/// The stages of a shutdown, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum ShutdownStage {
     Running,
     Asked,
     Forced,
 }
 
-/// Tells when the program is asked, and when it is forced, to stop.
+/// A handle to wait until the program is asked, or forced, to stop.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
-    stage: watch::Receiver<Stage>,
-    /// Ends the listening for signals with the last handle.
+    stage: watch::Receiver<ShutdownStage>,
+    /// Stops listening for signals when the last handle is dropped.
     _signals: Option<Arc<Owned<()>>>,
 }
 
-/// Stops by hand: for tests, and for programs that hold several parts in one process.
+/// Starts a shutdown without a signal: for tests, and for programs with several parts in one process.
 #[derive(Debug, Clone)]
 pub struct Trigger {
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<ShutdownStage>,
 }
 
 impl Shutdown {
@@ -52,7 +52,7 @@ impl Shutdown {
                         "shutting down (send the signal again to stop immediately)"
                     );
                 } else {
-                    tracing::warn!(signal = name, "asked again, ending at once");
+                    tracing::warn!(signal = name, "stopping immediately");
                     trigger.force();
                 }
             }
@@ -63,9 +63,9 @@ impl Shutdown {
         })
     }
 
-    /// A shutdown that only its trigger starts.
+    /// A shutdown that is started only by the returned trigger.
     pub fn manual() -> (Trigger, Self) {
-        let (sender, receiver) = watch::channel(Stage::Running);
+        let (sender, receiver) = watch::channel(ShutdownStage::Running);
         (
             Trigger { stage: sender },
             Self {
@@ -77,40 +77,40 @@ impl Shutdown {
 
     /// Returns once the program is asked to stop; at once when it already is.
     pub async fn asked(&self) {
-        self.reached(Stage::Asked).await;
+        self.reached(ShutdownStage::Asked).await;
     }
 
     /// Returns once the program is forced to stop, whatever is still in progress.
     pub async fn forced(&self) {
-        self.reached(Stage::Forced).await;
+        self.reached(ShutdownStage::Forced).await;
     }
 
     /// Whether the program is asked to stop.
     pub fn is_asked(&self) -> bool {
-        *self.stage.borrow() >= Stage::Asked
+        *self.stage.borrow() >= ShutdownStage::Asked
     }
 
-    async fn reached(&self, wanted: Stage) {
+    async fn reached(&self, wanted: ShutdownStage) {
         let mut stage = self.stage.clone();
         if stage.wait_for(|stage| *stage >= wanted).await.is_err() {
-            // A dropped trigger can never ask again, which is not the same as asking.
+            // A dropped trigger can no longer ask, so this never resolves.
             std::future::pending::<()>().await;
         }
     }
 }
 
 impl Trigger {
-    /// Asks to stop. False if that was asked before.
+    /// Asks for a graceful shutdown; false if it was asked before.
     pub fn ask(&self) -> bool {
-        self.advance(Stage::Asked)
+        self.advance(ShutdownStage::Asked)
     }
 
-    /// Ends the program's parts at once. False if that was done before.
+    /// Forces an immediate shutdown; false if it was forced before.
     pub fn force(&self) -> bool {
-        self.advance(Stage::Forced)
+        self.advance(ShutdownStage::Forced)
     }
 
-    fn advance(&self, to: Stage) -> bool {
+    fn advance(&self, to: ShutdownStage) -> bool {
         self.stage.send_if_modified(|stage| {
             let advances = *stage < to;
             *stage = to.max(*stage);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn forcing_includes_asking_and_is_never_taken_back() {
+    async fn forcing_includes_asking_and_is_permanent() {
         let (trigger, shutdown) = Shutdown::manual();
         trigger.force();
         assert!(!trigger.ask());
@@ -161,14 +161,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_trigger_asks_for_nothing() {
+    async fn a_dropped_trigger_does_not_ask() {
         let (trigger, shutdown) = Shutdown::manual();
         drop(trigger);
         assert!(is_pending(shutdown.asked()));
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken() {
+    async fn waiting_tasks_are_woken() {
         let (trigger, shutdown) = Shutdown::manual();
         let waiting = Owned::spawn("test", async move { shutdown.asked().await });
         tokio::task::yield_now().await;

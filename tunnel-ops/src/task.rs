@@ -1,8 +1,8 @@
 //! Tasks with an owner.
 //!
-//! The one place that calls `tokio::spawn`: what it gives back ends the task when dropped, so that
-//! no task outlives the part that started it. For many alike tasks use a `tokio::task::JoinSet`,
-//! which does the same.
+//! The only place that calls `tokio::spawn`. The returned handle aborts the task when it is dropped, so
+//! that no task outlives its owner. For many similar tasks use a `tokio::task::JoinSet`, which aborts its
+//! tasks too.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,8 @@ use std::task::{Context, Poll};
 use tokio::task::{JoinError, JoinHandle};
 use tracing::Instrument;
 
-/// A running task that ends when this is dropped. Awaiting it gives the task's result.
+/// A handle of a running task, which is aborted when the handle is dropped. Awaiting it yields the task's
+/// result.
 #[derive(Debug)]
 #[must_use = "the task ends when this is dropped"]
 pub struct Owned<T> {
@@ -19,7 +20,7 @@ pub struct Owned<T> {
 }
 
 impl<T: Send + 'static> Owned<T> {
-    /// Starts `future` on the current runtime, in a span with this name in its field `task`.
+    /// Starts `future` on the current Tokio runtime, in a span with this name in its field `task`.
     #[expect(
         clippy::disallowed_methods,
         reason = "the owner made here ends the task"
@@ -33,7 +34,7 @@ impl<T: Send + 'static> Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// Ends the task now; awaiting it afterwards tells when it is gone.
+    /// Aborts the task. Awaiting the handle afterwards returns once the task is dropped.
     pub fn abort(&self) {
         self.handle.abort();
     }
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_costs_only_the_task() {
+    async fn a_panic_ends_only_the_task() {
         let error = Owned::spawn("test", async { panic!("on purpose") })
             .await
             .unwrap_err();

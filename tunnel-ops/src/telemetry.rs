@@ -1,10 +1,8 @@
-//! Logs, and the ids that join the logs of several programs.
+//! Logs, and the ids that correlate the logs of several programs.
 //!
-//! In come the format and the filter as configured; out goes one line per event on standard error,
-//! written by a thread of its own, so that a reader that stalls never stops a connection. The filter can
-//! be replaced while the program runs.
-//! [`RequestId`] and [`TraceParent`] are values only: which message carries them is the programs'
-//! business.
+//! In: the configured format and filter. Out: one line per event on standard error, written by a separate
+//! thread, so that a stalled reader never blocks a connection. The filter can be replaced at run time.
+//! [`RequestId`] and [`TraceParent`] are values only: the programs decide which messages carry them.
 
 mod line_writer;
 mod live_filter;
@@ -27,8 +25,8 @@ pub use self::request_id::RequestId;
 pub use self::trace_parent::{TRACE_PARENT, TraceParent};
 use crate::config_value::ValueError;
 
-/// Libraries that tell too much, and may tell header values, below a warning: a level for all
-/// leaves them at `warn`. Whoever needs more names them: `info,h2=debug`.
+/// Libraries that log much below the level of a warning, possibly with header values. A level for all
+/// leaves them at `warn`; they can be set by name, as in `info,h2=debug`.
 const RESERVED: [&str; 7] = [
     "h2",
     "hyper",
@@ -39,7 +37,7 @@ const RESERVED: [&str; 7] = [
     "yamux",
 ];
 
-/// How a log line looks.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people; coloured on a terminal.
@@ -49,14 +47,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is logged: a level for all, levels for parts (`info,tunnel_server=debug`), or both.
+/// The log levels: one for all targets, levels for single targets (`info,tunnel_server=debug`), or both.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogFilter {
     text: String,
     targets: Targets,
 }
 
-/// Keeps the log going; dropping it writes the last lines.
+/// The guard of the log. Dropping it writes the last lines and stops the log.
 #[derive(Debug)]
 #[must_use = "the last lines are written when this is dropped"]
 pub struct Telemetry {
@@ -65,20 +63,20 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Logs by this filter from now on. Spans that are open stay as they are.
+    /// Replaces the filter. Open spans are not affected.
     pub fn set_filter(&self, filter: &LogFilter) {
         self.filter.set(filter.targets.clone());
     }
 }
 
-/// The log cannot be started.
+/// Why the log cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TelemetryError {
     /// The writer's thread cannot be started.
     #[error("cannot start the thread that writes the log: {0}")]
     Writer(#[from] io::Error),
-    /// Some other part of the process has set a log up.
+    /// Another part of the process has already set up a log.
     #[error("the log is already set up: {0}")]
     AlreadySet(#[from] TryInitError),
 }
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_for_all_leaves_chatty_libraries_at_warn() {
+    fn a_level_for_all_leaves_verbose_libraries_at_warn() {
         let debug = targets("debug");
         assert!(debug.would_enable("tunnel_server::public", &Level::DEBUG));
         assert!(debug.would_enable("h2", &Level::WARN));
@@ -212,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_can_have_its_own_level() {
+    fn a_target_can_have_its_own_level() {
         let filter = targets("warn,h2=trace,tunnel_proto=debug");
         assert!(filter.would_enable("h2::codec", &Level::TRACE));
         assert!(filter.would_enable("tunnel_proto", &Level::DEBUG));
@@ -221,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_is_refused_and_not_taken_for_a_part() {
+    fn a_misspelt_level_is_refused_and_not_read_as_a_target() {
         for text in [
             "",
             "inf",

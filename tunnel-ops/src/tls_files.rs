@@ -1,10 +1,10 @@
 //! Certificates and keys in PEM files, and the TLS configurations made from them.
 //!
-//! In come paths or PEM text; out come an [`Identity`] (a chain with the key that matches it),
-//! [`Roots`] (whom to trust), [`ClientAuth`] (which clients a listener takes), and rustls
-//! configurations that name their crypto provider, never the process's default. A
-//! [`LiveServerConfig`] lets a listener's files be replaced while it runs. Errors name the file and
-//! what to do; no error, log or `Debug` ever shows a byte of a key.
+//! In: paths or PEM text. Out: an [`Identity`] (a certificate chain and its key), [`Roots`] (trusted
+//! certificates), [`ClientAuth`] (which clients a listener accepts), and rustls configurations with an
+//! explicit crypto provider instead of the process's default. With a [`LiveServerConfig`] a listener's
+//! files can be replaced at run time. Errors name the file and the remedy; no error, log or `Debug` output
+//! contains a byte of a key.
 
 mod client_auth;
 mod client_check;
@@ -32,7 +32,7 @@ pub use self::client_check::ClientCheck;
 pub use self::live::{LiveServerConfig, NextServerConfig};
 pub use self::validity::not_after;
 
-/// Why TLS cannot be set up. `origin` is the file at fault, or what stands for it in memory.
+/// Why TLS cannot be set up. `origin` is the file at fault, or a description of a value in memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsFilesError {
@@ -41,22 +41,22 @@ pub enum TlsFilesError {
     Unreadable {
         /// The file.
         origin: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// No certificate in the file.
+    /// The file contains no certificate.
     #[error("{}: holds no certificate: give a PEM file with `-----BEGIN CERTIFICATE-----`", .origin.display())]
     NoCertificate {
         /// The file.
         origin: PathBuf,
     },
-    /// A certificate cannot be understood.
+    /// A certificate cannot be parsed.
     #[error("{}: holds a damaged certificate: make or copy the file again", .origin.display())]
     DamagedCertificate {
         /// The file.
         origin: PathBuf,
     },
-    /// No usable key in the file.
+    /// The file contains no usable key.
     #[error(
         "{}: holds no usable private key: give a PEM file with one unencrypted PKCS#8, PKCS#1 or SEC1 key",
         .origin.display()
@@ -77,21 +77,21 @@ pub enum TlsFilesError {
         /// The key's file.
         key: PathBuf,
     },
-    /// The certificate's time is over.
+    /// The certificate has expired.
     #[error("the certificate {fingerprint} ran out on {}: give one that is good now", humantime::format_rfc3339_seconds(*.ended))]
     Expired {
-        /// Which one.
+        /// The fingerprint of the certificate.
         fingerprint: String,
-        /// When it did.
+        /// When it expired.
         ended: SystemTime,
     },
-    /// No revocation list in the file.
+    /// The file contains no revocation list.
     #[error("{}: holds no revocation list: give a PEM file with `-----BEGIN X509 CRL-----`", .origin.display())]
     NoRevocationList {
         /// The file.
         origin: PathBuf,
     },
-    /// A revocation list cannot be understood.
+    /// A revocation list cannot be parsed.
     #[error("{}: holds a damaged or unusual revocation list: {reason}", .origin.display())]
     DamagedRevocationList {
         /// The file.
@@ -99,25 +99,25 @@ pub enum TlsFilesError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The machine trusts nobody, and no other file was given.
+    /// The system has no trusted roots, and no CA file was given.
     #[error(
         "there are no trusted root certificates: install them in this system, or name a CA file"
     )]
     NoRoots,
-    /// The TLS library refuses the set-up.
+    /// The TLS library refuses the configuration.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[from] rustls::Error),
 }
 
-/// A certificate chain and the key that matches it, checked. Two are equal when their chains are: a
-/// certificate has one key.
+/// A checked certificate chain and its key. Identities are equal if their chains are, since a certificate
+/// determines its key.
 #[derive(Clone)]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
     not_after: SystemTime,
 }
 
-/// The certificates that a peer's chain may end at.
+/// The trusted root certificates at which a peer's chain may end.
 #[derive(Clone)]
 pub struct Roots {
     store: Arc<RootCertStore>,
@@ -129,7 +129,7 @@ impl Identity {
         Self::check(cert, &read(cert)?, key, &read(key)?)
     }
 
-    /// The same from PEM text in memory.
+    /// Reads and checks a chain and its key from PEM text.
     pub fn from_pem(cert: &str, key: &str) -> Result<Self, TlsFilesError> {
         let (cert_origin, key_origin) = (Path::new("certificate"), Path::new("key"));
         Self::check(cert_origin, cert.as_bytes(), key_origin, key.as_bytes())
@@ -146,7 +146,7 @@ impl Identity {
             origin: cert.to_owned(),
         };
         let not_after = chain.first().and_then(not_after).ok_or_else(damaged)?;
-        // The parser's own errors quote lines of the file, so they are not passed on for a key.
+        // Not the parser's own errors: they quote lines of the file, which contains a key.
         let no_key = || TlsFilesError::NoKey {
             origin: key.to_owned(),
         };
@@ -169,22 +169,22 @@ impl Identity {
         }
     }
 
-    /// The first 16 hexadecimal digits of the SHA-256 of the first certificate, to tell one from another.
+    /// The first 16 hexadecimal digits of the SHA-256 of the first certificate, as an identifier.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         fingerprint(self.certified.cert.first().map(AsRef::as_ref))
     }
 
-    /// Until when the first certificate, the one of this program itself, is valid.
+    /// The end of validity of the first certificate, which is the program's own.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// Whether it is still good at this moment.
+    /// Checks that the first certificate has not expired at this moment.
     ///
     /// # Errors
-    /// When it has run out.
+    /// When it has expired.
     pub fn check_end(&self, now: SystemTime) -> Result<(), TlsFilesError> {
         if now < self.not_after {
             return Ok(());
@@ -213,12 +213,12 @@ impl fmt::Debug for Identity {
 }
 
 impl Roots {
-    /// The system's roots, and those of the CA file when given.
+    /// The system's roots, and those of the CA file if given.
     pub fn load(ca_file: Option<&Path>) -> Result<Self, TlsFilesError> {
         Self::system().and_files(ca_file)?.checked()
     }
 
-    /// The system's roots, perhaps none.
+    /// The system's roots, possibly none.
     #[must_use]
     pub fn system() -> Self {
         let mut store = RootCertStore::empty();
@@ -226,15 +226,14 @@ impl Roots {
         for error in &system.errors {
             tracing::warn!(%error, "a trusted certificate of this system cannot be read");
         }
-        // Old roots in a system's store that the library cannot parse are common, and no reason to
-        // stop.
+        // System stores often contain old roots that the library cannot parse; these are skipped.
         store.add_parsable_certificates(system.certs);
         Self {
             store: Arc::new(store),
         }
     }
 
-    /// Nobody: what is trusted is still to be added.
+    /// No roots, for adding some.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -255,14 +254,14 @@ impl Roots {
         Ok(roots)
     }
 
-    /// These roots, and those in what was read of a CA file.
+    /// These roots, and those in the PEM text of a CA file.
     pub fn and_pem(&self, origin: &Path, pem: &[u8]) -> Result<Self, TlsFilesError> {
         let mut roots = self.clone();
         add_roots(Arc::make_mut(&mut roots.store), origin, pem)?;
         Ok(roots)
     }
 
-    /// These roots, which must be some.
+    /// These roots. Fails if there are none.
     pub fn checked(self) -> Result<Self, TlsFilesError> {
         match self.store.is_empty() {
             true => Err(TlsFilesError::NoRoots),
@@ -270,14 +269,14 @@ impl Roots {
         }
     }
 
-    /// What checks a server's certificate against these roots, as [`client_config`] has it done: for
-    /// whoever wants to see what it is shown.
+    /// The verifier that [`client_config`] uses for a server's certificate, for callers that wrap it to
+    /// observe the certificate.
     pub fn verifier(&self) -> Result<Arc<dyn ServerCertVerifier>, TlsFilesError> {
         let roots = Arc::clone(&self.store);
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
         match verifier {
             Ok(verifier) => Ok(verifier),
-            // The only fault that there can be without revocation lists.
+            // The only possible error without revocation lists.
             Err(_) => Err(TlsFilesError::NoRoots),
         }
     }
@@ -300,7 +299,7 @@ impl Roots {
         })
     }
 
-    /// The first 16 hexadecimal digits of a SHA-256 of the roots' names and keys, to tell them from others.
+    /// The first 16 hexadecimal digits of a SHA-256 of the roots' names and keys, as an identifier.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let roots = self.store.roots.iter();
@@ -324,8 +323,8 @@ impl fmt::Debug for Roots {
     }
 }
 
-/// The configuration of a TLS listener that offers `alpn`, the preferred protocol first, and asks
-/// clients for a certificate if told so.
+/// The configuration of a TLS listener that offers `alpn`, the preferred protocol first, and requests a
+/// client certificate if `client_auth` is set.
 pub fn server_config(
     identity: &Identity,
     alpn: &[&[u8]],
@@ -335,8 +334,8 @@ pub fn server_config(
     listener_config(identity, alpn, client_auth, aws_lc_rs::Ticketer::new()?)
 }
 
-/// A client that comes back with a ticket saves a signature and a chain, and no check of its own
-/// certificate is made then; the ticketer's keys turn over every six hours.
+/// Builds the configuration with a given ticketer. A resumed session needs no signature and no chain, and
+/// its client certificate is not verified again. The ticketer rotates its keys every six hours.
 fn listener_config(
     identity: &Identity,
     alpn: Vec<Vec<u8>>,
@@ -357,9 +356,9 @@ fn listener_config(
     Ok(Arc::new(config))
 }
 
-/// The configuration of a TLS client that trusts `roots`, shows `identity` to servers that ask for a
-/// certificate, and offers `alpn`, the preferred protocol first. Sessions are resumed for as long as
-/// the same configuration is used.
+/// The configuration of a TLS client that trusts `roots`, presents `identity` to servers that request a
+/// certificate, and offers `alpn`, the preferred protocol first. TLS sessions are resumed only between
+/// connections that share the configuration.
 pub fn client_config(
     roots: &Roots,
     identity: Option<&Identity>,
@@ -371,8 +370,8 @@ pub fn client_config(
     Ok(with_identity(builder, identity, alpn))
 }
 
-/// The same, with a check of the server's certificate of the caller's own in place of roots. `check`
-/// gets the crypto provider that is used.
+/// The configuration of a TLS client that verifies the server's certificate with the caller's own verifier
+/// instead of roots. `check` creates it from the crypto provider.
 pub fn client_config_with(
     identity: Option<&Identity>,
     alpn: &[&[u8]],
@@ -403,7 +402,7 @@ fn with_identity(
     Arc::new(config)
 }
 
-/// Enough of the parts' hash to tell one from another.
+/// The first 16 hexadecimal digits of the SHA-256 of the parts.
 fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {

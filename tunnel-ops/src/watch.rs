@@ -1,9 +1,8 @@
-//! Files that change while the program runs.
+//! Watches files for changes.
 //!
-//! In come paths, the kernel's notifications, a timer and SIGHUP; out comes one [`Change`] whenever
-//! the *content* of a file is another than before: written in place, renamed over, gone, come back,
-//! or reached through a symlink that now points elsewhere. What a file holds, and what to do with
-//! it, is the programs' business: no content is kept here, only its hash.
+//! In: paths, the kernel's notifications, a timer and SIGHUP. Out: one [`Change`] whenever the *content* of
+//! a file differs from before: it was written in place, replaced by a rename, deleted, created again, or
+//! reached through a symlink that now points elsewhere. Only the hash of the content is stored.
 
 mod folders;
 
@@ -17,29 +16,29 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_unti
 
 use self::folders::Folders;
 
-/// How often files are looked at without being told: for file systems that tell nothing, and when
-/// the kernel has no watches left.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often files are checked without a notification: for file systems that send none, and for when the
+/// kernel has no watches left.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Without an event for this long, a burst is over: long enough for a writer of small files to
-/// finish, so that half a file is rarely seen.
+/// A burst of events ends after this time without one: long enough for a writer of small files to finish,
+/// so that a half-written file is rarely read.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The longest a burst may last: whoever edits is to see the effect within half a second.
+/// The longest time that a burst may last, so that an edit takes effect within half a second.
 const LONGEST_BURST: Duration = Duration::from_millis(400);
 
-/// What has changed.
+/// A change of watched files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The watched files whose content is another now, as they were named. Empty only when asked
+    /// The watched files whose content has changed, by the paths that were given. Empty only if requested
     /// by a signal.
     pub files: Vec<PathBuf>,
-    /// Whether SIGHUP asked to look at everything again, changed or not.
+    /// Whether SIGHUP requests to read all files again, changed or not.
     pub is_requested: bool,
 }
 
-/// Watches files. The state as of [`FileWatch::new`] is what later states are compared to, so make it before
-/// the files are read for use: no edit between the two is missed then.
+/// Watches files. Later states are compared with the state at [`FileWatch::new`], so create it before
+/// reading the files for use: then no edit between the two is missed.
 #[derive(Debug)]
 pub struct FileWatch {
     files: Vec<File>,
@@ -61,13 +60,13 @@ pub enum WatchError {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    content: Content,
+    content: ContentHash,
 }
 
-/// The hash of what a file holds, or why it cannot be read.
-type Content = Result<[u8; 32], io::ErrorKind>;
+/// The hash of a file's content, or why it cannot be read.
+type ContentHash = Result<[u8; 32], io::ErrorKind>;
 
-/// Events so close to each other that they are one change.
+/// Events in quick succession, which count as one change.
 #[derive(Debug, Clone, Copy)]
 struct Burst {
     first: Instant,
@@ -86,7 +85,7 @@ impl FileWatch {
         folders: Folders,
     ) -> Result<Self, WatchError> {
         let hangup = signal(SignalKind::hangup()).map_err(WatchError::Signal)?;
-        let mut tick = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+        let mut tick = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut watch = Self {
             files: Vec::new(),
@@ -104,7 +103,7 @@ impl FileWatch {
     pub fn set_paths(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         let mut before = std::mem::take(&mut self.files);
         let paths: Vec<PathBuf> = paths.into_iter().collect();
-        // Watched before they are read: an edit in between is read, or told, or both.
+        // Watched before they are read, so that an edit in between is read, or notified, or both.
         self.folders.follow(paths.iter().map(PathBuf::as_path));
         for path in paths {
             let known = before.iter().position(|file| file.path == path);
@@ -115,14 +114,13 @@ impl FileWatch {
         }
     }
 
-    /// Returns once a file's content has changed, or SIGHUP came. May be dropped and called again: no
-    /// change is lost.
+    /// Returns once a file's content has changed or SIGHUP was received. Cancel safe: no change is lost.
     pub async fn changed(&mut self) -> Change {
         loop {
             let settled = self.burst.as_ref().map(Burst::end);
             tokio::select! {
                 Some(()) = self.hangup.recv() => {
-                    return Change { files: self.look(), is_requested: true };
+                    return Change { files: self.check_files(), is_requested: true };
                 }
                 () = self.folders.touched() => {
                     let now = Instant::now();
@@ -132,7 +130,7 @@ impl FileWatch {
                 () = reached(settled) => {}
                 _ = self.tick.tick(), if self.burst.is_none() => {}
             }
-            let files = self.look();
+            let files = self.check_files();
             if !files.is_empty() {
                 return Change {
                     files,
@@ -142,8 +140,9 @@ impl FileWatch {
         }
     }
 
-    /// Reads all files on this thread: configuration is small, and this is seldom.
-    fn look(&mut self) -> Vec<PathBuf> {
+    /// Reads all files and returns those that have changed. Blocks this thread: the files are small and
+    /// this is rare.
+    fn check_files(&mut self) -> Vec<PathBuf> {
         self.burst = None;
         self.folders
             .follow(self.files.iter().map(|file| file.path.as_path()));
@@ -172,9 +171,9 @@ impl Burst {
     }
 }
 
-fn read(path: &Path) -> Content {
+fn read(path: &Path) -> ContentHash {
     let content = || {
-        // What is no regular file could wait for a writer, or never end.
+        // Reading other kinds of file could block, or never end.
         if !std::fs::metadata(path)?.is_file() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -185,7 +184,7 @@ fn read(path: &Path) -> Content {
     content().map_err(|error: io::Error| error.kind())
 }
 
-/// Lets a file of any size be copied into its hash.
+/// Feeds a file of any size into a hash.
 struct HashWriter<'a>(&'a mut Sha256);
 
 impl io::Write for HashWriter<'_> {

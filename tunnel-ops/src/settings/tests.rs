@@ -1,4 +1,4 @@
-//! Tests of what comes out of a table of settings.
+//! Tests of what a table of settings expands to.
 #![allow(unreachable_pub, reason = "tables are public where programs have them")]
 
 use std::time::Duration;
@@ -28,9 +28,9 @@ crate::settings! {
         by_file: PathBuf, given "required", "FILE", AtOnce;
     }
     "Second" {
-        /// One that nobody
+        /// One that nothing
         /// gives
-        by_nobody: DurationText = Duration::from_secs(60), "TIME", Restart;
+        by_default: DurationText = Duration::from_secs(60), "TIME", Restart;
         /// One that counts at once unless it is taken away
         number: Count<1, 9>, else "", "A|B", Depends(is_gone);
         /// Folders
@@ -73,7 +73,7 @@ fn shown(settings: &Settings) -> Vec<String> {
 fn each_setting_names_its_origin() {
     Flags::command().debug_assert();
     let command = Flags::command()
-        // One that is set wherever these tests run.
+        // A variable that is set in every test run.
         .mut_arg("by_variable", |flag| flag.env("CARGO_PKG_VERSION_MAJOR"));
     let matches = command.get_matches_from(["", "--by-flag=1"]);
     let flags = Flags::from_arg_matches(&matches).unwrap().given.source;
@@ -94,9 +94,9 @@ fn each_setting_names_its_origin() {
             true,
         ),
         (
-            &setting::by_nobody,
-            "--by-nobody",
-            "the default of --by-nobody",
+            &setting::by_default,
+            "--by-default",
+            "the default of --by-default",
             false,
         ),
     ] {
@@ -110,21 +110,21 @@ fn each_setting_names_its_origin() {
     let settings = source.settings();
     assert_eq!(settings.by_flag.as_deref(), Some("1"));
     assert_ne!(settings.by_variable.as_deref(), Some("2"));
-    assert_eq!(settings.by_nobody, Duration::from_secs(60));
+    assert_eq!(settings.by_default, Duration::from_secs(60));
 }
 
 #[test]
-fn settings_are_shown_and_kept_as_their_rows_say() {
+fn settings_are_displayed_and_kept_as_their_rows_define() {
     let mut settings = Settings::default();
-    assert_eq!(shown(&settings), ["--by-nobody 1m", "--folders none"]);
-    let other = in_file("by_nobody = '5s'\nfolders = 'a'\nnumber = 7\nby_flag = 'x'").settings();
+    assert_eq!(shown(&settings), ["--by-default 1m", "--folders none"]);
+    let other = in_file("by_default = '5s'\nfolders = 'a'\nnumber = 7\nby_flag = 'x'").settings();
     let mut taken = other.clone();
     taken.keep_started(&settings);
     assert_eq!(
         shown(&taken),
         [
             "--by-flag x",
-            "--by-nobody 1m",
+            "--by-default 1m",
             "--number 7",
             "--folders none"
         ]
@@ -132,12 +132,12 @@ fn settings_are_shown_and_kept_as_their_rows_say() {
     settings.keep_started(&other);
     assert_eq!(
         shown(&settings),
-        ["--by-nobody 5s", "--number 7", "--folders /etc/a"]
+        ["--by-default 5s", "--number 7", "--folders /etc/a"]
     );
 }
 
 #[test]
-fn files_are_followed_unless_only_a_start_reads_them() {
+fn files_are_watched_unless_a_restart_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("c.toml");
     let text = "by_file = 'a'\nfolders = ['b']\nthing = [{ file = 'c' }]\n";
@@ -150,7 +150,7 @@ fn files_are_followed_unless_only_a_start_reads_them() {
 }
 
 #[test]
-fn what_differs_is_named() {
+fn differences_are_listed() {
     let (one, two) = (in_file("number = 1"), in_file("number = 1\nby_flag = 'x'"));
     let keys = |settings: Vec<&Setting>| settings.iter().map(|it| it.key).collect::<Vec<_>>();
     assert_eq!(keys(one.differences(&two)), ["by_flag"]);
@@ -158,7 +158,7 @@ fn what_differs_is_named() {
 }
 
 #[test]
-fn help_and_page_say_what_the_table_says() {
+fn help_and_page_match_the_table() {
     let command = Flags::command();
     let help = |key: &str| {
         let flag = command.get_arguments().find(|flag| flag.get_id() == key);
@@ -169,7 +169,7 @@ fn help_and_page_say_what_the_table_says() {
         help("by_variable"),
         "One that a variable gives [unless set]"
     );
-    assert_eq!(help("by_nobody"), "One that nobody gives [default: 1m]");
+    assert_eq!(help("by_default"), "One that nothing gives [default: 1m]");
     assert!(help("number").ends_with(" [1 to 9]"));
     let page = page::<Source>("ops");
     let (_, tables) = page.split_once("## First").unwrap();
@@ -180,25 +180,25 @@ fn help_and_page_say_what_the_table_says() {
     );
     assert_eq!(
         rows[5],
-        "| `--by-nobody` | `1m` | TIME | restart | One that nobody gives |"
+        "| `--by-default` | `1m` | TIME | restart | One that nothing gives |"
     );
     assert!(page.contains("\n## Second\n"));
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_place_and_the_likely_one() {
+fn an_unknown_key_is_reported_with_position_and_suggestion() {
     for (text, expected) in [
         (
             "\nby_flg = 'a'\n",
             "c.toml:2:1: unknown key `by_flg`, did you mean `by_flag`?",
         ),
         (
-            "by-nobody = '5s'\n",
-            "c.toml:1:1: unknown key `by-nobody`, did you mean `by_nobody`?",
+            "by-default = '5s'\n",
+            "c.toml:1:1: unknown key `by-default`, did you mean `by_default`?",
         ),
         (
             "colour = 1",
-            "c.toml:1:1: unknown key `colour`, expected one of by_flag, by_variable, by_file, by_nobody, number, \
+            "c.toml:1:1: unknown key `colour`, expected one of by_flag, by_variable, by_file, by_default, number, \
              folders, thing",
         ),
     ] {

@@ -1,4 +1,5 @@
-//! The types that a setting can have: how each is read from a flag, what the program works with, and how that is shown.
+//! The types of settings: how each is parsed from a flag, the type that the program uses, and its text
+//! form.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,42 +9,42 @@ use clap::builder::{BoolValueParser, PathBufValueParser, StringValueParser, Valu
 use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
 
-/// A type that a setting can have. A file is read by the type's `Deserialize`.
+/// A type of settings. In a file it is read by its `Deserialize`.
 pub trait SettingValue: Clone + PartialEq + Send + Sync + 'static {
-    /// What the program works with.
+    /// The type that the program uses.
     type Plain: Clone;
 
-    /// Converts it into what the program works with.
+    /// Converts the value into the type that the program uses.
     fn plain(self) -> Self::Plain;
 
-    /// A value as the effective configuration and the help show it. Nothing secret is in it.
+    /// The text form of a value, for the effective configuration and the help. Contains no secret.
     fn show(plain: &Self::Plain) -> String;
 
-    /// What reads a value, or each value of a list, from a flag or a variable.
+    /// The parser of a value, or of each value of a list, in a flag or a variable.
     fn parser() -> ValueParser;
 
-    /// The values that are possible, for the help.
+    /// The allowed values, for the help.
     fn bounds() -> Option<String> {
         None
     }
 
-    /// The files and folders that it names.
+    /// The files and folders that the value names.
     fn paths(&mut self) -> Vec<&mut PathBuf> {
         Vec::new()
     }
 
-    /// Adds to a flag what the type needs.
+    /// Configures the flag for this type.
     fn argument(argument: Arg) -> Arg {
         argument.value_parser(Self::parser())
     }
 
-    /// What flag or variable gave.
+    /// The value from a flag or a variable.
     fn given(matches: &ArgMatches, key: &str) -> Option<Self> {
         matches.get_one(key).cloned()
     }
 }
 
-/// Reads a flag by `FromStr`.
+/// A parser of flags by `FromStr`.
 pub fn text_parser<T>() -> ValueParser
 where
     T: FromStr<Err: std::error::Error + Send + Sync> + Clone + Send + Sync + 'static,
@@ -51,8 +52,9 @@ where
     ValueParser::new(T::from_str)
 }
 
-/// Makes a type that is read by `FromStr` one that a file and a setting can have. The program works with the type itself,
-/// shown by `Display` or by `show`; or with another type, with what makes it, what shows it, and perhaps what its bounds are.
+/// Implements `Deserialize` and [`SettingValue`] for a type with `FromStr`. The program uses the type
+/// itself, whose text form is made by `Display` or by `show`; or another type, given with its conversion,
+/// its text form and optionally its bounds.
 #[macro_export]
 macro_rules! text_value {
     (@impl [$($generics:tt)*] $type:ty, $plain:ty, $show:expr $(, $bounds:expr)?) => {
@@ -104,7 +106,7 @@ macro_rules! text_value {
     };
 }
 
-/// Gives an enum one word for each variant, by which it is read and shown.
+/// Implements `FromStr`, `Display` and [`SettingValue`] for an enum, with one word for each variant.
 #[macro_export]
 macro_rules! word_value {
     ($type:ty { $($word:literal => $variant:path),+ $(,)? }) => {
@@ -134,12 +136,12 @@ macro_rules! word_value {
     };
 }
 
-/// One path or several: a list in the file may be left out where it would have one.
+/// One or more paths. In a file, a single path needs no list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OneOrMorePaths(Vec<PathBuf>);
 
 impl OneOrMorePaths {
-    /// All of them.
+    /// All paths.
     pub fn as_slice(&self) -> &[PathBuf] {
         &self.0
     }
@@ -249,7 +251,7 @@ impl SettingValue for PathBuf {
         self
     }
 
-    /// The absolute path, which does not depend on the folder in which the program was started.
+    /// The absolute path, which does not depend on the working directory.
     fn show(path: &Self) -> String {
         let absolute = std::path::absolute(path);
         let path = absolute.as_deref().unwrap_or(path);

@@ -1,8 +1,7 @@
-//! Log lines on their way to standard error.
+//! Writes log lines to standard error from a separate thread.
 //!
-//! In come whole lines from any thread; out they go in order, many in one system call, by a thread
-//! of their own. What is waiting is bounded: a reader that stalls costs lines, which are counted,
-//! and never stops a connection.
+//! In: whole lines from any thread. Out: the lines in order, many in one system call. The queue is bounded:
+//! a stalled reader causes the loss of lines, which are counted, and never blocks a connection.
 
 use std::io::{self, Write};
 use std::mem;
@@ -12,20 +11,20 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Bytes that may wait: some thousand lines, enough for a burst, little enough to lose.
+/// Most bytes in the queue: some thousand lines, enough for a burst, and few enough to lose.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// How long the end of the program waits for the last lines: a reader that stalls must not keep it
-/// alive.
-const LAST_LINES: Duration = Duration::from_secs(1);
+/// Longest time that the exit of the program waits for the last lines, so that a stalled reader cannot keep
+/// it alive.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// Owns the writing; dropping it writes what waits.
+/// The owner of the writing thread. Dropping it writes the queued lines.
 #[derive(Debug)]
 pub(super) struct LineWriter {
     shared: Arc<Shared>,
 }
 
-/// Takes lines. Each `write` is one whole line.
+/// The writer for log events. Each `write` is one whole line.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
     shared: Arc<Shared>,
@@ -34,9 +33,9 @@ pub(super) struct Lines {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something waits, or the end has come.
+    /// Notified when lines are queued, or the writer is closing.
     work: Condvar,
-    /// The writing thread has ended.
+    /// Notified when the writing thread has ended.
     ended: Condvar,
 }
 
@@ -76,7 +75,7 @@ impl Drop for LineWriter {
         self.shared.work.notify_one();
         self.shared
             .ended
-            .wait_while_for(&mut state, |state| !state.ended, LAST_LINES);
+            .wait_while_for(&mut state, |state| !state.ended, CLOSE_TIME);
     }
 }
 
@@ -87,7 +86,7 @@ impl Write for Lines {
             state.lost_lines += 1;
             return Ok(line.len());
         }
-        // A thread that has work already looks again by itself.
+        // If the queue was not empty, the thread was notified before.
         let idle = state.waiting.is_empty();
         state.waiting.extend_from_slice(line);
         drop(state);
@@ -116,7 +115,7 @@ impl Shared {
             mem::swap(&mut state.waiting, &mut taken);
             let lost = mem::take(&mut state.lost_lines);
             drop(state);
-            // Nobody is left to be told when standard error itself fails.
+            // A failure of standard error cannot be reported anywhere.
             let _ = output.write_all(&taken);
             if lost > 0 {
                 let _ = writeln!(
@@ -135,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// An output whose every write is seen, and waits to be allowed.
+    /// An output that reports each write, and blocks it until the test allows it.
     struct Gate {
         seen: mpsc::Sender<Vec<u8>>,
         allowed: mpsc::Receiver<()>,
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_wait_go_out_together_and_in_order() {
+    fn queued_lines_are_written_together_and_in_order() {
         let (writer, shown, allow) = gated();
         let mut lines = writer.lines();
         lines.write_all(b"one\n").unwrap();
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stalls_costs_lines_and_is_told() {
+    fn lines_lost_to_a_stalled_reader_are_counted() {
         let (writer, shown, allow) = gated();
         let mut lines = writer.lines();
         lines.write_all(b"one\n").unwrap();
@@ -192,8 +191,8 @@ mod tests {
             drop(writer);
             shown.iter().flatten().collect()
         };
-        let told = "3 log lines were lost: their reader is too slow\nnext\n";
-        assert_eq!(rest, told.as_bytes(), "they are told once");
+        let reported = "3 log lines were lost: their reader is too slow\nnext\n";
+        assert_eq!(rest, reported.as_bytes(), "the loss is reported once");
     }
 
     #[test]

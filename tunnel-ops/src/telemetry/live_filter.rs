@@ -1,8 +1,8 @@
-//! Which events are logged, as of now.
+//! A log filter that can be replaced at run time.
 //!
-//! In come levels by target, at any time; out comes the answer for each place in the code, which
-//! tracing keeps until the levels change. So nothing is asked per event, and no lock is taken: `reload` of
-//! tracing-subscriber takes one each time that a span is entered or left, on every thread.
+//! In: levels by target, at any time. Out: the decision for each callsite, which tracing caches until the
+//! levels change. So nothing is evaluated per event, and no lock is taken; `reload` of tracing-subscriber
+//! takes one whenever a span is entered or left, on any thread.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tracing::{Metadata, Subscriber, subscriber::Interest};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// A filter that can be replaced. Its clones are one.
+/// A replaceable filter. Clones share their levels.
 #[derive(Debug, Clone)]
 pub(super) struct LiveFilter {
     targets: Arc<ArcSwap<Targets>>,
@@ -52,34 +52,34 @@ mod tests {
 
     use super::*;
 
-    /// Counts what comes through.
+    /// Counts events.
     #[derive(Clone, Default)]
-    struct Heard(Arc<AtomicUsize>);
+    struct EventCounter(Arc<AtomicUsize>);
 
-    impl<S: Subscriber> Layer<S> for Heard {
+    impl<S: Subscriber> Layer<S> for EventCounter {
         fn on_event(&self, _event: &tracing::Event<'_>, _context: Context<'_, S>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn what_is_logged_changes_at_once_in_both_directions() {
-        let heard = Heard::default();
+    fn new_levels_apply_at_once_in_both_directions() {
+        let counter = EventCounter::default();
         let at = |level| Targets::new().with_default(level);
         let filter = LiveFilter::new(at(LevelFilter::INFO));
         let _default = tracing_subscriber::registry()
             .with(filter.clone())
-            .with(heard.clone())
+            .with(counter.clone())
             .set_default();
-        // One place in the code, so that a stale answer about it would show.
-        let say = || {
+        // A single callsite, so that a stale cached decision would be noticed.
+        let log = || {
             tracing::debug!("said");
-            heard.0.load(Ordering::Relaxed)
+            counter.0.load(Ordering::Relaxed)
         };
-        assert_eq!(say(), 0);
+        assert_eq!(log(), 0);
         filter.set(at(LevelFilter::DEBUG));
-        assert_eq!(say(), 1);
+        assert_eq!(log(), 1);
         filter.set(at(LevelFilter::WARN));
-        assert_eq!(say(), 1);
+        assert_eq!(log(), 1);
     }
 }

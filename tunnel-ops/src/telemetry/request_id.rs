@@ -1,21 +1,20 @@
-//! Ids that tell one request from all others, made cheaply.
+//! Unique ids of requests, cheap to generate.
 
 use std::fmt;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Hexadecimal digits of the part that differs from process to process, and of the part that
-/// counts.
+/// Hexadecimal digits of each half of an id: the one of the process, and the counter.
 const HALF: usize = 12;
 
-/// Different in each process: so ids of several nodes, and of one node before and after a restart,
-/// do not meet.
+/// Random for each process, so that ids of several nodes, and of one node before and after a restart, do
+/// not collide.
 static PROCESS: LazyLock<[u8; HALF]> = LazyLock::new(|| hex(process_number()));
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The id of one request: 24 hexadecimal digits, never given twice by one process. It is no secret
-/// and no proof of anything.
+/// The id of one request: 24 hexadecimal digits, unique within a process. It is predictable, so it must not
+/// serve as a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId([u8; 2 * HALF]);
 
@@ -49,7 +48,7 @@ impl fmt::Debug for RequestId {
 }
 
 fn process_number() -> u64 {
-    // Without a source of randomness the time and the process's number still tell processes apart.
+    // Without a source of randomness, the time and the process id still distinguish processes.
     getrandom::u64().unwrap_or_else(|_| {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanoseconds = since.map_or(0, |since| {
@@ -59,7 +58,7 @@ fn process_number() -> u64 {
     })
 }
 
-/// The lowest digits of a number, in hexadecimal.
+/// The lowest hexadecimal digits of a number.
 fn hex(mut number: u64) -> [u8; HALF] {
     let mut digits = [0; HALF];
     for digit in digits.iter_mut().rev() {

@@ -1,5 +1,5 @@
-//! The `traceparent` field of W3C Trace Context: checked, taken apart, never believed to be more
-//! than an id.
+//! The `traceparent` field of W3C Trace Context, validated and split into its parts. It is untrusted: no
+//! more than an id.
 
 use std::fmt;
 
@@ -11,14 +11,13 @@ const LENGTH: usize = 55;
 /// The field that carries a [`TraceParent`].
 pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A valid `traceparent`. Kept as it came; a later version's extra parts are dropped, as the
-/// standard asks of one who knows only version 00.
+/// A valid `traceparent` of version 00. A later version is converted to it without its extra parts, as the
+/// standard demands of an implementation of version 00.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TraceParent([u8; LENGTH]);
 
 impl TraceParent {
-    /// Takes a field's value, or nothing when it is not valid: such a value is to be left out,
-    /// never passed on.
+    /// Parses a field's value; `None` if it is invalid. An invalid value must not be forwarded.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (known, rest) = value.split_first_chunk::<LENGTH>()?;
         let extended = match rest.first() {
@@ -50,20 +49,20 @@ impl TraceParent {
         text(&self.0)
     }
 
-    /// The trace: 32 hexadecimal digits.
+    /// The trace id: 32 hexadecimal digits.
     pub fn trace_id(&self) -> &str {
         text(&self.0[3..35])
     }
 
-    /// The caller's span: 16 hexadecimal digits.
+    /// The id of the caller's span: 16 hexadecimal digits.
     pub fn parent_id(&self) -> &str {
         text(&self.0[36..52])
     }
 
     /// Whether the caller records this trace.
     pub fn is_sampled(&self) -> bool {
-        // The last digit's lowest bit; a letter's lowest bit is turned round, since `a` is 0x61 and
-        // stands for ten.
+        // The lowest bit of the last digit. It is inverted in the character code of a letter: `a`, ten, is
+        // 0x61.
         let last = self.0[54];
         if last.is_ascii_digit() {
             last & 1 == 1
@@ -98,7 +97,7 @@ mod tests {
     const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn a_valid_value_is_taken_apart() {
+    fn a_valid_value_is_split() {
         let parent = TraceParent::parse(VALID.as_bytes()).unwrap();
         assert_eq!(parent.as_str(), VALID);
         assert_eq!(parent.trace_id(), "0af7651916cd43dd8448eb211c80319c");
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_standard_forbids_is_left_out() {
+    fn invalid_values_are_refused() {
         let zero_trace = format!("00-{}-b7ad6b7169203331-01", "0".repeat(32));
         let zero_parent = format!("{}{}-01", &VALID[..36], "0".repeat(16));
         let wrong = [
@@ -157,12 +156,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn no_input_causes_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = TraceParent::parse(&bytes);
         }
 
         #[test]
-        fn what_is_taken_is_valid_again(value in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-x)?") {
+        fn parsed_values_round_trip(value in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-x)?") {
             if let Some(parent) = TraceParent::parse(value.as_bytes()) {
                 prop_assert_eq!(TraceParent::parse(parent.as_str().as_bytes()), Some(parent));
             }

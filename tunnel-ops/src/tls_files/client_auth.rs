@@ -1,9 +1,9 @@
-//! Which clients a TLS listener takes: those with a certificate of given roots that is not revoked.
+//! Client authentication of a TLS listener: by a certificate that ends at given roots and is not revoked.
 //!
-//! In come roots and revocation lists; out comes rustls' verifier, set to fail closed: once there is
-//! a revocation list, a certificate whose issuer has none is refused, and so is every certificate
-//! under a list that is past its own date. Only the client's own certificate is looked up in the lists, not
-//! those of its issuers. Whom a certificate stands for is the programs' business.
+//! In: roots and revocation lists. Out: a rustls verifier that fails closed: if there is any revocation
+//! list, certificates whose issuer has none are refused, and so are all certificates of an issuer whose
+//! list has expired. Only the client's own certificate is checked against the lists, not those of its
+//! issuers.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -20,19 +20,18 @@ use x509_parser::revocation_list::CertificateRevocationList;
 
 use super::{Roots, TlsFilesError, fingerprint, provider, read, validity};
 
-/// How a listener checks its clients' certificates. Two are equal when they take the same clients.
+/// How a listener verifies its clients' certificates. Values are equal if they accept the same clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientAuth {
-    /// Where a client's chain must end; never the system's own roots.
+    /// The roots at which a client's chain must end; never the system's.
     pub roots: Roots,
-    /// What is revoked. Without it, nothing is.
+    /// The revoked certificates. Without it, none is.
     pub revocation_lists: Option<RevocationLists>,
     /// Whether a client without a certificate is refused in the handshake.
     pub is_required: bool,
 }
 
-/// Certificate revocation lists, checked for form. Their signatures are checked with each client's
-/// certificate.
+/// Parsed certificate revocation lists. Their signatures are verified with each client's certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RevocationLists {
     lists: Vec<CertificateRevocationListDer<'static>>,
@@ -40,7 +39,8 @@ pub struct RevocationLists {
     next_update: SystemTime,
 }
 
-/// Serial numbers by the name of who gave them, both as they are encoded: two issuers may give the same.
+/// Encoded serial numbers by the encoded name of their issuer, since serial numbers are unique per issuer
+/// only.
 type Revoked = HashMap<Vec<u8>, HashSet<Vec<u8>>>;
 
 impl ClientAuth {
@@ -55,7 +55,7 @@ impl ClientAuth {
         if !self.is_required {
             builder = builder.allow_unauthenticated();
         }
-        // Roots and lists were checked when they were read, so this tells of a fault of ours.
+        // Roots and lists were checked when they were read, so an error here is a bug.
         builder
             .build()
             .map_err(|error| TlsFilesError::Setup(rustls::Error::General(error.to_string())))
@@ -68,7 +68,7 @@ impl RevocationLists {
         Self::check(path, &read(path)?)
     }
 
-    /// The same from PEM text in memory.
+    /// Reads one or more lists from PEM text.
     pub fn from_pem(pem: &str) -> Result<Self, TlsFilesError> {
         Self::check(Path::new("revocation list"), pem.as_bytes())
     }
@@ -84,7 +84,7 @@ impl RevocationLists {
         let mut first_update = None;
         let mut revoked = Revoked::new();
         for list in &lists {
-            // The verifier's own parser has to understand it too.
+            // The verifier's own parser has to accept it too.
             BorrowedCertRevocationList::from_der(list).map_err(|error| damaged(&error))?;
             let (_, list) = x509_parser::parse_x509_crl(list).map_err(|error| damaged(&error))?;
             let next = validity::next_update(&list).ok_or_else(|| damaged(&"no next update"))?;
@@ -108,9 +108,8 @@ impl RevocationLists {
         })
     }
 
-    /// Whether a certificate is among the revoked ones, by its issuer's name and its serial number. For
-    /// certificates that were verified once: no signature is checked here. One that cannot be understood
-    /// is.
+    /// Whether a certificate is revoked, by its issuer's name and serial number; true if it cannot be
+    /// parsed. For certificates that were verified before: signatures are not checked here.
     #[must_use]
     pub fn contains(&self, certificate: &CertificateDer<'_>) -> bool {
         let Ok((_, certificate)) = x509_parser::parse_x509_certificate(certificate) else {
@@ -120,13 +119,13 @@ impl RevocationLists {
         serials.is_some_and(|serials| serials.contains(certificate.raw_serial()))
     }
 
-    /// The first 16 hexadecimal digits of the lists' SHA-256, to tell them from others.
+    /// The first 16 hexadecimal digits of the lists' SHA-256, as an identifier.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         fingerprint(self.lists.iter().map(AsRef::as_ref))
     }
 
-    /// When the first of the lists runs out: from then on its issuer's certificates are refused.
+    /// When the first of the lists expires. From then on its issuer's certificates are refused.
     #[must_use]
     pub fn next_update(&self) -> SystemTime {
         self.next_update

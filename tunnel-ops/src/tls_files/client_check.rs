@@ -1,8 +1,8 @@
-//! A second look at certificates that a handshake has let in, while their connections last.
+//! Repeated checks of client certificates while their connections are open.
 //!
-//! In come the check of clients that is in force now and a chain that was verified once; out comes
-//! whether it has been revoked since, and whether it still ends at a trusted root. Whether it has run
-//! out is for whoever counts its time: see [`super::not_after`].
+//! In: the listener's current client authentication and a chain that was verified in the handshake. Out:
+//! whether it was revoked since, and whether it still ends at a trusted root. Expiry is not checked here:
+//! see [`super::not_after`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::{ClientAuth, Roots, TlsFilesError};
 
-/// Looks at clients' certificates again.
+/// Checks clients' certificates again.
 pub struct ClientCheck {
     auth: ClientAuth,
-    /// Knows the roots alone: what a list says is looked up without a signature.
+    /// Has only the roots: revocation is looked up in the lists without verifying signatures.
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl ClientCheck {
-    /// For certificates that a listener with this check takes.
+    /// The check for a listener with this client authentication.
     pub fn new(auth: ClientAuth) -> Result<Self, TlsFilesError> {
         let roots_alone = ClientAuth {
             roots: auth.roots.clone(),
@@ -33,29 +33,29 @@ impl ClientCheck {
         Ok(Self { auth, verifier })
     }
 
-    /// The check of the listener.
+    /// The client authentication of the listener.
     #[must_use]
     pub fn auth(&self) -> &ClientAuth {
         &self.auth
     }
 
-    /// The roots. A chain that [is trusted](Self::is_trusted) by some need not be checked with the same
-    /// again.
+    /// The roots. A chain that [is trusted](Self::is_trusted) need not be checked again while these are
+    /// unchanged.
     #[must_use]
     pub fn roots(&self) -> &Roots {
         &self.auth.roots
     }
 
-    /// Whether a revocation list has this certificate. A list that is past its date counts still: what
-    /// it says has not become untrue. Cheap.
+    /// Whether a revocation list contains this certificate. Expired lists count too, since revocations do
+    /// not expire. Costs one hash lookup after parsing.
     #[must_use]
     pub fn is_revoked(&self, certificate: &CertificateDer<'_>) -> bool {
         let lists = self.auth.revocation_lists.as_ref();
         lists.is_some_and(|lists| lists.contains(certificate))
     }
 
-    /// Whether a chain, the client's own certificate first, ends at one of the roots, apart from its dates.
-    /// Costs as much as in a handshake.
+    /// Whether a chain, the client's own certificate first, ends at one of the roots, regardless of its
+    /// dates. Costs as much as the verification in a handshake.
     #[must_use]
     pub fn is_trusted(&self, chain: &[CertificateDer<'_>], now: SystemTime) -> bool {
         let Some((leaf, issuers)) = chain.split_first() else {

@@ -1,8 +1,8 @@
-//! The TLS configuration of a listener that runs on while its files are replaced.
+//! The TLS configuration of a listener, replaceable at run time.
 //!
-//! In come an identity and the check of clients, at the start and whenever they change; out comes,
-//! at each accept, what is in force then. Connections that are open are left alone: whether one of them must
-//! end is the programs' business.
+//! In: an identity and client authentication, at the start and whenever they change. Out: the current
+//! configuration for each accepted connection. Open connections are not affected; the programs decide
+//! whether one has to end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,64 +18,64 @@ use tracing::warn;
 
 use super::{ClientAuth, Identity, TlsFilesError, listener_config};
 
-/// What a TLS listener answers with now.
+/// The current TLS configuration of a listener.
 pub struct LiveServerConfig {
     current: ArcSwap<ServerConfig>,
     alpn: Vec<Vec<u8>>,
-    origin: Mutex<Origin>,
+    inputs: Mutex<ConfigInputs>,
 }
 
-/// What a listener is to answer with next: made, and not in force yet.
+/// A prepared configuration that is not in use yet.
 #[derive(Debug)]
-pub struct NextServerConfig(Option<Next>);
+pub struct NextServerConfig(Option<PreparedConfig>);
 
-struct Next {
+struct PreparedConfig {
     config: Arc<ServerConfig>,
-    origin: Origin,
+    inputs: ConfigInputs,
 }
 
-/// What the current configuration was made of.
-struct Origin {
+/// The inputs of a configuration.
+struct ConfigInputs {
     identity: Identity,
     client_auth: Option<ClientAuth>,
     ticketer: Arc<dyn ProducesTickets>,
 }
 
 impl LiveServerConfig {
-    /// Starts with these; `alpn` stays, the preferred protocol first. A certificate that has run out is told
-    /// in the log: with it some are still served, without it nobody.
+    /// Creates the configuration; `alpn`, the preferred protocol first, cannot be changed later. An expired
+    /// certificate is accepted with a warning, since clients that do not verify it can still be served.
     pub fn new(
         identity: Identity,
         alpn: &[&[u8]],
         client_auth: Option<ClientAuth>,
     ) -> Result<Self, TlsFilesError> {
         if let Err(problem) = identity.check_end(SystemTime::now()) {
-            warn!(%problem, "who connects to this listener will refuse its certificate");
+            warn!(%problem, "clients of this listener will refuse its certificate");
         }
         let alpn: Vec<_> = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        let origin = Origin {
+        let inputs = ConfigInputs {
             identity,
             client_auth,
             ticketer: aws_lc_rs::Ticketer::new()?,
         };
         Ok(Self {
-            current: ArcSwap::new(origin.config(&alpn)?),
+            current: ArcSwap::new(inputs.config(&alpn)?),
             alpn,
-            origin: Mutex::new(origin),
+            inputs: Mutex::new(inputs),
         })
     }
 
-    /// What to accept the next connection with. Takes no lock.
+    /// The acceptor for the next connection. Takes no lock.
     #[must_use]
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.current.load_full())
     }
 
-    /// Uses these from the next accept on, and tells whether that is a change. After an error all is as
-    /// it was; a certificate that has run out is one in place of a good one.
+    /// Uses these from the next accepted connection on; whether anything has changed. After an error
+    /// nothing has changed. Replacing a valid certificate by an expired one is an error.
     ///
-    /// A new certificate leaves clients their tickets. A new check of clients does not: a resumed session
-    /// shows no certificate again, so it would go round the check.
+    /// With a new certificate, session tickets stay valid. With new client authentication they do not: a
+    /// resumed session presents no certificate, so it would bypass the new check.
     pub fn replace(
         &self,
         identity: Identity,
@@ -85,13 +85,13 @@ impl LiveServerConfig {
         Ok(self.commit(next))
     }
 
-    /// The first half of [`Self::replace`], which is all that can fail of it.
+    /// The first half of [`Self::replace`], which includes all that can fail.
     pub fn prepare(
         &self,
         identity: Identity,
         client_auth: Option<ClientAuth>,
     ) -> Result<NextServerConfig, TlsFilesError> {
-        let current = self.origin.lock();
+        let current = self.inputs.lock();
         let is_same_auth = current.client_auth == client_auth;
         if is_same_auth && current.identity == identity {
             return Ok(NextServerConfig(None));
@@ -100,7 +100,7 @@ impl LiveServerConfig {
         if current.identity.check_end(now).is_ok() {
             identity.check_end(now)?;
         }
-        let origin = Origin {
+        let inputs = ConfigInputs {
             identity,
             client_auth,
             ticketer: match is_same_auth {
@@ -108,29 +108,29 @@ impl LiveServerConfig {
                 false => aws_lc_rs::Ticketer::new()?,
             },
         };
-        let config = origin.config(&self.alpn)?;
-        Ok(NextServerConfig(Some(Next { config, origin })))
+        let config = inputs.config(&self.alpn)?;
+        Ok(NextServerConfig(Some(PreparedConfig { config, inputs })))
     }
 
     /// The second half of [`Self::replace`].
     pub fn commit(&self, next: NextServerConfig) -> bool {
-        let NextServerConfig(Some(Next { config, origin })) = next else {
+        let NextServerConfig(Some(PreparedConfig { config, inputs })) = next else {
             return false;
         };
-        let mut current = self.origin.lock();
+        let mut current = self.inputs.lock();
         self.current.store(config);
-        *current = origin;
+        *current = inputs;
         true
     }
 
-    /// Until when the certificate in force is valid.
+    /// The end of validity of the current certificate.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
-        self.origin.lock().identity.not_after()
+        self.inputs.lock().identity.not_after()
     }
 }
 
-impl Origin {
+impl ConfigInputs {
     fn config(&self, alpn: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsFilesError> {
         let client_auth = self.client_auth.as_ref();
         let ticketer = Arc::clone(&self.ticketer);
@@ -141,20 +141,20 @@ impl Origin {
 impl fmt::Debug for LiveServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LiveServerConfig")
-            .field("origin", &self.origin.lock())
+            .field("inputs", &self.inputs.lock())
             .finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Next {
+impl fmt::Debug for PreparedConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.origin.fmt(f)
+        self.inputs.fmt(f)
     }
 }
 
-impl fmt::Debug for Origin {
+impl fmt::Debug for ConfigInputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Origin")
+        f.debug_struct("ConfigInputs")
             .field("identity", &self.identity)
             .field("client_auth", &self.client_auth)
             .finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! What files are taken, and which two ends then understand each other.
+//! Tests of reading TLS files, and of handshakes with the resulting configurations.
 
 use std::io;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn refused(cert: &str, key: &str) -> String {
     Identity::from_pem(cert, key).unwrap_err().to_string()
 }
 
-/// The two ends after a handshake, and after what follows it at once.
+/// Both ends after a handshake and the session tickets that follow it.
 struct Ends {
     client: rustls::ClientConnection,
     server: rustls::ServerConnection,
@@ -58,7 +58,7 @@ fn is_resumed(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> bool {
 }
 
 #[test]
-fn both_ends_agree_on_a_protocol_and_on_trust() {
+fn both_ends_agree_on_protocol_and_trust() {
     let Pair { cert, key } = pair();
     let identity = Identity::from_pem(&cert, &key).unwrap();
     let roots = Roots::from_pem(&cert).unwrap();
@@ -73,7 +73,7 @@ fn both_ends_agree_on_a_protocol_and_on_trust() {
 }
 
 #[test]
-fn a_stranger_is_not_trusted() {
+fn a_certificate_of_another_root_is_not_trusted() {
     let (ours, other) = (pair(), pair());
     let identity = Identity::from_pem(&ours.cert, &ours.key).unwrap();
     let roots = Roots::from_pem(&other.cert).unwrap();
@@ -82,7 +82,7 @@ fn a_stranger_is_not_trusted() {
 }
 
 #[test]
-fn a_client_that_comes_back_resumes() {
+fn a_returning_client_resumes_its_session() {
     let Pair { cert, key } = pair();
     let identity = Identity::from_pem(&cert, &key).unwrap();
     let server = server_config(&identity, &[b"http/1.1"], None).unwrap();
@@ -103,7 +103,7 @@ fn a_key_of_another_certificate_is_refused() {
 }
 
 #[test]
-fn files_that_hold_something_else_are_refused_without_quoting_them() {
+fn files_with_other_content_are_refused_without_quoting_them() {
     let Pair { cert, key } = pair();
     assert!(refused(&key, &key).starts_with("certificate: holds no certificate"));
     assert!(refused(&cert, &cert).starts_with("key: holds no usable private key"));
@@ -127,7 +127,7 @@ fn files_that_hold_something_else_are_refused_without_quoting_them() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn an_error_names_a_missing_file() {
     let error =
         Identity::load(Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key")).unwrap_err();
     assert!(
@@ -147,7 +147,7 @@ fn a_ca_file_adds_to_the_systems_roots() {
 }
 
 #[test]
-fn roots_are_put_together_from_files_and_are_never_none_in_the_end() {
+fn roots_are_combined_from_files_and_must_not_be_empty() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let (one, two) = (pair().cert, pair().cert);
@@ -168,7 +168,7 @@ fn roots_are_put_together_from_files_and_are_never_none_in_the_end() {
             .to_string()
             .contains("three.pem: cannot be read")
     );
-    assert_eq!(none, Roots::none(), "nothing is added to what it came from");
+    assert_eq!(none, Roots::none(), "the original is unchanged");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn debug_shows_no_key() {
 }
 
 #[test]
-fn an_identity_knows_its_end_and_its_equal() {
+fn identities_have_an_expiry_and_equality() {
     let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
     params.not_after = rcgen::date_time_ymd(2033, 5, 18);
     let key = rcgen::KeyPair::generate().unwrap();
@@ -194,7 +194,7 @@ fn an_identity_knows_its_end_and_its_equal() {
 }
 
 #[test]
-fn a_certificate_that_has_run_out_takes_no_good_ones_place() {
+fn an_expired_certificate_does_not_replace_a_valid_one() {
     let until = |year| {
         let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
         params.not_before = rcgen::date_time_ymd(2019, 1, 1);
@@ -211,14 +211,14 @@ fn a_certificate_that_has_run_out_takes_no_good_ones_place() {
         "{refusal}"
     );
     assert_eq!(live.not_after(), good.not_after());
-    // Where none is good there is nothing to lose.
+    // If the current certificate has expired too, nothing is lost.
     let live = LiveServerConfig::new(over, &[], None).unwrap();
     assert!(live.replace(older, None).unwrap());
     assert!(live.replace(good, None).unwrap());
 }
 
 #[test]
-fn only_the_given_file_is_trusted_where_that_is_asked() {
+fn load_only_trusts_no_system_roots() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ca.pem");
     let ca = pair().cert;

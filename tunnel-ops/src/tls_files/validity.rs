@@ -1,5 +1,5 @@
-//! Until when a certificate or a revocation list is good: for metrics and warnings, and for whoever
-//! has to end a session by then. Whether it is good at all is decided elsewhere.
+//! The end of validity of certificates and revocation lists, for metrics, warnings and the end of sessions.
+//! Verification is done elsewhere.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 use x509_parser::time::ASN1Time;
 
-/// The end of a certificate's validity; nothing if it cannot be understood.
+/// The end of a certificate's validity; `None` if it cannot be parsed.
 #[must_use]
 pub fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
@@ -19,7 +19,7 @@ pub(super) fn next_update(list: &CertificateRevocationList<'_>) -> Option<System
 }
 
 fn instant(time: ASN1Time) -> SystemTime {
-    // What ended before 1970 has ended.
+    // Dates before 1970 are mapped to 1970: they have passed.
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }

@@ -1,9 +1,9 @@
-//! Where the kernel has to be asked so that no change of a file is missed.
+//! Folders to watch so that no change of a file is missed.
 //!
-//! In come the paths of files; out comes a wake-up after anything that could have changed one of
-//! them. A file's own watch would die with its inode, so the folders are watched: the one the file
-//! lies in, every one on the way that holds a symlink, and where something is still missing, the one in
-//! which it would appear. Without the kernel's help nothing wakes, and a warning says so once.
+//! In: the paths of files. Out: a wake-up after any event that could have changed one of them. A watch of a
+//! file ends with its inode, so folders are watched: the file's folder, every folder that holds a symlink
+//! of its path, and for a missing path component the folder in which it would appear. If the kernel cannot
+//! watch, there are no wake-ups, and one warning is logged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -18,39 +18,39 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Symlinks followed on the way to one file: as many as Linux does.
+/// Most symlinks followed in the path of one file: the limit of Linux.
 const MAX_SYMLINKS: usize = 40;
 
-/// Attempts at a picture that does not change while it is taken; the events that changed it come
-/// anyway.
+/// Attempts to get a list of folders that does not change while they are being watched. If all fail, the
+/// events of the last change still arrive.
 const MAX_ROUNDS: usize = 4;
 
-type Open = fn(&Arc<Bell>) -> notify::Result<RecommendedWatcher>;
+type OpenWatcher = fn(&Arc<Notifier>) -> notify::Result<RecommendedWatcher>;
 
 /// The watched folders.
 pub(super) struct Folders {
-    bell: Arc<Bell>,
-    open: Open,
+    notifier: Arc<Notifier>,
+    open_watcher: OpenWatcher,
     watcher: Option<RecommendedWatcher>,
     watched: BTreeMap<PathBuf, Inode>,
-    /// Whether the last attempt failed, so that it is told once.
-    is_blind: bool,
+    /// Whether the last attempt failed, so that a failure is logged once.
+    has_failed: bool,
 }
 
-/// What the watcher's thread reaches.
+/// The part that the watcher's thread uses.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    rung: Notify,
-    /// Names that matter: a busy neighbour in the same folder wakes nobody.
+pub(super) struct Notifier {
+    event: Notify,
+    /// File names that matter: other files in a watched folder cause no wake-up.
     names: Mutex<BTreeSet<OsString>>,
 }
 
-/// Device and number.
+/// Device and inode number.
 type Inode = (u64, u64);
 
-/// What a look at the file system shows: the folders to watch, and the names in them that matter.
+/// The folders to watch in the current state of the file system, and the names in them that matter.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Trail {
+struct WatchPlan {
     folders: BTreeMap<PathBuf, Inode>,
     names: BTreeSet<OsString>,
 }
@@ -58,60 +58,60 @@ struct Trail {
 impl Folders {
     /// Watches nothing yet.
     pub(super) fn new() -> Self {
-        Self::with_kernel(|bell| {
-            let bell = Arc::clone(bell);
-            notify::recommended_watcher(move |event| bell.on_event(event))
+        Self::with_kernel(|notifier| {
+            let notifier = Arc::clone(notifier);
+            notify::recommended_watcher(move |event| notifier.on_event(event))
         })
     }
 
-    pub(super) fn with_kernel(open: Open) -> Self {
+    pub(super) fn with_kernel(open_watcher: OpenWatcher) -> Self {
         Self {
-            bell: Arc::default(),
-            open,
+            notifier: Arc::default(),
+            open_watcher,
             watcher: None,
             watched: BTreeMap::new(),
-            is_blind: false,
+            has_failed: false,
         }
     }
 
-    /// Returns after something has happened to a watched file, or to the way to it. Cancel safe.
+    /// Returns after an event on a watched file or a component of its path. Cancel safe.
     pub(super) async fn touched(&self) {
-        self.bell.rung.notified().await;
+        self.notifier.event.notified().await;
     }
 
-    /// Watches what leads to these files as it is now.
+    /// Watches the folders that these files need now.
     pub(super) fn follow<'a>(&mut self, files: impl Iterator<Item = &'a Path> + Clone) {
-        let mut trail = Trail::of(files.clone());
+        let mut plan = WatchPlan::of(files.clone());
         for _ in 0..MAX_ROUNDS {
-            let watched = self.watch(&trail);
-            self.tell(watched);
-            // What changed before its folder was watched was told to nobody.
-            let now = Trail::of(files.clone());
-            if now == trail {
+            let watched = self.watch(&plan);
+            self.report(watched);
+            // A change before its folder was watched caused no event.
+            let now = WatchPlan::of(files.clone());
+            if now == plan {
                 break;
             }
-            trail = now;
+            plan = now;
         }
     }
 
-    fn watch(&mut self, trail: &Trail) -> notify::Result<()> {
-        *self.bell.names.lock() = trail.names.clone();
+    fn watch(&mut self, plan: &WatchPlan) -> notify::Result<()> {
+        *self.notifier.names.lock() = plan.names.clone();
         let watcher = match &mut self.watcher {
             Some(watcher) => watcher,
-            none => none.insert((self.open)(&self.bell)?),
+            none => none.insert((self.open_watcher)(&self.notifier)?),
         };
         self.watched.retain(|folder, inode| {
-            let stays = trail.folders.get(folder) == Some(inode);
+            let stays = plan.folders.get(folder) == Some(inode);
             if !stays {
-                // An error says that the folder and its watch are gone already.
+                // An error means that the folder and its watch no longer exist.
                 let _ = watcher.unwatch(folder);
             }
             stays
         });
         let mut result = Ok(());
-        for (folder, inode) in &trail.folders {
-            // Those that are watched, too: it costs little, and the watcher drops a watch by itself
-            // when an old folder of that name goes away.
+        for (folder, inode) in &plan.folders {
+            // Watched folders too: it costs little, and the watcher drops a watch when an old folder with
+            // this path is deleted.
             match watcher.watch(folder, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     self.watched.insert(folder.clone(), *inode);
@@ -123,18 +123,18 @@ impl Folders {
         result
     }
 
-    fn tell(&mut self, watched: notify::Result<()>) {
+    fn report(&mut self, watched: notify::Result<()>) {
         match watched {
-            Err(error) if !self.is_blind => {
+            Err(error) if !self.has_failed => {
                 tracing::warn!(
                     %error,
-                    "the kernel does not tell of all changes of files, they are noticed within a minute: \
+                    "the kernel does not report all file changes, they are noticed within a minute: \
                      raise fs.inotify.max_user_watches or max_user_instances"
                 );
-                self.is_blind = true;
+                self.has_failed = true;
             }
             Err(_) => {}
-            Ok(()) => self.is_blind = false,
+            Ok(()) => self.has_failed = false,
         }
     }
 }
@@ -143,21 +143,21 @@ impl fmt::Debug for Folders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Folders")
             .field("watched", &self.watched)
-            .field("is_blind", &self.is_blind)
+            .field("has_failed", &self.has_failed)
             .finish_non_exhaustive()
     }
 }
 
-impl Bell {
+impl Notifier {
     fn on_event(&self, event: notify::Result<Event>) {
         if event.is_ok_and(|event| !self.matters(&event)) {
             return;
         }
-        self.rung.notify_one();
+        self.event.notify_one();
     }
 
     fn matters(&self, event: &Event) -> bool {
-        // Reading a file, as we do, opens it; only a writer's close is news.
+        // Reading, which this program does itself, opens a file; only the close by a writer matters.
         if let EventKind::Access(AccessKind::Open(_) | AccessKind::Read) = event.kind {
             return false;
         }
@@ -168,17 +168,17 @@ impl Bell {
     }
 }
 
-impl Trail {
+impl WatchPlan {
     fn of<'a>(files: impl Iterator<Item = &'a Path>) -> Self {
-        let mut trail = Self::default();
+        let mut plan = Self::default();
         for file in files {
-            trail.lead_to(file);
+            plan.add_file(file);
         }
-        trail
+        plan
     }
 
-    /// Goes the way that the kernel would go to this file.
-    fn lead_to(&mut self, file: &Path) {
+    /// Resolves the path of a file as the kernel does, and adds the folders on it.
+    fn add_file(&mut self, file: &Path) {
         let absolute = std::path::absolute(file);
         let file = absolute.as_deref().unwrap_or(file);
         let mut ahead: VecDeque<OsString> = names(file).collect();
@@ -216,7 +216,7 @@ impl Trail {
 
     fn add(&mut self, folder: &Path, name: &OsStr) {
         self.names.insert(name.to_owned());
-        // The folder itself may be moved away.
+        // The folder itself may be renamed.
         self.names.extend(folder.file_name().map(OsStr::to_owned));
         if let Ok(found) = fs::metadata(folder) {
             let inode = (found.dev(), found.ino());
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_missing_is_watched_where_it_would_appear_step_by_step() {
+    async fn missing_components_are_watched_where_they_would_appear() {
         let scene = tempfile::tempdir().unwrap();
         let folder = scene.path().join("x/y");
         let file = folder.join("a");
@@ -263,18 +263,18 @@ mod tests {
         for (number, step) in steps.into_iter().enumerate() {
             folders.follow([file.as_path()].into_iter());
             step();
-            let seen = timeout(Duration::from_secs(20), folders.touched()).await;
-            assert!(seen.is_ok(), "step {number} was not seen");
+            let event = timeout(Duration::from_secs(20), folders.touched()).await;
+            assert!(event.is_ok(), "step {number} caused no event");
         }
     }
 
     #[test]
-    fn symlinks_in_a_circle_end() {
+    fn circular_symlinks_end() {
         let scene = tempfile::tempdir().unwrap();
         let (one, two) = (scene.path().join("one"), scene.path().join("two"));
         std::os::unix::fs::symlink(&two, &one).unwrap();
         std::os::unix::fs::symlink(&one, &two).unwrap();
-        let trail = Trail::of([one.as_path()].into_iter());
-        assert!(trail.names.contains(OsStr::new("two")));
+        let plan = WatchPlan::of([one.as_path()].into_iter());
+        assert!(plan.names.contains(OsStr::new("two")));
     }
 }

@@ -1,4 +1,4 @@
-//! What counts as a change, with real files and the real kernel.
+//! Tests of change detection with real files and the real kernel.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,8 +8,8 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Far longer than a change takes to be seen; only there so that a missed one ends the test.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Far longer than the detection of a change takes, so that a missed change fails the test.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Scene {
     folder: TempDir,
@@ -38,11 +38,11 @@ impl Scene {
         FileWatch::new(names.iter().map(|name| self.path(name))).unwrap()
     }
 
-    /// The next change is of these files, all at once, and nobody asked for it.
+    /// Checks that the next change is of exactly these files, and not requested by a signal.
     async fn check(&self, watch: &mut FileWatch, names: &[&str]) {
-        let change = timeout(PATIENCE, watch.changed())
+        let change = timeout(TIMEOUT, watch.changed())
             .await
-            .expect("the change was seen");
+            .expect("the change was missed");
         let files = names.iter().map(|name| self.path(name)).collect();
         let expected = Change {
             files,
@@ -53,7 +53,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn what_is_written_in_place_is_seen_once() {
+async fn a_write_in_place_is_reported_once() {
     let scene = Scene::new();
     scene.write("a", "1");
     scene.write("b", "1");
@@ -66,7 +66,7 @@ async fn what_is_written_in_place_is_seen_once() {
 }
 
 #[tokio::test]
-async fn a_file_renamed_over_another_is_seen_every_time() {
+async fn every_replacement_by_a_rename_is_reported() {
     let scene = Scene::new();
     scene.write("a", "1");
     let mut watch = scene.watch(&["a"]);
@@ -78,7 +78,7 @@ async fn a_file_renamed_over_another_is_seen_every_time() {
 }
 
 #[tokio::test]
-async fn kubernetes_swaps_all_files_of_a_volume_at_once() {
+async fn a_kubernetes_volume_update_is_one_change() {
     let scene = Scene::new();
     let publish = |version: &str| {
         scene.write(&format!("..{version}/a"), version);
@@ -98,7 +98,7 @@ async fn kubernetes_swaps_all_files_of_a_volume_at_once() {
 }
 
 #[tokio::test]
-async fn a_symlink_anywhere_on_the_way_may_be_swapped() {
+async fn a_replaced_symlink_anywhere_in_the_path_is_a_change() {
     let scene = Scene::new();
     scene.write("v1/deep/a", "1");
     scene.write("v2/deep/a", "2");
@@ -125,7 +125,7 @@ async fn a_folder_may_be_replaced() {
 }
 
 #[tokio::test]
-async fn going_away_and_coming_back_are_changes() {
+async fn deletion_and_creation_are_changes() {
     let scene = Scene::new();
     scene.write("a", "1");
     let mut watch = scene.watch(&["a"]);
@@ -144,7 +144,7 @@ async fn a_file_may_appear_later_with_its_folders() {
 }
 
 #[tokio::test]
-async fn a_touch_and_a_neighbour_are_no_change() {
+async fn touching_a_file_and_changing_its_neighbour_are_no_changes() {
     let scene = Scene::new();
     scene.write("a", "1");
     scene.write("b", "1");
@@ -155,12 +155,12 @@ async fn a_touch_and_a_neighbour_are_no_change() {
     let file = fs::File::options().append(true).open(scene.path("a"));
     file.unwrap().set_modified(far).unwrap();
     scene.write("b", "2");
-    // The touch came first; had it counted, it would be named here.
+    // The touch came first, so it would be reported here if it counted.
     scene.check(&mut watch, &["b"]).await;
 }
 
 #[tokio::test]
-async fn the_set_can_be_replaced_and_forgets_no_change() {
+async fn replacing_the_set_of_files_loses_no_change() {
     let scene = Scene::new();
     scene.write("a", "1");
     scene.write("b", "1");
@@ -177,12 +177,12 @@ async fn the_set_can_be_replaced_and_forgets_no_change() {
 }
 
 #[tokio::test]
-async fn dropping_the_wait_loses_nothing() {
+async fn dropping_the_future_loses_no_change() {
     let scene = Scene::new();
     scene.write("a", "1");
     let mut watch = scene.watch(&["a"]);
     scene.write("a", "2");
-    // Dropped at any of its waits: before the event, within the burst, after it.
+    // Dropped while it waits: before the event, within the burst, or after it.
     for _ in 0..200 {
         let early = timeout(Duration::ZERO, watch.changed()).await;
         if early.is_ok() {
@@ -193,26 +193,27 @@ async fn dropping_the_wait_loses_nothing() {
     scene.check(&mut watch, &["a"]).await;
 }
 
-/// Tokio's clock runs ahead here: only the timer can have seen it.
+/// Under paused time only the timer can detect the change.
 #[tokio::test(start_paused = true)]
-async fn without_the_kernel_a_minute_is_enough() {
+async fn without_notifications_changes_are_detected_within_a_minute() {
     let scene = Scene::new();
     scene.write("a", "1");
-    let blind = Folders::with_kernel(|_| Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch)));
-    let mut watch = FileWatch::with_folders([scene.path("a")], blind).unwrap();
+    let failing =
+        Folders::with_kernel(|_| Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch)));
+    let mut watch = FileWatch::with_folders([scene.path("a")], failing).unwrap();
     let start = Instant::now();
     scene.write("a", "2");
     let change = watch.changed().await;
     assert_eq!(change.files, [scene.path("a")]);
     let waited = start.elapsed();
     assert!(
-        waited <= LOOK_EVERY + Duration::from_millis(1),
+        waited <= CHECK_INTERVAL + Duration::from_millis(1),
         "{waited:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_ends_after_some_quiet_and_at_the_latest_before_half_a_second() {
+async fn a_burst_ends_after_a_quiet_time_and_within_half_a_second() {
     let first = Instant::now();
     let mut burst = Burst { first, last: first };
     assert_eq!(burst.end() - first, QUIET);
@@ -224,7 +225,7 @@ async fn a_burst_ends_after_some_quiet_and_at_the_latest_before_half_a_second() 
 }
 
 #[tokio::test]
-async fn what_is_no_regular_file_is_never_read() {
+async fn only_regular_files_are_read() {
     assert!(read(Path::new("/dev/zero")).is_err());
     assert!(read(Path::new("/")).is_err());
 }

@@ -1,4 +1,4 @@
-//! What needs a process of its own: real signals, which from then on no longer end it by themselves.
+//! Tests with real signals, which need a process of their own: its handling of signals changes for good.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 use std::future::Future;
@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::watch::{Change, FileWatch};
 
-/// Far longer than a signal takes; only there because nothing gentler could end this process.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Far longer than the delivery of a signal takes.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn send(signal: &str) {
     let own = std::process::id().to_string();
@@ -19,9 +19,9 @@ fn send(signal: &str) {
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future)
+    timeout(TIMEOUT, future)
         .await
-        .expect("the signal was noticed")
+        .expect("the signal was missed")
 }
 
 #[tokio::test]
@@ -32,14 +32,14 @@ async fn the_first_signal_asks_and_the_second_forces() {
     soon(shutdown.asked()).await;
     assert!(
         timeout(Duration::ZERO, shutdown.forced()).await.is_err(),
-        "one signal only asks"
+        "one signal does not force"
     );
     send("-INT");
     soon(shutdown.forced()).await;
 }
 
 #[tokio::test]
-async fn a_hangup_asks_to_look_at_all_files_again() {
+async fn a_hangup_requests_all_files() {
     let mut watch = FileWatch::new(["/nowhere/a".into()]).unwrap();
     for _ in 0..2 {
         send("-HUP");

@@ -1,4 +1,4 @@
-//! Which clients a listener takes, and what becomes of their tickets when that changes.
+//! Tests of client authentication, and of session tickets when it changes.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, ExtendedKeyUsagePurpose,
@@ -8,7 +8,7 @@ use rcgen::{
 
 use super::*;
 
-/// A certificate authority with its own idea of who is revoked.
+/// A certificate authority that can issue revocation lists.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     cert: String,
@@ -82,7 +82,8 @@ fn config(trusted: &Authority, identity: Option<&Identity>) -> Arc<ClientConfig>
     client_config(&trusted.roots(), identity, &[]).unwrap()
 }
 
-/// What a listener with this check says to this client.
+/// Checks that a listener with this client authentication accepts this client, or refuses it with this
+/// error.
 #[track_caller]
 fn check(authority: &Authority, auth: &ClientAuth, client: Option<&Identity>, refusal: &str) {
     let server = server_config(&authority.server(1), &[], Some(auth)).unwrap();
@@ -97,7 +98,7 @@ fn check(authority: &Authority, auth: &ClientAuth, client: Option<&Identity>, re
 }
 
 #[test]
-fn a_client_of_the_given_authority_is_taken_and_known() {
+fn a_client_of_the_given_authority_is_accepted_and_identified() {
     let ours = Authority::new("ours");
     let client = ours.client(7);
     let server = server_config(&ours.server(1), &[], Some(&auth(ours.roots(), None, true)));
@@ -123,7 +124,7 @@ fn others_are_refused() {
 }
 
 #[test]
-fn where_a_certificate_is_not_required_a_bad_one_is_refused_still() {
+fn an_optional_certificate_must_still_be_valid() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let optional = auth(ours.roots(), None, false);
     check(&ours, &optional, None, "");
@@ -153,7 +154,7 @@ fn lists_fail_closed() {
 }
 
 #[test]
-fn what_is_no_revocation_list_is_named() {
+fn an_invalid_revocation_list_is_reported() {
     let none = Authority::new("ours").cert;
     let hollow = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
     for (pem, expected) in [
@@ -176,7 +177,7 @@ fn what_is_no_revocation_list_is_named() {
 }
 
 #[test]
-fn a_renewed_certificate_is_served_and_leaves_clients_their_tickets() {
+fn a_renewed_certificate_is_served_and_keeps_tickets_valid() {
     let ours = Authority::new("ours");
     let (old, new) = (ours.server(1), ours.server(2));
     let live = LiveServerConfig::new(old.clone(), &[], None).unwrap();
@@ -195,7 +196,7 @@ fn a_renewed_certificate_is_served_and_leaves_clients_their_tickets() {
 }
 
 #[test]
-fn a_new_revocation_list_is_not_gone_round_by_a_ticket() {
+fn a_ticket_does_not_bypass_a_new_revocation_list() {
     let ours = Authority::new("ours");
     let server = ours.server(1);
     let with = |serials: &[u64]| {
@@ -213,7 +214,7 @@ fn a_new_revocation_list_is_not_gone_round_by_a_ticket() {
 }
 
 #[test]
-fn what_was_let_in_is_looked_at_again() {
+fn accepted_certificates_are_checked_again() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let chain = |client: &Identity| client.certified.cert.clone();
     let (seven, eight) = (chain(&ours.client(7)), chain(&ours.client(8)));
@@ -231,18 +232,18 @@ fn what_was_let_in_is_looked_at_again() {
     );
     assert!(!strict.is_revoked(&eight[0]));
     assert!(strict.is_trusted(&eight, now));
-    // The same serial number of somebody else.
+    // A certificate of another issuer with an equal serial number.
     let of_another = with(&ours, Some(&other.revoking(&[7], 2100)));
     assert!(!of_another.is_revoked(&seven[0]));
     assert!(!with(&other, None).is_trusted(&seven, now));
-    // When it runs out is counted elsewhere.
+    // Expiry is not part of this check.
     let at_the_end = ours.client(9);
     let later = at_the_end.not_after() + Duration::from_secs(1);
     assert!(open.is_trusted(&chain(&at_the_end), later));
 }
 
 #[test]
-fn lists_and_roots_are_told_apart() {
+fn fingerprints_distinguish_lists_and_roots() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let list = |serials: &[u64]| {
         let list = RevocationLists::from_pem(&ours.revoking(serials, 2100));
@@ -255,7 +256,7 @@ fn lists_and_roots_are_told_apart() {
 }
 
 #[test]
-fn what_is_prepared_counts_only_when_it_is_committed() {
+fn a_prepared_configuration_takes_effect_when_committed() {
     let ours = Authority::new("ours");
     let (old, new) = (ours.server(1), ours.server(2));
     let live = LiveServerConfig::new(old.clone(), &[], None).unwrap();
