@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel_server::public::proxy_protocol::{Parsed, parse};
+use tunnel_http::proxy_protocol::{Parsed, parse};
 
 /// Longest header of either version.
 const LONGEST: usize = 536;

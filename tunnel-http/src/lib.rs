@@ -19,6 +19,7 @@
 //!
 //! This crate knows no runtimes, sessions, routes, files or flags.
 
+pub mod access_log;
 pub mod answer;
 pub mod check;
 pub mod connection;
@@ -31,6 +32,7 @@ pub mod listener;
 pub mod listener_body;
 pub mod outgoing;
 pub mod prefixed;
+pub mod proxy_protocol;
 pub mod received;
 pub mod trailers;
 pub mod upgraded;

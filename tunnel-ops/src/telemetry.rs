@@ -6,7 +6,6 @@
 
 mod line_writer;
 mod live_filter;
-mod refused;
 mod request_id;
 mod trace_parent;
 
@@ -20,7 +19,6 @@ use tracing_subscriber::util::TryInitError;
 
 use self::line_writer::LineWriter;
 use self::live_filter::LiveFilter;
-pub use self::refused::log_refused;
 pub use self::request_id::RequestId;
 pub use self::trace_parent::{TRACE_PARENT, TraceParent};
 use crate::config_value::ValueError;

@@ -14,7 +14,6 @@ mod observe;
 mod pace;
 pub mod places;
 mod protocol;
-pub mod proxy_protocol;
 mod serve;
 mod upgraded;
 

@@ -17,22 +17,23 @@ use tokio::{
     time::Instant,
 };
 use tokio_rustls::TlsAcceptor;
+use tunnel_http::access_log::log_refused;
 use tunnel_http::{
     connection::Bounds,
     gateway::{self, Gateway, NoRequest},
     http1::InFlight,
     outgoing::Origin,
     prefixed::Prefixed,
+    proxy_protocol,
     received::ReceivedBody,
 };
-use tunnel_ops::{signals::Shutdown, telemetry::log_refused};
+use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
     PublicListener,
     answer::AnswerBody,
     places::{Full, Place},
-    proxy_protocol,
     serve::serve,
     upgraded::{Granted, join},
 };

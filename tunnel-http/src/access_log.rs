@@ -9,7 +9,7 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use super::{TRACE_PARENT, TraceParent};
+use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
