@@ -188,7 +188,7 @@ impl Facts {
         let took = paint.soft(&format!("{whole} ms"));
         let end = match end.as_str() {
             "" | "whole" => String::new(),
-            "abandoned" => format!("  {}", paint.soft("given up by who asked")),
+            "cancelled" => format!("  {}", paint.soft("given up by who asked")),
             _ => format!(
                 "  {}",
                 paint.bad(format!("{end}: {detail}").trim_end_matches(": "))

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   session, listener ─▶ Exchanges::answer ─▶ route ─▶ upstream ─▶ response ─▶ session, listener
-//!                              └── record: metrics and the access log, from the first moment to the last
+//!                              └── observe: metrics and the access log, from the first moment to the last
 //! ```
 //!
 //! In: a request, and whatever of its content the upstream takes. Out: a response, or
 //! the [`Problem`] that the platform client is told. It decides nothing about either: that is what
 //! routes and upstreams are for.
 
-mod record;
+mod observe;
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ use tunnel_routing::request::{IncomingBody, Informational};
 use tunnel_routing::upstream::{Asked, Progress};
 use tunnel_routing::{AnswerBody, Routes};
 
-use self::record::Record;
+use self::observe::Observation;
 use crate::metrics::Metrics;
 
 /// Answers all exchanges. Clones are the same service.
@@ -59,13 +59,15 @@ impl Exchanges {
 }
 
 impl Exchanges {
-    /// Answers one request. Heads that come before its response go to `informational`.
+    /// Answers one request. Heads that come before its response go to `informational`. `peer` is the platform client's
+    /// address, which is known without a tunnel only.
     pub(crate) fn answer(
         &self,
         request: Request<IncomingBody>,
         informational: Informational,
-    ) -> impl Future<Output = Result<Response<RecordedBody>, Problem>> + Send + use<> {
-        answer(Arc::clone(&self.shared), request, informational)
+        peer: Option<IpAddr>,
+    ) -> impl Future<Output = Result<Response<ObservedBody>, Problem>> + Send + use<> {
+        answer(Arc::clone(&self.shared), request, informational, peer)
     }
 
     /// Takes note of a request that was refused before there was an exchange. `head` is what came of it,
@@ -73,8 +75,7 @@ impl Exchanges {
     pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
         self.shared.metrics.on_problem(problem);
         if self.shared.has_access_log {
-            let (status, end) = (problem.status().as_u16(), problem.reason().name());
-            log_refused(head, peer, status, end, problem.detail());
+            log_refused(head, peer, problem);
         }
     }
 
@@ -88,45 +89,54 @@ async fn answer(
     shared: Arc<Shared>,
     request: Request<IncomingBody>,
     informational: Informational,
-) -> Result<Response<RecordedBody>, Problem> {
+    peer: Option<IpAddr>,
+) -> Result<Response<ObservedBody>, Problem> {
     let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));
     let metrics = Arc::clone(&shared.metrics);
     let mut asked = Asked::new(request, informational, Arc::clone(&progress));
-    let mut record = Record::begin(metrics, asked.head(), progress, shared.has_access_log);
+    let mut observation = Observation::new(metrics, progress);
+    if shared.has_access_log {
+        observation.log(asked.head(), peer);
+    }
     let mut told = None;
     let answered = match shared.routes.route(asked.head()) {
-        Ok(route) => record.on_route(route).answer(&mut asked, &mut told).await,
+        Ok(route) => {
+            observation
+                .on_route(route)
+                .answer(&mut asked, &mut told)
+                .await
+        }
         Err(problem) => Err(problem),
     };
     match answered {
         Ok(response) => {
-            record.on_head(response.status(), asked.waited());
+            observation.on_head(response.status(), asked.waited());
             if let Some(problem) = &told {
-                record.on_problem(problem);
+                observation.on_problem(problem);
             }
-            Ok(response.map(|body| RecordedBody { body, record }))
+            Ok(response.map(|body| ObservedBody { body, observation }))
         }
         Err(problem) => {
-            record.on_problem(&problem);
+            observation.on_problem(&problem);
             Err(problem)
         }
     }
 }
 
-/// A response's content, recorded as it goes by.
-pub(crate) struct RecordedBody {
+/// A response's content under observation.
+pub(crate) struct ObservedBody {
     body: AnswerBody,
-    record: Record,
+    observation: Observation,
 }
 
-impl RecordedBody {
+impl ObservedBody {
     /// The platform client took nothing of it for too long.
     pub(crate) fn on_not_taken(&mut self) {
-        self.record.on_not_taken();
+        self.observation.on_not_taken();
     }
 }
 
-impl Body for RecordedBody {
+impl Body for ObservedBody {
     type Data = Bytes;
     type Error = <AnswerBody as Body>::Error;
 
@@ -139,10 +149,10 @@ impl Body for RecordedBody {
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(data) = frame.data_ref() {
-                    this.record.on_bytes(data.len());
+                    this.observation.on_bytes(data.len());
                 }
             }
-            Some(Err(error)) => this.record.on_problem(&error.as_problem()),
+            Some(Err(error)) => this.observation.on_problem(&error.as_problem()),
             None => {}
         }
         Poll::Ready(frame)
@@ -153,14 +163,14 @@ impl Body for RecordedBody {
     }
 }
 
-impl Drop for RecordedBody {
+impl Drop for ObservedBody {
     fn drop(&mut self) {
         // What is whole here may be held back for a platform client of `serve` that takes nothing of it.
         if is_given_up() {
             self.on_not_taken();
         }
         if self.body.is_end_stream() {
-            self.record.on_whole();
+            self.observation.on_whole();
         }
     }
 }

@@ -18,13 +18,13 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::fields::clean_frame;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use crate::exchange::RecordedBody;
+use crate::exchange::ObservedBody;
 
 /// Why a content ends before it is whole.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AnswerError {
     #[error("{0}")]
-    Upstream(<RecordedBody as Body>::Error),
+    Upstream(<ObservedBody as Body>::Error),
     #[error("the client has stopped")]
     Stopped,
 }
@@ -46,7 +46,7 @@ pub(super) struct Held {
 }
 
 /// What comes from the upstream.
-pub(super) type Received = MapErr<RecordedBody, fn(<RecordedBody as Body>::Error) -> AnswerError>;
+pub(super) type Received = MapErr<ObservedBody, fn(<ObservedBody as Body>::Error) -> AnswerError>;
 
 enum Kind {
     Received(Received),
@@ -58,7 +58,7 @@ enum Kind {
 }
 
 /// What comes from the upstream, with the errors of an answer.
-pub(super) fn received(body: RecordedBody) -> Received {
+pub(super) fn received(body: ObservedBody) -> Received {
     body.map_err(AnswerError::Upstream as fn(_) -> _)
 }
 
@@ -81,7 +81,7 @@ pub(super) struct RequestTraits<'a> {
 /// # Errors
 /// When the upstream sent a status or a length that no response can have.
 pub(super) fn response(
-    answered: Response<RecordedBody>,
+    answered: Response<ObservedBody>,
     request: &RequestTraits<'_>,
     stage: &Shutdown,
 ) -> Result<Response<AnswerBody>, Problem> {

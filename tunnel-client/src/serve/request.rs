@@ -29,7 +29,7 @@ use tunnel_routing::request::{IncomingBody, Informational};
 use super::Connection;
 use super::answer::{self, AnswerBody, Held, RequestTraits, received};
 use super::upgraded::Granted;
-use crate::exchange::RecordedBody;
+use crate::exchange::ObservedBody;
 
 /// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
 /// end all the time.
@@ -223,7 +223,8 @@ async fn carry(
     } = accepted;
     let front = &connection.gateway;
     let informational = Informational::Listener(Box::new(informational));
-    let answered = front.exchanges.answer(request, informational).await;
+    let peer = Some(connection.origin.address);
+    let answered = front.exchanges.answer(request, informational, peer).await;
     match (answered, upload) {
         (Ok(response), Some(upload)) if response.status() == StatusCode::OK => {
             Ok(upgrade(connection, response, upload, permit, on_upgrade))
@@ -245,7 +246,7 @@ async fn carry(
 /// platform client in the form of its protocol.
 fn upgrade(
     connection: &Arc<Connection>,
-    response: Response<RecordedBody>,
+    response: Response<ObservedBody>,
     upload: UpgradeSender,
     permit: OwnedSemaphorePermit,
     on_upgrade: Option<OnUpgrade>,

@@ -226,7 +226,15 @@ fn what_is_refused_before_an_exchange_is_in_the_access_log() {
     // Each counts as a problem too, and one that came to be an exchange has the line of one.
     assert!(get(admin, "/metrics").contains("problems_total{reason=\"request_malformed\"}"));
     assert!(get(front, "/").starts_with("HTTP/1.1 502 "));
-    assert!(program.line(" access: ").contains("exchange"));
+    let line = program.line(" access: ");
+    for word in [
+        "exchange",
+        "host=\"localhost\"",
+        "upgrade=false",
+        "peer=127.0.0.1",
+    ] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
     assert!(!program.read.contains("secret"), "{}", program.read);
     assert_eq!(program.stop(), Some(0));
 }

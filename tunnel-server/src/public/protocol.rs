@@ -180,7 +180,6 @@ pub(super) fn log_refusal(
     problem: &Problem,
 ) {
     if node.config().settings.access_log {
-        let (status, end) = (problem.status().as_u16(), problem.reason().name());
-        log_refused(head, peer, status, end, problem.detail());
+        log_refused(head, peer, problem);
     }
 }

@@ -8,8 +8,10 @@ use std::{convert::Infallible, future::Future, sync::Arc};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
+    uri::PathAndQuery,
 };
 use http_body::Body;
+use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::answer::switching_protocols;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::{
@@ -17,7 +19,6 @@ use tunnel_http::{
     http1::InFlight,
     received::ReceivedBody,
 };
-use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
@@ -32,7 +33,7 @@ use super::{
     cookies,
     ends::SessionStream,
     exchange::{self, Carried},
-    observe::{Observation, Subject},
+    observe::Observation,
     protocol::{Connection, log_refusal},
     upgraded::Granted,
 };
@@ -182,8 +183,8 @@ fn accept(
         &node.via,
         node.config().settings.via,
     )?;
-    if node.config().settings.access_log {
-        observation.log(subject(connection, parts, &checked, id.clone()));
+    if node.config().settings.access_log && access_log::is_enabled() {
+        observation.log(logged(connection, parts, &checked, id.clone()));
     }
     let route = node
         .router
@@ -311,20 +312,23 @@ fn last_hop() -> Response<AnswerBody> {
     answer
 }
 
-fn subject(
+/// What the access log says of a request. Host and path are copied, so that the line does not keep the buffer that
+/// the head was read into.
+fn logged(
     connection: &Connection,
     parts: &Parts,
     checked: &CheckedRequest<'_>,
     request_id: HeaderValue,
-) -> Subject {
-    let trace = checked.headers.get(TRACE_PARENT);
+) -> LoggedRequest {
     let path = &*checked.path;
-    Subject {
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    LoggedRequest {
         method: parts.method.clone(),
-        host: (*checked.host).into(),
-        path: path.split_once('?').map_or(path, |(path, _)| path).into(),
-        request_id,
-        trace: trace.and_then(|value| TraceParent::parse(value.as_bytes())),
-        peer: connection.origin.address,
+        host: HeaderValue::from_str(&checked.host).ok(),
+        path: PathAndQuery::try_from(path).ok(),
+        is_upgrade: checked.upgrade.is_some(),
+        request_id: Some(request_id),
+        trace: access_log::trace(parts),
+        peer: Some(connection.origin.address),
     }
 }

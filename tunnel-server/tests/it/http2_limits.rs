@@ -215,8 +215,8 @@ async fn an_answer_that_nobody_reads_is_given_up() {
     let feed = soon("the request", feeds.recv()).await.unwrap();
     drop(response);
     soon("the exchange's end", feed.closed()).await;
-    let is_abandoned = async || logged("/unread").filter(|line| line["end"] == "abandoned");
-    eventually("another line", is_abandoned).await;
+    let is_cancelled = async || logged("/unread").filter(|line| line["end"] == "cancelled");
+    eventually("another line", is_cancelled).await;
     assert!(rig.metric(NOT_TAKEN).await < 1.5);
 }
 

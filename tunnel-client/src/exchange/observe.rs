@@ -1,0 +1,147 @@
+//! One exchange under observation: metrics as it goes, and one line of the access log at its end.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::HOST;
+use http::request::Parts;
+use tunnel_http::access_log::{self, ExchangeRecord, Forwarded, LoggedRequest};
+use tunnel_proto::exchange::Protocol;
+use tunnel_proto::fields::X_REQUEST_ID;
+use tunnel_proto::problem::{Hop, Problem};
+use tunnel_routing::Route;
+use tunnel_routing::upstream::Progress;
+
+use crate::metrics::Metrics;
+
+/// One exchange under observation, until this is dropped.
+pub(super) struct Observation {
+    metrics: Arc<Metrics>,
+    record: ExchangeRecord,
+    progress: Arc<Progress>,
+    /// The route that takes the request; `None` before it is known, or if no route takes the request.
+    route: Option<Arc<Route>>,
+}
+
+impl Observation {
+    /// Begins with a request.
+    pub(super) fn new(metrics: Arc<Metrics>, progress: Arc<Progress>) -> Self {
+        metrics.open.inc();
+        Self {
+            metrics,
+            record: ExchangeRecord::begin(),
+            progress,
+            route: None,
+        }
+    }
+
+    /// Has a line written at the end, if the log takes it. `peer` is the platform client's address, which is known
+    /// without a tunnel only.
+    pub(super) fn log(&mut self, request: &Parts, peer: Option<IpAddr>) {
+        if access_log::is_enabled() {
+            self.record.log(LoggedRequest {
+                method: request.method.clone(),
+                host: request.headers.get(HOST).cloned(),
+                path: request.uri.path_and_query().cloned(),
+                is_upgrade: request.extensions.get::<Protocol>().is_some(),
+                request_id: request.headers.get(X_REQUEST_ID).cloned(),
+                trace: access_log::trace(request),
+                peer,
+            });
+        }
+    }
+
+    /// A route takes the request.
+    pub(super) fn on_route(&mut self, route: Arc<Route>) -> &Route {
+        self.route.insert(route)
+    }
+
+    /// The response's head is there; `waited` of the time was the upstream's.
+    pub(super) fn on_head(&mut self, status: StatusCode, waited: Duration) {
+        self.record.on_status(status);
+        self.metrics
+            .on_head(self.record.elapsed().saturating_sub(waited));
+    }
+
+    /// Bytes of the response's content are on their way.
+    pub(super) fn on_bytes(&mut self, length: usize) {
+        self.record.on_bytes(length);
+        self.metrics.bytes_out.inc_by(length as u64);
+    }
+
+    /// The exchange fails.
+    pub(super) fn on_problem(&mut self, problem: &Problem) {
+        self.metrics.on_problem(problem);
+        self.record.on_problem(problem);
+    }
+
+    /// The platform client took nothing of the response for too long.
+    pub(super) fn on_not_taken(&mut self) {
+        if let Some(problem) = self.record.not_taken(Hop::Client) {
+            self.on_problem(&problem);
+        }
+    }
+
+    /// The response is whole.
+    pub(super) fn on_whole(&mut self) {
+        self.record.on_whole();
+    }
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        let status = self.record.status();
+        self.metrics.open.dec();
+        self.metrics.on_end(status, self.record.elapsed());
+        if let Some(route) = &self.route {
+            route.metrics().on_end(status);
+        }
+        self.record.write(Forwarded {
+            runtime: None,
+            route: self.route.as_ref().map(|route| route.name()),
+            request_bytes: self.progress.bytes(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_proto::problem::Reason;
+
+    use super::*;
+
+    fn begin(metrics: &Arc<Metrics>) -> Observation {
+        let progress = Arc::new(Progress::new(metrics.bytes_in.clone()));
+        Observation::new(Arc::clone(metrics), progress)
+    }
+
+    fn value(metrics: &Metrics, series: &str) -> f64 {
+        let text = prometheus::TextEncoder::new();
+        let text = text.encode_to_string(&metrics.registry().gather()).unwrap();
+        let line = text.lines().find(|line| line.starts_with(series)).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn each_end_counts_once() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let mut whole = begin(&metrics);
+        whole.on_head(StatusCode::OK, Duration::ZERO);
+        whole.on_whole();
+        let mut failed = begin(&metrics);
+        failed.on_problem(&Problem::new(Hop::Client, Reason::DnsTimeout, ""));
+        failed.on_whole();
+        let cancelled = begin(&metrics);
+        assert_eq!(value(&metrics, "tunnel_client_open_exchanges"), 3.0);
+        drop((whole, failed, cancelled));
+        assert_eq!(value(&metrics, "tunnel_client_open_exchanges"), 0.0);
+        for status in ["2xx", "5xx", "cancelled"] {
+            let series = format!("tunnel_client_exchanges_total{{status=\"{status}\"}}");
+            assert_eq!(value(&metrics, &series), 1.0, "{status}");
+        }
+        let problems = "tunnel_client_problems_total{reason=\"dns_timeout\"}";
+        assert_eq!(value(&metrics, problems), 1.0);
+    }
+}
