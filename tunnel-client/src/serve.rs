@@ -24,7 +24,6 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_rustls::TlsAcceptor;
@@ -33,6 +32,7 @@ use tunnel_http::gateway::{self, Gateway};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener::{accept, listen, set_options};
 use tunnel_http::outgoing::{Origin, ViaName};
+use tunnel_http::permits::{Permit, Permits};
 use tunnel_http::prefixed::Prefixed;
 use tunnel_http::received::ReceivedBody;
 use tunnel_ops::admin::Readiness;
@@ -91,8 +91,10 @@ struct Front {
     metrics: Arc<Metrics>,
     settings: Settings,
     via: ViaName,
-    /// Places of exchanges that may be open.
-    places: Arc<Semaphore>,
+    /// Permits for connections.
+    connections: Arc<Permits>,
+    /// Permits for exchanges.
+    exchange_permits: Arc<Permits>,
     /// From here on connections end with the requests that they carry.
     stopping: Shutdown,
     /// From here on what is open ends as its protocol allows.
@@ -186,7 +188,13 @@ impl Gateway for Front {
 }
 
 /// Serves one connection until it is gone.
-async fn run(front: Arc<Front>, socket: TcpStream, peer: IpAddr, tls: Option<TlsAcceptor>) {
+async fn run(
+    front: Arc<Front>,
+    socket: TcpStream,
+    peer: IpAddr,
+    tls: Option<TlsAcceptor>,
+    _permit: Permit,
+) {
     let origin = Origin::new(peer, front.is_trusted(peer), tls.is_some());
     let socket = Prefixed::new(Bytes::new(), socket);
     if let Err(cause) = gateway::serve(&front, origin, (), socket, tls).await {
@@ -213,7 +221,10 @@ impl FrontListener {
         let tls = certificate.map(Tls::load).transpose()?;
         let (stop, stopping) = Shutdown::manual();
         let (end, ending) = Shutdown::manual();
-        let places = Arc::new(Semaphore::new(settings.max_exchanges as usize));
+        let (connections, exchange_permits) = (
+            Permits::new(settings.max_connections as usize, usize::MAX),
+            Permits::new(settings.max_exchanges as usize, usize::MAX),
+        );
         Ok(Self {
             socket,
             address: bound.address,
@@ -223,7 +234,8 @@ impl FrontListener {
                 metrics,
                 settings,
                 via: ViaName::new(RequestId::new().as_str()),
-                places,
+                connections,
+                exchange_permits,
                 stopping,
                 ending,
             }),
@@ -325,16 +337,16 @@ async fn accept_all(
                 continue;
             }
         };
-        if connections.len() >= front.settings.max_connections as usize {
+        let Ok(permit) = front.connections.acquire(None) else {
             front.metrics.connections_refused.inc();
             continue;
-        }
+        };
         if let Err(error) = set_options(&socket, front.settings.body_idle_timeout) {
             tracing::debug!(%peer, %error, "cannot set the options of a connection");
         }
         let acceptor = tls.map(LiveServerConfig::acceptor);
         let address = peer.ip();
-        connections.spawn(run(Arc::clone(front), socket, address, acceptor));
+        connections.spawn(run(Arc::clone(front), socket, address, acceptor, permit));
     }
 }
 

@@ -31,6 +31,7 @@ pub mod http1;
 pub mod listener;
 pub mod listener_body;
 pub mod outgoing;
+pub mod permits;
 pub mod prefixed;
 pub mod proxy_protocol;
 pub mod received;

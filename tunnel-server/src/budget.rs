@@ -460,6 +460,8 @@ impl Count {
 
 #[cfg(test)]
 mod tests {
+    use tunnel_http::permits::AddressState;
+
     use super::*;
 
     fn limited(limits: RuntimeLimits) -> (Arc<NodeBudget>, Arc<Budget>) {
@@ -652,7 +654,7 @@ mod tests {
             waiting_bytes: Some(64_000),
             ..RuntimeLimits::default()
         });
-        let (one, other) = (Usage::new(Arc::default()), Usage::new(Arc::default()));
+        let [one, other] = [(); 2].map(|()| Arc::new(Usage::new(&Arc::default())));
         for (bytes, most) in [(0, 32), (2_000, 16)] {
             let mut held: Vec<_> = (0..most)
                 .map(|_| budget.wait(bytes, Some(&one)).unwrap())

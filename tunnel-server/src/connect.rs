@@ -30,7 +30,10 @@ use tokio_rustls::{
     rustls::{HandshakeKind, server::Acceptor},
     server::TlsStream,
 };
-use tunnel_http::listener::accept;
+use tunnel_http::{
+    listener::accept,
+    permits::{Permit, Permits},
+};
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{
     handshake::{self, Greeting, NotASession},
@@ -51,7 +54,7 @@ use crate::{
     events::{Event, EventKind, Events},
     lifecycle::Lifecycle,
     metrics::{Metrics, OpenConnection},
-    public::places::{Place, Places},
+    public::exhausted_cause,
     registry::Registry,
 };
 
@@ -80,7 +83,7 @@ pub(crate) struct TunnelListener {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) places: Arc<Places>,
+    pub(crate) permits: Arc<Permits>,
     pub(crate) tls: Arc<LiveServerConfig>,
     /// Limits the handshakes at once.
     pub(crate) gate: Arc<Gate>,
@@ -119,12 +122,12 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
             () = shared.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}
-        match shared.places.enter(Some(peer.ip().to_canonical())) {
-            Ok(place) => {
-                connections.spawn(one(shared.clone(), socket, peer, place));
+        match shared.permits.acquire(Some(peer.ip().to_canonical())) {
+            Ok(permit) => {
+                connections.spawn(one(shared.clone(), socket, peer, permit));
             }
-            Err(full) => {
-                let labels = ["tunnel", full.name()];
+            Err(exhausted) => {
+                let labels = ["tunnel", exhausted_cause(exhausted)];
                 let refused = &shared.metrics.connections_refused;
                 refused.with_label_values(&labels).inc();
             }
@@ -135,7 +138,7 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
     while connections.join_next().await.is_some() {}
 }
 
-async fn one(shared: Arc<TunnelListener>, socket: TcpStream, peer: SocketAddr, _place: Place) {
+async fn one(shared: Arc<TunnelListener>, socket: TcpStream, peer: SocketAddr, _permit: Permit) {
     let _open = shared.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
@@ -181,12 +184,12 @@ async fn greet(
         Ok(pass) => Entrance {
             away: None,
             pass: Some((shared.metrics.handshake(), pass)),
-            _telling: None,
+            _permit: None,
         },
-        Err(NoRoom::Answer(telling, after)) => Entrance {
+        Err(NoRoom::Answer(permit, after)) => Entrance {
             away: Some(after),
             pass: None,
-            _telling: Some(telling),
+            _permit: Some(permit),
         },
         Err(NoRoom::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
     };
@@ -212,7 +215,7 @@ struct Entrance {
     away: Option<Duration>,
     // The count goes first, so that it is never above the gate.
     pass: Option<(OpenConnection, Pass)>,
-    _telling: Option<Place>,
+    _permit: Option<Permit>,
 }
 
 impl Entrance {

@@ -12,7 +12,6 @@ mod ends;
 mod exchange;
 mod observe;
 mod pace;
-pub mod places;
 mod protocol;
 mod serve;
 mod upgraded;
@@ -28,15 +27,14 @@ use tokio_rustls::TlsAcceptor;
 use tunnel_http::{
     listener::{accept, set_options},
     outgoing::ViaName,
+    permits::{Exhausted, Permit, Permits},
 };
 use tunnel_ops::tls_files::LiveServerConfig;
 
+use self::answer::Cors;
 pub use self::upgraded::Granted;
-use self::{
-    answer::Cors,
-    places::{Place, Places},
-};
 use crate::{
+    budget::usage::Usage,
     config::{Config, live::LiveConfig},
     lifecycle::Lifecycle,
     metrics::Metrics,
@@ -49,7 +47,7 @@ pub(crate) struct PublicListener {
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) places: Arc<Places>,
+    pub(crate) permits: Arc<Permits<Usage>>,
     /// `None` when the listener is plain.
     pub(crate) tls: Option<Arc<LiveServerConfig>>,
     /// Pages that may read our own answers.
@@ -65,6 +63,14 @@ impl PublicListener {
     }
 }
 
+/// The cause in the metric of refused connections: the name of the setting.
+pub(crate) fn exhausted_cause(exhausted: Exhausted) -> &'static str {
+    match exhausted {
+        Exhausted::Total => "max_connections",
+        Exhausted::Address => "max_connections_per_address",
+    }
+}
+
 /// Accepts platform clients until the server drains, then waits for those that are there.
 pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
@@ -77,13 +83,13 @@ pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) 
         let address = peer.ip().to_canonical();
         // A trusted proxy speaks for many: its connections count only in all, until it says for whom.
         let counted = (!node.config.is_trusted(address)).then_some(address);
-        match node.places.enter(counted) {
-            Ok(place) => {
+        match node.permits.acquire(counted) {
+            Ok(permit) => {
                 let tls = node.tls.as_deref().map(LiveServerConfig::acceptor);
-                connections.spawn(one(node.clone(), socket, peer, tls, place));
+                connections.spawn(one(node.clone(), socket, peer, tls, permit));
             }
-            Err(full) => {
-                let labels = ["public", full.name()];
+            Err(exhausted) => {
+                let labels = ["public", exhausted_cause(exhausted)];
                 node.metrics
                     .connections_refused
                     .with_label_values(&labels)
@@ -101,12 +107,12 @@ async fn one(
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
-    place: Place,
+    permit: Permit<Usage>,
 ) {
     let _open = node.metrics.connection("public");
     let _public = node.lifecycle.public_connections.token();
     if let Err(error) = set_options(&socket, node.config().settings.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
-    protocol::run(node, socket, peer, tls, place).await;
+    protocol::run(node, socket, peer, tls, permit).await;
 }

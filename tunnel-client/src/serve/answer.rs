@@ -8,12 +8,12 @@ use http::{Method, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::MapErr;
-use tokio::sync::OwnedSemaphorePermit;
 use tunnel_http::answer;
 use tunnel_http::answer::Content;
 use tunnel_http::connection::Outlet;
 use tunnel_http::ends::{Early, Form, LongStream};
 use tunnel_http::http1::InFlight;
+use tunnel_http::permits::Permit;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::fields::clean_frame;
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -39,8 +39,8 @@ pub(super) struct AnswerBody {
 
 /// What an exchange holds until its answer has ended.
 pub(super) struct Held {
-    /// Its place among those that may be open.
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Its permit; `None` for a refusal.
+    pub(super) permit: Option<Permit>,
     /// Tells the connection's guard that it is over.
     pub(super) _in_flight: Option<InFlight>,
 }

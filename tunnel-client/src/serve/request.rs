@@ -12,11 +12,11 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
-use tokio::sync::OwnedSemaphorePermit;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::ends::{is_grpc, reconnects};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener_body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
+use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{answer::switching_protocols, outgoing};
 use tunnel_ops::telemetry::RequestId;
@@ -44,7 +44,7 @@ struct Accepted {
     method: Method,
     /// Takes the platform client's bytes if an upgrade was asked for.
     upload: Option<UpgradeSender>,
-    permit: OwnedSemaphorePermit,
+    permit: Permit,
     request_id: HeaderValue,
     /// Whether the platform client requests an event stream again after its end, see [`reconnects`].
     reconnects: bool,
@@ -143,7 +143,7 @@ fn accept(
         return Err(NotAccepted::LastHop);
     }
     let front = &connection.gateway;
-    let permit = Arc::clone(&front.places).try_acquire_owned().map_err(|_| {
+    let permit = front.exchange_permits.acquire(None).map_err(|_| {
         let detail = "max-exchanges are open";
         Problem::new(Hop::Client, Reason::ExchangeLimit, detail).retry_after(LIMIT_RETRY)
     })?;
@@ -248,7 +248,7 @@ fn upgrade(
     connection: &Arc<Connection>,
     response: Response<ObservedBody>,
     upload: UpgradeSender,
-    permit: OwnedSemaphorePermit,
+    permit: Permit,
     on_upgrade: Option<OnUpgrade>,
 ) -> Response<AnswerBody> {
     let (parts, download) = response.into_parts();

@@ -13,11 +13,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tunnel_http::connection::drain;
 use tunnel_http::ends::{Early, Form, LongStream, PATIENCE};
 use tunnel_http::listener_body::UpgradeSender;
+use tunnel_http::permits::Permit;
 use tunnel_http::upgraded::{Lent, Moved, Taken, is_not_taken};
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::exchange::read_body;
@@ -30,8 +31,8 @@ pub(super) struct Granted {
     pub(super) upload: UpgradeSender,
     /// What the upstream sends.
     pub(super) download: Received,
-    /// Its place among the exchanges that may be open.
-    pub(super) permit: OwnedSemaphorePermit,
+    /// The permit of the exchange.
+    pub(super) permit: Permit,
 }
 
 /// When an upgraded connection ends, other than by itself.

@@ -1,10 +1,7 @@
 //! What platform clients of one address have open, so that few addresses cannot take all there is.
 //!
-//! In: how much of a limit is free. Out: whether an address may have one more. An address may have as many
-//! as are left free for others, and its network (IPv4 /24, IPv6 /48) three times as many. So one
-//! address gets half of a limit at most, two a third each, and of `n` addresses that take all they can an
-//! `n + 1`th part stays free. No address needs to be known ahead, and nothing has to be configured.
-//! Connections go by this rule too (`check_share`).
+//! In: how much of a limit is free. Out: whether an address may have one more, by the rule of
+//! [`tunnel_http::permits`].
 
 use std::sync::{
     Arc,
@@ -12,43 +9,10 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
+use tunnel_http::permits::{AddressState, ExhaustedShare, check_share};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::OPEN_RETRY;
-
-/// As many as an address may have open however little is left, so that small limits can be used up by one.
-const FEW: usize = 16;
-
-/// How many times as much as one address a network may have.
-const NETWORK: usize = 3;
-
-/// Checks that an address and its network may have one more, where they have `of_address` and `of_network` now, and
-/// `free` more may be had in all.
-///
-/// # Errors
-/// When the share of one of them is used up: which one.
-pub(crate) fn check_share(
-    of_address: usize,
-    of_network: usize,
-    free: usize,
-) -> Result<(), FullShare> {
-    if of_address >= free.max(FEW) {
-        return Err(FullShare::Address);
-    }
-    if of_network >= free.saturating_mul(NETWORK).max(FEW) {
-        return Err(FullShare::Network);
-    }
-    Ok(())
-}
-
-/// A share that is used up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FullShare {
-    /// The address's own.
-    Address,
-    /// That of its network.
-    Network,
-}
 
 /// What is open for the platform clients of one address. Shared by the connections from there.
 #[derive(Debug)]
@@ -111,17 +75,19 @@ pub(super) struct Free {
     pub(super) node: usize,
 }
 
-impl Usage {
-    /// What one address uses, which lies in a network that uses this.
-    #[must_use]
-    pub fn new(network: Arc<NetworkUsage>) -> Arc<Self> {
-        Arc::new(Self {
-            all: OpenCounts::default(),
-            network,
-            runtimes: Mutex::default(),
-        })
-    }
+impl AddressState for Usage {
+    type Network = NetworkUsage;
 
+    fn new(network: &Arc<NetworkUsage>) -> Self {
+        Self {
+            all: OpenCounts::default(),
+            network: network.clone(),
+            runtimes: Mutex::default(),
+        }
+    }
+}
+
+impl Usage {
     /// Where its exchanges at the runtime with this number are counted.
     pub(super) fn at(self: &Arc<Self>, runtime: u64) -> Share {
         let runtime = entry(&self.runtimes, runtime, || RuntimeUsage {
@@ -160,8 +126,8 @@ impl Share {
             let of_network = network.load(Ordering::Relaxed);
             check_share(of_address, of_network, free).map_err(|full| {
                 let (whose, open) = match full {
-                    FullShare::Address => ("address", of_address),
-                    FullShare::Network => ("address's network", of_network),
+                    ExhaustedShare::Address => ("address", of_address),
+                    ExhaustedShare::Network => ("address's network", of_network),
                 };
                 let what = match counted {
                     Counted::Exchange => "exchanges open",
@@ -246,7 +212,13 @@ impl OpenCounts {
 
 #[cfg(test)]
 mod tests {
+    use tunnel_http::permits::MIN_SHARE;
+
     use super::*;
+
+    fn usage(network: &Arc<NetworkUsage>) -> Arc<Usage> {
+        Arc::new(Usage::new(network))
+    }
 
     const UNLIMITED: usize = usize::MAX;
 
@@ -278,12 +250,12 @@ mod tests {
 
     fn of_one_network(number: usize) -> Vec<Share> {
         let network = Arc::default();
-        let new = || Usage::new(Arc::clone(&network)).at(1);
+        let new = || usage(&network).at(1);
         (0..number).map(|_| new()).collect()
     }
 
     fn apart(number: usize) -> Vec<Share> {
-        let new = || Usage::new(Arc::default()).at(1);
+        let new = || usage(&Arc::default()).at(1);
         (0..number).map(|_| new()).collect()
     }
 
@@ -310,17 +282,17 @@ mod tests {
 
     #[test]
     fn a_small_limit_may_be_used_up_by_one() {
-        assert_eq!(taken(FEW, &apart(1)), (vec![FEW], 0));
+        assert_eq!(taken(MIN_SHARE, &apart(1)), (vec![MIN_SHARE], 0));
     }
 
     #[test]
     fn what_is_open_at_one_runtime_takes_nothing_of_anothers() {
-        let usage = Usage::new(Arc::default());
+        let usage = usage(&Arc::default());
         let (one, other) = (usage.at(1), usage.at(2));
         for _ in 0..1_000 {
             enter(&one, Counted::Exchange, 2_000).unwrap();
         }
-        for _ in 0..FEW {
+        for _ in 0..MIN_SHARE {
             enter(&other, Counted::Exchange, 1).unwrap();
         }
         assert!(enter(&other, Counted::Exchange, 1).is_err());
@@ -335,17 +307,17 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_counted_no_more_and_forgotten() {
-        let usage = Usage::new(Arc::default());
+        let usage = usage(&Arc::default());
         let share = usage.at(1);
-        for _ in 0..FEW {
+        for _ in 0..MIN_SHARE {
             enter(&share, Counted::Websocket, 1).unwrap();
         }
         let refused = enter(&share, Counted::Websocket, 1).unwrap_err();
         assert_eq!(refused.retry_after_value().unwrap(), "1");
         // Of another kind, and where more is free.
         enter(&share, Counted::Exchange, 1).unwrap();
-        enter(&share, Counted::Websocket, FEW + 1).unwrap();
-        for _ in 0..=FEW {
+        enter(&share, Counted::Websocket, MIN_SHARE + 1).unwrap();
+        for _ in 0..=MIN_SHARE {
             share.leave(Counted::Websocket, 1);
         }
         share.leave(Counted::Exchange, 1);

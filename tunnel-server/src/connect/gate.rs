@@ -22,9 +22,9 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
+use tunnel_http::permits::{Permit, Permits};
 
 use self::shares::{GRACE, Shares, Stage};
-use crate::public::places::{Place, Places};
 
 /// Shortest time after which a client that was sent away comes back.
 const AWAY: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(crate) struct Gate {
     shares: Mutex<Shares>,
     /// Permits for the answers to clients that are sent away, each of which takes a TLS handshake: as many as there
     /// are passes, half of them for one address.
-    refusals: Arc<Places>,
+    refusals: Arc<Permits>,
     /// Clients sent away since one last entered without a wait.
     sent_away: AtomicUsize,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Pass {
 /// What becomes of a client for which there is no pass.
 pub(crate) enum NoRoom {
     /// It is answered with this `Retry-After`. The permit is held until then.
-    Answer(Place, Duration),
+    Answer(Permit, Duration),
     /// Its connection is closed, since there is no permit for an answer.
     Close,
 }
@@ -67,7 +67,7 @@ impl Gate {
     pub(crate) fn new(handshakes: usize, queue: usize) -> Arc<Self> {
         Arc::new(Self {
             shares: Mutex::new(Shares::new(handshakes, queue)),
-            refusals: Places::new(handshakes, handshakes.div_ceil(2)),
+            refusals: Permits::new(handshakes, handshakes.div_ceil(2)),
             sent_away: AtomicUsize::new(0),
         })
     }
@@ -109,8 +109,8 @@ impl Gate {
         let before = self.sent_away.fetch_add(1, Ordering::Relaxed);
         let each = u32::try_from(before).unwrap_or(u32::MAX);
         let later = AWAY_EACH.saturating_mul(each);
-        match self.refusals.enter(Some(address)) {
-            Ok(telling) => NoRoom::Answer(telling, (AWAY + later).min(AWAY_MAX)),
+        match self.refusals.acquire(Some(address)) {
+            Ok(permit) => NoRoom::Answer(permit, (AWAY + later).min(AWAY_MAX)),
             Err(_) => NoRoom::Close,
         }
     }

@@ -23,6 +23,7 @@ use tunnel_http::{
     gateway::{self, Gateway, NoRequest},
     http1::InFlight,
     outgoing::Origin,
+    permits::{Exhausted, Permit},
     prefixed::Prefixed,
     proxy_protocol,
     received::ReceivedBody,
@@ -33,7 +34,7 @@ use tunnel_proto::problem::{Hop, Problem};
 use super::{
     PublicListener,
     answer::AnswerBody,
-    places::{Full, Place},
+    exhausted_cause,
     serve::serve,
     upgraded::{Granted, join},
 };
@@ -51,9 +52,9 @@ pub(super) async fn run(
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
-    mut place: Place,
+    mut permit: Permit<Usage>,
 ) {
-    if let Err(cause) = begin(&node, socket, peer.ip(), tls, &mut place).await {
+    if let Err(cause) = begin(&node, socket, peer.ip(), tls, &mut permit).await {
         node.metrics
             .connections_refused
             .with_label_values(&["public", cause.name()])
@@ -67,8 +68,8 @@ pub(super) async fn run(
 enum NotServed {
     #[error("the PROXY header is missing or wrong")]
     Proxy,
-    #[error("too many connections are open: {}", .0.name())]
-    Full(Full),
+    #[error("no permit for a connection: {0}")]
+    Exhausted(Exhausted),
     #[error(transparent)]
     NoRequest(#[from] NoRequest),
 }
@@ -77,7 +78,7 @@ impl NotServed {
     fn name(&self) -> &'static str {
         match self {
             Self::Proxy => "proxy_protocol",
-            Self::Full(full) => full.name(),
+            Self::Exhausted(exhausted) => exhausted_cause(*exhausted),
             Self::NoRequest(NoRequest::Tls(_)) => "tls",
             Self::NoRequest(NoRequest::FirstByte(_)) => "first_byte",
             Self::NoRequest(_) => "stopping",
@@ -90,7 +91,7 @@ async fn begin(
     mut socket: TcpStream,
     mut peer: IpAddr,
     tls: Option<TlsAcceptor>,
-    place: &mut Place,
+    permit: &mut Permit<Usage>,
 ) -> Result<(), NotServed> {
     let mut is_trusted = node.config.is_trusted(peer);
     let mut front = Bytes::new();
@@ -110,14 +111,14 @@ async fn begin(
             proxy_protocol::Header::Unknown => false,
         };
         if !is_trusted {
-            let counted = place.count_for(peer.to_canonical());
-            counted.map_err(NotServed::Full)?;
+            let counted = permit.count_for(peer.to_canonical());
+            counted.map_err(NotServed::Exhausted)?;
         }
         front = rest;
     }
     let origin = Origin::new(peer, is_trusted, tls.is_some());
     let socket = Prefixed::new(front, socket);
-    gateway::serve(node, origin, place.usage(), socket, tls).await?;
+    gateway::serve(node, origin, permit.state(), socket, tls).await?;
     Ok(())
 }
 

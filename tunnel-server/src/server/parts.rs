@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::time::Duration;
-use tunnel_http::outgoing::ViaName;
+use tunnel_http::{outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
@@ -19,17 +19,14 @@ use crate::{
     admin::api::Api,
     allowance::Allowance,
     auth::Authenticator,
+    budget::usage::Usage,
     config::{Config, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
     metrics::Metrics,
-    public::{
-        PublicListener,
-        answer::Cors,
-        places::{self, Places},
-    },
+    public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,
 };
@@ -48,8 +45,8 @@ pub(crate) struct Parts {
     pub(super) events: Arc<Events>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) tls: ListenerTls,
-    pub(super) public_places: Arc<Places>,
-    pub(super) tunnel_places: Arc<Places>,
+    pub(super) public_permits: Arc<Permits<Usage>>,
+    pub(super) tunnel_permits: Arc<Permits>,
     pub(super) gate: Arc<Gate>,
     pub(super) checks: Arc<Checks>,
     pub(super) cors: Arc<ArcSwap<Cors>>,
@@ -83,8 +80,8 @@ impl Parts {
             events,
             lifecycle: Arc::new(Lifecycle::new()),
             tls,
-            public_places: Places::new(all, settings.max_connections_per_address as usize),
-            tunnel_places: Places::new(all, settings.max_tunnel_connections_per_address as usize),
+            public_permits: Permits::new(all, settings.max_connections_per_address as usize),
+            tunnel_permits: Permits::new(all, settings.max_tunnel_connections_per_address as usize),
             gate: Gate::new(handshakes as usize, queue as usize),
             checks: Arc::default(),
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
@@ -106,7 +103,7 @@ impl Parts {
             router: self.router.clone(),
             metrics: self.metrics.clone(),
             lifecycle: self.lifecycle.clone(),
-            places: self.public_places.clone(),
+            permits: self.public_permits.clone(),
             tls: self.tls.public.clone(),
             cors: self.cors.clone(),
             via: ViaName::new(&RequestId::new().as_str()[..12]),
@@ -122,7 +119,7 @@ impl Parts {
             metrics: self.metrics.clone(),
             events: self.events.clone(),
             lifecycle: self.lifecycle.clone(),
-            places: self.tunnel_places.clone(),
+            permits: self.tunnel_permits.clone(),
             tls: self.tls.tunnel.clone(),
             gate: self.gate.clone(),
             checks: self.checks.clone(),
@@ -159,8 +156,8 @@ impl Parts {
                 ("exchanges", self.registry.open()),
                 ("waiting", self.registry.waiting()),
                 ("streams", self.registry.streams()),
-                ("public_addresses", self.public_places.addresses()),
-                ("tunnel_addresses", self.tunnel_places.addresses()),
+                ("public_addresses", self.public_permits.addresses()),
+                ("tunnel_addresses", self.tunnel_permits.addresses()),
                 ("gate_addresses", self.gate.addresses()),
                 ("checks", self.checks.len()),
                 ("event_readers", self.events.readers()),
@@ -169,14 +166,40 @@ impl Parts {
     }
 }
 
+/// Fewest connections that a listener may have, however few files the process may have open.
+const MIN_CONNECTIONS: usize = 32;
+
 /// Connections that each listener may have.
 pub(crate) fn connection_limit(config: &Config) -> usize {
     let wanted = config.settings.max_connections as usize;
-    places::within(wanted, descriptors::limit())
+    within(wanted, descriptors::limit())
+}
+
+/// How many of the wanted connections each of the two listeners may have if the process may have so many files open:
+/// three quarters of them, so that a full listener leaves some for the other one, for the operator's and for files.
+fn within(wanted: usize, descriptors: Option<u64>) -> usize {
+    let Some(descriptors) = descriptors.and_then(|all| usize::try_from(all).ok()) else {
+        return wanted;
+    };
+    wanted.min((descriptors - descriptors / 4).max(MIN_CONNECTIONS))
 }
 
 /// Reads the operator's token, if there is to be one.
 pub(super) fn admin_guard(config: &Config) -> Result<Option<BearerGuard>, BearerFileError> {
     let path = config.settings.admin_token_file.as_deref();
     path.map(BearerGuard::load).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_everything_else() {
+        assert_eq!(within(50_000, None), 50_000);
+        assert_eq!(within(50_000, Some(1_048_576)), 50_000);
+        assert_eq!(within(50_000, Some(4_096)), 3_072);
+        assert_eq!(within(100, Some(4_096)), 100);
+        assert_eq!(within(50_000, Some(10)), MIN_CONNECTIONS);
+    }
 }

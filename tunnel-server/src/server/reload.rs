@@ -161,9 +161,9 @@ impl Parts {
         self.registry.set_limits(&config);
         let (all, settings) = (connection_limit(&config), &config.settings);
         let public_each = settings.max_connections_per_address as usize;
-        self.public_places.set(all, public_each);
+        self.public_permits.set(all, public_each);
         let tunnel_each = settings.max_tunnel_connections_per_address as usize;
-        self.tunnel_places.set(all, tunnel_each);
+        self.tunnel_permits.set(all, tunnel_each);
         self.cors.store(Arc::new(Cors::of(&settings.cors_origin)));
         self.admin_guard.store(admin_guard.map(Arc::new));
         self.config.replace(config);

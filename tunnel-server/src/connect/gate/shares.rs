@@ -21,8 +21,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, time::Instant};
-
-use crate::public::places::{network, wide_network};
+use tunnel_http::permits::{network, wide_network};
 
 /// How long a client may be silent, from its turn on, before one of an address with fewer handshakes may
 /// take its place. With TLS 1.3 a client needs one round trip to speak, with TLS 1.2 two: this leaves room
