@@ -161,6 +161,12 @@ fn raw(address: SocketAddr, request: &str) -> String {
     answer
 }
 
+fn has_words(line: &str, words: &[&str]) {
+    for word in words {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+}
+
 #[test]
 fn what_is_refused_before_an_exchange_is_in_the_access_log() {
     let folder = tempfile::tempdir().unwrap();
@@ -217,24 +223,21 @@ fn what_is_refused_before_an_exchange_is_in_the_access_log() {
             "{answer}"
         );
         let line = program.line(" access: ");
-        assert!(line.contains("request refused"), "{line}");
-        for word in words {
-            assert!(line.contains(word), "{word}: {line}");
-        }
+        has_words(&line, &["request refused"]);
+        has_words(&line, &words);
         assert!(line.len() < 1_000, "{line}");
     }
     // Each counts as a problem too, and one that came to be an exchange has the line of one.
     assert!(get(admin, "/metrics").contains("problems_total{reason=\"request_malformed\"}"));
     assert!(get(front, "/").starts_with("HTTP/1.1 502 "));
     let line = program.line(" access: ");
-    for word in [
+    let words = [
         "exchange",
         "host=\"localhost\"",
         "upgrade=false",
         "peer=127.0.0.1",
-    ] {
-        assert!(line.contains(word), "{word}: {line}");
-    }
+    ];
+    has_words(&line, &words);
     assert!(!program.read.contains("secret"), "{}", program.read);
     assert_eq!(program.stop(), Some(0));
 }
