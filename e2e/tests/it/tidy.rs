@@ -4,7 +4,7 @@
 //! with its place. To learn why a rule is there, see its test's first line.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -67,6 +67,16 @@ const ARROWS: [(&str, &[&str]); 10] = [
             "tunnel-routing",
         ],
     ),
+];
+
+/// Crates in which modules still import each other in circles.
+const CIRCULAR: [&str; 6] = [
+    "tunnel-proto",
+    "tunnel-ops",
+    "tunnel-http",
+    "tunnel-client",
+    "e2e",
+    "loadtest",
 ];
 
 /// Words that would be a second name for what the design has a name for.
@@ -182,6 +192,17 @@ fn crates_know_only_whom_they_may() {
 }
 
 #[test]
+fn no_module_imports_itself_through_others() {
+    // The modules of a circle can only be read, tested and moved together.
+    for (member, _) in ARROWS {
+        let mut imports = imports(member);
+        keep_circles(&mut imports);
+        let is_free = imports.is_empty() || CIRCULAR.contains(&member);
+        assert!(is_free, "{member}: {imports:#?}");
+    }
+}
+
+#[test]
 fn things_are_called_by_the_design_s_words() {
     // Two names for one thing make two things of it.
     let exempt = |path: &Path| path.ends_with("tests/it/tidy.rs");
@@ -292,7 +313,7 @@ fn lines(text: &str, inspect: impl Fn(&str) -> Option<String>) -> Vec<(usize, St
 /// Lines that are neither blank nor comments, before the file's own tests.
 fn code_lines(text: &str) -> usize {
     let before_tests = text
-        .split("#[cfg(test)]\nmod tests")
+        .split("#[cfg(test)]\nmod tests {")
         .next()
         .unwrap_or_default();
     let lines = before_tests.lines().map(str::trim_start);
@@ -320,6 +341,83 @@ fn links(text: &str) -> Vec<&str> {
         .filter_map(|rest| rest.split(')').next())
         .map(str::trim)
         .collect()
+}
+
+/// Which top-level modules of a crate import which others of it, tests left out.
+fn imports(member: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let src = Path::new(member).join("src");
+    let mut all = BTreeMap::<_, BTreeSet<_>>::new();
+    for (path, text) in sources("rs") {
+        let Ok(inner) = path.strip_prefix(&src) else {
+            continue;
+        };
+        let first = inner.iter().next().unwrap();
+        let module = Path::new(first).file_stem().unwrap().to_str().unwrap();
+        let is_root = ["lib", "main"].contains(&module);
+        if is_root
+            || inner
+                .iter()
+                .any(|part| Path::new(part).file_stem() == Some("tests".as_ref()))
+        {
+            continue;
+        }
+        let mut used = used_modules(&text);
+        used.remove(module);
+        all.entry(module.to_owned()).or_default().extend(used);
+    }
+    all
+}
+
+/// The names that follow `crate::` in a source file, before the file's own tests.
+fn used_modules(text: &str) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = code
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let mut used = BTreeSet::new();
+    for (at, path) in code.match_indices("crate::") {
+        let rest = &code[at + path.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            used.insert(first_name(rest));
+            continue;
+        };
+        let mut depth = 0;
+        for part in group.split_inclusive(['{', '}', ',']) {
+            if depth == 0 {
+                used.insert(first_name(part));
+            }
+            match part.as_bytes()[part.len() - 1] {
+                b'{' => depth += 1,
+                b'}' if depth == 0 => break,
+                b'}' => depth -= 1,
+                _ => {}
+            }
+        }
+    }
+    used.remove("");
+    used
+}
+
+fn first_name(text: &str) -> String {
+    let is_name = |c: &char| c.is_alphanumeric() || *c == '_';
+    text.trim_start().chars().take_while(is_name).collect()
+}
+
+/// Keeps only the modules of circles, and those on the way from one circle to another.
+fn keep_circles(imports: &mut BTreeMap<String, BTreeSet<String>>) {
+    loop {
+        let before = imports.len();
+        let imported: BTreeSet<_> = imports.values().flatten().cloned().collect();
+        imports.retain(|module, used| !used.is_empty() && imported.contains(module));
+        let left: BTreeSet<_> = imports.keys().cloned().collect();
+        imports
+            .values_mut()
+            .for_each(|used| used.retain(|module| left.contains(module)));
+        if imports.len() == before {
+            return;
+        }
+    }
 }
 
 fn dependencies(manifest: &toml::Table) -> Vec<String> {
@@ -363,6 +461,21 @@ fn the_checks_see_what_they_look_for() {
         "reagent, user-agent, user_agent, Agent, agenta",
         "agent"
     ));
+    let imports = "use crate::{\n    a::{b, c},\n    d,\n};\n// crate::e\nfn f(g: crate::h::I) {}\n#[cfg(test)]\nmod tests {\n    use crate::j;";
+    assert_eq!(
+        used_modules(imports),
+        ["a", "d", "h"].map(str::to_owned).into()
+    );
+    let pairs = [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d"), ("d", "e")];
+    let mut circles = BTreeMap::<_, BTreeSet<_>>::new();
+    for (module, used) in pairs {
+        circles
+            .entry(module.to_owned())
+            .or_default()
+            .insert(used.to_owned());
+    }
+    keep_circles(&mut circles);
+    assert_eq!(circles.into_keys().collect::<Vec<_>>(), ["b", "c"]);
     let text = "[a](b.md) ```\n[c](d)\n``` [e](https://f)";
     assert_eq!(links(text), ["b.md", "https://f"]);
 }
