@@ -77,9 +77,9 @@ pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRou
 pub(crate) fn routes_with(
     metrics: &Metrics,
     settings: AdminSettings,
-    ready: impl Fn() -> Readiness + Send + Sync + 'static,
+    ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
 ) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), ready).with_settings(settings)
+    AdminRoutes::new(metrics.registry(), ready, settings)
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {

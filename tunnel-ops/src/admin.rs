@@ -8,25 +8,25 @@
 //! something is the handler's decision, with a [`BearerGuard`] to help it.
 
 mod bearer;
-mod body;
 mod host;
 mod places;
 mod refusal;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
+use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -36,9 +36,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tower_service::Service;
 
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
-pub use self::body::AdminBody;
 pub use self::host::AdminHost;
 use self::places::{Place, Places};
 use self::refusal::Refusal;
@@ -69,8 +69,6 @@ const MAX_CONTENT: usize = 64 * 1024;
 /// Pause after a failed accept, so that a full descriptor table does not spin the core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-
 /// Whether the program can do its work now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
@@ -88,17 +86,17 @@ pub struct AdminSettings {
 }
 
 /// What the listener answers with.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct AdminRoutes {
-    registry: Registry,
-    ready: Arc<dyn Fn() -> Readiness + Send + Sync>,
+    router: Router,
     settings: Arc<AdminSettings>,
-    api: Option<Arc<Api>>,
 }
 
-type Api = dyn Fn(Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<AdminBody>> + Send>>
-    + Send
-    + Sync;
+/// Marks a response, as an extension, whose body goes on for as long as the peer listens: events, say. It gets
+/// one of the listener's few permits for streams, and may outlive the limit on a connection's time. A peer that is
+/// gone is noticed by what is sent to it, so the body has to send something now and then.
+#[derive(Debug, Clone, Copy)]
+pub struct Streaming;
 
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]
@@ -116,111 +114,60 @@ pub struct AdminBindError {
 }
 
 impl AdminRoutes {
-    /// Answers with this registry's metrics, and with what `ready` says at each request.
-    pub fn new(registry: Registry, ready: impl Fn() -> Readiness + Send + Sync + 'static) -> Self {
+    /// Answers with this registry's metrics, and with what `ready` returns at each request.
+    pub fn new(
+        registry: Registry,
+        ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
+        settings: AdminSettings,
+    ) -> Self {
+        let router = Router::new()
+            .route("/metrics", get(async move || metrics(&registry)))
+            .route("/healthz", get(async || "ok\n"))
+            .route("/readyz", get(async move || readiness(ready())))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n")
+            })
+            .fallback(async || {
+                let paths = "not found: try /metrics, /healthz or /readyz\n";
+                (StatusCode::NOT_FOUND, paths)
+            });
         Self {
-            registry,
-            ready: Arc::new(ready),
-            settings: Arc::default(),
-            api: None,
+            router,
+            settings: Arc::new(settings),
         }
     }
 
-    /// The same, as the operator wants it.
-    #[must_use]
-    pub fn with_settings(mut self, settings: AdminSettings) -> Self {
-        self.settings = Arc::new(settings);
-        self
-    }
-
-    /// Hands every other path to `handler`, with the whole content (64 KiB at most) in memory. Its answer
-    /// has to be complete within seconds, or be an [`AdminBody::stream`], which may go on.
+    /// Hands every other path to `api`, with the whole content (64 KiB at most) in memory. Its response
+    /// has to be complete within seconds, or be marked as [`Streaming`].
     ///
     /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there;
-    /// no web page gets a stream. Nobody is authenticated. What is refused below `/api` is told as JSON: `{"reason": "…", "detail": "…"}`.
+    /// no web page gets a stream. Nobody is authenticated. The listener's own refusals below `/api` are JSON:
+    /// `{"reason": "…", "detail": "…"}`.
     #[must_use]
-    pub fn with_api<F, A>(mut self, handler: F) -> Self
-    where
-        F: Fn(Request<Bytes>) -> A + Send + Sync + 'static,
-        A: Future<Output = Response<AdminBody>> + Send + 'static,
-    {
-        self.api = Some(Arc::new(move |request| Box::pin(handler(request))));
+    pub fn with_api(mut self, api: Router) -> Self {
+        self.router = self.router.fallback_service(api);
         self
     }
+}
 
-    async fn answer(&self, request: Request<Incoming>, place: &Place) -> Response<AdminBody> {
-        let path = request.uri().path();
-        if !host::is_ours(&request, &self.settings.allowed_hosts) {
-            return Refusal::HOST.at(path);
+fn metrics(registry: &Registry) -> Response<Body> {
+    match TextEncoder::new().encode_to_string(&registry.gather()) {
+        Ok(text) => {
+            let exposition = "text/plain; version=0.0.4; charset=utf-8";
+            ([(CONTENT_TYPE, exposition)], text).into_response()
         }
-        let is_reading = [Method::GET, Method::HEAD].contains(request.method());
-        // A browser names the page that it acts for. No page has any business here.
-        if !is_reading && request.headers().contains_key(ORIGIN) {
-            return Refusal::ORIGIN.at(path);
-        }
-        let known: fn(&Self) -> Response<AdminBody> = match (path, &self.api) {
-            ("/metrics", _) => Self::metrics,
-            ("/healthz", _) => |_| plain(StatusCode::OK, "ok\n"),
-            ("/readyz", _) => Self::readiness,
-            (_, Some(api)) => {
-                let path = path.to_owned();
-                return match with_content(request).await {
-                    Ok(request) => {
-                        place.asked();
-                        api(request).await
-                    }
-                    Err(refusal) => refusal.at(&path),
-                };
-            }
-            (_, None) => {
-                return plain(
-                    StatusCode::NOT_FOUND,
-                    "not found: try /metrics, /healthz or /readyz\n",
-                );
-            }
-        };
-        if is_reading {
-            return known(self);
-        }
-        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
-        refusal
-            .headers_mut()
-            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        refusal
-    }
-
-    fn metrics(&self) -> Response<AdminBody> {
-        match TextEncoder::new().encode_to_string(&self.registry.gather()) {
-            Ok(text) => {
-                let mut response = plain(StatusCode::OK, text);
-                let exposition =
-                    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-                response.headers_mut().insert(CONTENT_TYPE, exposition);
-                response
-            }
-            Err(error) => {
-                tracing::error!(%error, "metrics cannot be written");
-                plain(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    "metrics cannot be written, see the log\n",
-                )
-            }
-        }
-    }
-
-    fn readiness(&self) -> Response<AdminBody> {
-        match (self.ready)() {
-            Readiness::Ready => plain(StatusCode::OK, "ready\n"),
-            Readiness::NotReady(reason) => {
-                plain(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
-            }
+        Err(error) => {
+            tracing::error!(%error, "metrics cannot be written");
+            let text = "metrics cannot be written, see the log\n";
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
         }
     }
 }
 
-impl fmt::Debug for AdminRoutes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminRoutes").finish_non_exhaustive()
+fn readiness(readiness: Readiness) -> (StatusCode, String) {
+    match readiness {
+        Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
+        Readiness::NotReady(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 
@@ -279,14 +226,16 @@ async fn serve_connection(
     let streaming = Notify::new();
     let service = service_fn(async |request: Request<Incoming>| {
         let path = request.uri().path().to_owned();
-        let is_from_page = is_from_page(request.headers());
-        let response = routes.answer(request, &place).await;
+        let response = answer(request, &routes, &place, &streams).await;
+        // Not evicted while it is answered, refused requests included.
         place.asked();
-        let response = match response.body().is_stream() && is_from_page {
-            true => Err(Refusal::ORIGIN),
-            false => take_stream_place(response, &streams, &streaming),
-        };
-        Ok::<_, Infallible>(response.unwrap_or_else(|refusal| refusal.at(&path)))
+        let mut response = response.unwrap_or_else(|refusal| refusal.at(&path));
+        if response.extensions().get::<Streaming>().is_some() {
+            streaming.notify_one();
+        }
+        let no_store = HeaderValue::from_static("no-store");
+        response.headers_mut().insert(CACHE_CONTROL, no_store);
+        Ok::<_, Infallible>(response)
     });
     if let Err(error) = set_options(&stream) {
         tracing::debug!(%error, "cannot set the options of an admin connection");
@@ -320,6 +269,40 @@ async fn serve_connection(
     }
 }
 
+async fn answer(
+    request: Request<Incoming>,
+    routes: &AdminRoutes,
+    place: &Place,
+    streams: &Arc<Semaphore>,
+) -> Result<Response<Body>, Refusal> {
+    if !host::is_ours(&request, &routes.settings.allowed_hosts) {
+        return Err(Refusal::HOST);
+    }
+    let is_reading = [Method::GET, Method::HEAD].contains(request.method());
+    // A browser names the page that it acts for. No page has any business here.
+    if !is_reading && request.headers().contains_key(ORIGIN) {
+        return Err(Refusal::ORIGIN);
+    }
+    let is_from_page = is_from_page(request.headers());
+    let request = with_content(request).await?;
+    place.asked();
+    let Ok(response) = routes.router.clone().call(request).await;
+    if response.extensions().get::<Streaming>().is_none() {
+        return Ok(response);
+    }
+    if is_from_page {
+        return Err(Refusal::ORIGIN);
+    }
+    let permit = Arc::clone(streams).try_acquire_owned();
+    let permit = permit.map_err(|_| Refusal::STREAMS)?;
+    // Held until the body is dropped, however it ends.
+    let holding = move |frame| {
+        let _ = &permit;
+        frame
+    };
+    Ok(response.map(|body| Body::new(body.map_frame(holding))))
+}
+
 /// Whether a browser asks for a web page that is not this listener's: it names the page's origin where the
 /// page is to read the answer, and says in any case how far the page is from here, unless a person has typed
 /// the address in.
@@ -328,30 +311,15 @@ fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || site.is_some_and(|site| site != b"none")
 }
 
-/// A stream's answer holds its place until it ends.
-fn take_stream_place(
-    response: Response<AdminBody>,
-    streams: &Arc<Semaphore>,
-    streaming: &Notify,
-) -> Result<Response<AdminBody>, Refusal> {
-    if !response.body().is_stream() {
-        return Ok(response);
-    }
-    let place = Arc::clone(streams).try_acquire_owned();
-    let place = place.map_err(|_| Refusal::STREAMS)?;
-    streaming.notify_one();
-    Ok(response.map(|body| body.holding(place)))
-}
-
 /// The request with all of its content, unless that is too much or too slow.
-async fn with_content(request: Request<Incoming>) -> Result<Request<Bytes>, Refusal> {
+async fn with_content(request: Request<Incoming>) -> Result<Request<Body>, Refusal> {
     let (parts, content) = request.into_parts();
     if content.size_hint().lower() > MAX_CONTENT as u64 {
         return Err(Refusal::TOO_LARGE);
     }
     let content = Limited::new(content, MAX_CONTENT).collect();
     match timeout(CONTENT_DEADLINE, content).await {
-        Ok(Ok(whole)) => Ok(Request::from_parts(parts, whole.to_bytes())),
+        Ok(Ok(whole)) => Ok(Request::from_parts(parts, Body::from(whole.to_bytes()))),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Refusal::TOO_LARGE),
         Ok(Err(_)) => Err(Refusal::CUT),
         Err(_) => Err(Refusal::TOO_SLOW),
@@ -362,16 +330,6 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
     // An event is there to be seen at once.
     stream.set_nodelay(true)?;
     SockRef::from(stream).set_tcp_user_timeout(Some(STALL_DEADLINE))
-}
-
-fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
-    let mut response = Response::new(AdminBody::whole(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, TEXT);
-    response
-        .headers_mut()
-        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
 
 #[cfg(test)]

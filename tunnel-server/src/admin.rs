@@ -43,11 +43,6 @@ pub(crate) fn routes(api: Api, asked: Shutdown) -> AdminRoutes {
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),
     };
-    let api = Arc::new(api);
-    AdminRoutes::new(api.metrics.registry().clone(), ready)
-        .with_settings(settings)
-        .with_api(move |request| {
-            let api = api.clone();
-            async move { api.answer(&request) }
-        })
+    AdminRoutes::new(api.metrics.registry().clone(), ready, settings)
+        .with_api(api::router(Arc::new(api)))
 }

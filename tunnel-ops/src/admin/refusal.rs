@@ -3,10 +3,10 @@
 //! In comes a path; out comes the refusal in the language spoken there: JSON with a stable name below
 //! `/api`, where programs ask, and a line of text elsewhere, where people and probes do.
 
+use axum::body::Body;
+use axum::response::IntoResponse;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
-
-use super::{AdminBody, plain};
 
 /// A request that is not answered as it wished.
 #[derive(Debug, Clone, Copy)]
@@ -73,21 +73,21 @@ impl Refusal {
         }
     }
 
-    /// The answer to who asked for this path.
-    pub(super) fn at(self, path: &str) -> Response<AdminBody> {
+    /// The response to a request for this path.
+    pub(super) fn at(self, path: &str) -> Response<Body> {
         let Self { reason, detail, .. } = self;
         let is_api = path == "/api" || path.starts_with("/api/");
-        let text = match is_api {
-            true => serde_json::json!({ "reason": reason, "detail": detail }).to_string(),
-            false => format!("{detail}\n"),
+        let mut response = match is_api {
+            true => {
+                let text = serde_json::json!({ "reason": reason, "detail": detail }).to_string();
+                ([(CONTENT_TYPE, "application/json")], text).into_response()
+            }
+            false => format!("{detail}\n").into_response(),
         };
-        let mut response = plain(self.status, text);
-        let headers = response.headers_mut();
-        if is_api {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
+        *response.status_mut() = self.status;
         if let Some(seconds) = self.retry_after {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static(seconds));
+            let seconds = HeaderValue::from_static(seconds);
+            response.headers_mut().insert(RETRY_AFTER, seconds);
         }
         response
     }

@@ -1,9 +1,10 @@
 //! What the listener answers to whom, over real connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 
-use hyper::body::Frame;
+use axum::Extension;
+use bytes::Bytes;
+use http::Uri;
 use prometheus::IntCounter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -25,16 +26,23 @@ async fn start() -> Running {
 }
 
 async fn start_with(more: impl FnOnce(AdminRoutes) -> AdminRoutes) -> Running {
+    start_by(AdminSettings::default(), more).await
+}
+
+async fn start_by(
+    settings: AdminSettings,
+    more: impl FnOnce(AdminRoutes) -> AdminRoutes,
+) -> Running {
     let registry = Registry::new();
     let counter = IntCounter::new("tunnel_test_total", "counts").unwrap();
     registry.register(Box::new(counter)).unwrap();
     let ready = Arc::new(AtomicBool::new(false));
-    let said = Arc::clone(&ready);
-    let routes = AdminRoutes::new(registry, move || match said.load(Ordering::Relaxed) {
+    let is_ready = Arc::clone(&ready);
+    let readiness = move || match is_ready.load(Ordering::Relaxed) {
         true => Readiness::Ready,
         false => Readiness::NotReady("not yet".to_owned()),
-    });
-    let routes = more(routes);
+    };
+    let routes = more(AdminRoutes::new(registry, readiness, settings));
     let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap())
         .await
         .unwrap();
@@ -100,7 +108,7 @@ async fn each_path_has_its_answer() {
     assert!(ask(&running, "GET /").await.starts_with("HTTP/1.1 404 "));
     let refused = ask(&running, "POST /metrics").await;
     assert!(
-        refused.starts_with("HTTP/1.1 405 ") && refused.contains("allow: GET, HEAD"),
+        refused.starts_with("HTTP/1.1 405 ") && refused.contains("allow: GET,HEAD"),
         "{refused}"
     );
 }
@@ -197,34 +205,19 @@ async fn a_taken_port_is_named() {
 
 /// Says what it was asked; `/events` is a stream of what is sent into it.
 fn api(routes: AdminRoutes, opened: mpsc::Sender<mpsc::Sender<Bytes>>) -> AdminRoutes {
-    routes.with_api(move |request: Request<Bytes>| {
-        let opened = opened.clone();
-        async move {
-            if request.uri().path() == "/events" {
-                let (events, body) = mpsc::channel(1);
-                opened.send(events).await.unwrap();
-                return Response::new(AdminBody::stream(Events(body)));
-            }
-            let content = String::from_utf8_lossy(request.body());
-            let said = format!("{} {} {content}", request.method(), request.uri());
-            Response::new(AdminBody::whole(said))
-        }
-    })
-}
-
-struct Events(mpsc::Receiver<Bytes>);
-
-impl Body for Events {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let frame = |bytes: Option<Bytes>| bytes.map(|bytes| Ok(Frame::data(bytes)));
-        self.0.poll_recv(cx).map(frame)
-    }
+    let events = async move || {
+        let (events, mut body) = mpsc::channel::<Bytes>(1);
+        opened.send(events).await.unwrap();
+        let body = futures_util::stream::poll_fn(move |cx| {
+            body.poll_recv(cx)
+                .map(|bytes| bytes.map(Ok::<_, Infallible>))
+        });
+        (Extension(Streaming), Body::from_stream(body))
+    };
+    let echo =
+        async |method: Method, uri: Uri, content: String| format!("{method} {uri} {content}");
+    let api = Router::new().route("/events", get(events)).fallback(echo);
+    routes.with_api(api)
 }
 
 async fn start_api() -> (Running, mpsc::Receiver<mpsc::Sender<Bytes>>) {
@@ -340,7 +333,7 @@ async fn a_foreign_host_name_is_answered_nothing() {
         allowed_hosts: vec!["tunnel.example.com".parse().unwrap()],
     };
     let (opened, _streams) = mpsc::channel(1);
-    let running = start_with(|routes| api(routes, opened).with_settings(settings)).await;
+    let running = start_by(settings, |routes| api(routes, opened)).await;
     for path in ["/metrics", "/healthz", "/readyz", "/api", "/events"] {
         let request = format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n");
         let answer = ask_whole(&running, &request).await;

@@ -1,23 +1,31 @@
 //! The routes of the admin API: which there are, who may use them, what they answer.
 //!
 //! In comes a request whose `Host` the listener has checked and whose body it has read; out comes the
-//! answer. Reading is free on this machine, but for the configuration; from elsewhere, and for whatever changes
-//! something, the admin token is needed. `ROUTES` is all there is, and `openapi.json` describes the same.
+//! response. Reading is free on this machine, but for the configuration; from elsewhere, and for whatever changes
+//! something, the admin token is needed. [`routes`] is all there is, and `openapi.json` describes it.
 
 use std::{fmt::Display, sync::Arc};
 
 use arc_swap::ArcSwapOption;
+use axum::{
+    Json, Router,
+    extract::{FromRequestParts, Path, Query, Request, State, rejection::QueryRejection},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get, post},
+};
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE},
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+    request::Parts,
 };
 use serde::{Deserialize, Serialize};
-use tunnel_ops::admin::{AdminBody, BearerGuard};
+use tunnel_ops::admin::BearerGuard;
 
 use super::{
     DESCRIPTION, event_stream,
-    view::{self, OperationError, RuntimeView, Which},
+    view::{self, ConfigView, OperationError, RuntimeView, ServerView, Which},
 };
 use crate::{
     auth::{Authenticator, CredentialId},
@@ -30,6 +38,9 @@ use crate::{
 
 /// Every route lies below this.
 pub const ROOT: &str = "/api/v1";
+
+/// How many routes there are.
+const ROUTES: usize = 9;
 
 /// Runtimes in a page when it is not said how many.
 const PAGE: usize = 100;
@@ -67,7 +78,7 @@ pub struct AdminProblem {
     pub detail: String,
 }
 
-/// Answers what is asked below [`ROOT`].
+/// The parts of the server that the admin API uses.
 pub(crate) struct Api {
     pub(crate) config: Arc<LiveConfig>,
     pub(crate) authenticator: Arc<Authenticator>,
@@ -75,60 +86,48 @@ pub(crate) struct Api {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    /// Without it nothing can be changed, and nothing be read from elsewhere.
+    /// Knows the admin token. Without it nothing can be changed, and nothing be read from elsewhere.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// Whether only this machine can ask.
     pub(crate) is_local: bool,
 }
 
-/// One route.
-struct Route {
-    method: Method,
-    /// Below [`ROOT`]; `{label}` stands for one segment.
-    path: &'static str,
-    /// Whether even this machine needs the admin token, where there is one, to read it.
-    is_private: bool,
-    answer: Answer,
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// This machine, and who shows the admin token.
+    Read,
+    /// Who shows the admin token; this machine too where there is none.
+    ReadPrivate,
+    /// Who shows the admin token.
+    Change,
 }
 
-type Answer = fn(&Api, &Asked<'_>) -> Result<Response<AdminBody>, Refused>;
+/// What stands in the path for `{label}`.
+struct Label(String);
 
-static ROUTES: [Route; 9] = [
-    Route::get("/status", Api::status),
-    Route::get_private("/config", Api::config),
-    Route::get("/runtimes", Api::runtimes),
-    Route::get("/runtimes/{label}", Api::runtime),
-    Route::post("/runtimes/{label}/disconnect", Api::disconnect),
-    Route::post("/runtimes/{label}/drain", Api::drain),
-    Route::post("/runtimes/{label}/revoke", Api::revoke),
-    Route::get("/events", Api::events),
-    Route::get("/openapi.json", Api::description),
-];
-
-/// What a route needs of a request.
-struct Asked<'a> {
-    /// What stands in the path for `{label}`.
-    label: &'a str,
-    query: &'a str,
-    headers: &'a HeaderMap,
-    body: &'a [u8],
-}
-
-/// A request that is not answered as it wished.
+/// A request that is refused.
+#[derive(Debug)]
 struct Refused {
     status: StatusCode,
     reason: &'static str,
     detail: String,
-    field: Option<(HeaderName, HeaderValue)>,
+    challenge: Option<HeaderValue>,
 }
 
 /// Which runtimes are asked for.
-#[derive(Debug, PartialEq, Eq)]
-struct Wanted<'a> {
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
     online: Option<bool>,
-    account: Option<&'a str>,
+    account: Option<String>,
+    #[serde(default = "page")]
     limit: usize,
-    after: Option<&'a str>,
+    after: Option<String>,
+}
+
+fn page() -> usize {
+    PAGE
 }
 
 /// The body of a revocation: exactly one of these, so that a script with an empty variable never revokes
@@ -142,88 +141,174 @@ pub enum RevocationOrder {
     Id(String),
 }
 
-impl Route {
-    const fn get(path: &'static str, answer: Answer) -> Self {
-        Self::new(Method::GET, path, false, answer)
-    }
+/// Answers below [`ROOT`].
+pub(super) fn router(api: Arc<Api>) -> Router {
+    let routes = routes(&api).into_iter();
+    routes
+        .fold(Router::new(), |router, (path, methods)| {
+            router.route(&format!("{ROOT}{path}"), methods)
+        })
+        .fallback(path_unknown)
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(api)
+}
 
-    const fn get_private(path: &'static str, answer: Answer) -> Self {
-        Self::new(Method::GET, path, true, answer)
-    }
+/// Every route, below [`ROOT`].
+fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
+    let only = |access| from_fn_with_state((api.clone(), access), authorize);
+    let read = || only(Access::Read);
+    let change = || only(Access::Change);
+    [
+        ("/status", get(status).route_layer(read())),
+        (
+            "/config",
+            get(config).route_layer(only(Access::ReadPrivate)),
+        ),
+        ("/runtimes", get(runtimes).route_layer(read())),
+        ("/runtimes/{label}", get(runtime).route_layer(read())),
+        (
+            "/runtimes/{label}/disconnect",
+            post(disconnect).route_layer(change()),
+        ),
+        ("/runtimes/{label}/drain", post(drain).route_layer(change())),
+        (
+            "/runtimes/{label}/revoke",
+            post(revoke).route_layer(change()),
+        ),
+        ("/events", get(events).route_layer(read())),
+        ("/openapi.json", get(description).route_layer(read())),
+    ]
+}
 
-    const fn post(path: &'static str, answer: Answer) -> Self {
-        Self::new(Method::POST, path, true, answer)
-    }
+async fn authorize(
+    State((api, access)): State<(Arc<Api>, Access)>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Refused> {
+    api.check_access(access, request.headers())?;
+    Ok(next.run(request).await)
+}
 
-    const fn new(method: Method, path: &'static str, is_private: bool, answer: Answer) -> Self {
-        Self {
-            method,
-            path,
-            is_private,
-            answer,
-        }
-    }
+async fn path_unknown() -> Refused {
+    let detail =
+        format!("there is nothing here: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
+    Refused::new(StatusCode::NOT_FOUND, "path_unknown", detail)
+}
 
-    /// What stands for `{label}` if this is the path, nothing when it has none.
-    fn label<'a>(&self, path: &'a str) -> Option<&'a str> {
-        let Some((before, after)) = self.path.split_once("{label}") else {
-            return (self.path == path).then_some("");
-        };
-        let label = path.strip_prefix(before)?.strip_suffix(after)?;
-        (!label.is_empty() && !label.contains('/')).then_some(label)
-    }
+async fn method_not_allowed() -> Refused {
+    let detail = "this path has no such method: see the Allow field";
+    Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+}
 
-    fn takes(&self, method: &Method) -> bool {
-        self.method == *method || (self.method == Method::GET && *method == Method::HEAD)
-    }
+async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
+    let view = view::server_view(&api.registry, &api.metrics, &api.config, &api.lifecycle);
+    Json(view)
+}
+
+async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {
+    let view = view::config_view(&api.config, &api.authenticator, &api.metrics);
+    Json(view)
+}
+
+async fn runtimes(
+    State(api): State<Arc<Api>>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<RuntimesPage>, Refused> {
+    let wanted = Wanted::check(wanted)?;
+    let config = api.config.load();
+    let entries = view::runtime_entries(&api.registry);
+    let (after, account) = (wanted.after.as_deref(), wanted.account.as_deref());
+    let mut runtimes: Vec<_> = entries
+        .iter()
+        .filter(|entry| after.is_none_or(|after| entry.label.as_str() > after))
+        .filter(|entry| account.is_none_or(|name| entry.account.as_str() == name))
+        .map(|entry| view::runtime_view(&api.registry, &config, entry))
+        .filter(|view| wanted.online.is_none_or(|online| view.online == online))
+        // One more, to see whether there is another page.
+        .take(wanted.limit + 1)
+        .collect();
+    let is_last = runtimes.len() <= wanted.limit;
+    runtimes.truncate(wanted.limit);
+    let last = runtimes.last().filter(|_| !is_last);
+    let next = last.map(|view| view.label.clone());
+    Ok(Json(RuntimesPage { runtimes, next }))
+}
+
+async fn runtime(
+    State(api): State<Arc<Api>>,
+    Label(label): Label,
+) -> Result<Json<RuntimeView>, Refused> {
+    let entry = view::runtime_entry(&api.registry, &label)?;
+    let view = view::runtime_with_routes(&api.registry, &api.config.load(), &entry);
+    Ok(Json(view))
+}
+
+async fn disconnect(
+    State(api): State<Arc<Api>>,
+    Label(label): Label,
+) -> Result<Json<OperationView>, Refused> {
+    let sessions = view::disconnect(&api.registry, &label)?;
+    Ok(done("disconnect", label, sessions))
+}
+
+async fn drain(
+    State(api): State<Arc<Api>>,
+    Label(label): Label,
+) -> Result<Json<OperationView>, Refused> {
+    let sessions = view::drain(&api.registry, &label)?;
+    Ok(done("drain", label, sessions))
+}
+
+async fn revoke(
+    State(api): State<Arc<Api>>,
+    Label(label): Label,
+    body: Bytes,
+) -> Result<Json<OperationView>, Refused> {
+    let malformed =
+        |detail: &dyn Display| Refused::new(StatusCode::BAD_REQUEST, "body_malformed", detail);
+    let order = serde_json::from_slice(&body).map_err(|error| {
+        malformed(&format_args!(
+            "expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}"
+        ))
+    })?;
+    let which = RevocationOrder::which(order).map_err(|detail| malformed(&detail))?;
+    let (registry, authenticator) = (&api.registry, &api.authenticator);
+    let sessions = view::revoke(registry, authenticator, &api.config.load(), &label, &which)?;
+    Ok(done("revoke", label, sessions))
+}
+
+async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
+    let reader = match headers.get(LAST_EVENT_ID) {
+        // An id that is not text is none that was ever given.
+        Some(id) => api.events.read_after(id.to_str().unwrap_or_default()),
+        None => api.events.read(),
+    };
+    event_stream::response(reader).into_response()
+}
+
+async fn description() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], DESCRIPTION)
+}
+
+fn done(operation: &'static str, label: String, sessions: usize) -> Json<OperationView> {
+    tracing::info!(
+        runtime = label,
+        operation,
+        sessions,
+        "done for the operator"
+    );
+    Json(OperationView { label, sessions })
 }
 
 impl Api {
-    /// The answer to a request.
-    pub(crate) fn answer(&self, request: &Request<Bytes>) -> Response<AdminBody> {
-        self.find(request)
-            .unwrap_or_else(|refused| refused.response())
-    }
-
-    fn find(&self, request: &Request<Bytes>) -> Result<Response<AdminBody>, Refused> {
-        let uri = request.uri();
-        let path = uri.path().strip_prefix(ROOT).unwrap_or_default();
-        let mut there = ROUTES
-            .iter()
-            .filter_map(|route| Some((route, route.label(path)?)))
-            .peekable();
-        if there.peek().is_none() {
-            return Err(Refused::new(
-                StatusCode::NOT_FOUND,
-                "path_unknown",
-                format_args!(
-                    "there is nothing here: try /metrics, /healthz, /readyz or {ROOT}/openapi.json"
-                ),
-            ));
-        }
-        let mut allowed = Vec::new();
-        for (route, label) in there {
-            if !route.takes(request.method()) {
-                allowed.push(&route.method);
-                continue;
-            }
-            self.authorize(route, request.headers())?;
-            let asked = Asked {
-                label,
-                query: uri.query().unwrap_or_default(),
-                headers: request.headers(),
-                body: request.body(),
-            };
-            return (route.answer)(self, &asked);
-        }
-        Err(Refused::method(&allowed))
-    }
-
-    /// Who may read what, and change what.
-    fn authorize(&self, route: &Route, headers: &HeaderMap) -> Result<(), Refused> {
+    fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), Refused> {
         let guard = self.guard.load();
-        let is_free = !route.is_private || guard.is_none();
-        if self.is_local && route.method == Method::GET && is_free {
+        let is_free = match access {
+            Access::Read => self.is_local,
+            Access::ReadPrivate => self.is_local && guard.is_none(),
+            Access::Change => false,
+        };
+        if is_free {
             return Ok(());
         }
         let Some(guard) = &*guard else {
@@ -234,100 +319,21 @@ impl Api {
             ));
         };
         guard.check(headers).map_err(|error| Refused {
-            field: Some((WWW_AUTHENTICATE, error.challenge())),
+            challenge: Some(error.challenge()),
             ..Refused::new(StatusCode::UNAUTHORIZED, "admin_token_refused", error)
         })
     }
+}
 
-    fn status(&self, _: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        Ok(json(
-            StatusCode::OK,
-            &view::server_view(&self.registry, &self.metrics, &self.config, &self.lifecycle),
-        ))
-    }
+impl<S: Send + Sync> FromRequestParts<S> for Label {
+    type Rejection = Refused;
 
-    fn config(&self, _: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        Ok(json(
-            StatusCode::OK,
-            &view::config_view(&self.config, &self.authenticator, &self.metrics),
-        ))
-    }
-
-    fn runtimes(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let wanted = Wanted::parse(asked.query)?;
-        let config = self.config.load();
-        let entries = view::runtime_entries(&self.registry);
-        let mut runtimes: Vec<_> = entries
-            .iter()
-            .filter(|entry| {
-                wanted
-                    .after
-                    .is_none_or(|after| entry.label.as_str() > after)
-            })
-            .filter(|entry| {
-                wanted
-                    .account
-                    .is_none_or(|name| entry.account.as_str() == name)
-            })
-            .map(|entry| view::runtime_view(&self.registry, &config, entry))
-            .filter(|view| wanted.online.is_none_or(|online| view.online == online))
-            // One more, to see whether there is another page.
-            .take(wanted.limit + 1)
-            .collect();
-        let is_last = runtimes.len() <= wanted.limit;
-        runtimes.truncate(wanted.limit);
-        let last = runtimes.last().filter(|_| !is_last);
-        let next = last.map(|view| view.label.clone());
-        Ok(json(StatusCode::OK, &RuntimesPage { runtimes, next }))
-    }
-
-    fn runtime(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let entry = view::runtime_entry(&self.registry, asked.label)
-            .ok_or_else(|| OperationError::RuntimeUnknown(asked.label.to_owned()))?;
-        let view = view::runtime_with_routes(&self.registry, &self.config.load(), &entry);
-        Ok(json(StatusCode::OK, &view))
-    }
-
-    fn disconnect(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let sessions = view::disconnect(&self.registry, asked.label)?;
-        Ok(done("disconnect", asked.label, sessions))
-    }
-
-    fn drain(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let sessions = view::drain(&self.registry, asked.label)?;
-        Ok(done("drain", asked.label, sessions))
-    }
-
-    fn revoke(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let order = serde_json::from_slice(asked.body).map_err(|error| {
-            let detail = format!("expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}");
-            Refused::new(StatusCode::BAD_REQUEST, "body_malformed", detail)
-        })?;
-        let which = RevocationOrder::which(order)
-            .map_err(|detail| Refused::new(StatusCode::BAD_REQUEST, "body_malformed", detail))?;
-        let sessions = view::revoke(
-            &self.registry,
-            &self.authenticator,
-            &self.config.load(),
-            asked.label,
-            &which,
-        )?;
-        Ok(done("revoke", asked.label, sessions))
-    }
-
-    fn events(&self, asked: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let reader = match asked.headers.get(LAST_EVENT_ID) {
-            // An id that is not text is none that was ever given.
-            Some(id) => self.events.read_after(id.to_str().unwrap_or_default()),
-            None => self.events.read(),
-        };
-        let body = AdminBody::stream(event_stream::body(reader));
-        Ok(response(StatusCode::OK, "text/event-stream", body))
-    }
-
-    fn description(&self, _: &Asked<'_>) -> Result<Response<AdminBody>, Refused> {
-        let body = AdminBody::whole(DESCRIPTION);
-        Ok(response(StatusCode::OK, "application/json", body))
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(label)) => Ok(Self(label)),
+            // Percent-encoded bytes that are not text.
+            Err(_) => Err(path_unknown().await),
+        }
     }
 }
 
@@ -349,34 +355,16 @@ impl RevocationOrder {
     }
 }
 
-impl<'a> Wanted<'a> {
-    /// Reads a query. Nothing in it needs to be percent-encoded, so that nothing is decoded.
-    fn parse(query: &'a str) -> Result<Self, Refused> {
-        let mut wanted = Self {
-            online: None,
-            account: None,
-            limit: PAGE,
-            after: None,
-        };
-        let wrong = |detail: &str| {
-            let reason = "query_malformed";
-            Err(Refused::new(StatusCode::BAD_REQUEST, reason, detail))
-        };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=').unwrap_or((pair, "")) {
-                ("online", "true") => wanted.online = Some(true),
-                ("online", "false") => wanted.online = Some(false),
-                ("online", _) => return wrong("`online` is `true` or `false`"),
-                ("account", account) => wanted.account = Some(account),
-                ("after", label) => wanted.after = Some(label),
-                ("limit", limit) => match limit.parse() {
-                    Ok(limit @ 1..=PAGE_MAX) => wanted.limit = limit,
-                    _ => return wrong("`limit` is a number from 1 to 1000"),
-                },
-                _ => return wrong("only `online`, `account`, `limit` and `after` can be given"),
-            }
+impl Wanted {
+    /// The query, unless it is malformed.
+    fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, Refused> {
+        let malformed =
+            |detail: &str| Refused::new(StatusCode::BAD_REQUEST, "query_malformed", detail);
+        let Query(wanted) = query.map_err(|error| malformed(&error.body_text()))?;
+        match wanted.limit {
+            1..=PAGE_MAX => Ok(wanted),
+            _ => Err(malformed("`limit` is a number from 1 to 1000")),
         }
-        Ok(wanted)
     }
 }
 
@@ -386,36 +374,20 @@ impl Refused {
             status,
             reason,
             detail: detail.to_string(),
-            field: None,
+            challenge: None,
         }
     }
+}
 
-    fn method(allowed: &[&Method]) -> Self {
-        let mut names: Vec<_> = allowed.iter().map(|method| method.as_str()).collect();
-        if names.contains(&"GET") {
-            names.push("HEAD");
-        }
-        let names = names.join(", ");
-        Self {
-            // Names of methods are always a valid field value.
-            field: HeaderValue::from_str(&names)
-                .ok()
-                .map(|value| (ALLOW, value)),
-            ..Self::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                format_args!("here can only be asked with {names}"),
-            )
-        }
-    }
-
-    fn response(self) -> Response<AdminBody> {
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
         let problem = AdminProblem {
             reason: self.reason.to_owned(),
             detail: self.detail,
         };
-        let mut response = json(self.status, &problem);
-        response.headers_mut().extend(self.field);
+        let mut response = (self.status, Json(problem)).into_response();
+        let challenge = self.challenge.map(|value| (WWW_AUTHENTICATE, value));
+        response.headers_mut().extend(challenge);
         response
     }
 }
@@ -430,32 +402,6 @@ impl From<OperationError> for Refused {
         };
         Self::new(status, reason, error)
     }
-}
-
-fn done(operation: &'static str, label: &str, sessions: usize) -> Response<AdminBody> {
-    tracing::info!(
-        runtime = label,
-        operation,
-        sessions,
-        "done for the operator"
-    );
-    let label = label.to_owned();
-    json(StatusCode::OK, &OperationView { label, sessions })
-}
-
-fn json(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
-    // Serialising plain values into memory has no way to fail.
-    let text = serde_json::to_vec(value).unwrap_or_default();
-    response(status, "application/json", AdminBody::whole(text))
-}
-
-fn response(status: StatusCode, kind: &'static str, body: AdminBody) -> Response<AdminBody> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
 
 #[cfg(test)]

@@ -1,12 +1,16 @@
-//! Events as they are sent: a body of Server-Sent Events that ends only when its reader is too slow.
+//! Events as they are sent: a stream of Server-Sent Events that ends only when its reader is too slow.
 
-use std::{convert::Infallible, fmt::Write, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
-use bytes::Bytes;
-use futures_util::stream;
-use http_body::{Body, Frame};
-use http_body_util::StreamBody;
-use tokio::time::timeout;
+use axum::{
+    Extension,
+    response::{
+        IntoResponse,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use futures_util::{StreamExt, stream};
+use tunnel_ops::admin::Streaming;
 
 use crate::events::{EventView, Reader};
 
@@ -14,61 +18,56 @@ use crate::events::{EventView, Reader};
 /// a dead one.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// Sent first, so that who asked knows that he is heard, and comes again a second after the end.
-const BEGINNING: &str = ": events follow\nretry: 1000\n\n";
+/// Time after which a client whose stream has ended connects again.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// What is sent next.
-enum State {
-    Beginning(Reader),
-    Events(Reader),
-    Over,
+/// The events of a reader, from the next one on.
+pub(super) fn response(reader: Reader) -> impl IntoResponse {
+    // Sent at once, so that the client knows that it is heard.
+    let beginning = Event::default().comment("events follow").retry(RETRY);
+    let batches = stream::unfold(Some(reader), async |reader| {
+        let mut reader = reader?;
+        Some(match reader.next().await {
+            Ok(events) => (events.iter().map(event).collect(), Some(reader)),
+            Err(error) => {
+                let last = Event::default().comment(format!("{error}: come again"));
+                (vec![last], None)
+            }
+        })
+    });
+    let events = stream::iter([vec![beginning]]).chain(batches);
+    let events = events.flat_map(stream::iter).map(Ok::<_, Infallible>);
+    let keep_alive = KeepAlive::new().interval(HEARTBEAT).text("still here");
+    (
+        Extension(Streaming),
+        Sse::new(events).keep_alive(keep_alive),
+    )
 }
 
-/// The events of a reader as a body.
-pub(super) fn body(reader: Reader) -> impl Body<Data = Bytes, Error = Infallible> + Send + 'static {
-    StreamBody::new(stream::unfold(State::Beginning(reader), |state| async {
-        let (text, state) = match state {
-            State::Beginning(reader) => (BEGINNING.into(), State::Events(reader)),
-            State::Events(reader) => next(reader).await,
-            State::Over => return None,
-        };
-        Some((Ok(Frame::data(text)), state))
-    }))
-}
-
-async fn next(mut reader: Reader) -> (Bytes, State) {
-    match timeout(HEARTBEAT, reader.next()).await {
-        Ok(Ok(events)) => (text(&events).into(), State::Events(reader)),
-        Ok(Err(error)) => (format!(": {error}: come again\n\n").into(), State::Over),
-        Err(_) => (": still here\n\n".into(), State::Events(reader)),
-    }
-}
-
-fn text(events: &[EventView]) -> String {
-    let mut text = String::new();
-    for event in events {
-        // Neither serialising plain values nor writing into memory has a way to fail; JSON has no
-        // line break in it.
-        let data = serde_json::to_string(event).unwrap_or_default();
-        if let Some(id) = &event.id {
-            let _ = writeln!(text, "id: {id}");
-        }
-        let _ = write!(text, "event: {}\ndata: {data}\n\n", event.kind.name());
-    }
-    text
+fn event(view: &EventView) -> Event {
+    // Serialising plain values has no way to fail.
+    let data = serde_json::to_string(view).unwrap_or_default();
+    let event = match &view.id {
+        Some(id) => Event::default().id(id),
+        None => Event::default(),
+    };
+    event.event(view.kind.name()).data(data)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-
+    use axum::body::Body;
     use http_body_util::BodyExt;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::events::{Event, EventKind, Events, RING};
+    use crate::events::{self, EventKind, Events, RING};
 
-    async fn piece(body: &mut (impl Body<Data = Bytes, Error = Infallible> + Unpin)) -> String {
+    fn body(reader: Reader) -> Body {
+        response(reader).into_response().into_body()
+    }
+
+    async fn piece(body: &mut Body) -> String {
         let frame = body.frame().await.unwrap().unwrap();
         String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
     }
@@ -76,9 +75,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn events_are_sent_as_they_come_and_silence_is_broken() {
         let events = Events::new("run");
-        let mut body = pin!(body(events.read()));
-        assert_eq!(piece(&mut body).await, BEGINNING);
-        events.tell(Event::new(EventKind::Draining).detail("two\nlines"));
+        let mut body = body(events.read());
+        let beginning = ": events follow\nretry: 1000\n\n";
+        assert_eq!(piece(&mut body).await, beginning);
+        events.tell(events::Event::new(EventKind::Draining).detail("two\nlines"));
         let text = piece(&mut body).await;
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("id: run-1"));
@@ -95,10 +95,10 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_is_told_and_dropped() {
         let events = Events::new("run");
-        let mut body = pin!(body(events.read()));
+        let mut body = body(events.read());
         piece(&mut body).await;
         for _ in 0..=RING {
-            events.tell(Event::new(EventKind::Reloaded));
+            events.tell(events::Event::new(EventKind::Reloaded));
         }
         let text = piece(&mut body).await;
         assert!(text.starts_with(": read too slowly"), "{text}");

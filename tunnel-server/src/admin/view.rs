@@ -314,9 +314,14 @@ pub(super) fn runtime_entries(registry: &Registry) -> Vec<Arc<RuntimeEntry>> {
 }
 
 /// The runtime with this label.
-pub(super) fn runtime_entry(registry: &Registry, label: &str) -> Option<Arc<RuntimeEntry>> {
-    let slot = registry.slot(label)?;
-    Some(slot.entry().clone())
+///
+/// # Errors
+/// When there is none.
+pub(super) fn runtime_entry(
+    registry: &Registry,
+    label: &str,
+) -> Result<Arc<RuntimeEntry>, OperationError> {
+    known(registry, label).map(|slot| slot.entry().clone())
 }
 
 /// A runtime as it is now.

@@ -292,8 +292,8 @@ async fn what_is_not_there_is_refused_by_name() {
         check_refused(&ask(&rig, "GET", path, &[], "").await, 404, reason);
     }
     for (method, path, allowed) in [
-        ("POST", "/status", "GET, HEAD"),
-        ("DELETE", "/runtimes/acme-prod", "GET, HEAD"),
+        ("POST", "/status", "GET,HEAD"),
+        ("DELETE", "/runtimes/acme-prod", "GET,HEAD"),
         ("GET", "/runtimes/acme-prod/drain", "POST"),
     ] {
         let answer = ask(&rig, method, path, &[], "").await;
@@ -304,6 +304,45 @@ async fn what_is_not_there_is_refused_by_name() {
     assert_eq!((head.head.status, head.content.len()), (200, 0));
     let rebound = ask(&rig, "GET", "/status", &[("host", "evil.example")], "").await;
     assert_eq!(rebound.head.status, 421);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn every_operation_is_as_described() {
+    let (rig, _file) = guarded().await;
+    let description: Value = serde_json::from_str(admin::DESCRIPTION).unwrap();
+    for (path, item) in description["paths"].as_object().unwrap() {
+        let path = path.replace("{label}", "acme-prod");
+        let item = item.as_object().unwrap();
+        let operations = item.iter().filter(|(name, _)| *name != "parameters");
+        let mut methods = Vec::new();
+        for (name, operation) in operations {
+            // A stream of events would not end.
+            let (method, all) = match name.as_str() {
+                "get" => ("HEAD", "GET,HEAD"),
+                "post" => ("POST", "POST"),
+                other => panic!("{path}: {other}"),
+            };
+            methods.push(all);
+            let expected = match (method, &operation["security"]) {
+                // As for the whole: only where others than this machine can ask.
+                ("HEAD", Value::Null) => 200,
+                // Only where there is a token.
+                ("HEAD", security) if *security == json!([{}, { "adminToken": [] }]) => 401,
+                ("POST", security) if *security == json!([{ "adminToken": [] }]) => 401,
+                (_, security) => panic!("{path}: {security}"),
+            };
+            let answer = ask(&rig, method, &path, &[], "").await;
+            assert_eq!(answer.head.status, expected, "{name} {path}");
+        }
+        let other = ask(&rig, "OPTIONS", &path, &[], "").await;
+        check_refused(&other, 405, "method_not_allowed");
+        assert_eq!(
+            other.head.value("allow"),
+            Some(&*methods.join(",")),
+            "{path}"
+        );
+    }
     rig.stop().await;
 }
 

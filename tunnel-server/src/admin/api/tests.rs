@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -190,37 +189,13 @@ fn bare_runtime() -> RuntimeView {
     }
 }
 
+/// That each operation is there, and for whom, is seen over real sockets: `tests/it/admin.rs`.
 #[test]
-fn every_route_is_described_and_nothing_else() {
+fn no_route_is_left_out_of_the_description() {
     let description = description();
-    let mut described = BTreeSet::new();
-    for (path, item) in description["paths"].as_object().unwrap() {
-        let methods = names(Some(item));
-        for method in methods.into_iter().filter(|name| *name != "parameters") {
-            described.insert((method.to_ascii_uppercase(), path.clone()));
-        }
-    }
-    let routes = ROUTES.iter();
-    let routes = routes.map(|route| (route.method.to_string(), route.path.to_owned()));
-    assert_eq!(routes.collect::<BTreeSet<_>>(), described);
+    let paths = description["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), ROUTES);
     assert_eq!(description["servers"][0]["url"], ROOT);
-}
-
-#[test]
-fn whatever_changes_something_is_described_as_needing_the_token() {
-    let description = description();
-    for route in &ROUTES {
-        let method = route.method.as_str().to_ascii_lowercase();
-        let security = &description["paths"][route.path][method]["security"];
-        let expected = match (&route.method, route.is_private) {
-            // As for the whole: only where others than this machine can ask.
-            (&Method::GET, false) => Value::Null,
-            // Only where there is one.
-            (&Method::GET, true) => json!([{}, { "adminToken": [] }]),
-            _ => json!([{ "adminToken": [] }]),
-        };
-        assert_eq!(*security, expected, "{}", route.path);
-    }
 }
 
 #[test]
@@ -359,41 +334,24 @@ fn a_revocation_says_what_it_means() {
     }
 }
 
-#[track_caller]
-fn check_label(route: &Route, path: &str, label: Option<&str>) {
-    assert_eq!(route.label(path), label, "{path}");
-}
-
-#[test]
-fn a_path_is_one_routes_or_nobodys() {
-    let one = Route::get("/runtimes/{label}", Api::runtime);
-    check_label(&one, "/runtimes/a", Some("a"));
-    check_label(&one, "/runtimes/", None);
-    check_label(&one, "/runtimes", None);
-    check_label(&one, "/runtimes/a/", None);
-    check_label(&one, "/runtimes/a/drain", None);
-    let drain = Route::post("/runtimes/{label}/drain", Api::drain);
-    check_label(&drain, "/runtimes/a/drain", Some("a"));
-    check_label(&drain, "/runtimes//drain", None);
-    check_label(&drain, "/runtimes/drain", None);
-    check_label(&drain, "/runtimes/a/b/drain", None);
-    check_label(&Route::get("/status", Api::status), "/status", Some(""));
-    check_label(&Route::get("/status", Api::status), "/status/", None);
+fn wanted(query: &str) -> Result<Wanted, Refused> {
+    let uri = format!("/?{query}").parse().unwrap();
+    Wanted::check(Query::try_from_uri(&uri))
 }
 
 #[test]
 fn a_query_is_read_or_refused() {
-    let all = Wanted::parse("online=true&account=acme&limit=7&after=acme-prod").ok();
+    let all = wanted("online=true&account=acme&limit=7&after=acme-prod").unwrap();
     let expected = Wanted {
         online: Some(true),
-        account: Some("acme"),
+        account: Some("acme".into()),
         limit: 7,
-        after: Some("acme-prod"),
+        after: Some("acme-prod".into()),
     };
-    assert_eq!(all, Some(expected));
-    assert_eq!(Wanted::parse("").ok().unwrap().limit, PAGE);
+    assert_eq!(all, expected);
+    assert_eq!(wanted("").unwrap().limit, PAGE);
     let limit = format!("limit={PAGE_MAX}&");
-    assert_eq!(Wanted::parse(&limit).ok().unwrap().limit, PAGE_MAX);
+    assert_eq!(wanted(&limit).unwrap().limit, PAGE_MAX);
     for wrong in [
         "online=1",
         "online",
@@ -403,17 +361,8 @@ fn a_query_is_read_or_refused() {
         "x=1",
         "Online=true",
     ] {
-        let refused = Wanted::parse(wrong).err().unwrap();
+        let refused = wanted(wrong).unwrap_err();
         assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{wrong}");
         assert_eq!(refused.reason, "query_malformed", "{wrong}");
-    }
-}
-
-proptest! {
-    #[test]
-    fn no_path_or_query_is_too_strange(path in "\\PC*", query in "\\PC*") {
-        let _ = Wanted::parse(&query);
-        let there = ROUTES.iter().filter(|route| route.label(&path).is_some());
-        prop_assert!(there.count() <= 1);
     }
 }
