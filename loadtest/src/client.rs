@@ -1,15 +1,14 @@
-//! Connections to a target: TCP or TLS, HTTP/1.1 or HTTP/2, as cheap as they can be.
+//! Connections to a target: TCP or TLS, HTTP/1.1 or HTTP/2.
 //!
-//! [`Dialer`] makes them. An [`http1::Http1`] is driven by the task that uses it, so a request
-//! costs no hop between tasks; an [`http2::Http2`] has a task of its own, since its streams share
-//! it. Errors are [`Failure`]s: counted, never shown.
+//! [`Dialer`] makes them. [`connection`] is hyper, for everything that looks at content, sends much of it, or uses
+//! HTTP/2; [`minimal`] is for small requests that are all alike, where the generator must not be the limit.
+//! Errors are [`Failure`]s: counted, never shown.
 
 pub mod body;
-pub mod http1;
-pub mod http2;
+pub mod connection;
+pub mod endpoint;
 pub mod minimal;
 pub mod shared;
-pub mod template;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -70,12 +69,16 @@ impl Dialer {
         let connector = TlsConnector::from(config.clone());
         match connector.connect(name.clone(), stream).await {
             Ok(stream) => Ok(Stream::Right(Box::new(stream))),
-            Err(_) => Err(Failure::fatal(Kind::TlsHandshake)),
+            Err(error) => Err(Failure::fatal(match Kind::of_io(&error) {
+                Kind::Protocol => Kind::TlsHandshake,
+                // A peer that is gone in the midst of it is no failure of TLS.
+                other => other,
+            })),
         }
     }
 }
 
-/// What kind of failure it is not to be connected.
+/// The kind of a failure to connect.
 pub(crate) fn kind_of_connect(error: &io::Error) -> Kind {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => Kind::ConnectRefused,

@@ -2,20 +2,18 @@
 //!
 //! ```text
 //!   control (parent)                 fleet (child: `loadtest fleet`)
-//!   Fleet::start ── flags ─────────▶ threads ── tunnels ══ TCP, TLS, WebSocket ══▶ tunnel server
-//!   Fleet::next  ◀── Status lines ── counters
+//!   Watch::start ── flags ─────────▶ threads ── tunnels ══ TCP, TLS, WebSocket ══▶ tunnel server
+//!   Watch::next  ◀── Status lines ── counters
 //! ```
 //!
 //! A simulated client does all that a server sees of a real one: it dials with a token, holds a
 //! session with its pings, answers each exchange, and dials again when it lost its server. It has
-//! no routes and no upstreams: every answer is the same two bytes. It is a child process so that
+//! no routes and no upstreams: every answer is two bytes. It is a child process so that
 //! what it costs is never mixed with what the scenario's own load costs.
 
-mod counters;
 mod dial;
 pub mod flags;
 pub mod in_turn;
-pub mod process;
 mod redial;
 pub mod runtimes;
 pub mod status;
@@ -27,6 +25,7 @@ use std::{
     io::{self, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
+    rc::Rc,
     sync::Arc,
     thread,
     time::Duration,
@@ -34,21 +33,21 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rustls::client::Resumption;
-use tokio::{
-    runtime::{Builder, LocalOptions},
-    sync::Semaphore,
-    task::JoinSet,
-};
+use rustls_pki_types::ServerName;
+use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
+    client::Dialer,
     fleet::{
-        counters::Counters,
-        dial::Dialler,
-        redial::Backoff,
+        status::Counters,
         tunnel::{Worker, Workers},
     },
+    serve::on_this_thread,
     target::tls::{self, Trust},
 };
+
+/// The name that is asked for. Any certificate is believed.
+const HOST_NAME: &str = "localhost";
 
 /// Between two lines that tell how it stands.
 const TELL: Duration = Duration::from_millis(100);
@@ -89,36 +88,30 @@ pub struct Args {
 /// # Errors
 /// The tokens cannot be read, or a thread has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let all = all(args)?;
-    let counters = Arc::new(Counters::default());
-    let threads = usize::from(args.threads);
-    let mut shares: Vec<Vec<Worker>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, worker) in all.into_iter().enumerate() {
-        if let Some(share) = shares.get_mut(index % threads) {
-            share.push(worker);
-        }
+    let mut shares: Vec<Vec<Worker>> = (0..args.threads).map(|_| Vec::new()).collect();
+    let threads = shares.len();
+    for (index, worker) in all(args)?.into_iter().enumerate() {
+        shares[index % threads].push(worker);
     }
-    let backoff = Backoff::as_clients_do(args.stable);
-    let dialler = dialler(args)?;
-    let concurrency = args.concurrency.div_ceil(threads).max(1);
-
+    let counters = Arc::new(Counters::default());
+    let dialer = dialer(args.server)?;
     // The line before the first dial says when that was.
     tell(&counters)?;
     let mut running = Vec::new();
     for share in shares {
-        let (dialler, counters) = (dialler.clone(), counters.clone());
+        let (dialer, counters) = (dialer.clone(), counters.clone());
+        let (limit, stable) = (args.timeout, args.stable);
+        let concurrency = args.concurrency.div_ceil(threads).max(1);
         let workers = move || Workers {
-            dialler,
+            dialer,
+            limit,
             counters,
-            backoff,
+            stable,
             first: Semaphore::new(concurrency),
         };
         let thread = thread::Builder::new().name("fleet".to_owned());
-        running.push(
-            thread
-                .spawn(move || work(workers(), share))
-                .context("cannot start a thread")?,
-        );
+        let thread = thread.spawn(move || work(workers(), share));
+        running.push(thread.context("cannot start a thread")?);
     }
     loop {
         thread::sleep(TELL);
@@ -134,7 +127,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn tell(counters: &Counters) -> anyhow::Result<()> {
-    let line = serde_json::to_string(&counters.tell())?;
+    let line = serde_json::to_string(&counters.next())?;
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")
         .and_then(|()| out.flush())
@@ -152,28 +145,25 @@ fn all(args: &Args) -> anyhow::Result<Vec<Worker>> {
 fn read_tokens(file: &Path) -> anyhow::Result<Vec<Worker>> {
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let all: Vec<_> = tokens.map(Worker::client).collect();
+    let all: Vec<_> = tokens.map(|token| Worker::Client(token.into())).collect();
     if all.is_empty() {
         bail!("--tokens {}: holds no token", file.display());
     }
     Ok(all)
 }
 
-fn dialler(args: &Args) -> anyhow::Result<Dialler> {
+fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
     let mut config = (*tls::client(Trust::Anybody, false)?).clone();
     // These are many clients that meet the server for the first time, not one that comes back.
     config.resumption = Resumption::disabled();
-    Ok(Dialler::new(args.server, Arc::new(config), args.timeout))
+    let name = ServerName::try_from(HOST_NAME)?;
+    Ok(Dialer::new(vec![server], Some((Arc::new(config), name))))
 }
 
 /// One thread's clients, on a runtime of their own.
 fn work(workers: Workers, all: Vec<Worker>) -> anyhow::Result<()> {
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build_local(LocalOptions::default())
-        .context("cannot start a runtime")?;
-    runtime.block_on(async {
-        let workers = std::rc::Rc::new(workers);
+    on_this_thread(async {
+        let workers = Rc::new(workers);
         let mut tunnels = JoinSet::new();
         for worker in all {
             tunnels.spawn_local(tunnel::run(workers.clone(), worker));

@@ -5,14 +5,12 @@
 //! The measured stretch begins when all are ready and the warm-up has passed. The threads do
 //! nothing but load; usage, progress and merging are the control thread's.
 //!
-//! [`closed`] and [`open`] are the two usual ways to work: the next request when the last has
-//! ended, or when it is due.
+//! [`requests`] has the two usual ways to work: the next request when the last has ended, or when it
+//! is due.
 
-pub mod closed;
-mod observed;
-pub mod open;
 mod outcome;
 mod pacer;
+mod requests;
 mod thread;
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
@@ -23,8 +21,12 @@ use tokio::{
 };
 
 use crate::{
-    load::observed::Observed,
-    measure::{Collector, Recorder, Window, errors::Failure, timeline, usage::Roles},
+    measure::{
+        Collector, Recorder, Window,
+        errors::Failure,
+        timeline,
+        usage::{Meter, Roles},
+    },
     progress::Progress,
 };
 
@@ -32,10 +34,13 @@ pub use outcome::{BUSY, Outcome};
 pub use pacer::Schedule;
 pub use thread::ThreadUse;
 
+/// A window that no worker reaches the end of.
+const NO_END: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// How many interval reports of threads may wait for the control thread.
 const REPORTS: usize = 64;
 
-/// Flags that say how long and how much, the same in all scenarios that send requests.
+/// Flags that say how long and how much, for all scenarios that send requests.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadArgs {
@@ -91,9 +96,9 @@ pub trait Client: Send + Sync + 'static {
 
     /// Whether the connection may carry the next request; else it is made anew, as part of that.
     /// A peer may close what rests, and that is no failure.
-    fn is_open(connection: &mut Self::Connection) -> bool {
+    fn is_open(connection: &mut Self::Connection) -> impl Future<Output = bool> {
         let _ = connection;
-        true
+        std::future::ready(true)
     }
 }
 
@@ -163,6 +168,7 @@ pub(crate) struct Group {
 /// What to run: groups of workers, for how long, on how many threads.
 pub struct Load {
     stretch: Stretch,
+    interval: Duration,
     threads: usize,
     groups: Vec<Group>,
 }
@@ -172,13 +178,28 @@ impl Load {
     pub fn new(stretch: Stretch, threads: usize) -> Self {
         Self {
             stretch,
+            interval: timeline::interval(stretch.duration),
             threads: threads.max(1),
             groups: Vec::new(),
         }
     }
 
-    /// Adds workers that each run `work`.
-    pub fn group<F, Fut>(&mut self, name: impl Into<String>, workers: usize, work: F)
+    /// Without groups yet, for workers that end by themselves. The intervals of the timeline are those
+    /// of a load that takes `about` so long.
+    pub fn until_done(about: Duration, timeout: Duration, threads: usize) -> Self {
+        let stretch = Stretch {
+            warm_up: Duration::ZERO,
+            duration: NO_END,
+            timeout,
+        };
+        Self {
+            interval: timeline::interval(about),
+            ..Self::new(stretch, threads)
+        }
+    }
+
+    /// Adds workers that each run `work`. In an open loop each has a [`Worker::schedule`].
+    pub fn group<F, Fut>(&mut self, name: impl Into<String>, workers: usize, pace: Pace, work: F)
     where
         F: Fn(Worker) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + 'static,
@@ -186,7 +207,10 @@ impl Load {
         self.groups.push(Group {
             name: name.into(),
             workers,
-            rate: None,
+            rate: match pace {
+                Pace::Closed => None,
+                Pace::Open(rate) => Some(rate),
+            },
             work: Box::new(move |worker| Box::pin(work(worker))),
         });
     }
@@ -199,21 +223,9 @@ impl Load {
         pace: Pace,
         client: Arc<C>,
     ) {
-        match pace {
-            Pace::Closed => {
-                self.group(name, connections, move |worker| {
-                    closed::work(client.clone(), worker)
-                });
-            }
-            Pace::Open(rate) => {
-                self.group(name, connections, move |worker| {
-                    open::work(client.clone(), worker)
-                });
-                if let Some(group) = self.groups.last_mut() {
-                    group.rate = Some(rate);
-                }
-            }
-        }
+        self.group(name, connections, pace, move |worker| {
+            requests::work(client.clone(), worker)
+        });
     }
 
     /// Runs all groups at once, until the window is over and the last answer has come. Dropping
@@ -227,7 +239,7 @@ impl Load {
             duration,
             timeout,
         } = self.stretch;
-        let interval = timeline::interval(duration);
+        let interval = self.interval;
         let workers = self.groups.iter().map(|group| group.workers).sum();
         // A thread without workers would only be waited for.
         let most = self.groups.iter().map(|group| group.workers).max();
@@ -235,7 +247,7 @@ impl Load {
         let collector = |group: &Group| Collector::new(group.name.clone(), interval, threads);
         let mut collectors: Vec<_> = self.groups.iter().map(collector).collect();
 
-        let (reports, mut told) = mpsc::channel(REPORTS);
+        let (reports, mut received) = mpsc::channel(REPORTS);
         let (opening, window) = watch::channel(None);
         let (ready, mut all_ready) = mpsc::channel::<()>(1);
         let groups = Arc::new(self.groups);
@@ -257,7 +269,8 @@ impl Load {
         let window = Window::from_now(warm_up, duration);
         opening.send_replace(Some(window));
 
-        let mut observed = Observed::new(roles);
+        let mut meter = None;
+        let mut usage = None;
         let begin = sleep_until(window.begin);
         let end = sleep_until(window.end);
         let mut tick = tokio::time::interval(interval);
@@ -266,38 +279,41 @@ impl Load {
         loop {
             tokio::select! {
                 biased;
-                () = &mut begin, if observed.is_waiting() => observed.begin(),
-                () = &mut end, if observed.is_on() => observed.end(),
+                () = &mut begin, if meter.is_none() && usage.is_none() => {
+                    meter = Some(Meter::start(roles.clone()));
+                }
+                () = &mut end, if meter.is_some() => usage = meter.take().map(Meter::finish),
                 _ = tick.tick() => {
-                    observed.sample();
+                    meter.iter_mut().for_each(Meter::sample);
                     progress.update(&collectors, &window);
                 }
-                told = told.recv() => match told {
+                report = received.recv() => match report {
                     Some(report) => collect(&mut collectors, report),
                     None => break,
                 },
             }
         }
         // Threads may see the window's end first, or have had no more to do before it.
-        observed.end();
+        let usage = usage.or_else(|| meter.map(Meter::finish));
         let threads = threads.join()?;
-        let seconds = match Instant::now() {
-            now if now >= window.end => duration,
-            now => now.saturating_duration_since(window.begin),
-        };
-        // Whatever is divided by it, there is little of it.
-        let seconds = seconds.as_secs_f64().max(1e-3);
-        let recordings = collectors
-            .into_iter()
-            .map(|collector| collector.finish(seconds));
+        let seconds = measured_for(&window);
+        let recordings = collectors.into_iter();
+        let recordings = recordings.map(|collector| collector.finish(seconds));
         Ok(Outcome {
             recordings: recordings.collect(),
-            usage: observed.usage(),
+            usage: usage.unwrap_or_default(),
             threads,
             workers,
             missing,
         })
     }
+}
+
+/// How much of the window has passed, seconds. Never zero, as rates are divided by it.
+fn measured_for(window: &Window) -> f64 {
+    let end = window.end.min(Instant::now());
+    let measured = end.saturating_duration_since(window.begin);
+    measured.as_secs_f64().max(1e-3)
 }
 
 fn collect(collectors: &mut [Collector], report: thread::Report) {
@@ -324,7 +340,7 @@ mod tests {
     #[tokio::test]
     async fn what_threads_used_is_known_when_all_workers_end_first() {
         let mut load = load(1_000);
-        load.group("busy", 1, |mut worker| async move {
+        load.group("busy", 1, Pace::Closed, |mut worker| async move {
             let window = worker.ready().await;
             while Instant::now() + Duration::from_millis(50) < window.end {
                 yield_now().await;
@@ -341,7 +357,7 @@ mod tests {
     #[tokio::test]
     async fn who_is_not_ready_in_time_is_told() {
         let mut load = load(100);
-        load.group("late", 3, |mut worker| async move {
+        load.group("late", 3, Pace::Closed, |mut worker| async move {
             if worker.index == 2 {
                 sleep(Duration::from_millis(350)).await;
             }

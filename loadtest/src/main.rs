@@ -2,13 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-use loadtest::{cli::Cli, run};
+use loadtest::run;
 
 // The load generator shares the machine with what it measures, so it must be light.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    run::execute(Cli::parse())
+    run::execute()
 }

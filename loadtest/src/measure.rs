@@ -6,7 +6,6 @@
 //! ended: nothing is lost at the edges, and the warm-up never shows.
 
 pub mod errors;
-pub mod latency;
 pub mod timeline;
 pub mod usage;
 
@@ -21,10 +20,9 @@ use tokio::time::Instant;
 use crate::{
     measure::{
         errors::{Errors, Kind},
-        latency::Latencies,
         timeline::Timeline,
     },
-    report::{Interval, Run},
+    report::{Interval, Run, latency::Latencies},
 };
 
 /// The measured stretch of time; the warm-up lies before it.
@@ -181,6 +179,7 @@ impl Recording {
             latency: self.total.latencies.summary(),
             errors: self.total.errors.by_name(),
             timeline: self.timeline,
+            histogram: Some(self.total.latencies),
             ..Run::default()
         }
     }

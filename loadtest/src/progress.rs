@@ -10,24 +10,29 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use crate::{
     measure::{Collector, Window},
-    report::format::{per_second, seconds},
+    report::format::{bytes_per_second, per_second, seconds},
 };
 
 /// How often a plain line is written where no line can change.
 const PLAIN: Duration = Duration::from_secs(5);
 
-/// How often the spinner moves: it shows that the program lives, no more.
-const SPIN: Duration = Duration::from_millis(500);
+/// A window of more seconds has no end of its own.
+const DAY: u64 = 24 * 3600;
+
+/// Begins the line anew and removes what stands in it (ECMA-48).
+const CLEAR: &str = "\r\x1b[2K";
+
+/// Between these a terminal cuts what is too long for its line, instead of beginning another.
+const NO_WRAP: (&str, &str) = ("\x1b[?7l", "\x1b[?7h");
 
 /// Shows how far a scenario is: in one line on a terminal, else in a line now and then.
 #[derive(Debug)]
 pub struct Progress {
-    bar: Option<ProgressBar>,
+    is_terminal: bool,
     quiet: bool,
     written: Cell<Option<Instant>>,
     label: RefCell<String>,
@@ -36,16 +41,8 @@ pub struct Progress {
 impl Progress {
     /// On standard error, unless `quiet`.
     pub fn new(quiet: bool) -> Self {
-        let bar = (!quiet && io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-                bar.set_style(style);
-            }
-            bar.enable_steady_tick(SPIN);
-            bar
-        });
         Self {
-            bar,
+            is_terminal: io::stderr().is_terminal(),
             quiet,
             written: Cell::default(),
             label: RefCell::default(),
@@ -64,22 +61,27 @@ impl Progress {
 
     /// Shows where a scenario stands.
     pub fn message(&self, message: impl fmt::Display) {
+        let now = Instant::now();
+        let is_due = |written: Instant| now - written >= PLAIN;
+        if self.quiet || !self.is_terminal && !self.written.get().is_none_or(is_due) {
+            return;
+        }
+        self.written.set(Some(now));
         let label = self.label.borrow();
         let line = match label.is_empty() {
             true => message.to_string(),
             false => format!("{label}: {message}"),
         };
-        if let Some(bar) = &self.bar {
-            bar.set_message(line);
-        } else if !self.quiet {
-            let now = Instant::now();
-            let is_due = |written: Instant| now - written >= PLAIN;
-            if self.written.get().is_none_or(is_due) {
-                self.written.set(Some(now));
-                // Nobody can be told that nobody can be told.
-                drop(writeln!(io::stderr().lock(), "{line}"));
-            }
-        }
+        self.write(match self.is_terminal {
+            true => format!("{CLEAR}{}{line}{}", NO_WRAP.0, NO_WRAP.1),
+            false => line + "\n",
+        });
+    }
+
+    fn write(&self, text: String) {
+        let mut out = io::stderr().lock();
+        // Nobody can be told that nobody can be told.
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
     /// Shows the figures of the last interval of a load.
@@ -92,22 +94,24 @@ impl Progress {
             return self.message(format_args!("warming up, {left:.0} s left"));
         };
         let rate = per_second(last().map(|interval| interval.rate).sum());
+        let moved = bytes_per_second(last().map(|interval| interval.bytes_per_second).sum());
         let (p50, p99) = (seconds(first.p50), seconds(first.p99));
         let errors = collectors.iter().map(|group| group.total().errors.total());
         let errors: u64 = errors.sum();
-        let rest = match remaining.is_zero() {
-            true => "waiting for the last answers".to_owned(),
-            false => format!("{left:.0} s left"),
+        let rest = match remaining.as_secs() {
+            _ if remaining.is_zero() => "waiting for the last answers".to_owned(),
+            DAY.. => "until all is done".to_owned(),
+            _ => format!("{left:.0} s left"),
         };
         self.message(format_args!(
-            "{rate}  p50 {p50}  p99 {p99}  errors {errors}  {rest}"
+            "{rate}  {moved}  p50 {p50}  p99 {p99}  errors {errors}  {rest}"
         ));
     }
 
     /// Removes the line.
     pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        if self.is_terminal && !self.quiet {
+            self.write(CLEAR.to_owned());
         }
     }
 }

@@ -7,12 +7,17 @@
 pub mod build;
 pub(crate) mod format;
 pub(crate) mod html;
+pub mod latency;
 pub mod markdown;
+pub(crate) mod tables;
 pub mod text;
+pub mod usage;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+
+use crate::report::latency::Latencies;
 
 /// Everything that one call of the program measured.
 #[derive(Debug, Clone, Serialize)]
@@ -87,6 +92,9 @@ pub struct Run {
     pub timeline: Vec<Interval>,
     /// Whether the load generator's own CPU was the limit, so that the figures are its own.
     pub generator_bound: bool,
+    /// What `latency` was made of, so that the latencies of rounds can be put together.
+    #[serde(skip)]
+    pub histogram: Option<Latencies>,
 }
 
 /// Summary of a histogram of latencies. All values are seconds.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -17,20 +18,27 @@ use crate::{
     output::OutputFile,
     progress::Progress,
     relay,
-    report::{Report, html, markdown, text},
+    report::{Report, Setting, html, markdown, text},
     scenario::{Context, Scenario},
+    serve::on_this_thread,
     tls_sink, upstream,
 };
 
+/// The heading of the flags that say how long and how much.
+const LOAD_HEADING: &str = "Load";
+
 /// Does what the command line says. Gives 0 when it measured, 1 when it could not.
-pub fn execute(cli: Cli) -> ExitCode {
+pub fn execute() -> ExitCode {
+    let command = Cli::command();
+    let matches = command.clone().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Each connection is a descriptor, and the usual limit is 1,024.
     drop(rlimit::increase_nofile_limit(u64::MAX));
     if cli.end_with_input {
         thread::spawn(end_with_input);
     }
     let done = match cli.command {
-        Command::Scenario(scenario) => measure(scenario, &cli.output),
+        Command::Scenario(scenario) => measure(scenario, settings(&command, &matches), &cli.output),
         Command::Upstream(args) => upstream::run(args),
         Command::Fleet(args) => fleet::run(&args),
         Command::Relay(args) => relay::run(args),
@@ -46,18 +54,39 @@ pub fn execute(cli: Cli) -> ExitCode {
     }
 }
 
-fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
+/// The flags of the scenario that were given, and the defaults of those that shape the load.
+fn settings(command: &clap::Command, matches: &ArgMatches) -> Vec<Setting> {
+    let Some((name, matches)) = matches.subcommand() else {
+        return Vec::new();
+    };
+    let arguments = command.find_subcommand(name).into_iter();
+    let arguments = arguments.flat_map(clap::Command::get_arguments);
+    let setting = |argument: &clap::Arg| {
+        let id = argument.get_id().as_str();
+        let is_load = argument.get_help_heading() == Some(LOAD_HEADING);
+        // A header may be a credential.
+        let is_shown = match matches.value_source(id)? {
+            ValueSource::DefaultValue => is_load,
+            _ => id != "headers",
+        };
+        let values = matches.get_raw(id)?.map(|value| value.to_string_lossy());
+        let values = values.collect::<Vec<_>>().join(" ");
+        is_shown.then(|| Setting {
+            name: argument.get_long().unwrap_or(id).to_owned(),
+            value: values,
+        })
+    };
+    arguments.filter_map(setting).collect()
+}
+
+fn measure(scenario: Scenario, settings: Vec<Setting>, output: &OutputArgs) -> anyhow::Result<()> {
     // A measurement must not be lost because its file cannot be written.
     let files = open(output)?;
     let context = Context {
         progress: Progress::new(output.quiet),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start")?;
     // When a signal wins, the scenario is dropped, and with it all processes that it started.
-    let measured = runtime.block_on(async {
+    let measured = on_this_thread(async {
         tokio::select! {
             report = scenario.run(&context) => report,
             stopped = interrupted() => match stopped {
@@ -67,7 +96,10 @@ fn measure(scenario: Scenario, output: &OutputArgs) -> anyhow::Result<()> {
         }
     });
     context.progress.finish();
-    let report = measured?;
+    let report = Report {
+        settings,
+        ..measured?
+    };
     write(files, &report)?;
     if !report.has_completed() {
         bail!("nothing was completed; the errors above say why");

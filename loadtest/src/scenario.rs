@@ -1,11 +1,10 @@
 //! What a scenario is: flags, and a function that measures and gives a [`Report`].
 //!
-//! To add one: a file in `scenario/` with `Args` and `run`, a line in [`Scenario`] and a line in
-//! [`Scenario::run`].
+//! To add one that is one load over one target: a file in `scenario/` with its flags, which implement `TargetScenario`,
+//! a line in [`Scenario`] and a line in [`Scenario::run`]. Any other has a function `run` of its own.
 
 pub mod bulk;
 pub mod compare;
-mod connection;
 pub mod fairness;
 pub mod grpc;
 pub mod http;
@@ -16,7 +15,13 @@ pub mod storm;
 pub mod tunnels;
 pub mod websocket;
 
-use crate::{progress::Progress, report::Report};
+use crate::{
+    load::{Load, LoadArgs},
+    progress::Progress,
+    report::Report,
+    stack::Plan,
+    target::{Target, TargetArgs},
+};
 
 /// What every scenario is given.
 #[derive(Debug)]
@@ -57,16 +62,71 @@ impl Scenario {
     /// It could not be run at all; what failed while it ran is part of the report.
     pub async fn run(self, context: &Context) -> anyhow::Result<Report> {
         match self {
-            Self::Http(args) => http::run(args, context).await,
-            Self::Bulk(args) => bulk::run(args, context).await,
-            Self::Websocket(args) => websocket::run(args, context).await,
-            Self::Sse(args) => sse::run(args, context).await,
-            Self::Grpc(args) => grpc::run(args, context).await,
+            Self::Http(args) => measure(args, context).await,
+            Self::Bulk(args) => measure(args, context).await,
+            Self::Websocket(args) => measure(args, context).await,
+            Self::Sse(args) => measure(args, context).await,
+            Self::Grpc(args) => measure(args, context).await,
             Self::Fairness(args) => fairness::run(args, context).await,
             Self::Tunnels(args) => Box::pin(tunnels::run(args, context)).await,
             Self::Storm(args) => Box::pin(storm::run(args, context)).await,
             Self::Scale(args) => scale::run(args, context).await,
             Self::Compare(args) => compare::run(args, context).await,
         }
+    }
+}
+
+/// A scenario that is one load over one target.
+pub(crate) trait TargetScenario {
+    /// Its subcommand, and what stands before the target's name in the report's title.
+    const NAME: &'static str;
+    const TITLE: &'static str;
+
+    /// What its workers count beside what every load records.
+    type Counts;
+
+    /// The flags of the target.
+    fn target(&self) -> TargetArgs;
+
+    /// The flags of the load.
+    fn load(&self) -> &LoadArgs;
+
+    /// The programs of a self-contained run.
+    fn programs(&self) -> Plan<'static> {
+        Plan::default()
+    }
+
+    /// A load without groups.
+    fn empty_load(&self) -> Load {
+        Load::new(self.load().stretch(), self.load().threads.into())
+    }
+
+    /// Adds the groups of workers.
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts>;
+
+    /// Adds to the report what the runs in it do not say by themselves.
+    fn show(&self, counts: Self::Counts, report: &mut Report) {
+        let _ = counts;
+        report.add_standard_charts();
+    }
+}
+
+/// Opens the target, runs the load and reports it.
+async fn measure<S: TargetScenario>(scenario: S, context: &Context) -> anyhow::Result<Report> {
+    context.progress.message("starting");
+    let target = Box::pin(scenario.target().open_with(scenario.programs())).await?;
+    let mut report = Report::new(S::NAME, format!("{} {}", S::TITLE, target.name));
+    let mut load = scenario.empty_load();
+    let counts = scenario.add_groups(&target, &mut load)?;
+    report.add(load.run(&context.progress, &target.roles).await?);
+    scenario.show(counts, &mut report);
+    Ok(report)
+}
+
+/// A rate as a flag.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("a rate is a number above zero".to_owned()),
     }
 }

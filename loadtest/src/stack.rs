@@ -19,8 +19,9 @@ use anyhow::{Context as _, bail};
 use http::Uri;
 
 use crate::{
-    measure::usage::{RELAY, Roles, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    measure::usage::Roles,
     relay::Link,
+    report::usage::{RELAY, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
     stack::{child::Child, files::Files},
     upstream::UpstreamArgs,
 };

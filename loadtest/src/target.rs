@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAnd
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 
 use crate::{
-    client::{Dialer, template::Template},
+    client::{Dialer, endpoint::Endpoint},
     measure::usage::{self, Roles},
     stack::{Plan, RUNTIME, Stack, StackArgs},
     target::tls::Trust,
@@ -191,11 +191,26 @@ impl Target {
         &self.uri
     }
 
-    /// A request template for `path`, or for the URL's own path if there is none.
+    /// Whether the URL names no path of its own. The target is then taken for the sample upstream
+    /// behind whatever is measured, and asked for the path that a scenario needs.
+    pub fn is_sample(&self) -> bool {
+        let path = self.uri.path_and_query();
+        path.is_none_or(|path| path.as_str() == "/")
+    }
+
+    /// Requests for the URL's own path, or for `sample` at the sample upstream.
     ///
     /// # Errors
-    /// The path is none.
-    pub fn template(&self, method: Method, path: Option<&str>) -> anyhow::Result<Template> {
+    /// As [`Self::endpoint`].
+    pub fn sample_endpoint(&self, method: Method, sample: &str) -> anyhow::Result<Endpoint> {
+        self.endpoint(method, self.is_sample().then_some(sample))
+    }
+
+    /// Requests for `path`, or for the URL's own path if there is none.
+    ///
+    /// # Errors
+    /// The path cannot be one of a URL.
+    pub fn endpoint(&self, method: Method, path: Option<&str>) -> anyhow::Result<Endpoint> {
         let path = match path {
             Some(path) => PathAndQuery::try_from(path).context(path.to_owned())?,
             None => self
@@ -212,7 +227,9 @@ impl Target {
         } else {
             Uri::from(path)
         };
-        Ok(Template {
+        Ok(Endpoint {
+            dialer: self.dialer.clone(),
+            http2: self.http2,
             method,
             uri,
             headers: self.headers.clone(),

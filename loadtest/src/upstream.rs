@@ -9,7 +9,6 @@ mod events;
 mod grpc;
 mod paced;
 mod plain;
-mod repeated;
 mod websocket;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, time::Duration};
@@ -18,10 +17,7 @@ use bytesize::ByteSize;
 use hyper_util::{rt::TokioIo, server::conn::auto};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::{
-    serve,
-    upstream::answer::{Local, Service},
-};
+use crate::{client::connection::LocalExecutor, serve, upstream::answer::Service};
 
 /// Flow-control window of HTTP/2: uploads must not wait for it.
 const WINDOW: u32 = 4 * 1024 * 1024;
@@ -42,7 +38,7 @@ pub struct UpstreamArgs {
 }
 
 impl UpstreamArgs {
-    /// The same, as flags of the subcommand.
+    /// These settings as flags of the subcommand.
     pub fn flags(&self) -> Vec<String> {
         vec![
             format!("--delay={}", humantime::format_duration(self.delay)),
@@ -88,7 +84,7 @@ async fn connection(stream: TcpStream, service: Service) {
         return;
     };
     let answer = hyper::service::service_fn(move |request| service.clone().answer(request));
-    let mut builder = auto::Builder::new(Local);
+    let mut builder = auto::Builder::new(LocalExecutor);
     builder
         .http2()
         .initial_stream_window_size(WINDOW)

@@ -2,8 +2,8 @@
 //! and its content counted, nothing kept.
 //!
 //! Costs a third of what a full client costs, which matters: the load generator shares the
-//! machine with what it measures. For anything that looks at content, or sends and receives at
-//! once, there is [`crate::client::http1`].
+//! machine with what it measures. Whatever looks at content, or sends and receives at once, uses
+//! [`crate::client::connection`].
 
 mod framing;
 
@@ -13,10 +13,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::Method;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, Stream, minimal::framing::Framing, template::Template},
+    client::{Dialer, Stream, endpoint::Endpoint, minimal::framing::Framing},
     measure::errors::{Failure, Kind},
 };
 
@@ -60,30 +61,23 @@ pub struct MinimalClient {
 }
 
 impl Written {
-    /// The request that `template` makes, with this content.
-    pub fn new(template: &Template, content: &[u8]) -> Self {
-        let mut bytes = Vec::with_capacity(256 + content.len());
-        for part in [
-            template.method().as_str(),
-            " ",
-            &template.uri().to_string(),
-            " HTTP/1.1\r\n",
-        ] {
-            bytes.extend_from_slice(part.as_bytes());
-        }
-        for (name, value) in &template.headers {
+    /// The request of `endpoint`, with this content.
+    pub fn new(endpoint: &Endpoint, content: &[u8]) -> Self {
+        let Endpoint { method, uri, .. } = endpoint;
+        let mut bytes = format!("{method} {uri} HTTP/1.1\r\n").into_bytes();
+        for (name, value) in &endpoint.headers {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                 bytes.extend_from_slice(part);
             }
         }
-        if !content.is_empty() || template.method() == http::Method::POST {
+        if !content.is_empty() || method == Method::POST {
             bytes.extend_from_slice(format!("content-length: {}\r\n", content.len()).as_bytes());
         }
         bytes.extend_from_slice(b"\r\n");
         bytes.extend_from_slice(content);
         Self {
             bytes: bytes.into(),
-            is_head: template.method() == http::Method::HEAD,
+            is_head: method == Method::HEAD,
         }
     }
 }

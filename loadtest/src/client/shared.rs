@@ -10,16 +10,16 @@ use std::{
 use tokio::sync::Mutex;
 
 use crate::{
-    client::{Dialer, http2::Http2},
+    client::{Dialer, connection::Connection},
     measure::errors::Failure,
 };
 
-/// The connection of some workers; whoever finds it closed makes it anew while the others wait.
-type Place = Rc<Mutex<Option<Http2>>>;
+/// The connection of some workers. One that finds it closed makes it anew while the others wait.
+type Slot = Rc<Mutex<Option<Connection>>>;
 
 thread_local! {
-    /// By who shares, and by the number of the connection on this thread.
-    static PLACES: RefCell<HashMap<(u64, usize), Place>> = RefCell::default();
+    /// By group of workers, and by the number of the connection on this thread.
+    static SLOTS: RefCell<HashMap<(u64, usize), Slot>> = RefCell::default();
 }
 
 /// Workers of one group that share connections. Streams do not cross threads, so each thread has
@@ -31,7 +31,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// So many workers to a connection.
+    /// For `streams` workers to a connection.
     pub fn new(streams: usize) -> Self {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -40,22 +40,22 @@ impl Shared {
         }
     }
 
-    /// The connection of the worker with this number, made if need be.
+    /// The HTTP/2 connection of the worker with this number, made if need be.
     ///
     /// # Errors
-    /// As [`Dialer::http2`].
-    pub async fn connect(&self, dialer: &Dialer, worker: usize) -> Result<Http2, Failure> {
-        if self.streams == 1 {
-            return dialer.http2().await;
-        }
+    /// As [`Dialer::connect`].
+    pub async fn connect(&self, dialer: &Dialer, worker: usize) -> Result<Connection, Failure> {
         let key = (self.group, worker / self.streams);
-        let place = PLACES.with_borrow_mut(|places| places.entry(key).or_default().clone());
-        let mut place = place.lock().await;
-        if let Some(connection) = place.as_ref().filter(|connection| connection.is_open()) {
-            return Ok(connection.clone());
+        let slot = SLOTS.with_borrow_mut(|slots| slots.entry(key).or_default().clone());
+        let mut slot = slot.lock().await;
+        if let Some(connection) = slot.as_mut()
+            && connection.is_open().await
+            && let Some(shared) = connection.share()
+        {
+            return Ok(shared);
         }
-        let made = dialer.http2().await?;
-        *place = Some(made.clone());
+        let made = dialer.connect(true).await?;
+        *slot = made.share();
         Ok(made)
     }
 }

@@ -1,43 +1,29 @@
-//! From an address to a session's connection: TCP, TLS, and the upgrade with a token.
+//! From a connection to a session: the upgrade with a token.
 //!
-//! Each step has the same limit, and its own kind when it fails. What the wire says of the upgrade
-//! is `tunnel_proto::handshake`'s; here is only who asks.
+//! What the wire says of the upgrade is `tunnel_proto::handshake`'s; here is only the client's part.
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, Request, Response, StatusCode,
     header::{AUTHORIZATION, HOST, RETRY_AFTER},
 };
 use hyper::body::Incoming;
-use rustls_pki_types::ServerName;
-use tokio::{net::TcpStream, time::timeout};
-use tokio_rustls::TlsConnector;
+use hyper_util::rt::TokioIo;
 use tunnel_proto::{
     handshake::{self, Greeting, Refusal},
     refusal::Finality,
 };
 
 use crate::{
-    client::{Stream, body::Outgoing, http1::Http1, kind_of_connect},
+    client::{Stream, body::Outgoing, connection::Connection},
+    fleet::HOST_NAME,
     measure::errors::{Failure, Kind},
 };
 
 /// Most bytes read of a refusal's content; the server's are far smaller.
 const REFUSAL_BYTES: usize = 16 * 1024;
-
-/// The name that is asked for. Any certificate is believed.
-const HOST_NAME: &str = "localhost";
-
-/// Dials one server. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(super) struct Dialler {
-    server: SocketAddr,
-    tls: Arc<rustls::ClientConfig>,
-    /// For each step.
-    limit: Duration,
-}
 
 /// A connection that is a session's from here on, and what was read past the 101.
 #[derive(Debug)]
@@ -73,56 +59,12 @@ impl From<Failure> for NoSession {
     }
 }
 
-impl Dialler {
-    /// A dialler of this server.
-    pub(super) fn new(server: SocketAddr, tls: Arc<rustls::ClientConfig>, limit: Duration) -> Self {
-        Self { server, tls, limit }
-    }
-
-    /// TCP and TLS.
-    pub(super) async fn connect(&self) -> Result<Stream, Kind> {
-        let connecting = within(
-            self.limit,
-            Kind::ConnectTimeout,
-            TcpStream::connect(self.server),
-        );
-        let stream = connecting.await?.map_err(|error| kind_of_connect(&error))?;
-        // It fails only on a socket that is already dead, which the first write tells.
-        drop(stream.set_nodelay(true));
-        let name = ServerName::try_from(HOST_NAME).map_err(|_| Kind::TlsHandshake)?;
-        let handshake = TlsConnector::from(self.tls.clone()).connect(name, stream);
-        let late = Kind::Other("tls_timeout");
-        match within(self.limit, late, handshake).await? {
-            Ok(stream) => Ok(Stream::Right(Box::new(stream))),
-            Err(error) => Err(kind_of_handshake(&error)),
-        }
-    }
-
-    /// Asks for a session over a connection.
-    pub(super) async fn upgrade(
-        &self,
-        stream: Stream,
-        greeting: &Greeting,
-        token: &str,
-    ) -> Result<Link, NoSession> {
-        let late = Kind::Other("upgrade_timeout");
-        within(self.limit, late, upgrade(stream, greeting, token)).await?
-    }
-}
-
-async fn within<F: Future>(limit: Duration, late: Kind, step: F) -> Result<F::Output, Kind> {
-    timeout(limit, step).await.map_err(|_| late)
-}
-
-/// A server that is gone in the midst of it is no failure of TLS.
-fn kind_of_handshake(error: &io::Error) -> Kind {
-    match Kind::of_io(error) {
-        Kind::Protocol => Kind::TlsHandshake,
-        other => other,
-    }
-}
-
-async fn upgrade(stream: Stream, greeting: &Greeting, token: &str) -> Result<Link, NoSession> {
+/// Asks for a session over a connection.
+pub(super) async fn upgrade(
+    stream: Stream,
+    greeting: &Greeting,
+    token: &str,
+) -> Result<Link, NoSession> {
     let key = handshake::new_key();
     let request: Request<Outgoing> = handshake::request(greeting, &key)
         .uri(handshake::CONNECT_PATH)
@@ -130,29 +72,30 @@ async fn upgrade(stream: Stream, greeting: &Greeting, token: &str) -> Result<Lin
         .header(AUTHORIZATION, format!("Bearer {token}"))
         .body(Outgoing::Empty)
         .map_err(|_| Kind::Other("token_malformed"))?;
-    let mut connection = Http1::over(stream).await?;
-    let answer = connection.send(request).await?;
+    let mut connection = Connection::http1(stream).await?;
+    let mut answer = connection.send(request).await?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(refused(answer, connection).await);
     }
     if !handshake::is_accepted(answer.headers(), greeting, &key) {
         return Err(Kind::Protocol.into());
     }
-    let (stream, unread) = connection.into_stream();
-    Ok(Link { stream, unread })
+    let upgraded = hyper::upgrade::on(&mut answer).await;
+    let upgraded = upgraded.map_err(|error| Kind::of_hyper(&error))?;
+    // It is the stream that the connection was made of.
+    let parts = upgraded.downcast::<TokioIo<Stream>>();
+    let parts = parts.map_err(|_| Kind::Protocol)?;
+    Ok(Link {
+        stream: parts.io.into_inner(),
+        unread: parts.read_buf,
+    })
 }
 
-async fn refused(answer: Response<Incoming>, mut connection: Http1) -> NoSession {
-    let (head, mut content) = answer.into_parts();
-    let mut text = BytesMut::new();
-    // Content that breaks off says as much as content that is none of ours.
-    while let Ok(Some(data)) = connection.frame(&mut content).await {
-        text.extend_from_slice(&data[..data.len().min(REFUSAL_BYTES - text.len())]);
-        if text.len() == REFUSAL_BYTES {
-            break;
-        }
-    }
-    let refusal = serde_json::from_slice::<Refusal>(&text);
+async fn refused(answer: Response<Incoming>, mut connection: Connection) -> NoSession {
+    let (head, content) = answer.into_parts();
+    // Content that breaks off says as much as content that is none of the server's.
+    let text = connection.collect(content, REFUSAL_BYTES).await;
+    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
     NoSession {
         kind: Kind::Status(head.status.as_u16()),
         is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
@@ -171,7 +114,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpListener,
+        net::{TcpListener, TcpStream},
+        task::LocalSet,
     };
     use tunnel_proto::handshake::InstanceSecret;
 
@@ -202,7 +146,8 @@ mod tests {
             };
             upgrade(Stream::Left(stream), &greeting, "tnlrt_x").await
         };
-        let (head, asked) = tokio::join!(server, client);
+        let both = async { tokio::join!(server, client) };
+        let (head, asked) = LocalSet::new().run_until(both).await;
         assert!(head.starts_with("GET /connect HTTP/1.1\r\n"), "{head}");
         assert!(head.contains("authorization: Bearer tnlrt_x\r\n"), "{head}");
         asked
@@ -236,25 +181,5 @@ mod tests {
                       upgrade: websocket\r\nsec-websocket-accept: x\r\n\
                       sec-websocket-protocol: tunnel.v1\r\n\r\n";
         assert_eq!(ask(answer).await.unwrap_err().kind, Kind::Protocol);
-    }
-
-    #[tokio::test]
-    async fn nobody_there_is_told_apart_from_no_tls() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let tls = crate::target::tls::client(crate::target::tls::Trust::Anybody, false).unwrap();
-        let dialler = Dialler::new(address, tls, Duration::from_secs(20));
-        let answer = async {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            stream
-                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                .await
-                .unwrap();
-            stream
-        };
-        let (connected, _stream) = tokio::join!(dialler.connect(), answer);
-        assert_eq!(connected.unwrap_err(), Kind::TlsHandshake);
-        drop(listener);
-        assert_eq!(dialler.connect().await.unwrap_err(), Kind::ConnectRefused);
     }
 }

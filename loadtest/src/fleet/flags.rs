@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use http::Uri;
 
-use crate::{report::Report, stack::ProgramArgs};
+use crate::stack::ProgramArgs;
 
 /// The fleet, and the programs that are started.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,20 +44,5 @@ impl CrowdArgs {
             );
         }
         Ok(self.programs.clone())
-    }
-
-    /// Adds the settings that these flags are.
-    pub fn settings(&self, report: &mut Report) {
-        report.setting("concurrency", self.concurrency);
-        report.setting("fleet-threads", self.fleet_threads);
-        report.setting("shards", self.programs.shards);
-        for (name, flags) in [
-            ("server-flag", &self.programs.server_flags),
-            ("client-flag", &self.programs.client_flags),
-        ] {
-            for flag in flags {
-                report.setting(name, flag);
-            }
-        }
     }
 }

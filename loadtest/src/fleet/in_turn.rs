@@ -41,11 +41,11 @@ pub struct InTurn {
 pub async fn requests(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Arc<[Written]>> {
     let url = format!("http://{public}/").parse()?;
     let target = Target::at(&url, Some(public), &Manner::default()).await?;
-    let template = target.template(Method::GET, None)?;
+    let endpoint = target.endpoint(Method::GET, None)?;
     let written = hosts.iter().map(|host| {
-        let mut template = template.clone();
-        template.headers.insert(HOST, host.clone());
-        Written::new(&template, &[])
+        let mut endpoint = endpoint.clone();
+        endpoint.headers.insert(HOST, host.clone());
+        Written::new(&endpoint, &[])
     });
     Ok(written.collect())
 }
@@ -134,7 +134,7 @@ impl Client for InTurn {
         self.ask(connection, self.next.fetch_add(1, Relaxed)).await
     }
 
-    fn is_open(connection: &mut MinimalClient) -> bool {
+    async fn is_open(connection: &mut MinimalClient) -> bool {
         connection.is_open()
     }
 }

@@ -10,40 +10,23 @@ use tunnel_proto::close::{AfterClose, CloseReason};
 /// Longest time that a server can make a client wait with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// The rules, the same for all clients.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Backoff {
-    /// Bound of the first wait.
-    base: Duration,
-    /// Bound of any wait.
-    cap: Duration,
-    /// How long a session has to last for the waits to start over.
-    stable: Duration,
-}
-
-impl Backoff {
-    /// What a real client does, but for what counts as a stable session.
-    pub(super) fn as_clients_do(stable: Duration) -> Self {
-        Self {
-            base: Duration::from_secs(1),
-            cap: Duration::from_secs(30),
-            stable,
-        }
-    }
-}
+/// Bound of the first wait, and of any wait.
+const BASE: Duration = Duration::from_secs(1);
+const CAP: Duration = Duration::from_secs(30);
 
 /// What went wrong so far, for one client.
 #[derive(Debug)]
 pub(super) struct Redial {
-    backoff: Backoff,
+    /// How long a session has to last for the waits to start over.
+    stable: Duration,
     failures: u32,
 }
 
 impl Redial {
-    /// Nothing has.
-    pub(super) fn new(backoff: Backoff) -> Self {
+    /// Without a failure yet.
+    pub(super) fn new(stable: Duration) -> Self {
         Self {
-            backoff,
+            stable,
             failures: 0,
         }
     }
@@ -62,24 +45,20 @@ impl Redial {
         lived: Duration,
         random: u64,
     ) -> Option<Duration> {
-        let was_stable = lived >= self.backoff.stable;
+        let was_stable = lived >= self.stable;
         if was_stable {
             self.failures = 0;
         }
         match reason.after() {
             AfterClose::Stop => None,
-            AfterClose::Redial if was_stable => Some(fraction(self.backoff.base / 4, random)),
+            AfterClose::Redial if was_stable => Some(fraction(BASE / 4, random)),
             AfterClose::Redial | AfterClose::Wait => Some(self.wait(random)),
         }
     }
 
     fn wait(&mut self, random: u64) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        let bound = self
-            .backoff
-            .base
-            .saturating_mul(factor)
-            .min(self.backoff.cap);
+        let bound = BASE.saturating_mul(factor).min(CAP);
         self.failures = self.failures.saturating_add(1);
         fraction(bound, random)
     }
@@ -99,7 +78,7 @@ mod tests {
     const LARGEST: u64 = u64::MAX;
 
     fn redial() -> Redial {
-        Redial::new(Backoff::as_clients_do(60 * SECOND))
+        Redial::new(60 * SECOND)
     }
 
     #[test]

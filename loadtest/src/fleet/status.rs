@@ -1,9 +1,12 @@
-//! What a fleet tells its parent: one line of JSON every tenth of a second.
+//! How a fleet stands: counted by its threads, told to its parent in one line of JSON every tenth of a second.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+
+use crate::measure::errors::Kind;
 
 /// How a fleet stands. Counts are since it began, unless they say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,8 +27,6 @@ pub struct Status {
     pub lost: u64,
     /// Clients that were told to stay away, and do.
     pub stopped: u64,
-    /// Exchanges answered.
-    pub exchanges: u64,
     /// Dials that came to nothing, by kind.
     pub failures: BTreeMap<String, u64>,
     /// Since the last line: for each session that was welcomed, the microseconds since its client
@@ -40,7 +41,58 @@ impl Status {
     }
 }
 
-/// Seconds of a clock that never jumps and is the same in all processes of a machine.
+/// The status that all simulated clients of a fleet write to.
+#[derive(Debug, Default)]
+pub(super) struct Counters(Mutex<Status>);
+
+/// A session that the server has welcomed; counts itself out when dropped.
+#[derive(Debug)]
+pub(super) struct Up<'a>(&'a Counters);
+
+impl Counters {
+    /// Counts something that is no session.
+    pub(super) fn count(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.0.lock());
+    }
+
+    /// Counts a dial that came to nothing.
+    pub(super) fn on_failure(&self, kind: Kind) {
+        self.count(|status| *status.failures.entry(kind.to_string()).or_default() += 1);
+    }
+
+    /// Counts a session that was welcomed, so long after its client was without one.
+    pub(super) fn on_connected(&self, took: Duration) -> Up<'_> {
+        self.count(|status| {
+            status.up += 1;
+            status.connected += 1;
+            status.connected_at = clock();
+            let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            status.took_us.push(took);
+        });
+        Up(self)
+    }
+
+    /// The next line.
+    pub(super) fn next(&self) -> Status {
+        let mut status = self.0.lock();
+        status.at = clock();
+        let next = status.clone();
+        status.seq += 1;
+        status.took_us.clear();
+        next
+    }
+}
+
+impl Drop for Up<'_> {
+    fn drop(&mut self) {
+        self.0.count(|status| {
+            status.up -= 1;
+            status.lost += 1;
+        });
+    }
+}
+
+/// Seconds of a clock that never jumps and is one for all processes of a machine.
 pub fn clock() -> f64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
@@ -49,6 +101,25 @@ pub fn clock() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_counts_while_it_lives() {
+        let counters = Counters::default();
+        let first = counters.on_connected(Duration::from_millis(2));
+        let second = counters.on_connected(Duration::from_millis(3));
+        drop(first);
+        counters.on_failure(Kind::Status(503));
+        let told = counters.next();
+        assert_eq!((told.seq, told.up, told.connected, told.lost), (0, 1, 2, 1));
+        assert_eq!(told.took_us, [2000, 3000]);
+        assert_eq!(told.failures["status_503"], 1);
+        assert!(told.connected_at > 0.0 && told.at >= told.connected_at);
+        drop(second);
+        // What was told is not told again.
+        let told = counters.next();
+        assert_eq!((told.seq, told.up, told.lost), (1, 0, 2));
+        assert!(told.took_us.is_empty());
+    }
 
     #[test]
     fn a_line_is_found_by_its_beginning() {

@@ -9,7 +9,7 @@ use tokio::{
     io::AsyncReadExt as _,
     sync::Semaphore,
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tunnel_proto::{
     close::CloseReason,
@@ -21,11 +21,11 @@ use tunnel_proto::{
 };
 
 use crate::{
-    client::Stream,
+    client::{Dialer, Stream},
     fleet::{
-        counters::Counters,
-        dial::{Dialler, Link, NoSession},
-        redial::{Backoff, Redial},
+        dial::{Link, NoSession, upgrade},
+        redial::Redial,
+        status::Counters,
     },
     measure::errors::Kind,
 };
@@ -39,26 +39,22 @@ const ANSWER: &[u8] = b"ok";
 /// What the clients of one thread share.
 #[derive(Debug)]
 pub(super) struct Workers {
-    pub(super) dialler: Dialler,
+    pub(super) dialer: Dialer,
+    /// Longest time for each step of a dial.
+    pub(super) limit: Duration,
     pub(super) counters: Arc<Counters>,
-    pub(super) backoff: Backoff,
+    /// How long a session has to last for the waits between dials to start over.
+    pub(super) stable: Duration,
     /// Bounds the first dials.
     pub(super) first: Semaphore,
 }
 
-/// Who dials.
+/// What a worker does.
 pub(super) enum Worker {
-    /// A tunnel client with this token.
+    /// It is a tunnel client with this token.
     Client(Box<str>),
-    /// Somebody who only makes a TLS connection and keeps it.
+    /// It only makes a TLS connection and keeps it.
     Handshake,
-}
-
-impl Worker {
-    /// A tunnel client with this token.
-    pub(super) fn client(token: &str) -> Self {
-        Self::Client(token.into())
-    }
 }
 
 /// How a session ended.
@@ -69,7 +65,7 @@ struct Ended {
 
 /// One client's life; ends when the server tells it to stay away.
 pub(super) async fn run(workers: Rc<Workers>, worker: Worker) {
-    let mut redial = Redial::new(workers.backoff);
+    let mut redial = Redial::new(workers.stable);
     let mut instance = [0; 16];
     // Without it a client would only be harder to tell from another in the server's log.
     let _ = getrandom::fill(&mut instance);
@@ -108,7 +104,7 @@ pub(super) async fn run(workers: Rc<Workers>, worker: Worker) {
         turn = None;
         match next {
             Some(wait) => sleep(wait).await,
-            None => return workers.counters.on_stopped(),
+            None => return workers.counters.count(|status| status.stopped += 1),
         }
     }
 }
@@ -124,14 +120,15 @@ async fn dial(
     worker: &Worker,
     greeting: &Greeting,
 ) -> Result<Dialled, NoSession> {
-    let stream = workers.dialler.connect().await?;
-    workers.counters.on_handshake();
-    Ok(match worker {
-        Worker::Client(token) => {
-            Dialled::Session(workers.dialler.upgrade(stream, greeting, token).await?)
-        }
-        Worker::Handshake => Dialled::Bare(stream),
-    })
+    let connecting = timeout(workers.limit, workers.dialer.dial());
+    let stream = connecting.await.map_err(|_| Kind::ConnectTimeout)??;
+    workers.counters.count(|status| status.handshakes += 1);
+    let Worker::Client(token) = worker else {
+        return Ok(Dialled::Bare(stream));
+    };
+    let asking = timeout(workers.limit, upgrade(stream, greeting, token));
+    let late = |_| Kind::Other("upgrade_timeout");
+    Ok(Dialled::Session(asking.await.map_err(late)??))
 }
 
 /// Keeps a connection that says nothing until it ends.
@@ -176,9 +173,7 @@ async fn hold(
             end = &mut driver => break end,
             Some(event) = events.next(&session) => match event {
                 SessionEvent::Exchanges(stream) => {
-                    let counters = workers.counters.clone();
-                    let answer = move |request, _| answer(request, counters.clone());
-                    streams.spawn_local(serve(stream, answer));
+                    streams.spawn_local(serve(stream, |request, _| answer(request)));
                 }
                 SessionEvent::Control(Control::Welcome { .. }) => {
                     if let Some(on_connected) = on_connected.take() {
@@ -204,15 +199,11 @@ async fn hold(
 }
 
 /// Takes a request to its end and answers with two bytes.
-async fn answer(
-    request: Request<RecvBody>,
-    counters: Arc<Counters>,
-) -> Result<Response<Full<Bytes>>, Problem> {
+async fn answer(request: Request<RecvBody>) -> Result<Response<Full<Bytes>>, Problem> {
     let mut content = request.into_body();
     while let Some(frame) = content.frame().await {
         frame.map_err(|error| error.problem(Hop::Client))?;
     }
-    counters.on_exchange();
     let mut response = Response::new(Full::from(ANSWER));
     let length = HeaderValue::from(ANSWER.len());
     response.headers_mut().insert(CONTENT_LENGTH, length);
@@ -223,11 +214,11 @@ async fn answer(
 mod tests {
     use rustls::{ServerConfig, crypto::aws_lc_rs};
     use rustls_pki_types::PrivateKeyDer;
-    use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+    use tokio::{io::AsyncWriteExt as _, net::TcpListener, task::LocalSet};
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::target::tls::{self, Trust};
+    use crate::fleet;
 
     fn acceptor() -> TlsAcceptor {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -259,12 +250,12 @@ mod tests {
     async fn comes_again_no_earlier_than_asked_and_stays_away_when_told() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = listener.local_addr().unwrap();
-        let limit = Duration::from_secs(20);
         let counters = Arc::new(Counters::default());
         let workers = Rc::new(Workers {
-            dialler: Dialler::new(server, tls::client(Trust::Anybody, false).unwrap(), limit),
+            dialer: fleet::dialer(server).unwrap(),
+            limit: Duration::from_secs(20),
             counters: counters.clone(),
-            backoff: Backoff::as_clients_do(limit),
+            stable: Duration::from_secs(20),
             first: Semaphore::new(1),
         });
         let tls = acceptor();
@@ -275,9 +266,11 @@ mod tests {
             let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
             answer(&listener, &tls, &never).await - first
         };
-        let (waited, ()) = tokio::join!(serving, run(workers, Worker::client("tnlrt_x")));
+        let client = run(workers, Worker::Client("tnlrt_x".into()));
+        let both = async { tokio::join!(serving, client) };
+        let (waited, ()) = LocalSet::new().run_until(both).await;
         assert!(waited >= Duration::from_secs(1), "{waited:?}");
-        let told = counters.tell();
+        let told = counters.next();
         assert_eq!((told.handshakes, told.connected, told.stopped), (2, 0, 1));
         let expected = [("status_401".to_owned(), 1), ("status_503".to_owned(), 1)];
         assert_eq!(told.failures, expected.into());

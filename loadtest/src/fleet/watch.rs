@@ -1,38 +1,52 @@
-//! Follows a fleet and the server that it dials, sample by sample, through a scenario's phases.
+//! Starts a fleet, and follows it and the server that it dials, sample by sample, through a scenario's phases.
 //!
 //! Whatever else a scenario does meanwhile goes through [`Watch::meanwhile`]: no line of the fleet
 //! is ever missed. What the samples mean is for the scenario; here are only the sums that both
 //! scenarios need.
 
-use std::{collections::BTreeMap, future::Future, time::Duration};
+use std::{collections::BTreeMap, future::Future, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::bail;
 
 use crate::{
     fleet::{
-        process::Fleet,
+        flags::CrowdArgs,
         status::{Status, clock},
     },
     load::BUSY,
-    measure::{
-        latency::Latencies,
-        usage::{Cpu, FLEET, Roles, resident},
-    },
-    report::{Interval, Run, Usage},
+    measure::usage::{Cpu, Roles, resident},
+    progress::Progress,
+    report::{Interval, Run, Usage, format::count, latency::Latencies, usage::FLEET},
+    stack::child::Child,
 };
 
 /// Points of a curve, and intervals of a run, that a report shows at most.
 const POINTS: usize = 100;
 
-/// A fleet, a server, and what was seen of them in the present phase.
+/// A fleet that has told nothing for so long is not coming back.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What a fleet consists of.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a> {
+    /// Tunnel clients with the tokens of this file.
+    Clients(&'a Path),
+    /// So many TLS connections, and nothing more.
+    Handshakes(u64),
+}
+
+/// A fleet, a server, and what was observed of them in the present phase. The fleet is killed and waited
+/// for when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
-    fleet: Fleet,
+    fleet: Child,
+    /// Number of the fleet's next line.
+    next: u64,
     server: u32,
     samples: Vec<Sample>,
 }
 
-/// The fleet at one moment, and the server at very nearly the same.
+/// The fleet at one moment, and the server at very nearly that moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// What the fleet told.
@@ -53,13 +67,36 @@ pub struct ServerUse {
 }
 
 impl Watch {
-    /// Follows this fleet and the server with this process id.
-    pub fn new(fleet: Fleet, server: u32) -> Self {
-        Self {
-            fleet,
+    /// Starts a fleet, which begins to dial `address` at once, and follows it and the server with the process id
+    /// `server`. Sessions that lasted for `stable` let a client dial again without the waits that it had before.
+    ///
+    /// # Errors
+    /// This program cannot be started again.
+    pub fn start(
+        args: &CrowdArgs,
+        address: SocketAddr,
+        server: u32,
+        work: Work<'_>,
+        stable: Duration,
+    ) -> anyhow::Result<Self> {
+        let work = match work {
+            Work::Clients(tokens) => format!("--tokens={}", tokens.display()),
+            Work::Handshakes(count) => format!("--handshakes={count}"),
+        };
+        let flags = [
+            "fleet".to_owned(),
+            format!("--server={address}"),
+            work,
+            format!("--concurrency={}", args.concurrency),
+            format!("--threads={}", args.fleet_threads),
+            format!("--stable={}", humantime::format_duration(stable)),
+        ];
+        Ok(Self {
+            fleet: Child::start_own(FLEET, flags)?,
+            next: 0,
             server,
             samples: Vec::new(),
-        }
+        })
     }
 
     /// The server has another process id from here on; what its forerunner used no longer counts.
@@ -88,12 +125,18 @@ impl Watch {
         Samples(std::mem::take(&mut self.samples))
     }
 
-    /// The next sample.
+    /// The next sample. There is one every tenth of a second, and none is left out.
     ///
     /// # Errors
-    /// The fleet has ended, or some of its clients were told to stay away.
+    /// The fleet has ended or is silent for too long, or some of its clients were told to stay away.
     pub async fn next(&mut self) -> anyhow::Result<&Status> {
-        let status = self.fleet.next().await?;
+        let beginning = Status::beginning(self.next);
+        let find = |line: &str| {
+            let is_next = line.starts_with(&beginning);
+            is_next.then(|| serde_json::from_str::<Status>(line).ok())?
+        };
+        let status = self.fleet.wait_line("how it stands", SILENCE, find).await?;
+        self.next += 1;
         if status.stopped > 0 {
             let refusals = kinds(&status.failures);
             bail!(
@@ -136,6 +179,27 @@ impl Watch {
         }
     }
 
+    /// Follows until so many clients are connected, or until the limit is over: then it gives false.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn until_up(
+        &mut self,
+        wanted: u64,
+        limit: Duration,
+        (role, progress): (&str, &Progress),
+    ) -> anyhow::Result<bool> {
+        let tell = |status: &Status| {
+            let (up, wanted) = (count(status.up as f64), count(wanted as f64));
+            let failures = match status.failures.is_empty() {
+                true => String::new(),
+                false => format!("; {}", kinds(&status.failures)),
+            };
+            progress.message(format_args!("{role}: {up} of {wanted} connected{failures}"));
+        };
+        self.until(limit, |status| status.up >= wanted, tell).await
+    }
+
     /// Follows while something else goes on.
     ///
     /// # Errors
@@ -165,8 +229,6 @@ impl ServerUse {
 /// A phase in which clients connect, as it is reported.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase<'a> {
-    /// Name of the run.
-    pub name: &'a str,
     /// Role of the server.
     pub role: &'a str,
     /// How the fleet stood before.
@@ -234,12 +296,14 @@ impl Samples {
         let metered = (last.at - phase.metered_since).max(1e-3);
         let fleet_share = cpu(FLEET).unwrap_or(0.0) / metered / f64::from(phase.fleet_threads);
         let server_cpu = cpu(phase.role).filter(|_| completed > 0);
+        let latencies = took(&self.0);
         let run = Run {
-            name: phase.name.to_owned(),
+            name: phase.role.to_owned(),
             seconds,
             completed,
             rate: completed as f64 / seconds,
-            latency: took(&self.0).summary(),
+            latency: latencies.summary(),
+            histogram: Some(latencies),
             errors: failures_since(phase.before, last),
             cpu_us_per_request: server_cpu.map(|cpu| cpu * 1e6 / completed as f64),
             usage,

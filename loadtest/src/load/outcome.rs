@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    load::{LoadArgs, ThreadUse},
-    measure::{Recording, usage::cpu_us_per_request},
-    report::{Level, Note, Report, Run, Usage},
+    load::ThreadUse,
+    measure::Recording,
+    report::{Level, Note, Report, Run, Usage, usage::cpu_us_per_request},
 };
 
 /// A load thread that ran for this share of the time was busy: what is left goes to the kernel's
@@ -134,14 +134,6 @@ impl Outcome {
 }
 
 impl Report {
-    /// Adds the settings of [`LoadArgs`].
-    pub fn load_settings(&mut self, load: &LoadArgs) {
-        self.setting("duration", humantime::format_duration(load.duration));
-        self.setting("warm-up", humantime::format_duration(load.warm_up));
-        self.setting("timeout", humantime::format_duration(load.timeout));
-        self.setting("threads", load.threads);
-    }
-
     /// Adds a run for each group of a load, and what to know about them.
     pub fn add(&mut self, outcome: Outcome) {
         let (runs, notes) = outcome.into_runs();

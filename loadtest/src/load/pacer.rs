@@ -147,10 +147,17 @@ impl Schedule {
         }
     }
 
-    /// Takes the next request that nobody has taken, and waits until it is due. Gives the instant
+    /// Takes the next request that no worker has taken, and waits until it is due. Gives the instant
     /// at which it was due, from which its latency counts. None when the window is over: what was
     /// due by then but not taken is counted as not sent.
     pub async fn next(&self, window: &Window, recorder: &Recorder) -> Option<Instant> {
+        let due = self.take(window, recorder)?;
+        self.wait(due, recorder).await;
+        Some(due)
+    }
+
+    /// Takes the next request as [`Self::next`] does, without waiting until it is due.
+    pub fn take(&self, window: &Window, recorder: &Recorder) -> Option<Instant> {
         let due = self.due(window, self.next.get());
         if due >= window.end {
             return None;
@@ -160,13 +167,17 @@ impl Schedule {
             return None;
         }
         self.next.set(self.next.get() + 1);
+        Some(due)
+    }
+
+    /// Waits until a request is due. If this thread wakes up too late, that is recorded.
+    pub async fn wait(&self, due: Instant, recorder: &Recorder) {
         if Instant::now() < due {
             self.pacer.until(due).await;
             if due.elapsed() > LATE {
                 recorder.late(due);
             }
         }
-        Some(due)
     }
 
     fn give_up(&self, window: &Window, recorder: &Recorder) {

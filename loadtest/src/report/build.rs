@@ -1,10 +1,8 @@
 //! How scenarios put a report together: its frame, its settings, and the charts that all share.
 
-use std::{fmt, fs, thread, time::SystemTime};
+use std::{fs, thread, time::SystemTime};
 
-use crate::report::{
-    Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Setting, Table, Unit,
-};
+use crate::report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Table, Unit};
 
 impl Report {
     /// One without figures yet, that begins now.
@@ -21,14 +19,6 @@ impl Report {
             charts: Vec::new(),
             notes: Vec::new(),
         }
-    }
-
-    /// Adds a setting, by the name of its flag.
-    pub fn setting(&mut self, name: &str, value: impl fmt::Display) {
-        self.settings.push(Setting {
-            name: name.to_owned(),
-            value: value.to_string(),
-        });
     }
 
     /// Adds what a reader should know.

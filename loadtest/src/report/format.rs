@@ -72,6 +72,11 @@ pub(crate) fn percentile(quantile: f64) -> String {
     format!("{} %", trimmed(format!("{:.*}", digits, quantile * 100.0)))
 }
 
+/// This figure, or a dash.
+pub(crate) fn cell<T>(figure: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    figure.map_or_else(|| NONE.to_owned(), show)
+}
+
 /// A value of an axis, in full.
 pub(crate) fn value(unit: Unit, value: f64) -> String {
     match unit {

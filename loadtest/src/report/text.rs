@@ -3,6 +3,7 @@
 use crate::report::{
     Level, Report, Run, Table, Usage,
     format::{bytes, bytes_per_second, count, per_second, seconds},
+    tables,
 };
 
 /// More than these nobody reads on a terminal when there are tables, which say it shorter.
@@ -76,10 +77,9 @@ fn errors(run: &Run) -> String {
     if run.errors.is_empty() {
         return "none".to_owned();
     }
-    let all = run.completed + run.errors.values().sum::<u64>();
     let kinds = run.errors.iter().map(|(kind, times)| {
-        let share = *times as f64 * 100.0 / all as f64;
-        format!("{kind} {} ({share:.2} %)", count(*times as f64))
+        let (times, share) = (count(*times as f64), tables::share(run, *times));
+        format!("{kind} {times} ({share})")
     });
     kinds.collect::<Vec<_>>().join("  ")
 }

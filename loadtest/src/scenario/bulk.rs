@@ -3,34 +3,27 @@
 //! Each stream is one transfer at a time over a connection of its own. With `--size` each does one
 //! transfer and the figures are of exactly those bytes; without it they go on for `--duration`.
 
-mod link;
-mod observe;
 mod summary;
 mod transfer;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock, atomic::AtomicU64},
+    time::Duration,
+};
 
 use bytesize::ByteSize;
 use http::{HeaderValue, Method, header};
+use parking_lot::Mutex;
 
 use crate::{
-    load::{Load, LoadArgs, Stretch},
-    progress::Progress,
+    load::{Load, LoadArgs, Pace},
     relay::{BitRate, Link},
-    report::Report,
-    scenario::{
-        Context,
-        connection::{has_own_path, path},
-    },
+    report::{Report, latency::Latencies},
+    scenario::TargetScenario,
     stack,
     target::{Target, TargetArgs},
 };
-use observe::{Flow, Shared};
 use transfer::Plan;
-
-/// A run that ends with its transfers has no end of its own. A transfer that stalls ends by
-/// `--timeout`, so this is only a number that no transfer reaches.
-const NO_END: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a transfer without end asks the sample upstream for: a pebibyte.
 const ENDLESS: u64 = 1 << 50;
@@ -86,6 +79,74 @@ pub enum Direction {
     Both,
 }
 
+/// The streams of one direction, and what is counted for each of them.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    direction: Direction,
+    /// Bytes of each stream within the window.
+    moved: Vec<AtomicU64>,
+    /// For how long each stream's only transfer took that ended well, seconds.
+    took: Vec<OnceLock<f64>>,
+    /// From each request to the first byte of its answer.
+    first_bytes: Mutex<Latencies>,
+}
+
+impl TargetScenario for Args {
+    const NAME: &str = "bulk";
+    const TITLE: &str = "bulk streams through";
+    type Counts = Vec<Arc<Flow>>;
+
+    fn target(&self) -> TargetArgs {
+        self.target.clone()
+    }
+
+    fn load(&self) -> &LoadArgs {
+        &self.load
+    }
+
+    fn programs(&self) -> stack::Plan<'static> {
+        stack::Plan {
+            link: self.link(),
+            ..stack::Plan::default()
+        }
+    }
+
+    fn empty_load(&self) -> Load {
+        let LoadArgs {
+            duration, timeout, ..
+        } = self.load;
+        let threads = self.load.threads.into();
+        match self.size {
+            Some(_) => Load::until_done(duration, timeout, threads),
+            None => Load::new(self.load.stretch(), threads),
+        }
+    }
+
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts> {
+        let mut flows = Vec::new();
+        for &direction in self.directions() {
+            let streams = self.streams as usize;
+            let flow = Arc::new(Flow {
+                direction,
+                moved: (0..streams).map(|_| AtomicU64::new(0)).collect(),
+                took: vec![OnceLock::new(); streams],
+                first_bytes: Mutex::default(),
+            });
+            let shared = (Arc::new(self.plan(target, direction)?), flow.clone());
+            load.group(direction.name(), streams, Pace::Closed, move |worker| {
+                let (plan, flow) = shared.clone();
+                transfer::work(plan, flow, worker)
+            });
+            flows.push(flow);
+        }
+        Ok(flows)
+    }
+
+    fn show(&self, flows: Self::Counts, report: &mut Report) {
+        summary::show(report, self, &flows);
+    }
+}
+
 impl Args {
     fn link(&self) -> Option<Link> {
         let is_wanted = self.link_delay.is_some() || self.link_rate.is_some();
@@ -95,7 +156,7 @@ impl Args {
         })
     }
 
-    fn flows(&self) -> &'static [Direction] {
+    fn directions(&self) -> &'static [Direction] {
         match self.direction {
             Direction::Down => &[Direction::Down],
             Direction::Up => &[Direction::Up],
@@ -103,15 +164,35 @@ impl Args {
         }
     }
 
-    fn stretch(&self) -> Stretch {
-        match self.size {
-            Some(_) => Stretch {
-                warm_up: Duration::ZERO,
-                duration: NO_END,
-                timeout: self.load.timeout,
-            },
-            None => self.load.stretch(),
+    /// How one stream of this direction is asked for.
+    fn plan(&self, target: &Target, direction: Direction) -> anyhow::Result<Plan> {
+        let size = self.size.map(|size| size.as_u64());
+        let rate = self.rate_per_stream.map(|rate| rate.as_u64());
+        let is_sample = target.is_sample();
+        let is_upload = direction == Direction::Up;
+        let (method, sample) = match (is_upload, rate, size) {
+            (true, ..) => (Method::POST, "/upload".to_owned()),
+            (false, Some(rate), Some(size)) => {
+                (Method::GET, format!("/pace?rate={rate}&bytes={size}"))
+            }
+            (false, Some(rate), None) => (Method::GET, format!("/pace?rate={rate}")),
+            (false, None, size) => (Method::GET, format!("/bytes/{}", size.unwrap_or(ENDLESS))),
+        };
+        let mut endpoint = target.sample_endpoint(method, &sample)?;
+        if let (true, Some(size)) = (is_upload, size) {
+            // The content comes piece by piece, but its length is known, and some services want it.
+            let length = HeaderValue::from(size);
+            endpoint.headers.insert(header::CONTENT_LENGTH, length);
         }
+        Ok(Plan {
+            endpoint,
+            is_upload,
+            size,
+            is_sample,
+            // The sample upstream paces its answers itself, as a source of that rate does.
+            pace: rate.filter(|_| is_upload || !is_sample),
+            verify: self.verify && is_sample,
+        })
     }
 }
 
@@ -123,95 +204,6 @@ impl Direction {
             Self::Both => "both",
         }
     }
-}
-
-/// Measures.
-///
-/// # Errors
-/// The target cannot be opened.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    let programs = stack::Plan {
-        link: args.link(),
-        ..stack::Plan::default()
-    };
-    let target = &Box::pin(args.target.open_with(programs)).await?;
-    let mut report = Report::new("bulk", format!("bulk streams through {}", target.name));
-    settings(&mut report, &args, target);
-
-    let flow = |direction: &Direction| Flow::new(*direction, args.streams as usize);
-    let shared = Arc::new(Shared::new(args.flows().iter().map(flow).collect()));
-    let mut load = Load::new(args.stretch(), args.load.threads.into());
-    for (number, direction) in args.flows().iter().enumerate() {
-        let plan = Arc::new(plan(&args, target, *direction)?);
-        let shared = shared.clone();
-        load.group(direction.name(), args.streams as usize, move |worker| {
-            transfer::work(plan.clone(), shared.clone(), number, worker)
-        });
-    }
-    // What the load itself would show are transfers, not bytes.
-    let silent = Progress::none();
-    let load = load.run(&silent, &target.roles);
-    let ends_itself = args.size.is_some();
-    let watch = observe::watch(&shared, load, ends_itself, &context.progress);
-    let (outcome, observed) = Box::pin(watch).await?;
-    summary::add(&mut report, &args, &shared, outcome, &observed);
-    Ok(report)
-}
-
-fn settings(report: &mut Report, args: &Args, target: &Target) {
-    report.setting("url", target.uri());
-    report.setting("streams", args.streams);
-    report.setting("direction", args.direction.name());
-    if let Some(rate) = args.rate_per_stream {
-        report.setting("rate-per-stream", rate);
-    }
-    if let Some(delay) = args.link_delay {
-        report.setting("link-delay", humantime::format_duration(delay));
-    }
-    if let Some(rate) = args.link_rate {
-        report.setting("link-rate", rate);
-    }
-    match args.size {
-        Some(size) => {
-            report.setting("size", size);
-            report.setting("timeout", humantime::format_duration(args.load.timeout));
-            report.setting("threads", args.load.threads);
-        }
-        None => report.load_settings(&args.load),
-    }
-}
-
-/// How one stream of this direction is asked for.
-fn plan(args: &Args, target: &Target, direction: Direction) -> anyhow::Result<Plan> {
-    let size = args.size.map(|size| size.as_u64());
-    let rate = args.rate_per_stream.map(|rate| rate.as_u64());
-    let is_sample = !has_own_path(target);
-    let is_upload = direction == Direction::Up;
-    let (method, sample) = match (is_upload, rate, size) {
-        (true, ..) => (Method::POST, "/upload".to_owned()),
-        (false, Some(rate), Some(size)) => (Method::GET, format!("/pace?rate={rate}&bytes={size}")),
-        (false, Some(rate), None) => (Method::GET, format!("/pace?rate={rate}")),
-        (false, None, size) => (Method::GET, format!("/bytes/{}", size.unwrap_or(ENDLESS))),
-    };
-    let mut template = target.template(method, path(target, &sample))?;
-    if let (true, Some(size)) = (is_upload, size) {
-        // The content comes piece by piece, but its length is known, and some services want it.
-        template
-            .headers
-            .insert(header::CONTENT_LENGTH, HeaderValue::from(size));
-    }
-    Ok(Plan {
-        dialer: target.dialer.clone(),
-        http2: target.http2,
-        template,
-        is_upload,
-        size,
-        is_sample,
-        // The sample upstream paces its answers itself, as a source of that rate does.
-        pace: rate.filter(|_| is_upload || !is_sample),
-        verify: args.verify && is_sample,
-    })
 }
 
 fn parse_size(text: &str) -> Result<ByteSize, String> {

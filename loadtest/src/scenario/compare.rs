@@ -9,14 +9,12 @@
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
-//! `preset` and `started` start what is compared, `sample` measures one of them once, `results` makes
-//! tables of it all. A target that fails is told, never dropped. All share one machine, so what
-//! else happened on it is told too (`noise`).
+//! `preset` and `started` start what is compared, `sample` measures one of them once. A target that fails is told,
+//! never dropped. All share one machine, so what else happened on it is told too (`noise`).
 
 pub mod named;
 mod noise;
 mod preset;
-mod results;
 mod sample;
 mod started;
 pub mod upstream;
@@ -29,15 +27,20 @@ use http::{HeaderName, HeaderValue};
 
 use crate::{
     load::LoadArgs,
-    report::{Report, format},
-    scenario::{Context, rounds},
+    measure::usage::Roles,
+    report::{
+        Axis, Chart, Note, Report, Run, Scale, Unit, build::latency_chart, format, tables::Figure,
+    },
+    scenario::{
+        Context,
+        rounds::{self, Rounds},
+    },
     stack::StackArgs,
     target::parse_header,
 };
 use named::Named;
-use noise::{Noise, Watch};
+use noise::Noise;
 use preset::{HOP, NGINX};
-use results::Results;
 use sample::Level;
 use started::{Choice, Started, UpstreamAnswer};
 use upstream::Upstream;
@@ -123,39 +126,41 @@ pub enum Traffic {
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let choices = Choice::all(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
-    let load_average = noise::load_average();
+    noise::tell_load_average(&mut report);
     context.progress.message("starting the targets");
     let levels = args.levels();
     let environments = Environment::open_all(&args, &choices, &levels, &mut report).await?;
     let base = args.base(&choices, &environments, &mut report)?;
-    describe(&args, &environments, &base, &mut report);
-    let names = choices.iter().map(|choice| choice.name().to_owned());
-    let mut results = Results::new(levels, names.collect());
-    let mut noise = Noise::default();
-    for round in 0..usize::from(args.rounds) {
-        measure(
-            &args,
-            context,
-            &environments,
-            round,
-            &mut results,
-            &mut noise,
-        )
-        .await?;
+    describe(&environments, &mut report);
+    let mut known = Roles::generator();
+    for target in environments.iter().flat_map(Environment::opened) {
+        known.extend(&target.target.roles);
     }
-    if !results.has_any() {
-        let reasons: Vec<_> = environments
-            .iter()
-            .flat_map(Environment::failures)
-            .collect();
-        bail!("no target could be measured\n{}", reasons.join("\n"));
+    let noise = Noise::start(known);
+    let names = choices.iter().map(|choice| choice.name().to_owned());
+    let names: Vec<_> = names.collect();
+    let mut results = Results::new(&levels, &names);
+    for round in 0..usize::from(args.rounds) {
+        measure(&args, context, &environments, round, &mut results).await?;
+    }
+    if results
+        .cells
+        .iter()
+        .flatten()
+        .all(|cell| cell.completed() == 0)
+    {
+        let failures = environments.iter().flat_map(Environment::failures);
+        let reasons = failures.collect::<Vec<_>>().join("\n");
+        bail!("no target could be measured\n{reasons}");
     }
     results.fill(&base, &mut report);
     report.note(rounds::meaning(args.rounds.into()));
     let is_named = choices.iter().any(Choice::has_unknown_processes);
     let mut upstreams = environments.iter().map(|environment| &environment.upstream);
-    let is_partial = is_named || upstreams.any(|upstream| upstream.pid.is_none());
-    noise.tell(load_average, is_partial, &mut report);
+    noise.tell(
+        is_named || upstreams.any(|upstream| upstream.pid.is_none()),
+        &mut report,
+    );
     Ok(report)
 }
 
@@ -165,38 +170,38 @@ async fn measure(
     context: &Context,
     environments: &[Environment],
     round: usize,
-    results: &mut Results,
-    noise: &mut Noise,
+    results: &mut Results<'_>,
 ) -> anyhow::Result<()> {
-    for (number, level) in results.levels().to_vec().into_iter().enumerate() {
+    for (number, &level) in results.levels.iter().enumerate() {
         let environment = environments.iter().find(|all| all.serves(level));
         let Some(Environment { targets, .. }) = environment else {
             continue;
         };
-        for place in rounds::order(targets.len(), round + 2 * number) {
-            let Some((name, Ok(Started { target, .. }))) = targets.get(place) else {
+        for index in rounds::order(targets.len(), round + 2 * number) {
+            let Some((name, Ok(Started { target, .. }))) = targets.get(index) else {
                 continue;
             };
             let label = format!("round {} of {}, {level}, {name}", round + 1, args.rounds);
             context.progress.label(label);
-            let watch = Watch::start(&target.roles);
-            let sample = Box::pin(sample::take(level, target, &args.load, &context.progress));
-            let sample = sample.await?;
-            noise.add(watch);
-            results.add(number, place, sample);
+            let measured = sample::measure(level, target, args, &context.progress);
+            let (run, notes) = Box::pin(measured).await?;
+            if let Some(cell) = results.cells[number].get_mut(index) {
+                cell.add(run, notes);
+            }
         }
     }
     Ok(())
 }
 
-fn describe(args: &Args, environments: &[Environment], base: &str, report: &mut Report) {
-    if let Some(Environment {
-        upstream, targets, ..
-    }) = environments.first()
-    {
-        let names: Vec<_> = targets.iter().map(|(name, _)| name.as_str()).collect();
-        report.title = format!("{} over {}", upstream.about, names.join(", "));
-        for (name, started) in targets {
+fn describe(environments: &[Environment], report: &mut Report) {
+    if let Some(environment) = environments.first() {
+        let names: Vec<_> = environment
+            .targets
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        report.title = format!("{} over {}", environment.upstream.about, names.join(", "));
+        for (name, started) in &environment.targets {
             if let Ok(Started { about, .. }) = started {
                 report.note(format!("{name}: {about}"));
             }
@@ -205,12 +210,115 @@ fn describe(args: &Args, environments: &[Environment], base: &str, report: &mut 
     for failure in environments.iter().flat_map(Environment::failures) {
         report.warn(failure);
     }
-    report.setting("rounds", args.rounds);
-    report.load_settings(&args.load);
-    report.setting("base", base);
-    if args.loads.contains(&Traffic::Bulk) {
-        report.setting("size", format::bytes(args.size.as_u64() as f64));
+}
+
+/// The rounds of each target at each level.
+struct Results<'a> {
+    levels: &'a [Level],
+    names: &'a [String],
+    cells: Vec<Vec<Rounds>>,
+}
+
+impl<'a> Results<'a> {
+    fn new(levels: &'a [Level], names: &'a [String]) -> Self {
+        let row = || names.iter().map(|_| Rounds::default()).collect();
+        Self {
+            cells: levels.iter().map(|_| row()).collect(),
+            levels,
+            names,
+        }
     }
+
+    /// Writes everything into the report, with ratios to the target `base`.
+    fn fill(&self, base: &str, report: &mut Report) {
+        let of_base = self.names.iter().position(|name| name == base);
+        for (level, cells) in self.levels.iter().zip(&self.cells) {
+            let of_base = of_base.and_then(|base| cells.get(base));
+            let rows = self.names.iter().zip(cells);
+            let rows = rows.map(|(name, cell)| (name.clone(), cell, of_base));
+            let rows: Vec<_> = rows.collect();
+            let (figures, ratio) = (level.figures(), format!("× {base}"));
+            let ratios = (figures.len(), ratio.as_str());
+            let table = rounds::table(level.to_string(), "target", figures, ratios, &rows);
+            report.tables.push(table.with_errors(&rows));
+            for (name, cell, _) in rows.iter().filter(|(_, cell, _)| !cell.is_empty()) {
+                let name = format!("{level}, {name}");
+                report.notes.extend(failed(&name, cell));
+                report.notes.extend(cell.notes(&name));
+                report.runs.push(cell.run(name));
+            }
+        }
+        report.charts.extend(self.charts());
+        for level in self.levels {
+            let prefix = format!("{level}, ");
+            let runs = report.runs.iter().filter_map(|run| {
+                let name = run.name.strip_prefix(&prefix)?.to_owned();
+                Some(Run {
+                    name,
+                    ..run.clone()
+                })
+            });
+            let curves = latency_chart(&runs.collect::<Vec<_>>());
+            let title = format!("{level}: latency by percentile");
+            report
+                .charts
+                .extend(curves.map(|chart| chart.titled(title)));
+        }
+        let levels = self.levels.iter().zip(&self.cells);
+        report
+            .charts
+            .extend(levels.filter_map(|(level, cells)| self.by_round(*level, cells)));
+    }
+
+    /// The first figure of a level in each round, which shows whether the machine drifted.
+    fn by_round(&self, level: Level, cells: &[Rounds]) -> Option<Chart> {
+        let figure = level.figures().first()?;
+        let lines = self.names.iter().zip(cells).map(|(name, cell)| {
+            let rounds = (1..).map(f64::from).zip(cell.figure(figure));
+            (name, rounds.collect())
+        });
+        let x = Axis::new("round", Unit::Count, Scale::Linear);
+        rounds::chart(
+            format!("{level}: {} by round", figure.title),
+            figure,
+            x,
+            lines,
+        )
+    }
+
+    /// Each figure of small requests against the number of connections, if there are several numbers.
+    fn charts(&self) -> Vec<Chart> {
+        let levels = self.levels.iter().zip(&self.cells);
+        let levels = levels.filter_map(|(level, cells)| match level {
+            Level::Http(connections) => Some((*connections as f64, cells)),
+            Level::Download(_) | Level::Upload(_) => None,
+        });
+        let levels: Vec<_> = levels.collect();
+        if levels.len() < 2 {
+            return Vec::new();
+        }
+        let chart = |figure: &Figure| {
+            let x = Axis::new("connections", Unit::Count, Scale::Log);
+            let lines = self.names.iter().enumerate().map(|(target, name)| {
+                let level = |(at, cells): &(f64, &Vec<Rounds>)| (*at, cells[target].median(figure));
+                (name, levels.iter().map(level).collect())
+            });
+            rounds::chart(format!("{} by connections", figure.title), figure, x, lines)
+        };
+        Level::Http(0).figures().iter().filter_map(chart).collect()
+    }
+}
+
+fn failed(name: &str, cell: &Rounds) -> Option<Note> {
+    let errors = cell.errors();
+    let all = cell.completed() + errors.values().sum::<u64>();
+    let kinds = errors.iter().map(|(kind, times)| {
+        let times = format::count(*times as f64);
+        format!("{times} failed with {kind}")
+    });
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    let text = format!("{name}: of {}, {kinds}", format::count(all as f64));
+    (!errors.is_empty()).then(|| Note::warning(text))
 }
 
 /// An upstream and all targets in front of it; those that could not be started with the reason.
@@ -269,6 +377,10 @@ impl Environment {
         }
     }
 
+    fn opened(&self) -> impl Iterator<Item = &Started> {
+        self.targets.iter().flat_map(|(_, opened)| opened)
+    }
+
     fn failures(&self) -> impl Iterator<Item = String> {
         let targets = self.targets.iter();
         let failed = targets.filter_map(|(name, opened)| Some((name, opened.as_ref().err()?)));
@@ -324,5 +436,62 @@ fn parse_connections(text: &str) -> Result<usize, String> {
     match text.trim().parse() {
         Ok(count) if count > 0 => Ok(count),
         _ => Err("connections are numbers above zero, such as 1,64,256".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(seconds: f64, timeouts: u64) -> Run {
+        let mut run = Run {
+            completed: 100,
+            seconds: 2.0,
+            rate: 100.0 / seconds,
+            cpu_us_per_request: Some(seconds * 1e6),
+            ..Run::default()
+        };
+        if timeouts > 0 {
+            run.errors.insert("timeout".to_owned(), timeouts);
+        }
+        run
+    }
+
+    #[test]
+    fn known_rounds_give_known_ratios() {
+        let names = ["ours", "base", "dead"].map(str::to_owned);
+        let levels = [Level::Http(64), Level::Http(1)];
+        let mut results = Results::new(&levels, &names);
+        for (ours, base) in [(10e-6, 20e-6), (30e-6, 40e-6), (12e-6, 20e-6)] {
+            results.cells[0][0].add(run(ours, 1), vec![Note::warning("busy")]);
+            results.cells[0][1].add(run(base, 0), Vec::new());
+            results.cells[1][0].add(run(ours / 2.0, 0), Vec::new());
+        }
+        let mut report = Report::new("compare", "ratios");
+        results.fill("base", &mut report);
+        let table = &report.tables[0];
+        assert_eq!(table.title, "small GET, 64 connections");
+        assert_eq!(table.columns[..3], ["target", "CPU/request", "× base"]);
+        assert_eq!(table.rows[0][..3], ["ours", "12.0 µs", "0.60 (0.50–0.75)"]);
+        assert_eq!(table.rows[1][..3], ["base", "20.0 µs", "1.00 (1.00–1.00)"]);
+        // What could not be measured has its row all the same.
+        assert_eq!(table.rows[2][..3], ["dead", "–", "–"]);
+        let errors: Vec<_> = table.rows.iter().flat_map(|row| row.last()).collect();
+        assert_eq!(errors, ["3", "0", "not measured"]);
+        // The rounds together are a run; what was not measured is none.
+        let names: Vec<_> = report.runs.iter().map(|run| run.name.as_str()).collect();
+        let [first, second] =
+            ["ours", "base"].map(|name| format!("small GET, 64 connections, {name}"));
+        assert_eq!(names, [&first, &second, "small GET, 1 connection, ours"]);
+        assert_eq!(
+            report.charts[0].series[0].points,
+            [(1.0, 6e-6), (64.0, 12e-6)]
+        );
+        let notes: Vec<_> = report.notes.iter().map(|note| note.text.as_str()).collect();
+        let expected = [
+            format!("{first}: of 303, 3 failed with timeout"),
+            format!("{first}: busy (in 3 of 3 rounds)"),
+        ];
+        assert_eq!(notes, expected);
     }
 }

@@ -30,20 +30,15 @@ use http::{Method, Uri};
 use tokio::join;
 
 use crate::{
-    load::{Load, LoadArgs, Outcome, Pace, Stretch},
+    load::{Load, LoadArgs, Pace, Stretch},
     progress::Progress,
-    report::{Report, format},
-    scenario::{
-        Context,
-        connection::path,
-        http::Requests,
-        rounds::{self, Sample},
-    },
+    report::Report,
+    scenario::{Context, http::Requests, rounds},
     target::{Target, TargetArgs},
 };
 use environment::Environment;
 use phase::{Destination, Phase};
-use results::Results;
+use results::{PhaseRounds, Results};
 
 /// The small requests' connections are made while the downloads run already.
 const CONNECTING: Duration = Duration::from_millis(250);
@@ -115,29 +110,28 @@ pub struct Args {
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     context.progress.message("starting");
     let environment = Box::pin(Environment::open(&args)).await?;
-    let mut report = describe(&args, &environment);
+    let name = &environment.at(Destination::Tunnel).name;
+    let title = format!("small requests beside large ones, {name}");
+    let mut report = Report::new("fairness", title);
     let phases = if args.limits {
         phase::at_limits()
     } else {
         phase::all(environment.has_neighbour(), args.direct)
     };
-    if !phases
-        .iter()
-        .any(|phase| phase.destination == Destination::Neighbour)
-    {
+    let is_neighbour = |phase: &Phase| phase.destination == Destination::Neighbour;
+    if !phases.iter().any(is_neighbour) {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }
     let mut results = Results::new(phases);
-    let phases = results.phases();
     for round in 0..usize::from(args.rounds) {
-        for number in rounds::order(phases.len(), round) {
-            let Some(phase) = phases.get(number).copied() else {
+        for number in rounds::order(results.phases.len(), round) {
+            let Some(result) = results.phases.get_mut(number) else {
                 continue;
             };
+            let phase = result.phase;
             let label = format!("round {} of {}, {phase}", round + 1, args.rounds);
             context.progress.label(label);
-            let sample = Box::pin(measure(&args, &environment, phase, &context.progress)).await?;
-            results.add(number, sample);
+            Box::pin(measure(&args, &environment, result, &context.progress)).await?;
         }
     }
     results.fill(args.rounds.into(), &mut report);
@@ -148,16 +142,16 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 async fn measure(
     args: &Args,
     environment: &Environment,
-    phase: Phase,
+    result: &mut PhaseRounds,
     progress: &Progress,
-) -> anyhow::Result<Sample> {
-    let asked = environment.at(phase.destination);
-    let loaded = environment.at(phase.destination.beside());
-    let seconds = args.load.duration.as_secs_f64();
-    let small = small(args, asked)?;
-    let small = small.run(progress, &asked.roles);
-    let Some((beside, mut is_open)) = beside::load(args, loaded, phase.beside)? else {
-        return Ok(results::sample(Box::pin(small).await?, None, seconds));
+) -> anyhow::Result<()> {
+    let destination = result.phase.destination;
+    let asked = environment.at(destination);
+    let loaded = environment.at(destination.beside());
+    let small = small(args, asked)?.run(progress, &asked.roles);
+    let Some((beside, mut is_open)) = beside::load(args, loaded, result.phase.beside)? else {
+        result.add(Box::pin(small).await?, None);
+        return Ok(());
     };
     let small = async {
         drop(is_open.wait_for(|is_open| *is_open).await);
@@ -165,12 +159,13 @@ async fn measure(
     };
     let quiet = Progress::none();
     let beside = beside.run(&quiet, &loaded.roles);
-    let (small, beside): (_, anyhow::Result<Outcome>) = join!(Box::pin(small), Box::pin(beside));
-    Ok(results::sample(small?, Some(beside?), seconds))
+    let (small, beside) = join!(Box::pin(small), Box::pin(beside));
+    result.add(small?, Some(beside?));
+    Ok(())
 }
 
 fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
-    let client = Requests::new(target, Method::GET, path(target, "/"), 0)?;
+    let client = Requests::new(target.sample_endpoint(Method::GET, "/")?, 0)?;
     let mut load = Load::new(args.load.stretch(), 1);
     let pace = Pace::Open(args.rate.into());
     load.requests("small requests", args.connections, pace, Arc::new(client));
@@ -192,21 +187,4 @@ impl Args {
             timeout: timeout.min(Duration::from_secs(2)),
         }
     }
-}
-
-fn describe(args: &Args, environment: &Environment) -> Report {
-    let title = format!(
-        "small requests beside large ones, {}",
-        environment.at(Destination::Tunnel).name
-    );
-    let mut report = Report::new("fairness", title);
-    report.setting("rate", args.rate);
-    report.setting("connections", args.connections);
-    report.setting("bulk-streams", args.bulk_streams);
-    report.setting("bulk-rate", format::bytes(args.bulk_rate.as_u64() as f64));
-    report.setting("slow-readers", args.slow_readers);
-    report.setting("slow-rate", format::bytes(args.slow_rate.as_u64() as f64));
-    report.setting("rounds", args.rounds);
-    report.load_settings(&args.load);
-    report
 }

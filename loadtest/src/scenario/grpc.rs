@@ -17,15 +17,11 @@ use http::{HeaderValue, Method, header};
 use crate::{
     client::shared::Shared,
     load::{Load, LoadArgs, Pace},
-    report::Report,
-    scenario::{
-        Context,
-        connection::{has_own_path, parse_rate, path},
-    },
+    scenario::{TargetScenario, parse_rate},
     stack,
-    target::TargetArgs,
+    target::{Target, TargetArgs},
 };
-use call::{Plan, Streaming, Unary};
+use call::Calls;
 
 /// Flags of `loadtest grpc`.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,67 +70,58 @@ pub enum Kind {
     Stream,
 }
 
-/// Measures.
-///
-/// # Errors
-/// The target cannot be opened, or the file with the message cannot be read.
-pub async fn run(mut args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    // There is no gRPC over anything else.
-    args.target.manner.http2 = true;
-    let programs = stack::Plan {
-        scheme: "h2c",
-        ..stack::Plan::default()
-    };
-    let target = &Box::pin(args.target.open_with(programs)).await?;
-    let message = match &args.message_file {
-        Some(file) => {
-            fs::read(file).with_context(|| format!("--message-file {}", file.display()))?
-        }
-        None => vec![b'x'; usize::try_from(args.message_size.as_u64())?],
-    };
-    let mut report = Report::new("grpc", format!("gRPC calls to {}", target.name));
-    report.setting("url", target.uri());
-    let (kind, sample) = match args.kind {
-        Kind::Unary => ("unary", "/grpc/unary"),
-        Kind::Stream => ("stream", "/grpc/stream"),
-    };
-    report.setting("kind", kind);
-    report.setting("connections", args.connections);
-    report.setting("calls", args.calls);
-    if args.kind == Kind::Stream {
-        report.setting("messages", args.messages);
-    }
-    if let Some(rate) = args.rate {
-        report.setting("rate", rate);
-    }
-    report.setting("message-size", ByteSize(message.len() as u64));
-    report.load_settings(&args.load);
+impl TargetScenario for Args {
+    const NAME: &str = "grpc";
+    const TITLE: &str = "gRPC calls to";
+    type Counts = ();
 
-    let mut template = target.template(Method::POST, path(target, sample))?;
-    let headers = &mut template.headers;
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/grpc"),
-    );
-    headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    let plan = Plan {
-        dialer: target.dialer.clone(),
-        template,
-        message: message::with_prefix(&message)?,
-        is_echoed: !has_own_path(target),
-        messages: args.messages,
-        shared: Shared::new(args.calls as usize),
-    };
-    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
-    let workers = args.connections as usize * args.calls as usize;
-    let mut load = Load::new(args.load.stretch(), args.load.threads.into());
-    match args.kind {
-        Kind::Unary => load.requests(&target.name, workers, pace, Arc::new(Unary(plan))),
-        Kind::Stream => load.requests(&target.name, workers, pace, Arc::new(Streaming(plan))),
+    fn target(&self) -> TargetArgs {
+        let mut target = self.target.clone();
+        // There is no gRPC over anything else.
+        target.manner.http2 = true;
+        target
     }
-    let outcome = load.run(&context.progress, &target.roles).await?;
-    report.add(outcome);
-    report.add_standard_charts();
-    Ok(report)
+
+    fn load(&self) -> &LoadArgs {
+        &self.load
+    }
+
+    fn programs(&self) -> stack::Plan<'static> {
+        stack::Plan {
+            scheme: "h2c",
+            ..stack::Plan::default()
+        }
+    }
+
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
+        let message = match &self.message_file {
+            Some(file) => {
+                fs::read(file).with_context(|| format!("--message-file {}", file.display()))?
+            }
+            None => vec![b'x'; usize::try_from(self.message_size.as_u64())?],
+        };
+        let sample = match self.kind {
+            Kind::Unary => "/grpc/unary",
+            Kind::Stream => "/grpc/stream",
+        };
+        let mut endpoint = target.sample_endpoint(Method::POST, sample)?;
+        let kind = HeaderValue::from_static("application/grpc");
+        endpoint.headers.insert(header::CONTENT_TYPE, kind);
+        let trailers = HeaderValue::from_static("trailers");
+        endpoint.headers.insert(header::TE, trailers);
+        let calls = Calls {
+            endpoint,
+            message: message::with_prefix(&message)?,
+            is_echoed: target.is_sample(),
+            messages: match self.kind {
+                Kind::Unary => 1,
+                Kind::Stream => self.messages,
+            },
+            shared: Shared::new(self.calls as usize),
+        };
+        let pace = self.rate.map_or(Pace::Closed, Pace::Open);
+        let workers = self.connections as usize * self.calls as usize;
+        load.requests(&target.name, workers, pace, Arc::new(calls));
+        Ok(())
+    }
 }

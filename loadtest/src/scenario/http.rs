@@ -8,19 +8,15 @@ use http::Method;
 
 use crate::{
     client::{
-        Dialer,
         body::Outgoing,
+        connection::Connection,
+        endpoint::Endpoint,
         minimal::{MOST_CONTENT, MinimalClient, Written},
         shared::Shared,
-        template::Template,
     },
     load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::{Failure, Kind},
-    report::Report,
-    scenario::{
-        Context,
-        connection::{Connection, parse_rate},
-    },
+    scenario::{TargetScenario, parse_rate},
     target::{Target, TargetArgs},
 };
 
@@ -42,11 +38,7 @@ pub struct Args {
     pub streams: NonZeroUsize,
     /// Open loop: so many requests a second, due at even intervals, whatever the target does;
     /// latency counts from when a request was due
-    #[arg(
-        long,
-        short = 'r',
-        value_name = "PER_SECOND",
-        value_parser = parse_rate)]
+    #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// With --self-contained: path and query to ask for, such as /bytes/10000
     #[arg(
@@ -75,46 +67,36 @@ pub struct Args {
     pub body_size: ByteSize,
 }
 
-/// Measures.
-///
-/// # Errors
-/// The target cannot be opened.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    let target = args.target.open().await?;
-    let mut report = Report::new("http", format!("http requests to {}", target.name));
-    report.setting("connections", args.connections);
-    if target.http2 {
-        report.setting("streams", args.streams);
-    }
-    if let Some(rate) = args.rate {
-        report.setting("rate", rate);
-    }
-    if let Some(path) = &args.path {
-        report.setting("path", path);
-    }
-    report.setting("method", &args.method);
-    report.setting("body-size", args.body_size);
-    report.load_settings(&args.load);
+impl TargetScenario for Args {
+    const NAME: &str = "http";
+    const TITLE: &str = "http requests to";
+    type Counts = ();
 
-    let size = args.body_size.as_u64();
-    let client = Requests::new(&target, args.method, args.path.as_deref(), size)?;
-    let client = client.with_streams(args.streams.get());
-    let workers = args.connections.get() * args.streams.get();
-    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
-    let mut load = Load::new(args.load.stretch(), args.load.threads.into());
-    load.requests(&target.name, workers, pace, Arc::new(client));
-    report.add(load.run(&context.progress, &target.roles).await?);
-    report.add_standard_charts();
-    Ok(report)
+    fn target(&self) -> TargetArgs {
+        self.target.clone()
+    }
+
+    fn load(&self) -> &LoadArgs {
+        &self.load
+    }
+
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
+        let endpoint = target.endpoint(self.method.clone(), self.path.as_deref())?;
+        let mut client = Requests::new(endpoint, self.body_size.as_u64())?;
+        client.shared = Shared::new(self.streams.get());
+        let workers = self.connections.get() * self.streams.get();
+        let pace = self.rate.map_or(Pace::Closed, Pace::Open);
+        load.requests(&target.name, workers, pace, Arc::new(client));
+        Ok(())
+    }
 }
 
-/// Sends the same request over and over, and takes every answer to its end.
+/// Sends one request over and over, and takes every answer to its end.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    dialer: Dialer,
-    http2: Option<Shared>,
-    template: Template,
+    endpoint: Endpoint,
+    /// How many workers share a connection of HTTP/2.
+    shared: Shared,
     content: Bytes,
     /// The request in one piece, when it is small enough.
     written: Option<Written>,
@@ -126,46 +108,23 @@ pub(crate) enum RequestConnection {
     /// HTTP/1.1, for requests in one piece.
     Minimal(Box<MinimalClient>, Written),
     /// For all others.
-    Whole(Connection),
+    Hyper(Connection),
 }
 
 impl Requests {
-    /// To `path`, or to the target's own path.
-    ///
-    /// # Errors
-    /// The path is none.
-    pub(crate) fn new(
-        target: &Target,
-        method: Method,
-        path: Option<&str>,
-        body_size: u64,
-    ) -> anyhow::Result<Self> {
-        Self::of(target, target.template(method, path)?, body_size)
-    }
-
-    /// All like this one.
+    /// Requests to `endpoint` with so much content.
     ///
     /// # Errors
     /// The content is larger than memory can be.
-    pub(crate) fn of(target: &Target, template: Template, body_size: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(endpoint: Endpoint, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
-        let is_small = !target.http2 && body_size <= MOST_CONTENT;
+        let is_small = !endpoint.http2 && body_size <= MOST_CONTENT;
         Ok(Self {
-            dialer: target.dialer.clone(),
-            http2: target.http2.then(|| Shared::new(1)),
-            written: is_small.then(|| Written::new(&template, &content)),
-            template,
+            written: is_small.then(|| Written::new(&endpoint, &content)),
+            endpoint,
+            shared: Shared::new(1),
             content,
         })
-    }
-
-    /// With HTTP/2, so many workers share a connection.
-    #[must_use]
-    pub(crate) fn with_streams(self, streams: usize) -> Self {
-        Self {
-            http2: self.http2.map(|_| Shared::new(streams)),
-            ..self
-        }
     }
 }
 
@@ -173,47 +132,44 @@ impl Client for Requests {
     type Connection = RequestConnection;
 
     async fn connect(&self, worker: usize) -> Result<RequestConnection, Failure> {
-        if let Some(written) = &self.written {
-            let connection = Box::new(self.dialer.minimal().await?);
-            return Ok(RequestConnection::Minimal(connection, written.clone()));
-        }
-        Ok(RequestConnection::Whole(match &self.http2 {
-            Some(shared) => Connection::Two(Box::new(shared.connect(&self.dialer, worker).await?)),
-            None => Connection::One(Box::new(self.dialer.http1().await?)),
-        }))
+        let dialer = &self.endpoint.dialer;
+        Ok(match &self.written {
+            Some(written) => {
+                let connection = Box::new(dialer.minimal().await?);
+                RequestConnection::Minimal(connection, written.clone())
+            }
+            None if self.endpoint.http2 => {
+                RequestConnection::Hyper(self.shared.connect(dialer, worker).await?)
+            }
+            None => RequestConnection::Hyper(dialer.connect(false).await?),
+        })
     }
 
     async fn exchange(&self, connection: &mut RequestConnection) -> Result<Moved, Failure> {
-        let request = || self.template.request(Outgoing::full(self.content.clone()));
         let (status, down) = match connection {
             RequestConnection::Minimal(connection, written) => {
                 let answer = connection.exchange(written).await?;
                 (answer.status, answer.length)
             }
-            RequestConnection::Whole(connection) => {
-                let answer = connection.send(request()).await?;
+            RequestConnection::Hyper(connection) => {
+                let content = Outgoing::full(self.content.clone());
+                let answer = connection.send(self.endpoint.request(content)).await?;
                 let status = answer.status().as_u16();
                 (status, connection.drain(answer.into_body()).await?)
             }
         };
-        success(status).map_err(Failure::harmless)?;
+        // A redirect is an answer, not a failure.
+        if !(200..400).contains(&status) {
+            return Err(Failure::harmless(Kind::Status(status)));
+        }
         let up = self.content.len() as u64;
         Ok(Moved { up, down })
     }
 
-    fn is_open(connection: &mut RequestConnection) -> bool {
+    async fn is_open(connection: &mut RequestConnection) -> bool {
         match connection {
             RequestConnection::Minimal(connection, _) => connection.is_open(),
-            RequestConnection::Whole(connection) => connection.is_open(),
+            RequestConnection::Hyper(connection) => connection.is_open().await,
         }
-    }
-}
-
-/// Success is 2xx and 3xx: a redirect is an answer, not a failure.
-fn success(status: u16) -> Result<(), Kind> {
-    if (200..400).contains(&status) {
-        Ok(())
-    } else {
-        Err(Kind::Status(status))
     }
 }

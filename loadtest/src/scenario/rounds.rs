@@ -6,9 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    measure::{Recording, Slice, usage},
-    report::{Axis, Chart, Note, Run, Scale, Series, Unit, Usage, format, format::NONE},
+use crate::report::{
+    Axis, Chart, Note, Run, Scale, Series, Table,
+    format::{cell, count},
+    latency::Latencies,
+    tables::Figure,
+    usage,
 };
 
 /// From so many rounds on the spread is told by quartiles, which one bad round does not move.
@@ -29,99 +32,175 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// A figure of each round: its name in tables and charts, and how it is written.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Figure {
-    pub(crate) title: &'static str,
-    pub(crate) unit: Unit,
-}
-
-impl Figure {
-    pub(crate) const fn new(title: &'static str, unit: Unit) -> Self {
-        Self { title, unit }
-    }
-
-    /// The median of the rounds in words.
-    pub(crate) fn cell(self, rounds: &[Option<f64>]) -> String {
-        cell(median(rounds), |value| format::value(self.unit, value))
-    }
-
-    /// The figure over `x`; nothing if there is nothing to be drawn.
-    pub(crate) fn chart(
-        self,
-        title: String,
-        x: Axis,
-        lines: impl Iterator<Item = Series>,
-    ) -> Option<Chart> {
-        let y = Axis::new(self.title, self.unit, Scale::Linear);
-        Chart::new(title, x, y, lines).if_any()
-    }
-}
-
-/// What one round measured.
-#[derive(Debug, Default)]
-pub(crate) struct Sample {
-    /// The figures, in an order that the scenario knows; a round that failed may have none.
-    pub(crate) figures: Vec<Option<f64>>,
-    pub(crate) counts: Slice,
-    pub(crate) seconds: f64,
-    pub(crate) usage: BTreeMap<String, Usage>,
-    pub(crate) notes: Vec<Note>,
-    pub(crate) generator_bound: bool,
-}
-
 /// All rounds of one target, level or phase.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    samples: Vec<Sample>,
-    /// The counts of all samples.
-    pub(crate) total: Slice,
+    /// The run of each round. Their histograms are in `latencies`.
+    runs: Vec<Run>,
+    notes: Vec<Vec<Note>>,
+    latencies: Option<Latencies>,
 }
 
 impl Rounds {
-    /// Adds a round. Its counts are kept in the sum only, since a histogram is large.
-    pub(crate) fn add(&mut self, mut sample: Sample) {
-        self.total.merge(&std::mem::take(&mut sample.counts));
-        self.samples.push(sample);
+    /// Adds a round, and what to know about it. Its histogram is kept in the sum only, since it is large.
+    pub(crate) fn add(&mut self, mut run: Run, notes: Vec<Note>) {
+        if let Some(histogram) = run.histogram.take() {
+            self.latencies.get_or_insert_default().merge(&histogram);
+        }
+        self.runs.push(run);
+        self.notes.push(notes);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.samples.is_empty()
+        self.runs.is_empty()
+    }
+
+    pub(crate) fn completed(&self) -> u64 {
+        self.runs.iter().map(|run| run.completed).sum()
+    }
+
+    /// What failed in all rounds, by kind.
+    pub(crate) fn errors(&self) -> BTreeMap<String, u64> {
+        let mut errors = BTreeMap::new();
+        for (kind, times) in self.runs.iter().flat_map(|run| &run.errors) {
+            *errors.entry(kind.clone()).or_insert(0) += times;
+        }
+        errors
     }
 
     /// One figure of each round.
-    pub(crate) fn figure(&self, index: usize) -> Vec<Option<f64>> {
-        let figures = self.samples.iter();
-        figures
-            .map(|sample| sample.figures.get(index).copied().flatten())
-            .collect()
+    pub(crate) fn figure(&self, figure: &Figure) -> Vec<Option<f64>> {
+        self.runs.iter().map(figure.of).collect()
     }
 
-    /// All rounds together, without a cost.
+    /// The median of those rounds that have the figure.
+    pub(crate) fn median(&self, figure: &Figure) -> Option<f64> {
+        let rounds = self.figure(figure).into_iter().flatten();
+        Spread::of(rounds).map(|spread| spread.median)
+    }
+
+    /// All rounds together. Its course over time is known if there is one round.
     pub(crate) fn run(&self, name: String) -> Run {
-        let mut total = Slice::default();
-        total.merge(&self.total);
-        let seconds: f64 = self.samples.iter().map(|sample| sample.seconds).sum();
-        let recording = Recording {
-            name: name.clone(),
-            seconds: seconds.max(1e-3),
-            total,
-            timeline: Vec::new(),
+        let mut sum = match &self.runs[..] {
+            [run] => run.clone(),
+            runs => Run {
+                latency: runs.iter().rev().find_map(|run| run.latency.clone()),
+                seconds: runs.iter().map(|run| run.seconds).sum(),
+                completed: self.completed(),
+                bytes_up: runs.iter().map(|run| run.bytes_up).sum(),
+                bytes_down: runs.iter().map(|run| run.bytes_down).sum(),
+                errors: self.errors(),
+                generator_bound: runs.iter().any(|run| run.generator_bound),
+                ..Run::default()
+            },
         };
-        let mut run = recording.into_run(name);
-        for sample in &self.samples {
-            usage::add(&mut run.usage, &sample.usage);
-            run.generator_bound |= sample.generator_bound;
+        if self.runs.len() > 1 {
+            for run in &self.runs {
+                usage::add(&mut sum.usage, &run.usage);
+            }
+            sum.rate = sum.completed as f64 / sum.seconds.max(1e-3);
+            let has_cost = |run: &Run| run.cpu_us_per_request.is_some();
+            if self.runs.iter().any(has_cost) {
+                sum.cpu_us_per_request = usage::cpu_us_per_request(&sum.usage, sum.completed);
+            }
         }
-        run
+        if let Some(latencies) = &self.latencies {
+            sum.latency = latencies.summary();
+        }
+        sum.name = name;
+        sum
     }
 
-    /// What is to be known of the rounds, each thing once.
+    /// What is to be known of the rounds, each kind of note once. Figures in them are of the first round
+    /// that has it; with several rounds it is said in how many it was so.
     pub(crate) fn notes(&self, name: &str) -> Vec<Note> {
-        let samples = self.samples.iter();
-        let rounds: Vec<_> = samples.map(|sample| sample.notes.as_slice()).collect();
-        notes(name, &rounds)
+        let kind = |note: &Note| note.text.replace(|digit: char| digit.is_ascii_digit(), "");
+        let mut found: Vec<(&Note, usize)> = Vec::new();
+        for note in self.notes.iter().flatten() {
+            match found
+                .iter_mut()
+                .find(|(other, _)| kind(other) == kind(note))
+            {
+                Some((_, times)) => *times += 1,
+                None => found.push((note, 1)),
+            }
+        }
+        let notes = found.into_iter().map(|(note, times)| Note {
+            level: note.level,
+            text: match self.notes.len() {
+                1 => format!("{name}: {}", note.text),
+                all => format!("{name}: {} (in {times} of {all} rounds)", note.text),
+            },
+        });
+        notes.collect()
     }
+}
+
+/// A row of a table of rounds: its name, its rounds, and the rounds that ratios are to.
+pub(crate) type Row<'a> = (String, &'a Rounds, Option<&'a Rounds>);
+
+/// A table of medians. Beside each of the first `with_ratio` figures stands its ratio to the base, under
+/// the head `ratio`.
+pub(crate) fn table(
+    title: String,
+    names: &str,
+    figures: &[Figure],
+    (with_ratio, ratio): (usize, &str),
+    rows: &[Row<'_>],
+) -> Table {
+    let mut columns = vec![names.to_owned()];
+    for (index, figure) in figures.iter().enumerate() {
+        columns.push(figure.title.to_owned());
+        columns.extend((index < with_ratio).then(|| ratio.to_owned()));
+    }
+    let row = |(name, rounds, base): &Row<'_>| {
+        let mut row = vec![name.clone()];
+        for (index, figure) in figures.iter().enumerate() {
+            row.push(figure.cell(rounds.median(figure)));
+            if index < with_ratio {
+                let base = base.map_or_else(Vec::new, |base| base.figure(figure));
+                let ratio = ratios(&rounds.figure(figure), &base);
+                row.push(cell(ratio, |ratio| ratio.ratio()));
+            }
+        }
+        row
+    };
+    Table {
+        title,
+        rows: rows.iter().map(row).collect(),
+        columns,
+    }
+}
+
+impl Table {
+    /// Adds the column of errors of all rounds.
+    pub(crate) fn with_errors(mut self, rows: &[Row<'_>]) -> Self {
+        self.columns.push("errors".to_owned());
+        for (cells, (_, rounds, _)) in self.rows.iter_mut().zip(rows) {
+            cells.push(match rounds.is_empty() {
+                true => "not measured".to_owned(),
+                false => count(rounds.errors().values().sum::<u64>() as f64),
+            });
+        }
+        self
+    }
+}
+
+/// A figure over levels or rounds, with a line for each name. Nothing if there is nothing to be drawn.
+pub(crate) fn chart<'a>(
+    title: String,
+    figure: &Figure,
+    x: Axis,
+    lines: impl Iterator<Item = (&'a String, Vec<(f64, Option<f64>)>)>,
+) -> Option<Chart> {
+    let y = Axis::new(figure.title, figure.unit, Scale::Linear);
+    let lines = lines.map(|(name, points)| {
+        let points = points.into_iter().filter_map(|(x, y)| Some((x, y?)));
+        let mut points: Vec<_> = points.collect();
+        points.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        Series::new(name, points)
+    });
+    Chart::new(title, x, y, lines).if_any()
 }
 
 /// A median and how far the rounds lie apart.
@@ -138,16 +217,23 @@ pub struct Spread {
 impl Spread {
     /// Of these rounds; none when there is no finite figure among them.
     pub fn of(rounds: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut sorted: Vec<f64> = rounds
-            .into_iter()
-            .filter(|value| value.is_finite())
-            .collect();
-        sorted.sort_by(f64::total_cmp);
-        let (low, high) = if sorted.len() < QUARTILES_FROM {
-            (0.0, 1.0)
-        } else {
-            (0.25, 0.75)
+        let rounds: Vec<f64> = rounds.into_iter().collect();
+        let ends = match rounds.len() {
+            QUARTILES_FROM.. => (0.25, 0.75),
+            _ => (0.0, 1.0),
         };
+        Self::between(rounds, ends)
+    }
+
+    /// From the lowest to the highest, however many there are.
+    pub fn of_all(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        Self::between(values.into_iter().collect(), (0.0, 1.0))
+    }
+
+    fn between(values: Vec<f64>, (low, high): (f64, f64)) -> Option<Self> {
+        let mut sorted = values;
+        sorted.retain(|value| value.is_finite());
+        sorted.sort_by(f64::total_cmp);
         Some(Self {
             median: quantile(&sorted, 0.5)?,
             low: quantile(&sorted, low)?,
@@ -174,44 +260,10 @@ impl Spread {
 }
 
 /// The ratios of a figure to a base, from those rounds in which both were measured.
-pub fn ratios(figure: &[Option<f64>], base: &[Option<f64>]) -> Option<Spread> {
-    let both = figure
-        .iter()
-        .zip(base)
-        .filter_map(|(figure, base)| Some(((*figure)?, (*base)?)));
-    Spread::of(both.map(|(figure, base)| figure / base))
-}
-
-/// The median of those rounds that have a figure.
-pub fn median(rounds: &[Option<f64>]) -> Option<f64> {
-    Spread::of(rounds.iter().flatten().copied()).map(|spread| spread.median)
-}
-
-/// A cell with this figure, or with a dash.
-pub fn cell<T>(figure: Option<T>, show: impl FnOnce(T) -> String) -> String {
-    figure.map_or_else(|| NONE.to_owned(), show)
-}
-
-/// The notes of all rounds of one thing, each kind once. Figures in them are of the first round
-/// that has it; with several rounds it is said in how many it was so.
-pub fn notes(name: &str, rounds: &[&[Note]]) -> Vec<Note> {
-    let kind = |note: &Note| note.text.replace(|digit: char| digit.is_ascii_digit(), "");
-    let mut found: Vec<(String, Note, usize)> = Vec::new();
-    for note in rounds.iter().copied().flatten() {
-        let kind = kind(note);
-        match found.iter_mut().find(|(other, ..)| *other == kind) {
-            Some((_, _, times)) => *times += 1,
-            None => found.push((kind, note.clone(), 1)),
-        }
-    }
-    let told = found.into_iter().map(|(_, note, times)| Note {
-        level: note.level,
-        text: match rounds.len() {
-            1 => format!("{name}: {}", note.text),
-            all => format!("{name}: {} (in {times} of {all} rounds)", note.text),
-        },
-    });
-    told.collect()
+fn ratios(figure: &[Option<f64>], base: &[Option<f64>]) -> Option<Spread> {
+    let both = figure.iter().zip(base);
+    let both = both.filter_map(|(figure, base)| Some((*figure)? / (*base)?));
+    Spread::of(both)
 }
 
 /// What the spread means, for a note.
@@ -273,7 +325,11 @@ mod tests {
         );
         assert_eq!(spread.ratio(), "0.50 (0.50–0.60)");
         // The ratio of the medians would say 0.6.
-        assert_eq!(median(&ours).unwrap() / median(&base).unwrap(), 0.6);
+        let median = |rounds: [Option<f64>; 3]| Spread::of(rounds.into_iter().flatten());
+        assert_eq!(
+            median(ours).unwrap().median / median(base).unwrap().median,
+            0.6
+        );
     }
 
     #[test]
@@ -283,28 +339,52 @@ mod tests {
         assert_eq!(ratios(&ours, &base).unwrap().median, 3.0);
         assert_eq!(ratios(&ours, &[None, None, Some(0.0)]), None);
         assert_eq!(ratios(&[], &[]), None);
-        assert_eq!(cell(None::<f64>, |_| String::new()), NONE);
     }
 
     #[test]
     fn what_is_told_of_many_rounds_is_told_once() {
         let busy = |share: u32| Note::warning(format!("busy for {share} % of the time"));
+        let texts = |rounds: &[Vec<Note>]| -> Vec<String> {
+            let mut all = Rounds::default();
+            for notes in rounds {
+                all.add(Run::default(), notes.clone());
+            }
+            all.notes("a").into_iter().map(|note| note.text).collect()
+        };
         let rounds = [
             vec![busy(96)],
             vec![],
             vec![busy(100), Note::warning("dead")],
         ];
-        let rounds: Vec<_> = rounds.iter().map(Vec::as_slice).collect();
-        let texts = |rounds: &[&[Note]]| -> Vec<String> {
-            let notes = notes("a", rounds).into_iter();
-            notes.map(|note| note.text).collect()
-        };
         let expected = [
             "a: busy for 96 % of the time (in 2 of 3 rounds)",
             "a: dead (in 1 of 3 rounds)",
         ];
         assert_eq!(texts(&rounds), expected);
         assert_eq!(texts(&rounds[..1]), ["a: busy for 96 % of the time"]);
+    }
+
+    #[test]
+    fn rounds_together_are_a_run() {
+        let mut rounds = Rounds::default();
+        for milliseconds in [1, 3] {
+            let mut latencies = Latencies::new();
+            latencies.record(std::time::Duration::from_millis(milliseconds));
+            let mut run = Run {
+                completed: 10 * milliseconds,
+                seconds: 2.0,
+                latency: latencies.summary(),
+                histogram: Some(latencies),
+                ..Run::default()
+            };
+            run.errors.insert("timeout".to_owned(), 1);
+            rounds.add(run, Vec::new());
+        }
+        let run = rounds.run("all".to_owned());
+        assert_eq!((run.completed, run.seconds, run.rate), (40, 4.0, 10.0));
+        assert_eq!(run.errors["timeout"], 2);
+        let latency = run.latency.unwrap();
+        assert!(latency.count == 2 && latency.min < 0.0011 && latency.max > 0.0029);
     }
 
     #[test]

@@ -11,7 +11,6 @@ use anyhow::{Context as _, bail};
 use clap::Parser as _;
 
 use crate::{
-    cli::{Cli, Command},
     report::Report,
     scenario::{
         Context, Scenario, rounds,
@@ -54,9 +53,6 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let scenarios = scenarios.collect::<anyhow::Result<Vec<_>>>()?;
     let name = command.first().map_or("", String::as_str);
     let mut report = Report::new("scale", format!("{name} over {}", args.over.flag));
-    report.setting("over", &args.over);
-    report.setting("rounds", args.rounds);
-    report.setting("scenario", command.join(" "));
 
     let mut results = Results::new(args.over.clone());
     for round in 0..usize::from(args.rounds) {
@@ -83,10 +79,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     results.fill(&mut report);
     if args.rounds > 1 {
         report.note(rounds::meaning(args.rounds.into()));
-        report.note(
-            "each run is all rounds of a level together; its latencies and its course over time \
-             are those of the round whose median latency is in the middle",
-        );
+        report.note("each run is all rounds of a level together");
     }
     Ok(report)
 }
@@ -101,25 +94,26 @@ impl Args {
     }
 }
 
+/// A command line with a scenario alone.
+#[derive(clap::Parser)]
+#[command(name = "loadtest")]
+struct Line {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
 /// The scenario at one level, from the words of the command line.
 fn scenario(command: &[String], flag: &str, level: &str) -> anyhow::Result<Scenario> {
     let words = std::iter::once("loadtest".to_owned()).chain(command.iter().cloned());
     let words = words.chain([format!("--{flag}={level}")]);
-    let parsed = Cli::try_parse_from(words).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let output = &parsed.output;
-    let files = [&output.json, &output.report, &output.markdown];
-    if output.quiet || files.into_iter().any(Option::is_some) {
-        bail!(
-            "--json, --report, --markdown and --quiet are flags of scale: they stand before the \
-             scenario"
-        );
-    }
-    match parsed.command {
-        Command::Scenario(Scenario::Scale(_)) => bail!("scale cannot scale itself"),
-        Command::Scenario(scenario) => Ok(scenario),
-        _ => bail!(
-            "{} is no scenario",
-            command.first().map_or("", String::as_str)
+    match Line::try_parse_from(words) {
+        Ok(line) if matches!(line.scenario, Scenario::Scale(_)) => {
+            bail!("scale cannot scale itself")
+        }
+        Ok(line) => Ok(line.scenario),
+        Err(error) => bail!(
+            "{error}flags of scale and of the result (--json, --report, --markdown, --quiet) stand \
+             before the scenario"
         ),
     }
 }
@@ -156,6 +150,6 @@ mod tests {
             error("scale --over a=1", "rounds", "2").contains("cannot"),
             "not itself"
         );
-        assert!(error("upstream", "answer-size", "2").contains("is no scenario"));
+        assert!(error("upstream", "answer-size", "2").contains("unrecognized subcommand"));
     }
 }

@@ -7,24 +7,21 @@
 mod parse;
 mod subscriber;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use bytesize::ByteSize;
 use http::{HeaderValue, Method, header};
 
 use crate::{
-    load::{Load, LoadArgs},
+    load::{Load, LoadArgs, Pace},
     report::{
         Report, Run, Table,
-        format::{NONE, count, per_second},
+        format::{cell, count, per_second},
     },
-    scenario::{
-        Context,
-        connection::{has_own_path, parse_rate, path},
-    },
-    target::TargetArgs,
+    scenario::{TargetScenario, parse_rate, rounds::Spread},
+    target::{Target, TargetArgs},
 };
-use subscriber::{Counts, Plan};
+use subscriber::Counts;
 
 /// Flags of `loadtest sse`.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,66 +44,63 @@ pub struct Args {
     pub event_size: ByteSize,
 }
 
-/// Measures.
-///
-/// # Errors
-/// The target cannot be opened.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    let target = args.target.open().await?;
-    let mut report = Report::new("sse", format!("Server-Sent Events from {}", target.name));
-    let is_sample = !has_own_path(&target);
-    report.setting("url", target.uri());
-    report.setting("subscribers", args.subscribers);
-    if is_sample {
-        report.setting("rate", args.rate);
-        report.setting("event-size", args.event_size);
-    }
-    report.load_settings(&args.load);
+impl TargetScenario for Args {
+    const NAME: &str = "sse";
+    const TITLE: &str = "Server-Sent Events from";
+    type Counts = (Arc<Counts>, Option<f64>);
 
-    let sample = format!(
-        "/events?rate={}&size={}",
-        args.rate,
-        args.event_size.as_u64()
-    );
-    let mut template = target.template(Method::GET, path(&target, &sample))?;
-    let wanted = HeaderValue::from_static("text/event-stream");
-    template.headers.insert(header::ACCEPT, wanted);
-    let plan = Arc::new(Plan {
-        dialer: target.dialer.clone(),
-        http2: target.http2,
-        template,
-        rate: is_sample.then_some(args.rate),
-    });
-    let counts = Arc::new(Counts::new(args.subscribers));
-    let mut load = Load::new(args.load.stretch(), args.load.threads.into());
-    let shared = counts.clone();
-    load.group(&target.name, args.subscribers, move |worker| {
-        subscriber::work(plan.clone(), shared.clone(), worker)
-    });
-    let outcome = load.run(&context.progress, &target.roles).await?;
-    report.add(outcome);
-    if let Some(run) = report.runs.first() {
-        let table = table(run, &counts, is_sample.then_some(args.rate));
-        report.tables.push(table);
+    fn target(&self) -> TargetArgs {
+        self.target.clone()
     }
-    if counts.untimed() > 0 {
-        report.warn(
-            "events came whose data does not begin with the time of sending (nanoseconds since \
-             the Unix epoch): they are counted as no_send_time",
+
+    fn load(&self) -> &LoadArgs {
+        &self.load
+    }
+
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts> {
+        let size = self.event_size.as_u64();
+        let sample = format!("/events?rate={}&size={size}", self.rate);
+        let mut endpoint = target.sample_endpoint(Method::GET, &sample)?;
+        let wanted = HeaderValue::from_static("text/event-stream");
+        endpoint.headers.insert(header::ACCEPT, wanted);
+        let rate = target.is_sample().then_some(self.rate);
+        let counts = Arc::new(Counts::new(self.subscribers));
+        let shared = (Arc::new(endpoint), counts.clone());
+        load.group(
+            &target.name,
+            self.subscribers,
+            Pace::Closed,
+            move |worker| {
+                let (endpoint, counts) = shared.clone();
+                subscriber::work(endpoint, counts, rate, worker)
+            },
         );
+        Ok((counts, rate))
     }
-    report.note("a delay is from the time of sending in the event to its arrival here");
-    report.add_standard_charts();
-    Ok(report)
+
+    fn show(&self, (counts, rate): Self::Counts, report: &mut Report) {
+        let table = report.runs.first().map(|run| table(run, &counts, rate));
+        report.tables.extend(table);
+        if counts.untimed.load(Relaxed) > 0 {
+            report.warn(
+                "events came whose data does not begin with the time of sending (nanoseconds \
+                 since the Unix epoch): they are counted as no_send_time",
+            );
+        }
+        report.note("a delay is from the time of sending in the event to its arrival here");
+        report.add_standard_charts();
+    }
 }
 
 /// What each subscriber got, and what was missed.
 fn table(run: &Run, counts: &Counts, rate: Option<f64>) -> Table {
-    let rates = counts.sorted_rates(run.seconds);
-    let of = |place: Option<&f64>| place.map_or_else(|| NONE.to_owned(), |rate| per_second(*rate));
-    let failed = |kind: &str| count(run.errors.get(kind).copied().unwrap_or(0) as f64);
-    let due = rate.map(|rate| rate * run.seconds * rates.len() as f64);
+    let rates = counts.events.iter();
+    let rates = rates.map(|events| events.load(Relaxed) as f64 / run.seconds);
+    let spread = Spread::of_all(rates);
+    let each = |pick: fn(Spread) -> f64| cell(spread.map(pick), per_second);
+    let missed = run.errors.get(subscriber::MISSED).copied().unwrap_or(0);
+    let subscribers = counts.events.len() as f64;
+    let due = rate.map(|rate| (rate * run.seconds * subscribers).round());
     let columns = [
         "subscribers",
         "slowest",
@@ -118,14 +112,14 @@ fn table(run: &Run, counts: &Counts, rate: Option<f64>) -> Table {
         "disconnects",
     ];
     let row = vec![
-        count(rates.len() as f64),
-        of(rates.first()),
-        of(rates.get(rates.len() / 2)),
-        of(rates.last()),
+        count(subscribers),
+        each(|spread| spread.low),
+        each(|spread| spread.median),
+        each(|spread| spread.high),
         count(run.completed as f64),
-        due.map_or_else(|| NONE.to_owned(), |due| count(due.round())),
-        failed(subscriber::MISSED),
-        count(counts.disconnects() as f64),
+        cell(due, count),
+        count(missed as f64),
+        count(counts.disconnects.load(Relaxed) as f64),
     ];
     Table::new("Events of each subscriber", &columns, vec![row])
 }

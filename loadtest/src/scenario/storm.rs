@@ -18,16 +18,12 @@ use crate::{
     fleet::{
         flags::CrowdArgs,
         in_turn,
-        process::{Fleet, Work},
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::{Samples, Watch, kinds},
+        watch::{Samples, Watch, Work, kinds},
     },
-    measure::{
-        errors::Errors,
-        usage::{Meter, TUNNEL_SERVER},
-    },
-    report::{Report, Usage, format::count},
+    measure::{errors::Errors, usage::Meter},
+    report::{Report, Usage, format::count, usage::TUNNEL_SERVER},
     scenario::Context,
     stack::{self, ProgramArgs, files::Files},
 };
@@ -85,10 +81,6 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let runtimes = Runtimes::write(&files, args.tunnels)?;
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
-    report.setting("tunnels", args.tunnels);
-    report.setting("settle", humantime::format_duration(args.settle));
-    report.setting("outage", humantime::format_duration(args.outage));
-    args.crowd.settings(&mut report);
     let found = measure(&args, &stack, &files, &runtimes, context).await?;
     show::show(&mut report, &found);
     Ok(report)
@@ -103,11 +95,17 @@ async fn measure(
 ) -> anyhow::Result<Found> {
     context.progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
-    let work = Work::Clients(runtimes.tokens());
+    let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
     // All sessions count as stable, as they are in a server that has run for a while.
-    let fleet = Fleet::start(&args.crowd, server.tunnel, work, Duration::ZERO)?;
-    let mut watch = Watch::new(fleet, server.child.id());
-    connect(args, &mut watch, context).await?;
+    let stable = Duration::ZERO;
+    let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, stable)?;
+    let (limit, shown) = (args.crowd.limit, (TUNNEL_SERVER, &context.progress));
+    if !watch.until_up(args.tunnels, limit, shown).await? {
+        let status = watch.next().await?;
+        let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
+        let failures = kinds(&status.failures);
+        bail!("only {up} of {all} connected within the limit: {failures}");
+    }
     watch.meanwhile(sleep(args.settle)).await?;
     let rss_before = watch.server_rss();
     drop(watch.take());
@@ -116,9 +114,8 @@ async fn measure(
     context.progress.message("killing the tunnel server");
     let killed = clock();
     server.child.kill();
-    let tunnel = server.tunnel;
     watch.meanwhile(sleep(args.outage)).await?;
-    let starting = stack::start_server(stack, files, Some(tunnel));
+    let starting = stack::start_server(stack, files, Some(address));
     let server = watch.meanwhile(Box::pin(starting)).await??;
     let listening = clock();
     watch.server_is(server.child.id());
@@ -152,25 +149,4 @@ async fn measure(
         answered,
         unanswered,
     })
-}
-
-async fn connect(args: &Args, watch: &mut Watch, context: &Context) -> anyhow::Result<()> {
-    let all = count(args.tunnels as f64);
-    let mut seen = Status::default();
-    let tell = |status: &Status| {
-        let up = count(status.up as f64);
-        context
-            .progress
-            .message(format_args!("{up} of {all} connected"));
-        seen.clone_from(status);
-    };
-    let done = |status: &Status| status.up >= args.tunnels;
-    if !watch.until(args.crowd.limit, done, tell).await? {
-        let up = count(seen.up as f64);
-        bail!(
-            "only {up} of {all} connected within the limit: {}",
-            kinds(&seen.failures)
-        );
-    }
-    Ok(())
 }

@@ -8,7 +8,6 @@
 //! The two halves of TLS alone stand before and after, so that a machine which gets slower meanwhile
 //! is not mistaken for a slow server.
 
-mod baseline;
 mod connect;
 mod show;
 pub mod spread;
@@ -20,19 +19,22 @@ use tokio::time::sleep;
 use crate::{
     fleet::{
         flags::CrowdArgs,
-        process::{Fleet, Work},
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::Watch,
+        watch::{Watch, Work},
     },
-    measure::usage::{Meter, TUNNEL_SERVER, resident},
+    measure::usage::{Meter, resident},
     report::{
         Report, Usage,
         format::{count, seconds},
+        usage::TUNNEL_SERVER,
     },
     scenario::{
         Context,
-        tunnels::{show::Found, spread::SpreadArgs},
+        tunnels::{
+            show::Found,
+            spread::{Spread, SpreadArgs},
+        },
     },
     stack::{self, ProgramArgs, Server, files::Files},
 };
@@ -86,19 +88,15 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let runtimes = Runtimes::write(&files, args.tunnels)?;
     let title = format!("{} idle tunnels", count(args.tunnels as f64));
     let mut report = Report::new("tunnels", title);
-    report.setting("tunnels", args.tunnels);
-    report.setting("settle", humantime::format_duration(args.settle));
-    report.setting("idle", humantime::format_duration(args.idle));
-    args.crowd.settings(&mut report);
 
     let mut alone = Vec::new();
     let halves = [args.tunnels / 2, args.tunnels - args.tunnels / 2];
     if args.tls_baseline {
-        alone.extend(baseline::measure(&args.crowd, &files, halves[0], context).await?);
+        alone.extend(connect::baseline(&args.crowd, &files, halves[0], context).await?);
     }
     let found = measure(&args, &stack, &files, &runtimes, context, &mut report).await?;
     if args.tls_baseline {
-        alone.extend(baseline::measure(&args.crowd, &files, halves[1], context).await?);
+        alone.extend(connect::baseline(&args.crowd, &files, halves[1], context).await?);
     }
     show::show(&mut report, found, &alone);
     Ok(report)
@@ -117,9 +115,8 @@ async fn measure(
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
     let before = resident(server.child.id()).unwrap_or(0);
-    let work = Work::Clients(runtimes.tokens());
-    let fleet = Fleet::start(&args.crowd, server.tunnel, work, STABLE)?;
-    let mut watch = Watch::new(fleet, server.child.id());
+    let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
+    let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, STABLE)?;
     let wanted = (args.tunnels, before);
     let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, context);
     let mut connected = Box::pin(connecting).await?;
@@ -140,9 +137,14 @@ async fn measure(
         found.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
-        let (roles, threads) = (watch.roles(TUNNEL_SERVER), args.crowd.fleet_threads);
-        let load = spread::measure(&args.spread, threads, &server, runtimes, &roles, context);
-        watch.meanwhile(Box::pin(load)).await??.show(report);
+        let spread = Spread {
+            args: &args.spread,
+            fleet_threads: args.crowd.fleet_threads.into(),
+            public: server.public,
+            roles: watch.roles(TUNNEL_SERVER),
+        };
+        let load = spread.measure(runtimes, context, report);
+        watch.meanwhile(Box::pin(load)).await??;
     }
     // While everything was done, nobody may have fallen.
     let end = watch.next().await?;

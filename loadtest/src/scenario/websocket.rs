@@ -1,7 +1,7 @@
 //! WebSocket messages that come back: how many a second, and how long the round trip takes.
 //!
 //! Without a rate each connection sends the next message when the last has come back. With a rate
-//! each connection sends at even intervals, whatever the target does; see `paced`.
+//! messages are due at even intervals, and the connections take turns, whatever the target does; see `paced`.
 
 mod paced;
 mod socket;
@@ -14,14 +14,10 @@ use http::Method;
 use crate::{
     load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::Failure,
-    report::Report,
-    scenario::{
-        Context,
-        connection::{parse_rate, path},
-    },
-    target::TargetArgs,
+    scenario::{TargetScenario, parse_rate},
+    target::{Target, TargetArgs},
 };
-pub(crate) use socket::Maker;
+pub(crate) use socket::Echo;
 use socket::Socket;
 
 /// Flags of `loadtest websocket`.
@@ -37,7 +33,7 @@ pub struct Args {
     /// WebSockets, each over a connection of its own
     #[arg(long, short = 'c', value_name = "N", default_value_t = 64)]
     pub connections: usize,
-    /// Open loop: each connection sends so many messages a second at even intervals, whether the
+    /// Open loop: so many messages a second for each connection, due at even intervals, whether the
     /// last has come back or not
     #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
@@ -46,64 +42,46 @@ pub struct Args {
     pub message_size: ByteSize,
 }
 
-/// Measures.
-///
-/// # Errors
-/// The target cannot be opened.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    let target = args.target.open().await?;
-    let title = format!("WebSocket echoes from {}", target.name);
-    let mut report = Report::new("websocket", title);
-    report.setting("url", target.uri());
-    report.setting("connections", args.connections);
-    if let Some(rate) = args.rate {
-        report.setting("rate", rate);
-    }
-    report.setting("message-size", args.message_size);
-    report.load_settings(&args.load);
+impl TargetScenario for Args {
+    const NAME: &str = "websocket";
+    const TITLE: &str = "WebSocket echoes from";
+    type Counts = ();
 
-    let maker = Arc::new(Maker {
-        dialer: target.dialer.clone(),
-        http2: target.http2,
-        template: target.template(Method::GET, path(&target, "/echo"))?,
-        size: usize::try_from(args.message_size.as_u64())?,
-    });
-    let mut load = Load::new(args.load.stretch(), args.load.threads.into());
-    match args.rate {
-        None => load.requests(
-            &target.name,
-            args.connections,
-            Pace::Closed,
-            Arc::new(Echo(maker)),
-        ),
-        Some(rate) => {
-            // Not all at the same instant: that would be a burst, not a rate.
-            let beat = paced::Beat::new(rate, args.connections);
-            load.group(&target.name, args.connections, move |worker| {
-                paced::work(maker.clone(), beat, worker)
-            });
+    fn target(&self) -> TargetArgs {
+        self.target.clone()
+    }
+
+    fn load(&self) -> &LoadArgs {
+        &self.load
+    }
+
+    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
+        let echo = Arc::new(Echo {
+            endpoint: target.sample_endpoint(Method::GET, "/echo")?,
+            size: usize::try_from(self.message_size.as_u64())?,
+        });
+        match self.rate {
+            None => load.requests(&target.name, self.connections, Pace::Closed, echo),
+            Some(rate) => {
+                let pace = Pace::Open(rate * self.connections as f64);
+                load.group(&target.name, self.connections, pace, move |worker| {
+                    paced::work(echo.clone(), worker)
+                });
+            }
         }
+        Ok(())
     }
-    let outcome = load.run(&context.progress, &target.roles).await?;
-    report.add(outcome);
-    report.add_standard_charts();
-    Ok(report)
 }
-
-/// Sends the next message when the last has come back.
-#[derive(Debug)]
-pub(crate) struct Echo(pub(crate) Arc<Maker>);
 
 impl Client for Echo {
     type Connection = Socket;
 
     async fn connect(&self, _worker: usize) -> Result<Socket, Failure> {
-        self.0.connect().await
+        self.connect().await
     }
 
     async fn exchange(&self, socket: &mut Socket) -> Result<Moved, Failure> {
-        let size = self.0.size as u64;
+        let size = self.size as u64;
         socket.sender.send().await?;
         socket.receiver.receive().await?;
         Ok(Moved {

@@ -13,23 +13,24 @@
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
-    future::Future,
     rc::Rc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::stream;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body::Body as _;
-use http_body_util::{BodyExt as _, Either, Full, combinators::UnsyncBoxBody};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt as _, Either, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::sleep,
+};
 
 use crate::{
     client::body::CHUNK,
-    upstream::{
-        UpstreamArgs, events, grpc, paced::paced, plain::Written, repeated::Repeated, websocket,
-    },
+    upstream::{UpstreamArgs, events, grpc, paced::paced, plain::Written, websocket},
 };
 
 /// The content of an answer: small ones without a box, since they are what is measured most.
@@ -107,14 +108,31 @@ impl Service {
     }
 
     fn bytes(self, length: &str) -> Response<Content> {
-        match length.parse() {
-            Ok(left) => Response::new(boxed(Repeated::new(self.chunk, left))),
-            Err(_) => text(
-                StatusCode::BAD_REQUEST,
-                "/bytes/N: N is a number of bytes\n",
-            ),
-        }
+        let Ok(length) = length.parse::<u64>() else {
+            let text = "/bytes/N: N is a number of bytes\n";
+            return self::text(StatusCode::BAD_REQUEST, text);
+        };
+        let mut response = Response::new(boxed(repeated(self.chunk, length)));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        response
     }
+}
+
+/// So many bytes of a chunk, as fast as they are taken. After each chunk all other connections on this thread have
+/// their turn: else downloads would delay small requests here, which would be taken for the doing of a tunnel.
+fn repeated(chunk: Bytes, length: u64) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+    StreamBody::new(stream::unfold(length, move |left| {
+        let chunk = chunk.clone();
+        async move {
+            if left < length {
+                yield_now().await;
+            }
+            let size = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let rest = left - size as u64;
+            (size > 0).then(|| (Ok(Frame::data(chunk.slice(..size))), rest))
+        }
+    }))
 }
 
 async fn upload(content: Incoming) -> Response<Content> {
@@ -158,7 +176,7 @@ pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Conte
 /// Content that cannot fail.
 fn boxed<B>(content: B) -> Content
 where
-    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {
     Either::Right(content.map_err(|error| match error {}).boxed_unsync())
 }
@@ -194,17 +212,6 @@ impl Errors {
     }
 }
 
-/// Runs what hyper wants to run on the side, on this thread.
-#[derive(Clone, Debug)]
-pub(super) struct Local;
-
-impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for Local {
-    fn execute(&self, future: F) {
-        // Ends with the connection that it belongs to.
-        drop(tokio::task::spawn_local(future));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,5 +223,18 @@ mod tests {
             let found = (0..10_000).filter(|_| errors.is_due()).count();
             assert_eq!(found, expected, "of 10,000 with a share of {share}");
         }
+    }
+    #[tokio::test]
+    async fn others_have_their_turn_between_chunks() {
+        let content = repeated(Bytes::from_static(b"xxxx"), 10);
+        let mut content = std::pin::pin!(content);
+        for (first, expected) in [(true, 4), (false, 4), (false, 2)] {
+            if !first {
+                assert!(futures_util::poll!(content.frame()).is_pending());
+            }
+            let frame = content.frame().await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap().len(), expected);
+        }
+        assert!(content.frame().await.is_none());
     }
 }

@@ -7,7 +7,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use loadtest::client::{Dialer, body::Outgoing, http1::Http1};
+use loadtest::client::{Dialer, body::Outgoing, connection::Connection};
 use tokio::{
     runtime::{Builder, LocalOptions},
     time::timeout,
@@ -37,7 +37,7 @@ fn get(uri: &str) -> Request<Outgoing> {
     request.body(Outgoing::Empty).unwrap()
 }
 
-async fn length(connection: &mut Http1, mut content: Incoming) -> usize {
+async fn length(connection: &mut Connection, mut content: Incoming) -> usize {
     let mut length = 0;
     while let Some(data) = connection.frame(&mut content).await.unwrap() {
         length += data.len();
@@ -48,7 +48,7 @@ async fn length(connection: &mut Http1, mut content: Incoming) -> usize {
 #[test]
 fn plain_requests_and_others_share_a_connection() {
     test(async |dialer, _| {
-        let mut connection = dialer.http1().await.unwrap();
+        let mut connection = dialer.connect(false).await.unwrap();
         let cases = [
             ("/", 16),
             ("/x?y", 16),
@@ -61,7 +61,7 @@ fn plain_requests_and_others_share_a_connection() {
             let length = length(&mut connection, answer.into_body()).await;
             assert_eq!(length, expected, "{path}");
         }
-        assert!(connection.is_open());
+        assert!(connection.is_open().await);
     });
 }
 
@@ -72,13 +72,13 @@ fn an_upload_is_counted() {
             let request = Request::post(uri).header("host", "upstream");
             request.body(Outgoing::repeated(3_000_000)).unwrap()
         };
-        let mut one = dialer.http1().await.unwrap();
+        let mut one = dialer.connect(false).await.unwrap();
         let answer = one.send(request("/upload".to_owned())).await.unwrap();
         let mut content = answer.into_body();
         let text = one.frame(&mut content).await.unwrap();
         assert_eq!(text, Some(Bytes::from("3000000")));
 
-        let mut two = dialer.http2().await.unwrap();
+        let mut two = dialer.connect(true).await.unwrap();
         let uri = format!("http://{authority}/upload");
         let answer = two.send(request(uri)).await.unwrap();
         let text = answer.into_body().collect().await.unwrap().to_bytes();
@@ -89,7 +89,7 @@ fn an_upload_is_counted() {
 #[test]
 fn a_pace_is_kept() {
     test(async |dialer, _| {
-        let mut connection = dialer.http1().await.unwrap();
+        let mut connection = dialer.connect(false).await.unwrap();
         let begun = tokio::time::Instant::now();
         let answer = connection.send(get("/pace?rate=100000&bytes=30000")).await;
         let length = length(&mut connection, answer.unwrap().into_body()).await;
@@ -105,7 +105,7 @@ fn a_pace_is_kept() {
 #[test]
 fn events_come_one_by_one() {
     test(async |dialer, _| {
-        let mut connection = dialer.http1().await.unwrap();
+        let mut connection = dialer.connect(false).await.unwrap();
         let answer = connection
             .send(get("/events?rate=50&count=3"))
             .await
@@ -140,7 +140,7 @@ fn a_websocket_echoes() {
 #[test]
 fn grpc_messages_come_back_with_a_status() {
     test(async |dialer, authority| {
-        let mut connection = dialer.http2().await.unwrap();
+        let mut connection = dialer.connect(true).await.unwrap();
         let message = Bytes::from_static(b"\0\0\0\0\x03abc");
         let request = Request::builder()
             .method(Method::POST)

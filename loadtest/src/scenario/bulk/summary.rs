@@ -1,128 +1,88 @@
-//! What is told of the streams: throughput, fair shares, first bytes, and the cost of a gibibyte.
+//! What is told of the streams: throughput, fair shares, first bytes, the cost of a gibibyte, and the share of a link.
 
-use std::{collections::BTreeMap, time::Duration};
-
-use super::{
-    Args, link,
-    observe::{Flow, Observed, Shared, throughput},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
+
+use super::{Args, Direction, Flow};
 use crate::{
-    load::{BUSY, Outcome},
-    measure::{timeline, usage::GENERATOR},
+    relay::Link,
     report::{
         Axis, Chart, Interval, Latency, Report, Run, Scale, Series, Table, Unit, Usage,
-        format::{NONE, bytes, bytes_per_second, count, seconds},
+        format::{bytes, bytes_per_second, cell, count, seconds},
     },
+    scenario::rounds::Spread,
 };
 
 /// A gibibyte.
 const GIB: f64 = 1_073_741_824.0;
 
-/// Adds everything to the report.
-pub(super) fn add(
-    report: &mut Report,
-    args: &Args,
-    shared: &Shared,
-    outcome: Outcome,
-    observed: &Observed,
-) {
-    let usage = outcome.usage.clone();
-    let (mut runs, notes) = outcome.into_runs();
-    report.notes.extend(notes);
-    let total = observed.begin + observed.seconds;
-    let step = timeline::interval(Duration::from_secs_f64(total.max(0.0))).as_secs_f64();
-    let is_bound = is_bound(&usage, observed.seconds, args.load.threads);
-    let mut lines = Vec::new();
-    let mut shares = Vec::new();
-    for (number, flow) in shared.flows.iter().enumerate() {
-        let moved = observed.moved.get(number).map_or(&[][..], Vec::as_slice);
-        let points = throughput(&observed.samples, number, step);
-        if let Some(run) = runs.get_mut(number) {
-            fill(run, observed, flow, moved.iter().sum());
-            run.generator_bound |= is_bound;
-            run.timeline = intervals(&points, observed.begin);
-        }
-        shares.push(share_row(args, flow, moved, observed.seconds));
-        lines.push(Series::new(flow.direction.name(), points));
+/// Windows of TCP and of the multiplexer must have grown by then: the share of a link is measured
+/// from here.
+const GROWN: f64 = 2.0;
+
+/// Adds tables, the chart and notes for the runs in the report, of which there is one for each flow.
+pub(super) fn show(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
+    for run in &mut report.runs {
+        // A transfer is as large as one likes: what counts is the cost of a gibibyte.
+        run.cpu_us_per_request = None;
     }
-    report.runs.extend(runs);
+    let shares = report.runs.iter().zip(flows);
+    let shares = shares.map(|(run, flow)| share_row(args, run, flow));
+    let shares = shares.collect();
     report.tables.push(share_table(shares));
-    let moved = observed.moved.iter().flatten().sum::<u64>() as f64;
-    if moved > 0.0 {
-        report
-            .tables
-            .push(cost_table(&usage, observed.seconds, moved / GIB));
-    }
-    let x = Axis::new("time since the streams began", Unit::Seconds, Scale::Linear);
+    report.tables.extend(cost_table(&report.runs));
+    let x = Axis::new("time", Unit::Seconds, Scale::Linear);
     let y = Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear);
+    let line = |run: &Run| {
+        let point = |interval: &Interval| (interval.at, interval.bytes_per_second);
+        Series::new(&run.name, run.timeline.iter().map(point).collect())
+    };
+    let lines = report.runs.iter().map(line);
     let mut chart = Chart::new("Throughput over time", x, y, lines);
     if let Some(link) = args.link() {
-        link::add(report, shared, link, observed, &mut chart);
+        add_link(report, args, link, &mut chart);
     }
     report.charts.extend(chart.if_any());
-    tell(report, args, shared, is_bound);
+    warn(report, args, flows);
 }
 
-/// The load knows of transfers; the bytes and the stretch of time are the observer's.
-fn fill(run: &mut Run, observed: &Observed, flow: &Flow, moved: u64) {
-    if observed.seconds > 0.0 {
-        run.seconds = observed.seconds;
-    }
-    run.rate = per(run.completed as f64, run.seconds);
-    let is_upload = flow.direction == super::Direction::Up;
-    (run.bytes_up, run.bytes_down) = if is_upload { (moved, 0) } else { (0, moved) };
-    // A transfer is as large as one likes: what counts is the cost of a gibibyte.
-    run.cpu_us_per_request = None;
-}
-
-fn intervals(points: &[(f64, f64)], begin: f64) -> Vec<Interval> {
-    let measured = points.iter().filter(|(at, _)| *at > begin);
-    let interval = |(at, throughput): &(f64, f64)| Interval {
-        at: at - begin,
-        bytes_per_second: *throughput,
-        ..Interval::default()
-    };
-    measured.map(interval).collect()
-}
-
-/// Throughput of each stream that counts: over the stretch, or over its own transfer.
-fn rates(args: &Args, flow: &Flow, moved: &[u64], seconds: f64) -> Vec<f64> {
-    let streams = flow.streams.iter().zip(moved);
-    let rate = |(stream, moved): (&super::observe::Stream, &u64)| {
-        let seconds = if args.size.is_some() {
-            stream.good_end()?
-        } else {
-            seconds
+/// Throughput of each stream that counts: over the window, or over its own transfer.
+fn rates(args: &Args, run: &Run, flow: &Flow) -> Vec<f64> {
+    let rate = |(moved, took): (&AtomicU64, &OnceLock<f64>)| {
+        let seconds = match args.size {
+            Some(_) => *took.get()?,
+            None => run.seconds,
         };
-        Some(per(*moved as f64, seconds))
+        Some(moved.load(Relaxed) as f64 / seconds.max(1e-9))
     };
-    let mut rates: Vec<f64> = streams.filter_map(rate).collect();
-    rates.sort_by(f64::total_cmp);
-    rates
+    flow.moved.iter().zip(&flow.took).filter_map(rate).collect()
 }
 
-/// Jain's index: 1 when all have the same, 1/n when one has all.
+/// Jain's index: 1 when all have as much, 1/n when one has all.
 fn fairness(rates: &[f64]) -> Option<f64> {
     let sum: f64 = rates.iter().sum();
     let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
     (squares > 0.0).then(|| sum * sum / (rates.len() as f64 * squares))
 }
 
-fn share_row(args: &Args, flow: &Flow, moved: &[u64], seconds: f64) -> Vec<String> {
-    let rates = rates(args, flow, moved, seconds);
-    let first_bytes = flow.first_bytes();
-    let first_byte = |pick: fn(&Latency) -> f64| {
-        first_bytes
-            .as_ref()
-            .map_or_else(|| NONE.to_owned(), |delays| self::seconds(pick(delays)))
-    };
+fn share_row(args: &Args, run: &Run, flow: &Flow) -> Vec<String> {
+    let rates = rates(args, run, flow);
+    let spread = Spread::of_all(rates.iter().copied());
+    let rate = |pick: fn(Spread) -> f64| cell(spread.map(pick), bytes_per_second);
+    let first_bytes = flow.first_bytes.lock().summary();
+    let first_byte = |pick: fn(&Latency) -> f64| cell(first_bytes.as_ref().map(pick), seconds);
     vec![
-        flow.direction.name().to_owned(),
-        count(flow.streams.len() as f64),
-        rate_or_none(rates.first().copied()),
-        rate_or_none(rates.get(rates.len() / 2).copied()),
-        rate_or_none(rates.last().copied()),
-        fairness(&rates).map_or_else(|| NONE.to_owned(), |index| format!("{index:.3}")),
+        run.name.clone(),
+        count(flow.moved.len() as f64),
+        rate(|spread| spread.low),
+        rate(|spread| spread.median),
+        rate(|spread| spread.high),
+        cell(fairness(&rates), |index| format!("{index:.3}")),
         first_byte(|delays| delays.p50),
         first_byte(|delays| delays.max),
     ]
@@ -139,66 +99,99 @@ fn share_table(rows: Vec<Vec<String>>) -> Table {
         "first byte p50",
         "first byte max",
     ];
-    let title = "Each stream's throughput; fairness is 1 when all have the same";
+    let title = "Each stream's throughput; fairness is 1 when all have as much";
     Table::new(title, &columns, rows)
 }
 
-fn cost_table(usage: &BTreeMap<String, Usage>, seconds: f64, gibibytes: f64) -> Table {
+/// What programs used is known for all flows together.
+fn cost_table(runs: &[Run]) -> Option<Table> {
+    let none = BTreeMap::new();
+    let (usage, span) = runs
+        .first()
+        .map_or((&none, 0.0), |run| (&run.usage, run.seconds));
+    let moved = runs.iter().map(|run| run.bytes_up + run.bytes_down);
+    let moved = moved.sum::<u64>() as f64 / GIB;
     let row = |(role, used): (&String, &Usage)| {
         vec![
             role.clone(),
-            format!("{:.3} s", used.cpu_seconds / gibibytes),
-            format!("{:.1} %", per(used.cpu_seconds, seconds) * 100.0),
+            format!("{:.3} s", used.cpu_seconds / moved),
+            format!("{:.1} %", used.cpu_seconds / span * 100.0),
             bytes(used.peak_rss as f64),
         ]
     };
     let columns = ["role", "processor time per GiB", "of a core", "most memory"];
     let rows = usage.iter().map(row).collect();
-    Table::new("What a gibibyte costs", &columns, rows)
+    (moved > 0.0).then(|| Table::new("What a gibibyte costs", &columns, rows))
 }
 
-fn tell(report: &mut Report, args: &Args, shared: &Shared, is_bound: bool) {
-    if args.size.is_some() {
-        let streams = || shared.flows.iter().flat_map(|flow| &flow.streams);
-        let failed = streams()
-            .filter(|stream| stream.good_end().is_none())
-            .count();
-        if failed > 0 {
-            let all = streams().count();
-            report.warn(format!(
-                "{failed} of {all} streams failed: their bytes are part of the throughput, but \
-                 not of the streams' shares"
-            ));
-        }
-        // With a duration the load says so itself.
-        if is_bound {
-            report.warn(
-                "the load generator was the limit: the target may be faster than this; give it \
-                 more --threads on a machine with more cores",
-            );
-        }
-    }
-    if shared
-        .flows
+/// Adds the table about the link, and the link's rate to the chart of throughput.
+fn add_link(report: &mut Report, args: &Args, link: Link, chart: &mut Chart) {
+    let full = link.rate.map(|rate| rate.bytes());
+    let warm_up = match args.size {
+        Some(_) => 0.0,
+        None => args.load.warm_up.as_secs_f64(),
+    };
+    let row = |run: &Run| {
+        let grown = |interval: &&Interval| interval.at + warm_up > GROWN;
+        let grown = mean(run.timeline.iter().filter(grown));
+        let early = |interval: &&Interval| interval.at + warm_up <= GROWN;
+        let early = mean(run.timeline.iter().filter(early));
+        let share = grown.zip(full).map(|(grown, full)| grown / full * 100.0);
+        vec![
+            run.name.clone(),
+            seconds(2.0 * link.delay.as_secs_f64()),
+            cell(full, bytes_per_second),
+            cell(early, bytes_per_second),
+            cell(grown, bytes_per_second),
+            cell(share, |share| format!("{share:.1} %")),
+        ]
+    };
+    let columns = [
+        "link",
+        "round trip",
+        "rate",
+        "first 2 s",
+        "after 2 s",
+        "share of the link after 2 s",
+    ];
+    let rows: Vec<_> = report.runs.iter().map(row).collect();
+    let title = "What the streams reached of the link between tunnel client and tunnel server";
+    report.tables.push(Table::new(title, &columns, rows));
+    let longest = report
+        .runs
         .iter()
-        .any(|flow| flow.direction == super::Direction::Up)
-    {
+        .map(|run| run.seconds)
+        .fold(0.0, f64::max);
+    if longest + warm_up <= GROWN {
+        report
+            .warn("the streams ended within two seconds, before the link could be full: move more");
+    }
+    if let Some(full) = full {
+        let line = vec![(0.0, full), (longest, full)];
+        chart.series.push(Series::new("the link", line));
+    }
+}
+
+fn mean<'a>(intervals: impl Iterator<Item = &'a Interval>) -> Option<f64> {
+    let rates: Vec<f64> = intervals
+        .map(|interval| interval.bytes_per_second)
+        .collect();
+    (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
+}
+
+fn warn(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
+    let streams = || flows.iter().flat_map(|flow| &flow.took);
+    let failed = streams().filter(|took| took.get().is_none()).count();
+    if args.size.is_some() && failed > 0 {
+        let all = streams().count();
+        report.warn(format!(
+            "{failed} of {all} streams failed: their bytes are part of the throughput, but not of \
+             the streams' shares"
+        ));
+    }
+    if flows.iter().any(|flow| flow.direction == Direction::Up) {
         report.note("uploaded bytes count when the connection takes them");
     }
-}
-
-fn is_bound(usage: &BTreeMap<String, Usage>, seconds: f64, threads: u16) -> bool {
-    let used = usage.get(GENERATOR).map_or(0.0, |usage| usage.cpu_seconds);
-    per(used, seconds) >= BUSY * f64::from(threads)
-}
-
-fn per(value: f64, seconds: f64) -> f64 {
-    if seconds > 0.0 { value / seconds } else { 0.0 }
-}
-
-/// A throughput for a table, or a dash.
-pub(super) fn rate_or_none(rate: Option<f64>) -> String {
-    rate.map_or_else(|| NONE.to_owned(), bytes_per_second)
 }
 
 #[cfg(test)]
@@ -206,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fairness_is_one_when_all_have_the_same() {
+    fn fairness_is_one_when_all_have_as_much() {
         assert_eq!(fairness(&[5.0, 5.0, 5.0]), Some(1.0));
         assert_eq!(fairness(&[0.0, 0.0, 0.0, 8.0]), Some(0.25));
         assert_eq!(fairness(&[]), None);

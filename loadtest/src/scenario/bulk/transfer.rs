@@ -1,6 +1,10 @@
 //! One stream: a transfer after the other over one connection, counted while it moves.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::{
@@ -8,16 +12,18 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
-use super::observe::{Shared, Stream};
+use super::Flow;
 use crate::{
     client::{
-        Dialer,
         body::{CHUNK, Outgoing},
-        template::Template,
+        connection::Connection,
+        endpoint::{Endpoint, PAUSE, within},
     },
     load::Worker,
-    measure::errors::{Failure, Kind},
-    scenario::connection::{Connection, PAUSE, dial_within, within},
+    measure::{
+        Recorder, Window,
+        errors::{Failure, Kind},
+    },
 };
 
 /// What all bytes of the sample upstream are.
@@ -32,9 +38,7 @@ const LONGEST_COUNT: usize = 64;
 /// What all streams of one direction have in common.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) dialer: Dialer,
-    pub(super) http2: bool,
-    pub(super) template: Template,
+    pub(super) endpoint: Endpoint,
     pub(super) is_upload: bool,
     /// Bytes of a transfer; none: no end.
     pub(super) size: Option<u64>,
@@ -46,72 +50,73 @@ pub(super) struct Plan {
     pub(super) verify: bool,
 }
 
-/// Runs stream `worker.index` of flow `flow`: one transfer with a size, else until the window ends.
-pub(super) async fn work(plan: Arc<Plan>, shared: Arc<Shared>, flow: usize, mut worker: Worker) {
+/// Runs stream `worker.index` of `flow`: one transfer with a size, else until the window ends.
+pub(super) async fn work(plan: Arc<Plan>, flow: Arc<Flow>, mut worker: Worker) {
     let limit = worker.timeout;
     // What fails here fails again below, and is counted there.
-    let connection = dial_within(limit, &plan.dialer, plan.http2).await.ok();
+    let connection = plan.endpoint.connect(limit).await.ok();
     let window = worker.ready().await;
-    shared.begin(window);
-    let Some((flow, stream)) = shared.stream(flow, worker.index) else {
-        return;
-    };
-    let mut transfers = Transfers {
+    let mut stream = Stream {
         plan: &plan,
-        first_byte: &|delay| flow.first_byte(delay),
-        stream,
+        flow: &flow,
+        number: worker.index,
+        recorder: &worker.recorder,
+        window,
         limit,
         connection,
     };
     loop {
         let begun = Instant::now();
-        let transfer = transfers.next();
-        let ended = if plan.size.is_some() {
-            transfer.await
-        } else {
-            match timeout_at(window.end, transfer).await {
-                Ok(ended) => ended,
-                // The end of the window is no failure of the transfer.
-                Err(_) => return,
-            }
+        // The end of the window is no failure of the transfer.
+        let Ok(ended) = timeout_at(window.end, stream.transfer()).await else {
+            return;
         };
-        let is_good = ended.is_ok();
         match ended {
             Ok(()) => worker.recorder.completed(begun, 0, 0),
             // It may have begun in the warm-up; what counts is when it broke.
             Err(failure) => worker.recorder.failed(Instant::now(), failure.kind),
         }
         if plan.size.is_some() {
-            stream.end(window.start.elapsed(), is_good);
+            if let (Ok(()), Some(took)) = (ended, flow.took.get(worker.index)) {
+                // Each stream ends once.
+                let _ = took.set(window.start.elapsed().as_secs_f64());
+            }
             return;
         }
         if window.is_over() {
             return;
         }
-        if !is_good {
+        if ended.is_err() {
             sleep(PAUSE).await;
         }
     }
 }
 
 /// The transfers of one stream.
-struct Transfers<'a> {
+struct Stream<'a> {
     plan: &'a Plan,
-    first_byte: &'a dyn Fn(Duration),
-    stream: &'a Stream,
+    flow: &'a Flow,
+    number: usize,
+    recorder: &'a Recorder,
+    window: Window,
     limit: Duration,
     connection: Option<Connection>,
 }
 
-impl Transfers<'_> {
+impl Stream<'_> {
     /// Does the next one, over a new connection if there is none. The limit is for the time in
     /// which nothing moves.
-    async fn next(&mut self) -> Result<(), Failure> {
+    async fn transfer(&mut self) -> Result<(), Failure> {
         // Only a transfer that went well gives it back.
-        let kept = self.connection.take();
-        let mut connection = match kept.and_then(Connection::if_open) {
+        let mut kept = self.connection.take();
+        if let Some(connection) = &mut kept
+            && !connection.is_open().await
+        {
+            kept = None;
+        }
+        let mut connection = match kept {
             Some(connection) => connection,
-            None => dial_within(self.limit, &self.plan.dialer, self.plan.http2).await?,
+            None => self.plan.endpoint.connect(self.limit).await?,
         };
         let done = if self.plan.is_upload {
             self.upload(&mut connection).await
@@ -124,20 +129,31 @@ impl Transfers<'_> {
         done
     }
 
+    /// Counts bytes that moved now.
+    fn count(&self, bytes: u64) {
+        if self.plan.is_upload {
+            self.recorder.bytes(bytes, 0);
+        } else {
+            self.recorder.bytes(0, bytes);
+        }
+        if self.window.contains(Instant::now())
+            && let Some(moved) = self.flow.moved.get(self.number)
+        {
+            moved.fetch_add(bytes, Relaxed);
+        }
+    }
+
     async fn download(&self, connection: &mut Connection) -> Result<(), Failure> {
         let begun = Instant::now();
-        let request = self.plan.template.request(Outgoing::Empty);
-        let answer = within(self.limit, connection.send(request)).await?;
-        check_status(answer.status())?;
-        let mut content = answer.into_body();
+        let mut content = self.plan.endpoint.ask(connection, self.limit).await?;
         let mut pace = Pace::new(self.plan.pace);
         let mut length = 0;
         while let Some(data) = within(self.limit, connection.frame(&mut content)).await? {
             if length == 0 {
-                (self.first_byte)(begun.elapsed());
+                self.flow.first_bytes.lock().record(begun.elapsed());
             }
             length += data.len() as u64;
-            self.stream.add(data.len() as u64);
+            self.count(data.len() as u64);
             if self.plan.verify && !is_filling(&data) {
                 return Err(Failure::fatal(Kind::Other("wrong_content")));
             }
@@ -148,8 +164,8 @@ impl Transfers<'_> {
 
     async fn upload(&self, connection: &mut Connection) -> Result<(), Failure> {
         let (sender, receiver) = mpsc::channel(1);
-        let request = self.plan.template.request(Outgoing::Channel(receiver));
-        let mut content = {
+        let request = self.plan.endpoint.request(Outgoing::Channel(receiver));
+        let content = {
             let mut feed = pin!(self.feed(sender));
             let mut answer = pin!(connection.send(request));
             let answer = tokio::select! {
@@ -166,19 +182,13 @@ impl Transfers<'_> {
             check_status(answer.status())?;
             answer.into_body()
         };
-        let mut text = Vec::new();
-        while let Some(data) = within(self.limit, connection.frame(&mut content)).await? {
-            if text.len() <= LONGEST_COUNT {
-                text.extend_from_slice(&data[..data.len().min(LONGEST_COUNT)]);
-            }
-        }
+        let text = within(self.limit, connection.collect(content, LONGEST_COUNT)).await?;
         if !self.plan.is_sample {
             return Ok(());
         }
-        // It answers how much it got.
-        let got = str::from_utf8(&text)
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
+        // It answers how many bytes it got.
+        let got = str::from_utf8(&text).ok();
+        let got = got.and_then(|text| text.trim().parse().ok());
         check_length(self.plan.size, got.unwrap_or(0))
     }
 
@@ -200,7 +210,7 @@ impl Transfers<'_> {
                 Ok(Err(_)) => return std::future::pending().await,
                 Err(_) => return Err(Failure::fatal(Kind::Timeout)),
             }
-            self.stream.add(length as u64);
+            self.count(length as u64);
             left = left.map(|left| left - length as u64);
             pace.moved(length).await;
         }

@@ -21,94 +21,77 @@ struct Ticks {
     all: u64,
 }
 
-/// One stretch of time that is watched.
-pub(super) struct Watch {
-    before: Option<Ticks>,
-    meter: Meter,
-}
-
-impl Watch {
-    /// From now on. What the roles use is no noise.
-    pub(super) fn start(roles: &Roles) -> Self {
-        Self {
-            before: ticks(),
-            meter: Meter::start(roles.clone()),
-        }
-    }
-}
-
-/// Sums over all watched stretches, in seconds of processor time.
-#[derive(Debug, Default)]
+/// The time from the first round to the last.
 pub(super) struct Noise {
-    others: f64,
-    stolen: f64,
-    all: f64,
+    before: Option<Ticks>,
+    /// What is measured and measures, which is no noise.
+    known: Meter,
 }
 
 impl Noise {
-    /// Ends a stretch.
-    pub(super) fn add(&mut self, watch: Watch) {
-        let ours: f64 = watch
-            .meter
-            .finish()
-            .values()
-            .map(|usage| usage.cpu_seconds)
-            .sum();
-        if let (Some(before), Some(after)) = (watch.before, ticks()) {
-            let each = rustix::param::clock_ticks_per_second().max(1) as f64;
-            self.count(before, after, ours, each);
+    /// Begins now. What these roles use is no noise.
+    pub(super) fn start(known: Roles) -> Self {
+        Self {
+            before: ticks(),
+            known: Meter::start(known),
         }
     }
 
-    fn count(&mut self, before: Ticks, after: Ticks, ours: f64, each: f64) {
-        let passed = |of: fn(&Ticks) -> u64| of(&after).saturating_sub(of(&before)) as f64 / each;
-        self.others += (passed(|ticks| ticks.busy) - ours).max(0.0);
-        self.stolen += passed(|ticks| ticks.stolen);
-        self.all += passed(|ticks| ticks.all);
-    }
-
-    /// Notes for the report. Where not all processes that were measured are known (`is_partial`),
-    /// theirs look like others', which is no reason to warn.
-    pub(super) fn tell(&self, load_average: Option<f64>, is_partial: bool, report: &mut Report) {
-        if let Some(average) = load_average {
-            let cores = report.machine.cores;
-            let text = format!(
-                "load average at the start: {} on {cores} cores",
-                format::count(average)
-            );
-            if average > cores as f64 * LOADED {
-                report.warn(format!("{text}; other programs were using the machine"));
-            } else {
-                report.note(text);
-            }
-        }
-        if self.all <= 0.0 {
-            return;
-        }
-        let (others, stolen) = (self.others / self.all, self.stolen / self.all);
-        let known = if is_partial {
-            ", among them targets and upstreams whose processes are not known,"
-        } else {
-            ""
-        };
-        let text = format!(
-            "while measuring, other programs{known} and the kernel's own work took {:.1} % of the \
-             machine, and {:.1} % was stolen by its host",
-            others * 100.0,
-            stolen * 100.0
-        );
-        if others > LOUD && !is_partial || stolen > LOUD {
-            report.warn(text);
-        } else {
-            report.note(text);
+    /// Ends, and adds to the report what others used. Where not all processes that were measured are known
+    /// (`is_partial`), theirs look like others', which is no reason to warn.
+    pub(super) fn tell(self, is_partial: bool, report: &mut Report) {
+        let usage = self.known.finish();
+        let ours = usage.values().map(|usage| usage.cpu_seconds).sum();
+        let each = rustix::param::clock_ticks_per_second().max(1) as f64;
+        if let (Some(before), Some(after)) = (self.before, ticks())
+            && let Some((others, stolen)) = shares(before, after, ours, each)
+        {
+            tell(others, stolen, is_partial, report);
         }
     }
 }
 
-/// How many programs ran or wanted to, over the last minute.
-pub(super) fn load_average() -> Option<f64> {
-    let text = fs::read_to_string("/proc/loadavg").ok()?;
-    text.split_ascii_whitespace().next()?.parse().ok()
+/// The shares of the machine that others used and that its host took; none if no time has passed.
+fn shares(before: Ticks, after: Ticks, ours: f64, each: f64) -> Option<(f64, f64)> {
+    let passed = |of: fn(&Ticks) -> u64| of(&after).saturating_sub(of(&before)) as f64 / each;
+    let all = passed(|ticks| ticks.all);
+    let others = (passed(|ticks| ticks.busy) - ours).max(0.0);
+    (all > 0.0).then(|| (others / all, passed(|ticks| ticks.stolen) / all))
+}
+
+fn tell(others: f64, stolen: f64, is_partial: bool, report: &mut Report) {
+    let known = if is_partial {
+        ", among them targets and upstreams whose processes are not known,"
+    } else {
+        ""
+    };
+    let text = format!(
+        "while measuring, other programs{known} and the kernel's own work took {:.1} % of the \
+         machine, and {:.1} % was stolen by its host",
+        others * 100.0,
+        stolen * 100.0
+    );
+    if others > LOUD && !is_partial || stolen > LOUD {
+        report.warn(text);
+    } else {
+        report.note(text);
+    }
+}
+
+/// Adds to the report how many programs ran or wanted to, over the last minute.
+pub(super) fn tell_load_average(report: &mut Report) {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let average = text.split_ascii_whitespace().next();
+    let Some(average) = average.and_then(|average| average.parse::<f64>().ok()) else {
+        return;
+    };
+    let (cores, average_text) = (report.machine.cores, format::count(average));
+    let text = format!("load average at the start: {average_text} on {cores} cores");
+    if average > cores as f64 * LOADED {
+        report.warn(format!("{text}; other programs were using the machine"));
+    } else {
+        report.note(text);
+    }
 }
 
 fn ticks() -> Option<Ticks> {
@@ -118,15 +101,10 @@ fn ticks() -> Option<Ticks> {
 /// The first line: user, nice, system, idle, waiting, interrupts (two kinds), stolen. What follows
 /// is contained in the first two.
 fn parse(text: &str) -> Option<Ticks> {
-    let fields = text
-        .lines()
-        .next()?
-        .strip_prefix("cpu ")?
-        .split_ascii_whitespace();
-    let fields: Vec<u64> = fields
-        .map_while(|field| field.parse().ok())
-        .take(8)
-        .collect();
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    let fields = line.split_ascii_whitespace();
+    let fields = fields.map_while(|field| field.parse().ok()).take(8);
+    let fields: Vec<u64> = fields.collect();
     let [user, nice, system, idle, waiting, hard, soft, stolen] = fields.try_into().ok()?;
     let busy = user + nice + system + hard + soft;
     Some(Ticks {
@@ -151,30 +129,28 @@ mod tests {
         };
         assert_eq!(parse(text), Some(expected));
         assert_eq!(parse("cpu  1 2 3\n"), None);
-        assert!(ticks().is_some() && load_average().is_some());
+        assert!(ticks().is_some());
     }
 
     #[test]
     fn what_is_ours_is_no_noise() {
-        let mut noise = Noise::default();
         let after = Ticks {
             busy: 300,
             stolen: 20,
             all: 1000,
         };
-        noise.count(Ticks::default(), after, 2.5, 100.0);
-        assert!((noise.others - 0.5).abs() < 1e-9 && (noise.stolen - 0.2).abs() < 1e-9);
+        let (others, stolen) = shares(Ticks::default(), after, 2.5, 100.0).unwrap();
+        assert!((others - 0.05).abs() < 1e-9 && (stolen - 0.02).abs() < 1e-9);
+        assert_eq!(shares(after, after, 0.0, 100.0), None);
+    }
+
+    #[test]
+    fn what_an_unknown_target_uses_is_no_reason_to_warn() {
         let mut report = Report::new("compare", "noise");
-        noise.tell(None, false, &mut report);
-        assert!(report.notes[0].text.contains("5.0 %"), "{:?}", report.notes);
-        // What an unknown target uses is no reason to warn.
-        noise.others = 3.0;
-        noise.tell(None, true, &mut report);
-        noise.tell(None, false, &mut report);
-        let levels = report.notes.iter().map(|note| note.level);
-        assert_eq!(
-            levels.collect::<Vec<_>>(),
-            [Level::Info, Level::Info, Level::Warning]
-        );
+        tell(0.3, 0.0, true, &mut report);
+        tell(0.3, 0.0, false, &mut report);
+        tell(0.0, 0.3, true, &mut report);
+        let levels: Vec<_> = report.notes.iter().map(|note| note.level).collect();
+        assert_eq!(levels, [Level::Info, Level::Warning, Level::Warning]);
     }
 }

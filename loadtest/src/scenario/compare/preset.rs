@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{measure::usage::UPSTREAM, stack::child::Child};
+use crate::{report::usage::UPSTREAM, stack::child::Child};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(20);

@@ -1,28 +1,29 @@
-//! One load over one target, once: the figures of a round.
+//! One load over one target, once: the run of a round.
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
-use http::{Method, StatusCode};
-use tokio::time::{Instant, timeout};
+use http::Method;
+use tokio::time::Instant;
 
+use super::Args;
 use crate::{
     client::{
         body::Outgoing,
-        http1::Http1,
+        connection::Connection,
+        endpoint::{Endpoint, within},
         minimal::{MinimalClient, Written},
     },
-    load::{BUSY, Load, LoadArgs, Pace},
+    load::{BUSY, Load, Pace},
     measure::{
-        Slice,
         errors::{Failure, Kind},
-        usage::{Meter, cpu_us_per_request, scheduled},
+        usage::{Meter, scheduled},
     },
     progress::Progress,
-    report::{Note, Unit, format},
-    scenario::{
-        http::Requests,
-        rounds::{Figure, Sample},
+    report::{
+        Note, Run, format,
+        tables::{CPU_PER_GIB, CPU_PER_REQUEST, Figure, P50, P99, RATE, THROUGHPUT},
     },
+    scenario::http::Requests,
     target::Target,
 };
 
@@ -32,19 +33,8 @@ const WARM: u64 = 64 << 20;
 /// How many of the bytes of a whole transfer go before it at most: one of so many.
 const WARM_SHARE: u64 = 8;
 
-const GIB: f64 = (1u64 << 30) as f64;
-
-const REQUESTS: &[Figure] = &[
-    Figure::new("CPU/request", Unit::Seconds),
-    Figure::new("rate", Unit::PerSecond),
-    Figure::new("p50", Unit::Seconds),
-    Figure::new("p99", Unit::Seconds),
-];
-
-const TRANSFER: &[Figure] = &[
-    Figure::new("throughput", Unit::BytesPerSecond),
-    Figure::new("CPU/GiB", Unit::Seconds),
-];
+/// More of the answer to an upload is not read: it is no count.
+const LONGEST_COUNT: usize = 64;
 
 /// How much is asked of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +48,11 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// The figures of its samples, in their order.
+    /// The figures of its table.
     pub(super) fn figures(self) -> &'static [Figure] {
         match self {
-            Self::Http(_) => REQUESTS,
-            Self::Download(_) | Self::Upload(_) => TRANSFER,
+            Self::Http(_) => &[CPU_PER_REQUEST, RATE, P50, P99],
+            Self::Download(_) | Self::Upload(_) => &[THROUGHPUT, CPU_PER_GIB],
         }
     }
 }
@@ -79,100 +69,30 @@ impl fmt::Display for Level {
     }
 }
 
-/// Takes one sample. What fails is part of it.
-pub(super) async fn take(
+/// Measures one level over a target once. What fails is part of the run.
+pub(super) async fn measure(
     level: Level,
     target: &Target,
-    load: &LoadArgs,
+    args: &Args,
     progress: &Progress,
-) -> anyhow::Result<Sample> {
-    match level {
-        Level::Http(connections) => requests(target, connections, load, progress).await,
-        Level::Download(size) | Level::Upload(size) => {
-            progress.message(format::bytes(size as f64));
-            Ok(transfer(target, level, size, load.timeout).await)
+) -> anyhow::Result<(Run, Vec<Note>)> {
+    let size = match level {
+        Level::Http(connections) => {
+            let mut load = Load::new(args.load.stretch(), args.load.threads.into());
+            let client = Requests::new(target.endpoint(Method::GET, None)?, 0)?;
+            let name = "small requests";
+            load.requests(name, connections, Pace::Closed, Arc::new(client));
+            let outcome = load.run(progress, &target.roles).await?;
+            let (run, notes) = outcome.into_run(name);
+            return Ok((run.unwrap_or_default(), notes));
         }
-    }
-}
-
-async fn requests(
-    target: &Target,
-    connections: usize,
-    args: &LoadArgs,
-    progress: &Progress,
-) -> anyhow::Result<Sample> {
-    let mut load = Load::new(args.stretch(), args.threads.into());
-    let client = Arc::new(Requests::new(target, Method::GET, None, 0)?);
-    load.requests("small requests", connections, Pace::Closed, client);
-    let outcome = load.run(progress, &target.roles).await?;
-    let mut sample = Sample {
-        notes: outcome.notes(),
-        generator_bound: outcome.generator_bound(),
-        ..Sample::default()
+        Level::Download(size) | Level::Upload(size) => size,
     };
-    for recording in outcome.recordings {
-        let total = recording.total;
-        let cost = cpu_us_per_request(&outcome.usage, total.completed);
-        let any = |value: f64| (total.completed > 0).then_some(value);
-        sample.figures = vec![
-            cost.map(|microseconds| microseconds / 1e6),
-            any(total.completed as f64 / recording.seconds),
-            any(total.latencies.quantile(0.5)),
-            any(total.latencies.quantile(0.99)),
-        ];
-        sample.seconds = recording.seconds;
-        sample.counts = total;
-    }
-    sample.usage = outcome.usage;
-    Ok(sample)
-}
-
-/// A transfer is made on the control thread itself, which has nothing else to do meanwhile.
-async fn transfer(target: &Target, level: Level, size: u64, limit: Duration) -> Sample {
-    let mut sample = Sample::default();
-    let longest = longest(limit, size);
-    let mut connection = match timeout(limit, Connection::open(target, level)).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(failure)) => return failed(sample, failure.kind),
-        Err(_) => return failed(sample, Kind::ConnectTimeout),
-    };
-    // What fails here fails again below, and is counted there.
-    drop(timeout(longest, connection.transfer(target, warm_size(size))).await);
-    let meter = Meter::start(target.roles.clone());
-    let ran = own_time();
-    let begun = Instant::now();
-    let moved = timeout(longest, connection.transfer(target, size)).await;
-    let seconds = begun.elapsed().as_secs_f64();
-    let ran = own_time().saturating_sub(ran).as_secs_f64();
-    sample.usage = meter.finish();
-    sample.seconds = seconds;
-    if let Err(failure) = moved.unwrap_or_else(|_| Err(Failure::fatal(Kind::Timeout))) {
-        return failed(sample, failure.kind);
-    }
-    let (bytes_up, bytes_down) = match level {
-        Level::Upload(_) => (size, 0),
-        Level::Http(_) | Level::Download(_) => (0, size),
-    };
-    sample.counts = Slice {
-        completed: 1,
-        bytes_up,
-        bytes_down,
-        ..Slice::default()
-    };
-    if ran >= seconds * BUSY {
-        sample.generator_bound = true;
-        let text = "the load generator was the limit: the target may be faster than this";
-        sample.notes.push(Note::warning(text));
-    }
-    let cost = cpu_us_per_request(&sample.usage, 1);
-    let cost = cost.map(|microseconds| microseconds / 1e6 / (size as f64 / GIB));
-    sample.figures = vec![Some(size as f64 / seconds), cost];
-    sample
-}
-
-fn failed(mut sample: Sample, kind: Kind) -> Sample {
-    sample.counts.errors.add(kind, 1);
-    sample
+    progress.message(format::bytes(size as f64));
+    let is_upload = matches!(level, Level::Upload(_));
+    let transfer = |size| Transfer::new(target, is_upload, size);
+    let (warm, transfer) = (transfer(warm_size(size))?, transfer(size)?);
+    Ok(transfer.measure(&warm, target, args.load.timeout).await)
 }
 
 /// The size of the transfer before the measured one.
@@ -185,58 +105,112 @@ fn longest(limit: Duration, size: u64) -> Duration {
     limit.max(Duration::from_secs(size / (10 << 20)))
 }
 
-/// A connection for transfers one way.
-enum Connection {
-    Down(Box<MinimalClient>),
-    Up(Box<Http1>),
+/// A transfer one way. It is made on the control thread itself, which has nothing else to do meanwhile.
+struct Transfer {
+    endpoint: Endpoint,
+    is_upload: bool,
+    size: u64,
 }
 
-impl Connection {
-    async fn open(target: &Target, level: Level) -> Result<Self, Failure> {
-        Ok(match level {
-            Level::Upload(_) => Self::Up(Box::new(target.dialer.http1().await?)),
-            _ => Self::Down(Box::new(target.dialer.minimal().await?)),
+/// What a transfer goes over.
+enum TransferConnection {
+    Down(Box<MinimalClient>),
+    Up(Connection),
+}
+
+impl Transfer {
+    fn new(target: &Target, is_upload: bool, size: u64) -> anyhow::Result<Self> {
+        let (method, path) = match is_upload {
+            true => (Method::POST, "/upload".to_owned()),
+            false => (Method::GET, format!("/bytes/{size}")),
+        };
+        let path = below(target.uri().path(), &path);
+        Ok(Self {
+            endpoint: target.endpoint(method, Some(&path))?,
+            is_upload,
+            size,
         })
     }
 
-    /// Makes one transfer; fails when not all of it arrives.
-    async fn transfer(&mut self, target: &Target, size: u64) -> Result<(), Failure> {
-        let prefix = target.uri().path();
-        let template = |method, path: &str| {
-            let template = target.template(method, Some(&below(prefix, path)));
-            template.map_err(|_| Failure::fatal(Kind::Other("wrong_path")))
-        };
-        let (is_whole, otherwise) = match self {
-            Self::Down(connection) => {
-                let request = Written::new(&template(Method::GET, &format!("/bytes/{size}"))?, &[]);
-                let answer = connection.exchange(&request).await?;
-                is_ok(answer.status)?;
-                (answer.length == size, Kind::BodyShort)
+    /// The run of this transfer, after another over the same connection.
+    async fn measure(&self, warm: &Self, target: &Target, limit: Duration) -> (Run, Vec<Note>) {
+        let mut run = Run::default();
+        let mut notes = Vec::new();
+        let longest = longest(limit, self.size);
+        let mut connection = match within(limit, self.connect()).await {
+            Ok(connection) => connection,
+            Err(failure) => {
+                run.errors.insert(failure.to_string(), 1);
+                return (run, notes);
             }
-            Self::Up(connection) => {
-                let request = template(Method::POST, "/upload")?.request(Outgoing::repeated(size));
-                let (head, mut rest) = connection.send(request).await?.into_parts();
-                is_ok(head.status.as_u16())?;
-                let mut count = Vec::new();
-                while let Some(piece) = connection.frame(&mut rest).await? {
-                    count.extend_from_slice(&piece);
+        };
+        // What fails here fails again below, and is counted there.
+        let _ = within(longest, warm.make(&mut connection)).await;
+        let meter = Meter::start(target.roles.clone());
+        let ran = own_time();
+        let begun = Instant::now();
+        let made = within(longest, self.make(&mut connection)).await;
+        run.seconds = begun.elapsed().as_secs_f64();
+        let ran = own_time().saturating_sub(ran).as_secs_f64();
+        run.usage = meter.finish();
+        if let Err(failure) = made {
+            run.errors.insert(failure.to_string(), 1);
+            return (run, notes);
+        }
+        run.completed = 1;
+        let moved = match self.is_upload {
+            true => &mut run.bytes_up,
+            false => &mut run.bytes_down,
+        };
+        *moved = self.size;
+        if ran >= run.seconds * BUSY {
+            run.generator_bound = true;
+            let text = "the load generator was the limit: the target may be faster than this";
+            notes.push(Note::warning(text));
+        }
+        (run, notes)
+    }
+
+    async fn connect(&self) -> Result<TransferConnection, Failure> {
+        let dialer = &self.endpoint.dialer;
+        Ok(if self.is_upload {
+            TransferConnection::Up(dialer.connect(false).await?)
+        } else {
+            TransferConnection::Down(Box::new(dialer.minimal().await?))
+        })
+    }
+
+    /// Makes the transfer; fails when not all of it arrives.
+    async fn make(&self, connection: &mut TransferConnection) -> Result<(), Failure> {
+        let is_whole = match connection {
+            TransferConnection::Down(connection) => {
+                let request = Written::new(&self.endpoint, &[]);
+                let answer = connection.exchange(&request).await?;
+                if answer.status != 200 {
+                    return Err(Failure::fatal(Kind::Status(answer.status)));
+                }
+                answer.length == self.size
+            }
+            TransferConnection::Up(connection) => {
+                let request = self.endpoint.request(Outgoing::repeated(self.size));
+                let answer = connection.send(request).await?;
+                if answer.status() != 200 {
+                    return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
                 }
                 // The upstream answers how much it got.
-                let count = String::from_utf8_lossy(&count).trim().parse();
-                (count == Ok(size), Kind::Other("wrong_count"))
+                let count = connection
+                    .collect(answer.into_body(), LONGEST_COUNT)
+                    .await?;
+                String::from_utf8_lossy(&count).trim().parse() == Ok(self.size)
             }
         };
-        is_whole
-            .then_some(())
-            .ok_or_else(|| Failure::fatal(otherwise))
+        let kind = if self.is_upload {
+            Kind::Other("wrong_count")
+        } else {
+            Kind::BodyShort
+        };
+        is_whole.then_some(()).ok_or_else(|| Failure::fatal(kind))
     }
-}
-
-fn is_ok(status: u16) -> Result<(), Failure> {
-    let failure = Failure::fatal(Kind::Status(status));
-    (status == StatusCode::OK.as_u16())
-        .then_some(())
-        .ok_or(failure)
 }
 
 /// The path below that of the target's URL.

@@ -15,10 +15,8 @@ use super::{
 };
 use crate::{
     client::body::Outgoing,
-    measure::{
-        errors::Failure,
-        usage::{self, UPSTREAM},
-    },
+    measure::{errors::Failure, usage},
+    report::usage::UPSTREAM,
     stack::{Plan, RUNTIME, Stack},
     target::{Manner, Target},
 };
@@ -26,6 +24,9 @@ use crate::{
 /// How long a target may take to answer as the upstream does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// More of an answer is not compared.
+const LONGEST_ANSWER: usize = 1024 * 1024;
 
 /// A target that may be compared.
 pub(super) enum Choice {
@@ -210,17 +211,14 @@ pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<UpstreamAnsw
 }
 
 async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
-    let request = target.template(Method::GET, None)?.request(Outgoing::Empty);
+    let endpoint = target.endpoint(Method::GET, None)?;
     let asked = timeout(ANSWER_LIMIT, async {
-        let mut connection = target.dialer.http1().await?;
-        let (head, mut rest) = connection.send(request).await?.into_parts();
-        let mut content = Vec::new();
-        while let Some(piece) = connection.frame(&mut rest).await? {
-            content.extend_from_slice(&piece);
-        }
+        let mut connection = endpoint.dialer.connect(false).await?;
+        let request = endpoint.request(Outgoing::Empty);
+        let (head, content) = connection.send(request).await?.into_parts();
         Ok(UpstreamAnswer {
             status: head.status,
-            content: content.into(),
+            content: connection.collect(content, LONGEST_ANSWER).await?,
         })
     });
     let answer = asked.await.context("it does not answer in time")?;

@@ -14,24 +14,18 @@ use super::{
     phase::{Beside, Limit},
 };
 use crate::{
-    client::{Dialer, body::Outgoing, template::Template},
-    load::{Load, Worker},
-    measure::{
-        Recorder,
-        errors::{Failure, Kind},
+    client::{
+        connection::Connection,
+        endpoint::{Endpoint, PAUSE},
     },
-    scenario::{
-        connection::{Connection, PAUSE, dial_within, within},
-        http::Requests,
-        websocket::{Echo, Maker},
-    },
+    load::{Load, Pace, Worker},
+    measure::{Recorder, errors::Failure},
+    scenario::{http::Requests, websocket::Echo},
     target::Target,
 };
 
 struct Downloads {
-    dialer: Dialer,
-    http2: bool,
-    template: Template,
+    endpoint: Endpoint,
     /// Bytes a second that are read, if not all that come.
     reads: Option<f64>,
     is_open: watch::Sender<bool>,
@@ -59,43 +53,36 @@ pub(super) fn load(
     };
     let (is_open, opened) = watch::channel(false);
     let downloads = Arc::new(Downloads {
-        dialer: target.dialer.clone(),
-        http2: target.http2,
-        template: target.template(Method::GET, Some(path))?,
+        endpoint: target.endpoint(Method::GET, Some(path))?,
         reads,
         is_open,
     });
     let work = move |worker| work(downloads.clone(), worker);
-    load.group("downloads", count, work);
+    load.group("downloads", count, Pace::Closed, work);
     Ok(Some((load, opened)))
 }
 
 /// Adds a load that goes beyond a limit.
 fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
     let name = "beyond the limit";
-    let mut template = target.template(limit.method.clone(), Some(limit.path))?;
+    let mut endpoint = target.endpoint(limit.method.clone(), Some(limit.path))?;
     if limit.is_websocket {
-        let maker = Arc::new(Maker {
-            dialer: target.dialer.clone(),
-            http2: target.http2,
-            template,
-            size: 64,
-        });
-        load.requests(name, limit.connections, limit.pace, Arc::new(Echo(maker)));
+        let echo = Arc::new(Echo { endpoint, size: 64 });
+        load.requests(name, limit.connections, limit.pace, echo);
         return Ok(());
     }
     if limit.field > 0 {
         let large = HeaderValue::from_str(&"x".repeat(limit.field))?;
-        template.headers.insert("x-large", large);
+        endpoint.headers.insert("x-large", large);
     }
-    let client = Arc::new(Requests::of(target, template, limit.upload)?);
+    let client = Arc::new(Requests::new(endpoint, limit.upload)?);
     load.requests(name, limit.connections, limit.pace, client);
     Ok(())
 }
 
 async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
     let limit = worker.timeout;
-    let mut begun = downloads.begin(limit).await.ok();
+    let mut begun = downloads.endpoint.open(limit).await.ok();
     let window = worker.ready().await;
     downloads.is_open.send_replace(true);
     while !window.is_over() {
@@ -104,7 +91,7 @@ async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
         let download = async {
             let begun = match first {
                 Some(begun) => begun,
-                None => downloads.begin(limit).await?,
+                None => downloads.endpoint.open(limit).await?,
             };
             downloads.read(begun, &worker.recorder).await
         };
@@ -123,16 +110,6 @@ async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
 }
 
 impl Downloads {
-    async fn begin(&self, limit: Duration) -> Result<(Connection, Incoming), Failure> {
-        let mut connection = dial_within(limit, &self.dialer, self.http2).await?;
-        let request = self.template.request(Outgoing::Empty);
-        let (head, content) = within(limit, connection.send(request)).await?.into_parts();
-        if !head.status.is_success() {
-            return Err(Failure::fatal(Kind::Status(head.status.as_u16())));
-        }
-        Ok((connection, content))
-    }
-
     async fn read(
         &self,
         (mut connection, mut content): (Connection, Incoming),

@@ -5,7 +5,7 @@ use super::{
     phase::{Destination, limit_flags},
 };
 use crate::{
-    measure::usage::UPSTREAM,
+    report::usage::UPSTREAM,
     stack::{Plan, RUNTIME, Stack},
     target::Target,
 };

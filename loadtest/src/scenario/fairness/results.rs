@@ -1,91 +1,82 @@
 //! What the rounds of all phases say: a table of phases, and a run for each.
 
+use std::collections::BTreeMap;
+
 use super::phase::{Beside, Phase};
 use crate::{
     load::Outcome,
-    measure::{Slice, errors::Kind, usage},
-    report::{Level, Report, Table, Unit, build::latency_chart, format, format::count},
-    scenario::rounds::{self, Figure, Rounds, Sample},
+    measure::errors::Kind,
+    report::{
+        Report,
+        build::latency_chart,
+        format::count,
+        tables::{MAX, P50, P99, THROUGHPUT},
+    },
+    scenario::rounds::{self, Rounds},
 };
 
-/// A share of the time for which the thread of the small requests waited for a processor that is told.
-const WAITED: f64 = 0.1;
+/// The rounds of one phase.
+pub(super) struct PhaseRounds {
+    pub(super) phase: Phase,
+    small: Rounds,
+    /// What ran beside the small requests.
+    beside: Rounds,
+}
 
-/// The columns of a sample. Columns 0 to 2 are quantiles of the small requests' latency; column 3 is what the load
-/// beside them received in a second, 4 what failed, and 5 the share of time for which the generator of the small
-/// requests waited for a processor.
-const MEDIAN: (usize, f64) = (0, 0.5);
-const TAIL: (usize, f64) = (1, 0.99);
-const LONGEST: (usize, f64) = (2, 1.0);
-const BESIDE: usize = 3;
-const FAILED: usize = 4;
-const WAITING: usize = 5;
-
-/// The sample of one phase in one round.
-pub(super) fn sample(small: Outcome, beside: Option<Outcome>, seconds: f64) -> Sample {
-    let mut counts = Slice::default();
-    for group in &small.recordings {
-        counts.merge(&group.total);
-    }
-    let waited = small.threads.iter().map(|thread| thread.waited);
-    let waited = waited.fold(0.0, f64::max);
-    let latency = |(_, quantile): (usize, f64)| {
-        (counts.completed > 0).then(|| counts.latencies.quantile(quantile))
-    };
-    let groups = || beside.iter().flat_map(|beside| &beside.recordings);
-    let moved = groups().map(|group| group.total.bytes_down as f64 / group.seconds);
-    let failed: u64 = groups().map(|group| group.total.errors.total()).sum();
-    let notes = beside.iter().flat_map(Outcome::notes).chain(small.notes());
-    Sample {
-        figures: vec![
-            latency(MEDIAN),
-            latency(TAIL),
-            latency(LONGEST),
-            beside.is_some().then(|| moved.sum()),
-            Some(failed as f64),
-            Some(waited),
-        ],
-        seconds,
-        notes: notes.filter(|note| note.level == Level::Warning).collect(),
-        generator_bound: small.generator_bound(),
-        usage: small.usage,
-        counts,
+impl PhaseRounds {
+    /// Adds a round.
+    pub(super) fn add(&mut self, small: Outcome, beside: Option<Outcome>) {
+        let (run, mut notes) = small.into_run("small requests");
+        let mut run = run.unwrap_or_default();
+        if let Some(beside) = beside {
+            // What programs used was for both.
+            run.cpu_us_per_request = None;
+            let (run, of_beside) = beside.into_run("beside");
+            self.beside.add(run.unwrap_or_default(), Vec::new());
+            notes.extend(of_beside);
+        }
+        self.small.add(run, notes);
     }
 }
 
-/// The rounds of each phase.
+/// The rounds of all phases.
 pub(super) struct Results {
-    phases: Vec<(Phase, Rounds)>,
+    pub(super) phases: Vec<PhaseRounds>,
 }
 
 impl Results {
     pub(super) fn new(phases: Vec<Phase>) -> Self {
-        let phases = phases.into_iter().map(|phase| (phase, Rounds::default()));
+        let phases = phases.into_iter().map(|phase| PhaseRounds {
+            phase,
+            small: Rounds::default(),
+            beside: Rounds::default(),
+        });
         Self {
             phases: phases.collect(),
         }
     }
 
-    pub(super) fn phases(&self) -> Vec<Phase> {
-        self.phases.iter().map(|(phase, _)| *phase).collect()
-    }
-
-    pub(super) fn add(&mut self, phase: usize, sample: Sample) {
-        if let Some((_, rounds)) = self.phases.get_mut(phase) {
-            rounds.add(sample);
-        }
-    }
-
     /// Writes everything into the report.
     pub(super) fn fill(&self, rounds: usize, report: &mut Report) {
-        report.tables.push(self.table());
-        for (phase, measured) in &self.phases {
-            let mut run = measured.run(phase.to_string());
-            if phase.beside == Beside::Nothing {
-                run.cpu_us_per_request = usage::cpu_us_per_request(&run.usage, run.completed);
+        self.add_table(report);
+        for PhaseRounds {
+            phase,
+            small,
+            beside,
+        } in &self.phases
+        {
+            report.runs.push(small.run(phase.to_string()));
+            let failed: u64 = beside.errors().values().sum();
+            if matches!(phase.beside, Beside::Limit(_)) {
+                report.note(format!(
+                    "{phase}: beside it {failed} were refused, or given up after a while"
+                ));
+            } else if failed > 0 {
+                report.warn(format!(
+                    "{phase}: {failed} downloads beside the small requests failed"
+                ));
             }
-            report.runs.push(run);
-            warn(*phase, measured, report);
+            report.notes.extend(small.notes(&phase.to_string()));
         }
         report.charts.extend(latency_chart(&report.runs));
         report.note(rounds::meaning(rounds));
@@ -97,106 +88,71 @@ impl Results {
         );
     }
 
-    fn table(&self) -> Table {
-        let heads = [
-            "phase",
-            "p50",
-            "× unloaded",
-            "p99",
-            "× unloaded",
-            "max",
-            "answered",
-            "starved",
-            "not sent",
-            "other errors",
-            "beside",
-        ];
-        let row = |(phase, measured): &(Phase, Rounds)| {
-            let mut row = vec![phase.to_string()];
-            for (index, _) in [MEDIAN, TAIL] {
-                let rounds = measured.figure(index);
-                let ratio = rounds::ratios(&rounds, &self.unloaded(*phase, index));
-                row.push(Figure::new("", Unit::Seconds).cell(&rounds));
-                row.push(rounds::cell(ratio, |ratio| ratio.ratio()));
-            }
-            let longest = measured.figure(LONGEST.0).into_iter().flatten();
-            row.push(rounds::cell(longest.reduce(f64::max), format::seconds));
-            let errors = measured.total.errors.by_name();
-            let of = |kind: Kind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
-            let (starved, unsent) = (of(Kind::Timeout), of(Kind::NotSent));
-            let others = (errors.values().sum::<u64>()).saturating_sub(starved + unsent);
-            let counts = [measured.total.completed, starved, unsent, others];
-            row.extend(counts.map(|times| count(times as f64)));
-            row.push(Figure::new("", Unit::BytesPerSecond).cell(&measured.figure(BESIDE)));
-            row
+    fn add_table<'a>(&'a self, report: &mut Report) {
+        let row = |result: &'a PhaseRounds| {
+            let base = self.unloaded(result.phase);
+            (result.phase.to_string(), &result.small, base)
         };
-        let rows = self.phases.iter().map(row).collect();
-        Table::new("small requests beside large ones", &heads, rows)
+        let rows: Vec<_> = self.phases.iter().map(row).collect();
+        let title = "small requests beside large ones".to_owned();
+        let ratios = (2, "× unloaded");
+        let mut table = rounds::table(title, "phase", &[P50, P99], ratios, &rows);
+        let more = "max,answered,starved,not sent,other errors,beside";
+        table.columns.extend(more.split(',').map(str::to_owned));
+        for (cells, result) in table.rows.iter_mut().zip(&self.phases) {
+            cells.extend(more_cells(result));
+        }
+        report.tables.push(table);
     }
 
-    /// A figure of the unloaded phase of the same place.
-    fn unloaded(&self, phase: Phase, figure: usize) -> Vec<Option<f64>> {
+    /// The unloaded phase of the same destination.
+    fn unloaded(&self, phase: Phase) -> Option<&Rounds> {
         let base = Phase {
             beside: Beside::Nothing,
             ..phase
         };
-        let found = self.phases.iter().find(|(phase, _)| *phase == base);
-        found.map_or_else(Vec::new, |(_, rounds)| rounds.figure(figure))
+        let found = self.phases.iter().find(|result| result.phase == base);
+        found.map(|result| &result.small)
     }
 }
 
-fn warn(phase: Phase, measured: &Rounds, report: &mut Report) {
-    let sum = |figure| measured.figure(figure).into_iter().flatten().sum::<f64>();
-    let failed = sum(FAILED);
-    if matches!(phase.beside, Beside::Limit(_)) {
-        report.note(format!(
-            "{phase}: beside it {failed} were refused, or given up after a while"
-        ));
-    } else if failed > 0.0 {
-        report.warn(format!(
-            "{phase}: {failed} downloads beside the small requests failed"
-        ));
-    }
-    report.notes.extend(measured.notes(&phase.to_string()));
-    let waited = sum(WAITING) / measured.figure(WAITING).len().max(1) as f64;
-    if waited >= WAITED {
-        report.note(format!(
-            "{phase}: all processors were busy: the thread of the small requests waited for one \
-             {:.0} % of the time, which is part of the latencies",
-            waited * 100.0
-        ));
-    }
+fn more_cells(PhaseRounds { small, beside, .. }: &PhaseRounds) -> [String; 6] {
+    let longest = small.figure(&MAX).into_iter().flatten();
+    let errors: BTreeMap<String, u64> = small.errors();
+    let of = |kind: Kind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
+    let (starved, unsent) = (of(Kind::Timeout), of(Kind::NotSent));
+    let others = errors.values().sum::<u64>() - starved - unsent;
+    let times = |times: u64| count(times as f64);
+    [
+        MAX.cell(longest.reduce(f64::max)),
+        times(small.completed()),
+        times(starved),
+        times(unsent),
+        times(others),
+        THROUGHPUT.cell(beside.median(&THROUGHPUT)),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::scenario::fairness::phase::Destination;
+    use crate::{
+        report::{Run, latency::Latencies},
+        scenario::fairness::phase::Destination,
+    };
 
-    fn sample(milliseconds: u64, timeouts: u64) -> Sample {
-        let mut counts = Slice::default();
-        for _ in 0..100 {
-            counts.latencies.record(Duration::from_millis(milliseconds));
-        }
-        counts.completed = 100;
-        counts.errors.add(Kind::Timeout, timeouts);
-        counts.errors.add(Kind::Status(503), 1);
-        let quantile = |at| Some(counts.latencies.quantile(at));
-        let figures = [
-            quantile(0.5),
-            quantile(0.99),
-            quantile(1.0),
-            Some(8_388_608.0),
-            Some(2.0),
-            Some(0.2),
-        ];
-        Sample {
-            figures: figures.to_vec(),
-            counts,
+    fn run(milliseconds: u64, timeouts: u64) -> Run {
+        let mut latencies = Latencies::new();
+        latencies.record(std::time::Duration::from_millis(milliseconds));
+        let errors = [("timeout", timeouts), ("status_503", 1)];
+        let errors = errors.map(|(kind, times)| (kind.to_owned(), times));
+        Run {
+            completed: 100,
             seconds: 1.0,
-            ..Sample::default()
+            bytes_down: 8 << 20,
+            latency: latencies.summary(),
+            errors: errors.into(),
+            ..Run::default()
         }
     }
 
@@ -206,19 +162,24 @@ mod tests {
             destination,
             beside,
         };
-        let phases = vec![
+        let mut results = Results::new(vec![
             phase(Destination::Tunnel, Beside::Nothing),
             phase(Destination::Neighbour, Beside::Nothing),
             phase(Destination::Neighbour, Beside::Paced),
             phase(Destination::Direct, Beside::Paced),
-        ];
-        let mut results = Results::new(phases);
+        ]);
         for (unloaded, loaded) in [(1, 2), (2, 6), (1, 2)] {
             // What the tunnel itself does unloaded is not the neighbour's measure.
-            results.add(0, sample(unloaded * 5, 0));
-            results.add(1, sample(unloaded, 0));
-            results.add(2, sample(loaded, 3));
-            results.add(3, sample(loaded, 0));
+            let rounds = [
+                run(unloaded * 5, 0),
+                run(unloaded, 0),
+                run(loaded, 3),
+                run(loaded, 0),
+            ];
+            for (result, run) in results.phases.iter_mut().zip(rounds) {
+                result.small.add(run, Vec::new());
+            }
+            results.phases[2].beside.add(run(1, 1), Vec::new());
         }
         let mut report = Report::new("fairness", "test");
         results.fill(3, &mut report);
@@ -231,10 +192,6 @@ mod tests {
         assert_eq!(rows[3][4], "–");
         assert_eq!(report.runs[2].completed, 300);
         let told = |text: &str| report.notes.iter().any(|note| note.text.contains(text));
-        assert!(
-            told("6 downloads beside") && told("20 %"),
-            "{:?}",
-            report.notes
-        );
+        assert!(told("6 downloads beside"), "{:?}", report.notes);
     }
 }

@@ -8,85 +8,29 @@ use tokio::sync::mpsc;
 
 use super::message::{self, Messages, PREFIX};
 use crate::{
-    client::{Dialer, body::Outgoing, http2::Http2, shared::Shared, template::Template},
+    client::{body::Outgoing, connection::Connection, endpoint::Endpoint, shared::Shared},
     load::{Client, Moved},
     measure::errors::{Failure, Kind},
 };
 
-/// What all calls have in common.
+/// Makes calls of one message or many. Each message is answered before the next is sent.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) dialer: Dialer,
-    pub(super) template: Template,
+pub(super) struct Calls {
+    pub(super) endpoint: Endpoint,
     /// The message, behind its prefix.
     pub(super) message: Bytes,
     /// Whether each message must come back as it is.
     pub(super) is_echoed: bool,
-    /// Messages of a streaming call.
+    /// Messages of a call.
     pub(super) messages: u64,
     /// The connections, each for several calls.
     pub(super) shared: Shared,
 }
 
-impl Plan {
-    async fn connect(&self, worker: usize) -> Result<Http2, Failure> {
-        self.shared.connect(&self.dialer, worker).await
-    }
-
-    fn check(&self, message: &Bytes) -> Result<(), Failure> {
-        if !self.is_echoed || self.message.get(PREFIX..) == Some(&message[..]) {
-            Ok(())
-        } else {
-            Err(Failure::harmless(Kind::Other("wrong_message")))
-        }
-    }
-
-    fn moved(&self, message: &Bytes) -> Moved {
-        Moved {
-            up: self.message.len() as u64,
-            down: (PREFIX + message.len()) as u64,
-        }
-    }
-}
-
-/// One message, one answer.
-#[derive(Debug)]
-pub(super) struct Unary(pub(super) Plan);
-
-impl Client for Unary {
-    type Connection = Http2;
-
-    async fn connect(&self, worker: usize) -> Result<Http2, Failure> {
-        self.0.connect(worker).await
-    }
-
-    async fn exchange(&self, connection: &mut Http2) -> Result<Moved, Failure> {
-        let request = self.0.template.with(&self.0.message);
-        let answer = connection.send(request).await?;
-        let mut answer = Answer::new(answer)?;
-        let Some(message) = answer.message(connection).await? else {
-            // A call that fails has a status and no message.
-            answer.end(connection).await?;
-            return Err(Failure::harmless(Kind::Other("no_message")));
-        };
-        answer.end(connection).await?;
-        self.0.check(&message)?;
-        Ok(self.0.moved(&message))
-    }
-
-    fn is_open(connection: &mut Http2) -> bool {
-        connection.is_open()
-    }
-}
-
-/// Many messages in a call, each answered before the next is sent.
-#[derive(Debug)]
-pub(super) struct Streaming(pub(super) Plan);
-
 /// A connection, and the call that is going on.
 #[derive(Debug)]
-pub(super) struct StreamConnection {
-    connection: Http2,
+pub(super) struct CallConnection {
+    connection: Connection,
     call: Option<Call>,
 }
 
@@ -98,59 +42,72 @@ struct Call {
     sent: u64,
 }
 
-impl Client for Streaming {
-    type Connection = StreamConnection;
+impl Client for Calls {
+    type Connection = CallConnection;
 
-    async fn connect(&self, worker: usize) -> Result<StreamConnection, Failure> {
-        Ok(StreamConnection {
-            connection: self.0.connect(worker).await?,
+    async fn connect(&self, worker: usize) -> Result<CallConnection, Failure> {
+        Ok(CallConnection {
+            connection: self.shared.connect(&self.endpoint.dialer, worker).await?,
             call: None,
         })
     }
 
-    async fn exchange(&self, stream: &mut StreamConnection) -> Result<Moved, Failure> {
-        let StreamConnection { connection, call } = stream;
+    async fn exchange(&self, state: &mut CallConnection) -> Result<Moved, Failure> {
+        let CallConnection { connection, call } = state;
         // A call that fails is not put back, so the next message begins another.
         let mut current = match call.take() {
             Some(mut current) => {
-                current.send(self.0.message.clone()).await;
+                current.send(self.message.clone()).await;
                 current
             }
             None => self.begin(connection).await?,
         };
-        let is_last = current.sent >= self.0.messages;
+        let is_last = current.sent >= self.messages;
         if is_last {
             // The target hears of the end together with the last message.
             current.sender = None;
         }
         let Some(message) = current.answer.message(connection).await? else {
+            // A call that fails has a status and no message.
             current.answer.end(connection).await?;
-            return Err(Failure::harmless(Kind::Other("ended_early")));
+            let kind = if current.sent == 1 {
+                "no_message"
+            } else {
+                "ended_early"
+            };
+            return Err(Failure::harmless(Kind::Other(kind)));
         };
-        self.0.check(&message)?;
+        if self.is_echoed && self.message.get(PREFIX..) != Some(&message[..]) {
+            return Err(Failure::harmless(Kind::Other("wrong_message")));
+        }
         if is_last {
             current.answer.end(connection).await?;
         } else {
             *call = Some(current);
         }
-        Ok(self.0.moved(&message))
+        Ok(Moved {
+            up: self.message.len() as u64,
+            down: (PREFIX + message.len()) as u64,
+        })
     }
 
-    fn is_open(stream: &mut StreamConnection) -> bool {
-        stream.connection.is_open()
+    async fn is_open(state: &mut CallConnection) -> bool {
+        state.connection.is_open().await
     }
 }
 
-impl Streaming {
+impl Calls {
     /// Begins a call with its first message: a target may wait for it before it answers.
-    async fn begin(&self, connection: &mut Http2) -> Result<Call, Failure> {
-        let (sender, receiver) = mpsc::channel(1);
-        // There is room for one.
-        drop(sender.try_send(self.0.message.clone()));
-        // A target that hears of no more messages may answer at the end only.
-        let sender = (self.0.messages > 1).then_some(sender);
-        let request = self.0.template.request(Outgoing::Channel(receiver));
-        let answer = connection.send(request).await?;
+    async fn begin(&self, connection: &mut Connection) -> Result<Call, Failure> {
+        let (sender, content) = if self.messages > 1 {
+            let (sender, receiver) = mpsc::channel(1);
+            // There is room for one.
+            drop(sender.try_send(self.message.clone()));
+            (Some(sender), Outgoing::Channel(receiver))
+        } else {
+            (None, Outgoing::full(self.message.clone()))
+        };
+        let answer = connection.send(self.endpoint.request(content)).await?;
         Ok(Call {
             sender,
             answer: Answer::new(answer)?,
@@ -194,7 +151,7 @@ impl Answer {
     }
 
     /// The next message; none when no more come.
-    async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
+    async fn message(&mut self, connection: &Connection) -> Result<Option<Bytes>, Failure> {
         loop {
             let message = self.messages.next();
             let message = message.map_err(|_| Failure::harmless(Kind::Protocol))?;
@@ -204,7 +161,7 @@ impl Answer {
             let Some(frame) = self.content.frame().await else {
                 return Ok(None);
             };
-            let frame = frame.map_err(|error| failure(&error, connection))?;
+            let frame = frame.map_err(|error| connection.failure(&error))?;
             match frame.into_data() {
                 Ok(data) => self.messages.push(&data),
                 Err(frame) => {
@@ -217,7 +174,7 @@ impl Answer {
     }
 
     /// Waits for the end, which has no more messages and a good status.
-    async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
+    async fn end(&mut self, connection: &Connection) -> Result<(), Failure> {
         let extra = self.message(connection).await?;
         match self.status {
             None => Err(Failure::harmless(Kind::Other("grpc_status_missing"))),
@@ -233,13 +190,4 @@ impl Answer {
 fn is_grpc(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
-}
-
-/// A failure of a stream leaves the connection alone.
-fn failure(error: &hyper::Error, connection: &Http2) -> Failure {
-    let kind = Kind::of_hyper(error);
-    Failure {
-        kind,
-        connection_good: kind == Kind::StreamReset && connection.is_open(),
-    }
 }

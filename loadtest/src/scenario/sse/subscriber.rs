@@ -13,13 +13,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::parse::{Event, Parser};
 use crate::{
-    client::{Dialer, body::Outgoing, template::Template},
+    client::{
+        connection::Connection,
+        endpoint::{Endpoint, PAUSE},
+    },
     load::Worker,
     measure::{
         Recorder, Window,
         errors::{Failure, Kind},
     },
-    scenario::connection::{Connection, PAUSE, dial_within, within},
 };
 
 /// The kind of events that never came.
@@ -29,22 +31,15 @@ pub(super) const MISSED: &str = "missed_event";
 /// longer.
 const SILENT_PERIODS: f64 = 3.0;
 
-/// What all subscribers have in common.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) dialer: Dialer,
-    pub(super) http2: bool,
-    pub(super) template: Template,
-    /// Events a second, where that is known.
-    pub(super) rate: Option<f64>,
-}
-
 /// What is counted for each subscriber, or beside the load's own figures.
 #[derive(Debug)]
-pub(super) struct Counts {
-    events: Vec<AtomicU64>,
-    disconnects: AtomicU64,
-    untimed: AtomicU64,
+pub(crate) struct Counts {
+    /// Events within the window.
+    pub(super) events: Vec<AtomicU64>,
+    /// How often a subscription ended before the window did.
+    pub(super) disconnects: AtomicU64,
+    /// Events that did not say when they were sent.
+    pub(super) untimed: AtomicU64,
 }
 
 impl Counts {
@@ -55,52 +50,40 @@ impl Counts {
             untimed: AtomicU64::new(0),
         }
     }
-
-    /// How often a subscription ended before the window did.
-    pub(super) fn disconnects(&self) -> u64 {
-        self.disconnects.load(Relaxed)
-    }
-
-    /// Events that did not say when they were sent.
-    pub(super) fn untimed(&self) -> u64 {
-        self.untimed.load(Relaxed)
-    }
-
-    /// Events a second of each subscriber, from the fewest to the most.
-    pub(super) fn sorted_rates(&self, seconds: f64) -> Vec<f64> {
-        let rate = |events: &AtomicU64| events.load(Relaxed) as f64 / seconds;
-        let mut rates: Vec<f64> = self.events.iter().map(rate).collect();
-        rates.sort_by(f64::total_cmp);
-        rates
-    }
 }
 
-/// Takes events until the window is over.
-pub(super) async fn work(plan: Arc<Plan>, counts: Arc<Counts>, mut worker: Worker) {
+type Source = (Connection, Incoming);
+
+/// Takes events until the window is over. `rate` is that of the source, where it is known.
+pub(super) async fn work(
+    endpoint: Arc<Endpoint>,
+    counts: Arc<Counts>,
+    rate: Option<f64>,
+    mut worker: Worker,
+) {
     let limit = worker.timeout;
     // What fails here fails again within the window, and is counted there.
-    let mut source = subscribe(&plan, limit).await.ok();
+    let mut source = endpoint.open(limit).await.ok();
     let window = worker.ready().await;
     // The last instant that counts: what breaks or is missing after the window was due within it.
     let last = window.end - Duration::from_nanos(1);
-    let mut seen = Seen::default();
+    let mut listener = Listener {
+        counts: &counts,
+        events: counts.events.get(worker.index),
+        recorder: &worker.recorder,
+        rate,
+        window,
+        limit,
+        received: Received::default(),
+    };
     while !window.is_over() {
         let begun = Instant::now();
         let subscribed = match source.take() {
             Some(source) => Ok(source),
-            None => subscribe(&plan, limit).await,
+            None => endpoint.open(limit).await,
         };
         let (since, failure) = match subscribed {
             Ok(source) => {
-                let mut listener = Listener {
-                    plan: &plan,
-                    counts: &counts,
-                    events: counts.events.get(worker.index),
-                    recorder: &worker.recorder,
-                    window,
-                    limit,
-                    seen: &mut seen,
-                };
                 let Err(failure) = listener.listen(source).await else {
                     break;
                 };
@@ -114,38 +97,18 @@ pub(super) async fn work(plan: Arc<Plan>, counts: Arc<Counts>, mut worker: Worke
         worker.recorder.failed(since.min(last), failure.kind);
         sleep(PAUSE).await;
     }
-    if let Some(rate) = plan.rate {
+    if let Some(rate) = rate {
         let begin = at_clock(window.begin);
         let end = begin + nanoseconds(window.end - window.begin);
-        let missed = missing(&seen, rate, begin, end);
-        worker
-            .recorder
-            .failed_times(last, Kind::Other(MISSED), missed);
+        let missed = missing(&listener.received, rate, begin, end);
+        let kind = Kind::Other(MISSED);
+        worker.recorder.failed_times(last, kind, missed);
     }
-}
-
-/// A subscription.
-struct Source {
-    connection: Connection,
-    content: Incoming,
-}
-
-async fn subscribe(plan: &Plan, limit: Duration) -> Result<Source, Failure> {
-    let mut connection = dial_within(limit, &plan.dialer, plan.http2).await?;
-    let request = plan.template.request(Outgoing::Empty);
-    let answer = within(limit, connection.send(request)).await?;
-    if !answer.status().is_success() {
-        return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
-    }
-    Ok(Source {
-        connection,
-        content: answer.into_body(),
-    })
 }
 
 /// What a subscriber was sent before the window's end.
 #[derive(Debug, Default)]
-struct Seen {
+struct Received {
     last_id: Option<u64>,
     /// When the first and the last event were sent.
     span: Option<(u64, u64)>,
@@ -153,32 +116,32 @@ struct Seen {
     events: u64,
 }
 
-/// Takes the events of one subscription.
+/// Takes the events of a subscriber, one subscription after another.
 struct Listener<'a> {
-    plan: &'a Plan,
     counts: &'a Counts,
     events: Option<&'a AtomicU64>,
     recorder: &'a Recorder,
+    rate: Option<f64>,
     window: Window,
     limit: Duration,
-    seen: &'a mut Seen,
+    received: Received,
 }
 
 impl Listener<'_> {
     /// Ends well with the first event that was sent after the window.
-    async fn listen(&mut self, mut source: Source) -> Result<(), Failure> {
-        if self.plan.rate.is_none() {
+    async fn listen(&mut self, (mut connection, mut content): Source) -> Result<(), Failure> {
+        if self.rate.is_none() {
             // Only the sample upstream is known to number its events across subscriptions.
-            self.seen.last_id = None;
+            self.received.last_id = None;
         }
-        let period = self.plan.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
+        let period = self.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
         let limit = self.limit.max(Duration::from_secs_f64(period));
         // Longer than the time limit nobody waits for what was sent within the window.
         let latest = self.window.end + self.limit;
         let mut parser = Parser::default();
         loop {
             let silent = Instant::now() + limit;
-            let next = source.connection.frame(&mut source.content);
+            let next = connection.frame(&mut content);
             let data = match timeout_at(silent.min(latest), next).await {
                 Ok(data) => data?,
                 Err(_) if silent <= latest => return Err(Failure::fatal(Kind::Timeout)),
@@ -213,21 +176,21 @@ impl Listener<'_> {
             return true;
         }
         self.check_order(event, begun);
-        let first = self.seen.span.map_or(sent, |(first, _)| first);
-        self.seen.span = Some((first, sent));
+        let first = self.received.span.map_or(sent, |(first, _)| first);
+        self.received.span = Some((first, sent));
         if self.window.contains(begun) {
             self.recorder.completed(begun, 0, event.bytes);
             if let Some(events) = self.events {
                 events.fetch_add(1, Relaxed);
             }
-            self.seen.events += 1;
+            self.received.events += 1;
         }
         false
     }
 
     fn check_order(&mut self, event: &Event, begun: Instant) {
         let Some(id) = event.id else { return };
-        if let Some(last) = self.seen.last_id.replace(id) {
+        if let Some(last) = self.received.last_id.replace(id) {
             let missed = id.saturating_sub(last.saturating_add(1));
             self.recorder
                 .failed_times(begun, Kind::Other(MISSED), missed);
@@ -240,16 +203,16 @@ impl Listener<'_> {
 
 /// Events that a source of this rate owes between the two instants and that never came. Numbered
 /// ones tell of gaps between them, so only what lies before the first and after the last is open.
-fn missing(seen: &Seen, rate: f64, begin: u64, end: u64) -> u64 {
+fn missing(received: &Received, rate: f64, begin: u64, end: u64) -> u64 {
     // Where in its period an instant lies is not known, so one less may be due.
     let due = |from: u64, to: u64| {
         let seconds = to.saturating_sub(from.max(begin)) as f64 / 1e9;
         ((seconds * rate) as u64).saturating_sub(1)
     };
-    match seen.span {
+    match received.span {
         None => due(begin, end),
-        Some((first, last)) if seen.last_id.is_some() => due(begin, first) + due(last, end),
-        Some(_) => due(begin, end).saturating_sub(seen.events),
+        Some((first, last)) if received.last_id.is_some() => due(begin, first) + due(last, end),
+        Some(_) => due(begin, end).saturating_sub(received.events),
     }
 }
 
@@ -281,23 +244,23 @@ mod tests {
     fn missing_events_are_those_that_the_rate_tells_of() {
         const SECOND: u64 = 1_000_000_000;
         let (begin, end) = (5 * SECOND, 6 * SECOND);
-        let seen = |last_id, first: f64, last: f64, events| Seen {
+        let received = |last_id, first: f64, last: f64, events| Received {
             last_id,
             span: Some(((first * 1e9) as u64, (last * 1e9) as u64)),
             events,
         };
-        let missing = |seen: Seen| missing(&seen, 10.0, begin, end);
+        let missing = |received: Received| missing(&received, 10.0, begin, end);
         // Nothing at all: all that was due, but for one at an edge.
-        assert_eq!(missing(Seen::default()), 9);
-        assert_eq!(missing(seen(Some(7), 5.05, 5.95, 10)), 0);
+        assert_eq!(missing(Received::default()), 9);
+        assert_eq!(missing(received(Some(7), 5.05, 5.95, 10)), 0);
         // Gaps between numbers are counted where they are seen.
-        assert_eq!(missing(seen(Some(7), 5.05, 5.95, 4)), 0);
+        assert_eq!(missing(received(Some(7), 5.05, 5.95, 4)), 0);
         // The tail is silent, and so is the head.
-        assert_eq!(missing(seen(Some(7), 4.0, 5.55, 6)), 3);
-        assert_eq!(missing(seen(Some(7), 5.55, 5.95, 5)), 4);
-        assert_eq!(missing(seen(Some(7), 4.0, 4.5, 0)), 9);
+        assert_eq!(missing(received(Some(7), 4.0, 5.55, 6)), 3);
+        assert_eq!(missing(received(Some(7), 5.55, 5.95, 5)), 4);
+        assert_eq!(missing(received(Some(7), 4.0, 4.5, 0)), 9);
         // Without numbers only the count can tell.
-        assert_eq!(missing(seen(None, 5.05, 5.95, 10)), 0);
-        assert_eq!(missing(seen(None, 5.05, 5.95, 6)), 3);
+        assert_eq!(missing(received(None, 5.05, 5.95, 10)), 0);
+        assert_eq!(missing(received(None, 5.05, 5.95, 6)), 3);
     }
 }

@@ -3,10 +3,10 @@
 use super::Found;
 use crate::{
     fleet::watch::{Phase, kinds, peak_rate, thinned, when_reached},
-    measure::usage::TUNNEL_SERVER,
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, build,
         format::{NONE, bytes, count, seconds},
+        usage::TUNNEL_SERVER,
     },
 };
 
@@ -17,14 +17,14 @@ pub(super) fn show(report: &mut Report, found: &Found) {
     let served = fallen(samples.over_time(found.killed, |status| status.up));
     let handshakes = samples.over_time(found.killed, |status| status.handshakes);
     let phase = Phase {
-        name: "coming back",
         role: TUNNEL_SERVER,
         before: &found.before,
         since: found.killed,
         metered_since: found.listening,
         fleet_threads: found.fleet_threads,
     };
-    let (run, _) = samples.run(phase, found.usage.clone());
+    let (mut run, _) = samples.run(phase, found.usage.clone());
+    "coming back".clone_into(&mut run.name);
     report.tables.push(times(found, &served));
     report.tables.push(load(found, &served, &handshakes));
     report.tables.extend(refusals(&run));

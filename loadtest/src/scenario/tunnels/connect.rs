@@ -1,17 +1,27 @@
-//! The connecting of many clients to one server, measured.
+//! The connecting of many clients to one server, measured; and how fast they connect to the TLS library alone.
+
+use std::time::Duration;
 
 use anyhow::bail;
+use tokio::time::sleep;
 
 use crate::{
     fleet::{
         flags::CrowdArgs,
         status::Status,
-        watch::{Phase, Watch, kinds, peak_rate, thinned},
+        watch::{Phase, Watch, Work, kinds, peak_rate, thinned},
     },
     measure::usage::Meter,
-    report::{Run, format::count},
+    report::Run,
     scenario::Context,
+    stack::{Running, files::Files},
 };
+
+/// The role of the process that only does handshakes.
+pub(super) const ALONE: &str = "TLS alone";
+
+/// Before memory is read, so that what handshakes needed is given back.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// What the connecting of one fleet to one server showed.
 #[derive(Debug)]
@@ -19,8 +29,6 @@ pub(super) struct Connected {
     pub(super) run: Run,
     /// Most connected within one second.
     pub(super) peak_rate: f64,
-    /// Processor time of the server, seconds.
-    pub(super) server_cpu: f64,
     /// Processor time of the fleet, as a share of its threads' time.
     pub(super) fleet_share: f64,
     /// Resident memory of the server before the first client.
@@ -53,7 +61,8 @@ impl Sum {
         for part in parts {
             sum.connected += part.run.completed;
             sum.seconds += part.run.seconds;
-            sum.server_cpu += part.server_cpu;
+            let server = part.run.usage.get(&part.run.name);
+            sum.server_cpu += server.map_or(0.0, |server| server.cpu_seconds);
             sum.peak_rate = sum.peak_rate.max(part.peak_rate);
             sum.fleet_share += part.fleet_share / parts.len() as f64;
             sum.memory += part.settled.saturating_sub(part.before) as f64;
@@ -87,17 +96,8 @@ pub(super) async fn connect(
 ) -> anyhow::Result<Connected> {
     let meter = Meter::start(watch.roles(role));
     let start = watch.next().await?.at;
-    let tell = |status: &Status| {
-        let (up, wanted) = (count(status.up as f64), count(wanted as f64));
-        let failures = match status.failures.is_empty() {
-            true => String::new(),
-            false => format!("; {}", kinds(&status.failures)),
-        };
-        let message = format!("{role}: {up} of {wanted} connected{failures}");
-        context.progress.message(message);
-    };
-    let done = |status: &Status| status.up >= wanted;
-    let all = watch.until(args.limit, done, tell).await?;
+    let shown = (role, &context.progress);
+    let all = watch.until_up(wanted, args.limit, shown).await?;
     let usage = meter.finish();
     let samples = watch.take();
     let last = samples.last();
@@ -106,9 +106,7 @@ pub(super) async fn connect(
         let limit = args.limit;
         bail!("no connection to the {role} within {limit:?}: {failures}");
     }
-    let server_cpu = usage.get(role).map_or(0.0, |usage| usage.cpu_seconds);
     let phase = Phase {
-        name: role,
         role,
         before: &Status::default(),
         since: start,
@@ -121,7 +119,6 @@ pub(super) async fn connect(
     let memory = memory.map(|(up, rss)| (up, (rss - before as f64).max(0.0)));
     Ok(Connected {
         peak_rate: peak_rate(&over_time, 1.0),
-        server_cpu,
         fleet_share,
         before,
         peak: samples.peak_rss(),
@@ -131,4 +128,34 @@ pub(super) async fn connect(
         memory: thinned(&memory.collect::<Vec<_>>()),
         run,
     })
+}
+
+/// Connects clients to a process that does handshakes and nothing else, with as many threads as the server has.
+/// None when there is no client to connect.
+///
+/// # Errors
+/// Either does not start, or nobody could connect.
+pub(super) async fn baseline(
+    args: &CrowdArgs,
+    files: &Files,
+    wanted: u64,
+    context: &Context,
+) -> anyhow::Result<Option<Connected>> {
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let flags = [
+        "tls-sink".to_owned(),
+        format!("--threads={}", args.programs.shards.max(1)),
+        format!("--cert={}", files.certificate().display()),
+        format!("--key={}", files.key().display()),
+    ];
+    let Running { child, address } = Running::start_own(ALONE, flags).await?;
+    let work = Work::Handshakes(wanted);
+    let mut watch = Watch::start(args, address, child.id(), work, Duration::ZERO)?;
+    let wanted = (wanted, watch.server_rss());
+    let mut connected = Box::pin(connect(&mut watch, ALONE, wanted, args, context)).await?;
+    watch.meanwhile(sleep(SETTLE)).await?;
+    connected.settled = watch.server_rss();
+    Ok(Some(connected))
 }

@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    baseline::ALONE,
-    connect::{Connected, Sum},
-};
+use super::connect::{ALONE, Connected, Sum};
 use crate::{
     fleet::watch::kinds,
-    measure::usage::{FLEET, TUNNEL_SERVER},
     report::{
         Axis, Chart, Report, Scale, Series, Table, Unit, Usage, build,
         format::{NONE, bytes, count, per_second, seconds},
+        usage::{FLEET, TUNNEL_SERVER},
     },
 };
 

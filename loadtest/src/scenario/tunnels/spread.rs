@@ -3,22 +3,23 @@
 //! The two take turns, and who begins changes from round to round, so that what the machine does
 //! otherwise meets both alike.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     client::minimal::Written,
     fleet::{in_turn, in_turn::InTurn, runtimes::Runtimes, watch::kinds},
-    load::{BUSY, Load, Pace, Stretch},
-    measure::usage::{FLEET, Roles},
+    load::{BUSY, Load, Outcome, Pace, Stretch},
+    measure::usage::Roles,
     report::{
-        Note, Report, Run, Table, build,
-        format::{NONE, count, per_second, seconds},
+        Report,
+        build::latency_chart,
+        tables::{CPU_PER_REQUEST, P50, P99, RATE},
+        usage::FLEET,
     },
     scenario::{
         Context,
-        rounds::{self, Spread},
+        rounds::{self, Rounds},
     },
-    stack::Server,
 };
 
 /// Before each measured stretch.
@@ -45,138 +46,86 @@ pub struct SpreadArgs {
     pub connections: u16,
 }
 
-/// What the rounds came to.
-#[derive(Debug)]
-pub(super) struct Found {
-    args: SpreadArgs,
-    tunnels: usize,
-    /// One pair for each round: over all, over one.
-    rounds: Vec<[Run; 2]>,
-    notes: Vec<Note>,
-    fleet_threads: f64,
+/// Requests over the tunnels of a fleet.
+pub(super) struct Spread<'a> {
+    pub(super) args: &'a SpreadArgs,
+    pub(super) fleet_threads: f64,
+    pub(super) public: SocketAddr,
+    pub(super) roles: Roles,
 }
 
-/// Measures all rounds.
-///
-/// # Errors
-/// A load cannot be run.
-pub(super) async fn measure(
-    args: &SpreadArgs,
-    fleet_threads: u16,
-    server: &Server,
-    runtimes: &Runtimes,
-    roles: &Roles,
-    context: &Context,
-) -> anyhow::Result<Found> {
-    let mut found = Found {
-        args: args.clone(),
-        tunnels: 0,
-        rounds: Vec::new(),
-        notes: Vec::new(),
-        fleet_threads: fleet_threads.into(),
-    };
-    let all = in_turn::requests(server.public, &runtimes.hosts()?).await?;
-    found.tunnels = all.len();
-    // The first request on a tunnel opens a stream, which is not what is compared.
-    context.progress.message("asking each runtime once");
-    let connections = args.connections.into();
-    let (_, failures) = in_turn::once_each(server.public, all.clone(), connections).await;
-    if failures.total() > 0 {
-        let failures = kinds(&failures.by_name());
-        found.notes.push(Note::warning(format!(
-            "runtimes that did not answer: {failures}"
-        )));
-    }
-    // One in the middle: neither the first that was connected nor the last.
-    let one: Arc<[Written]> = all.get(all.len() / 2).cloned().into_iter().collect();
-    let loads = [
-        (format!("over {} tunnels", all.len()), all),
-        ("over one tunnel".into(), one),
-    ];
-    for round in 0..args.rounds {
-        let mut pair = [None, None];
-        for which in rounds::order(2, round.into()) {
-            let (name, requests) = &loads[which];
-            let label = format!("round {} of {}, {name}", round + 1, args.rounds);
-            context.progress.label(label);
-            let client = InTurn::new(server.public, requests.clone());
-            let stretch = Stretch {
-                warm_up: WARM_UP,
-                duration: args.spread_duration,
-                timeout: TIMEOUT,
-            };
-            let mut load = Load::new(stretch, 1);
-            load.requests(name, connections, Pace::Closed, Arc::new(client));
-            let outcome = Box::pin(load.run(&context.progress, roles)).await?;
-            let (run, notes) = outcome.into_run(name);
-            found.notes.extend(notes);
-            pair[which] = run;
+impl Spread<'_> {
+    /// Measures all rounds, and adds them to the report.
+    ///
+    /// # Errors
+    /// A load cannot be run.
+    pub(super) async fn measure(
+        &self,
+        runtimes: &Runtimes,
+        context: &Context,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let all = in_turn::requests(self.public, &runtimes.hosts()?).await?;
+        // The first request on a tunnel opens a stream, which is not what is compared.
+        context.progress.message("asking each runtime once");
+        let connections = self.args.connections.into();
+        let (_, failures) = in_turn::once_each(self.public, all.clone(), connections).await;
+        if failures.total() > 0 {
+            let failures = kinds(&failures.by_name());
+            report.warn(format!("runtimes that did not answer: {failures}"));
         }
-        if let [Some(all), Some(one)] = pair {
-            found.rounds.push([all, one]);
-        }
-    }
-    context.progress.label("");
-    Ok(found)
-}
-
-impl Found {
-    /// Puts the rounds into the report, and the round in the middle of each kind as a run.
-    pub(super) fn show(mut self, report: &mut Report) {
-        report.setting(
-            "spread-duration",
-            humantime::format_duration(self.args.spread_duration),
-        );
-        report.setting("rounds", self.args.rounds);
-        report.setting("connections", self.args.connections);
-        let cpu = |run: &Run| {
-            let each = run.cpu_us_per_request.unwrap_or(f64::NAN);
-            seconds(each / 1e6)
-        };
-        let row = |name: String, all: &Run, one: &Run, ratio: String| {
-            let rates = [per_second(all.rate), per_second(one.rate), ratio];
-            [vec![name], rates.to_vec(), vec![cpu(all), cpu(one)]].concat()
-        };
-        let ratio = |[all, one]: &[Run; 2]| all.rate / one.rate;
-        let mut rows: Vec<_> = (self.rounds.iter().zip(1..))
-            .map(|(round, number)| {
-                let [all, one] = round;
-                row(format!("round {number}"), all, one, count(ratio(round)))
-            })
-            .collect();
-        let ratios = Spread::of(self.rounds.iter().map(ratio));
-        let ratio = ratios.map_or_else(|| NONE.to_owned(), |ratios| ratios.ratio());
-        let in_the_middle = [0, 1].map(|which| {
-            let mut runs: Vec<_> = self.rounds.iter().map(|round| &round[which]).collect();
-            runs.sort_by(|one, other| one.rate.total_cmp(&other.rate));
-            runs.get(runs.len() / 2).copied().cloned()
-        });
-        if let [Some(all), Some(one)] = in_the_middle {
-            rows.push(row("median".to_owned(), &all, &one, ratio));
-            self.warn_of_fleet(report, &[&all, &one]);
-            let runs = [all, one];
-            report.charts.extend(build::latency_chart(&runs));
-            report.runs.extend(runs);
-        }
-        let columns = [
-            "small requests",
-            "over all",
-            "over one",
-            "ratio",
-            "server CPU each, all",
-            "server CPU each, one",
+        // One in the middle: neither the first that was connected nor the last.
+        let one: Arc<[Written]> = all.get(all.len() / 2).cloned().into_iter().collect();
+        let loads = [
+            (format!("over {} tunnels", all.len()), all),
+            ("over one tunnel".to_owned(), one),
         ];
-        let title = format!(
-            "The same requests over {} tunnels and over one",
-            self.tunnels
-        );
-        report.tables.push(Table::new(title, &columns, rows));
-        self.notes.dedup_by(|one, other| one.text == other.text);
-        report.notes.append(&mut self.notes);
+        let mut results = [Rounds::default(), Rounds::default()];
+        for round in 0..self.args.rounds {
+            for which in rounds::order(2, round.into()) {
+                let (name, requests) = &loads[which];
+                let label = format!("round {} of {}, {name}", round + 1, self.args.rounds);
+                context.progress.label(label);
+                let outcome = Box::pin(self.run(name, requests.clone(), context)).await?;
+                let (run, notes) = outcome.into_run(name);
+                results[which].add(run.unwrap_or_default(), notes);
+            }
+        }
+        context.progress.label("");
+        self.show(report, loads.map(|(name, _)| name), &results);
+        Ok(())
     }
 
-    fn warn_of_fleet(&self, report: &mut Report, runs: &[&Run]) {
-        for run in runs {
+    async fn run(
+        &self,
+        name: &str,
+        requests: Arc<[Written]>,
+        context: &Context,
+    ) -> anyhow::Result<Outcome> {
+        let stretch = Stretch {
+            warm_up: WARM_UP,
+            duration: self.args.spread_duration,
+            timeout: TIMEOUT,
+        };
+        let mut load = Load::new(stretch, 1);
+        let client = Arc::new(InTurn::new(self.public, requests));
+        load.requests(name, self.args.connections.into(), Pace::Closed, client);
+        load.run(&context.progress, &self.roles).await
+    }
+
+    fn show(&self, report: &mut Report, names: [String; 2], results: &[Rounds; 2]) {
+        let rows = names.iter().zip(results);
+        let rows = rows.map(|(name, rounds)| (name.clone(), rounds, Some(&results[1])));
+        let rows: Vec<_> = rows.collect();
+        let title = "The same requests over all tunnels and over one, medians of rounds".to_owned();
+        let figures = [RATE, CPU_PER_REQUEST, P50, P99];
+        let ratios = (2, "× one tunnel");
+        let table = rounds::table(title, "small requests", &figures, ratios, &rows);
+        report.tables.push(table.with_errors(&rows));
+        let mut runs = Vec::new();
+        for (name, rounds, _) in rows {
+            report.notes.extend(rounds.notes(&name));
+            let run = rounds.run(name);
             let used = run.usage.get(FLEET).map_or(0.0, |usage| usage.cpu_seconds);
             let share = used / run.seconds / self.fleet_threads;
             if share >= BUSY {
@@ -186,6 +135,9 @@ impl Found {
                     share * 100.0
                 ));
             }
+            runs.push(run);
         }
+        report.charts.extend(latency_chart(&runs));
+        report.runs.extend(runs);
     }
 }

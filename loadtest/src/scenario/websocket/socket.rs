@@ -6,22 +6,21 @@ use futures_util::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
-use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
-use hyper::ext::Protocol;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use hyper::{ext::Protocol, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
         Error, Message,
         error::ProtocolError,
-        handshake::client::generate_key,
+        handshake::{client::generate_key, derive_accept_key},
         protocol::{Role, WebSocketConfig},
     },
 };
 
 use crate::{
-    client::{Dialer, body::Outgoing, http2::Http2, template::Template},
+    client::{body::Outgoing, connection::Connection, endpoint::Endpoint},
     measure::errors::{Failure, Kind},
 };
 
@@ -31,22 +30,15 @@ const READ_BUFFER: usize = 16 * 1024;
 /// A message is filled up with this behind its number.
 const FILL: u8 = b'x';
 
-/// What all sockets have in common.
+/// Makes WebSockets whose messages come back.
 #[derive(Debug)]
-pub(crate) struct Maker {
-    pub(crate) dialer: Dialer,
-    pub(crate) http2: bool,
-    pub(crate) template: Template,
+pub(crate) struct Echo {
+    pub(crate) endpoint: Endpoint,
     /// Size of a message.
     pub(crate) size: usize,
 }
 
-/// Bytes below a WebSocket, whichever way they were agreed on.
-trait Io: AsyncRead + AsyncWrite + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
-
-type Web = WebSocketStream<Box<dyn Io>>;
+type Web = WebSocketStream<TokioIo<Upgraded>>;
 
 /// A WebSocket whose two directions can be used at once.
 pub(crate) struct Socket {
@@ -58,8 +50,8 @@ pub(crate) struct Socket {
 pub(super) struct Sender {
     sink: SplitSink<Web, Message>,
     numbers: Numbers,
-    /// The connection of a WebSocket over HTTP/2 ends with this.
-    _connection: Option<Http2>,
+    /// A WebSocket over HTTP/2 ends with its connection.
+    _connection: Connection,
 }
 
 /// Expects the next message.
@@ -68,15 +60,39 @@ pub(super) struct Receiver {
     numbers: Numbers,
 }
 
-impl Maker {
+impl Echo {
     /// Connects and agrees on a WebSocket.
     pub(super) async fn connect(&self) -> Result<Socket, Failure> {
-        let (web, connection) = if self.http2 {
-            let (web, connection) = self.extended_connect().await?;
-            (web, Some(connection))
+        let mut connection = self.endpoint.dialer.connect(self.endpoint.http2).await?;
+        let key = generate_key();
+        let mut request = self.endpoint.request(Outgoing::Empty);
+        let headers = request.headers_mut();
+        let version = HeaderValue::from_static("13");
+        headers.insert(header::SEC_WEBSOCKET_VERSION, version);
+        let expected = if self.endpoint.http2 {
+            *request.method_mut() = Method::CONNECT;
+            let protocol = Protocol::from_static("websocket");
+            request.extensions_mut().insert(protocol);
+            StatusCode::OK
         } else {
-            (self.upgrade().await?, None)
+            headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+            headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+            // Sixteen bytes in base64 always are a header's value.
+            let key = HeaderValue::try_from(&key).ok();
+            headers.extend(key.map(|key| (header::SEC_WEBSOCKET_KEY, key)));
+            StatusCode::SWITCHING_PROTOCOLS
         };
+        let mut answer = connection.send(request).await?;
+        if answer.status() != expected {
+            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
+        }
+        if !self.endpoint.http2 {
+            check_upgrade(answer.headers(), &key)?;
+        }
+        let upgraded = hyper::upgrade::on(&mut answer).await;
+        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
+        let io = TokioIo::new(upgraded);
+        let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
         let (sink, stream) = web.split();
         Ok(Socket {
             sender: Sender {
@@ -90,52 +106,22 @@ impl Maker {
             },
         })
     }
+}
 
-    async fn upgrade(&self) -> Result<Web, Failure> {
-        let stream: Box<dyn Io> = Box::new(self.dialer.dial().await?);
-        let mut request = Request::new(());
-        let template = self.template.request(Outgoing::Empty);
-        *request.uri_mut() = with_scheme(template.uri());
-        let headers = request.headers_mut();
-        headers.clone_from(template.headers());
-        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(
-            header::SEC_WEBSOCKET_VERSION,
-            HeaderValue::from_static("13"),
-        );
-        // Sixteen bytes in base64 always are a header's value.
-        if let Ok(key) = HeaderValue::try_from(generate_key()) {
-            headers.insert(header::SEC_WEBSOCKET_KEY, key);
-        }
-        let made = tokio_tungstenite::client_async_with_config(request, stream, Some(config()));
-        let (web, _) = made
-            .await
-            .map_err(|error| Failure::fatal(kind_of_upgrade(&error)))?;
-        Ok(web)
-    }
-
-    async fn extended_connect(&self) -> Result<(Web, Http2), Failure> {
-        let mut connection = self.dialer.http2().await?;
-        let mut request = self.template.request(Outgoing::Empty);
-        *request.method_mut() = Method::CONNECT;
-        request
-            .extensions_mut()
-            .insert(Protocol::from_static("websocket"));
-        let version = HeaderValue::from_static("13");
-        request
-            .headers_mut()
-            .insert(header::SEC_WEBSOCKET_VERSION, version);
-        let mut answer = connection.send(request).await?;
-        if answer.status() != StatusCode::OK {
-            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
-        }
-        let upgraded = hyper::upgrade::on(&mut answer).await;
-        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
-        let io: Box<dyn Io> = Box::new(TokioIo::new(upgraded));
-        let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
-        Ok((web, connection))
-    }
+/// Checks that a 101 agrees to a WebSocket with this key.
+fn check_upgrade(headers: &HeaderMap, key: &str) -> Result<(), Failure> {
+    let upgrade = headers.get(header::UPGRADE);
+    let upgrade = upgrade.map_or(&[][..], HeaderValue::as_bytes);
+    let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT);
+    let expected = derive_accept_key(key.as_bytes());
+    let kind = if !upgrade.eq_ignore_ascii_case(b"websocket") {
+        "upgrade_incomplete"
+    } else if accepted.is_none_or(|accepted| accepted.as_bytes() != expected.as_bytes()) {
+        "upgrade_wrong_accept"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::fatal(Kind::Other(kind)))
 }
 
 impl Sender {
@@ -194,17 +180,6 @@ impl Numbers {
     }
 }
 
-/// The library wants a scheme and an authority; it sends neither, but path and `host` field.
-fn with_scheme(uri: &Uri) -> Uri {
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let uri = Uri::builder()
-        .scheme("ws")
-        .authority("target")
-        .path_and_query(path);
-    // All parts were those of a URL already.
-    uri.build().unwrap_or_default()
-}
-
 fn config() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
@@ -212,22 +187,6 @@ fn config() -> WebSocketConfig {
         .write_buffer_size(0)
         .max_message_size(None)
         .max_frame_size(None)
-}
-
-/// Why there is no WebSocket.
-fn kind_of_upgrade(error: &Error) -> Kind {
-    match error {
-        Error::Http(answer) => Kind::Status(answer.status().as_u16()),
-        Error::Protocol(ProtocolError::HandshakeIncomplete) => Kind::ClosedEarly,
-        Error::Protocol(ProtocolError::SecWebSocketAcceptKeyMismatch) => {
-            Kind::Other("upgrade_wrong_accept")
-        }
-        Error::Protocol(
-            ProtocolError::MissingConnectionUpgradeHeader
-            | ProtocolError::MissingUpgradeWebSocketHeader,
-        ) => Kind::Other("upgrade_incomplete"),
-        _ => kind(error),
-    }
 }
 
 /// Why a WebSocket broke.

@@ -1,54 +1,68 @@
-//! Closed loop: each connection sends the next request when the last one has ended.
+//! Workers that send requests over a connection each, in closed or in open loop.
 //!
-//! Shows what a target can do with so many clients that wait for it. It hides queueing: a target
-//! that stalls is asked less. For that see [`crate::load::open`].
+//! **Closed loop**: the next request goes out when the last one has ended. It shows what a target can do with so many
+//! clients that wait for it, and hides queueing: a target that stalls is asked less.
+//!
+//! **Open loop**: requests are due at planned instants, whatever the target does. A request that is due waits for a free
+//! connection, and its latency counts from when it was due. So a stall of the target shows in all requests that it
+//! delayed (no coordinated omission), as it would for users who do not wait for one another.
 
 use std::{future::Future, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
+    client::endpoint::PAUSE,
     load::{Client, Moved, Worker},
     measure::errors::{Failure, Kind},
 };
 
-/// Rest after a connection that could not be made, so that a dead target does not cost a core.
-const DIAL_PAUSE: Duration = Duration::from_millis(100);
-
 /// Sends requests over one connection until the window is over.
-pub async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
+pub(super) async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
     let mut connection = WorkerConnection::new(client, &worker);
     // What fails here fails again within the window, and is counted there.
     let _ = connection.connect().await;
     let window = worker.ready().await;
+    if let Some(schedule) = worker.schedule() {
+        while let Some(due) = schedule.next(&window, &worker.recorder).await {
+            let ended = connection.exchange(Instant::now()).await;
+            record(&worker, due, ended);
+        }
+        // The stretch is as long as it was planned, not until the last that was due is answered.
+        return sleep_until(window.end).await;
+    }
     loop {
         let begun = Instant::now();
         if begun >= window.end {
             return;
         }
-        match connection.exchange(begun).await {
-            Ok(moved) => worker.recorder.completed(begun, moved.up, moved.down),
-            Err(failure) => {
-                worker.recorder.failed(begun, failure.kind);
-                if !connection.is_connected() && !connection.has_worked() {
-                    sleep(DIAL_PAUSE).await;
-                }
-            }
+        let ended = connection.exchange(begun).await;
+        record(&worker, begun, ended);
+        if ended.is_err() && connection.connection.is_none() && !connection.worked {
+            sleep(PAUSE).await;
         }
     }
 }
 
+fn record(worker: &Worker, begun: Instant, ended: Result<Moved, Failure>) {
+    match ended {
+        Ok(moved) => worker.recorder.completed(begun, moved.up, moved.down),
+        Err(failure) => worker.recorder.failed(begun, failure.kind),
+    }
+}
+
 /// A connection that is made anew when it breaks, with a time limit for everything.
-pub(super) struct WorkerConnection<C: Client> {
+struct WorkerConnection<C: Client> {
     client: Arc<C>,
     worker: usize,
     connection: Option<C::Connection>,
     limit: Limit,
+    /// Whether the last connection carried anything.
     worked: bool,
 }
 
 impl<C: Client> WorkerConnection<C> {
-    pub(super) fn new(client: Arc<C>, worker: &Worker) -> Self {
+    fn new(client: Arc<C>, worker: &Worker) -> Self {
         Self {
             client,
             worker: worker.index,
@@ -58,20 +72,10 @@ impl<C: Client> WorkerConnection<C> {
         }
     }
 
-    /// Whether the connection is there.
-    pub(super) fn is_connected(&self) -> bool {
-        self.connection.is_some()
-    }
-
-    /// Whether the last connection was of any use.
-    pub(super) fn has_worked(&self) -> bool {
-        self.worked
-    }
-
     /// Makes the connection if it is not there, or was closed while it rested.
-    pub(super) async fn connect(&mut self) -> Result<(), Failure> {
+    async fn connect(&mut self) -> Result<(), Failure> {
         if let Some(connection) = &mut self.connection
-            && !C::is_open(connection)
+            && !C::is_open(connection).await
         {
             self.connection = None;
         }
@@ -87,7 +91,7 @@ impl<C: Client> WorkerConnection<C> {
 
     /// Does one request, over a new connection if the old one broke; its time limit counts from
     /// `sent`, and making the connection is part of it.
-    pub(super) async fn exchange(&mut self, sent: Instant) -> Result<Moved, Failure> {
+    async fn exchange(&mut self, sent: Instant) -> Result<Moved, Failure> {
         self.connect().await?;
         let Some(connection) = &mut self.connection else {
             return Err(Failure::fatal(Kind::ConnectFailed));
@@ -105,7 +109,7 @@ impl<C: Client> WorkerConnection<C> {
     }
 }
 
-/// A time limit for many futures after one another, with one timer that is seldom touched: it may
+/// A time limit for many futures one after another. It has one timer that is seldom touched: the timer may
 /// fire too early, and is then set anew.
 struct Limit {
     timeout: Duration,
