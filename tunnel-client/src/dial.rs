@@ -27,14 +27,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-#[cfg(target_os = "linux")]
-use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tunnel_ops::connect::{Keepalive, connect};
+use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::{Greeting, Refusal};
-#[cfg(target_os = "linux")]
 use tunnel_proto::limits;
 use tunnel_proto::refusal::Finality;
 
@@ -60,7 +58,6 @@ const KEEPALIVE: Keepalive = Keepalive {
 
 /// How long written bytes may stay with the kernel before it gives a session's connection up: as
 /// long as a silent session lives.
-#[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no session.
@@ -237,7 +234,6 @@ impl Dialler {
         credential: &Credential,
         walk: &mut Walk<'_>,
     ) -> Result<TlsStream<Link>, StepError> {
-        #[cfg(target_os = "linux")]
         set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
@@ -267,12 +263,10 @@ impl Dialler {
     }
 }
 
-/// Those of a session's connection alone.
-#[cfg(target_os = "linux")]
+/// Sets the options that only a session's connection has.
 fn set_options(tcp: &TcpStream) -> io::Result<()> {
-    let socket = SockRef::from(tcp);
-    socket.set_tcp_notsent_lowat(limits::UNSENT_BYTES)?;
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+    set_unsent_limit(tcp, limits::UNSENT_BYTES)?;
+    set_user_timeout(tcp, Some(USER_TIMEOUT))
 }
 
 /// Takes the step from a name to its addresses.
@@ -450,7 +444,7 @@ mod tests {
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).await;
         let tcp = tcp.unwrap();
         set_options(&tcp).unwrap();
-        let unsent = SockRef::from(&tcp).tcp_notsent_lowat().unwrap();
+        let unsent = socket2::SockRef::from(&tcp).tcp_notsent_lowat().unwrap();
         assert_eq!(unsent, limits::UNSENT_BYTES);
     }
 

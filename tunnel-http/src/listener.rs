@@ -7,6 +7,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
 };
+use tunnel_ops::socket::set_user_timeout;
 
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 4_096;
@@ -92,8 +93,6 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 /// When the kernel refuses one.
 pub fn set_options(socket: &TcpStream, idle: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(idle))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
+    set_user_timeout(socket, Some(idle))?;
+    SockRef::from(socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))
 }

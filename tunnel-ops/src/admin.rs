@@ -31,7 +31,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus::{Registry, TextEncoder};
-use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
@@ -42,6 +41,7 @@ pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
 pub use self::host::AdminHost;
 use self::places::{Place, Places};
 use self::refusal::Refusal;
+use crate::socket::set_user_timeout;
 
 /// Streams served at once beside them: people who watch. More are told to come back.
 const MAX_STREAMS: usize = 32;
@@ -329,7 +329,7 @@ async fn with_content(request: Request<Incoming>) -> Result<Request<Body>, Refus
 fn set_options(stream: &TcpStream) -> io::Result<()> {
     // An event is there to be seen at once.
     stream.set_nodelay(true)?;
-    SockRef::from(stream).set_tcp_user_timeout(Some(STALL_DEADLINE))
+    set_user_timeout(stream, Some(STALL_DEADLINE))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub mod flags;
 pub mod setting_origin;
 pub mod settings;
 pub mod signals;
+pub mod socket;
 pub mod task;
 pub mod telemetry;
 pub mod tls_files;

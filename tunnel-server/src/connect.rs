@@ -34,6 +34,7 @@ use tunnel_http::{
     listener::accept,
     permits::{Permit, Permits},
 };
+use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{
     handshake::{self, Greeting, NotASession},
@@ -258,11 +259,9 @@ fn refuse_connection<T>(metrics: &Metrics, cause: &str) -> Option<T> {
 
 fn set_options(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_notsent_lowat(tunnel_proto::limits::UNSENT_BYTES)?;
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(USER_TIMEOUT))
+    set_unsent_limit(socket, tunnel_proto::limits::UNSENT_BYTES)?;
+    set_user_timeout(socket, Some(USER_TIMEOUT))?;
+    SockRef::from(socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(USER_TIMEOUT))
 }
 
 /// Answers the one request of a connection; the session's stream if it was let in.

@@ -3,16 +3,15 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-#[cfg(target_os = "linux")]
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
+use tunnel_ops::socket::set_user_timeout;
 
 /// Longest time for which bytes that were sent may stay unacknowledged: several retransmissions get
 /// lost in it, one of them after more than 6 s.
-#[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
 /// One of the three.
@@ -49,14 +48,11 @@ impl Socket {
     /// closed receive window in the same way, so this is off while an upstream may have reason to
     /// close it.
     pub(super) fn limit_unacknowledged(&self, is_limited: bool) {
-        #[cfg(target_os = "linux")]
         if let Some(stream) = self.tcp() {
             let limit = is_limited.then_some(UNACKNOWLEDGED);
             // A connection without the limit is as good as any other until its host vanishes.
-            let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(limit);
+            let _ = set_user_timeout(stream, limit);
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = is_limited;
     }
 }
 

@@ -1,0 +1,45 @@
+//! Options of TCP sockets that only some systems have. All calls that depend on the system are in this file.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+
+/// Limits how long sent bytes may stay unacknowledged, or the peer's window closed, before the kernel ends the connection
+/// with `ETIMEDOUT`; `None` is the system's own limit of many minutes. Only Linux has the option; on other systems the
+/// call does nothing.
+///
+/// # Errors
+/// When the kernel refuses it.
+#[cfg(target_os = "linux")]
+pub fn set_user_timeout(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    socket2::SockRef::from(stream).set_tcp_user_timeout(limit)
+}
+
+/// Limits the bytes that the kernel holds before it sends them: the socket is not writable above it. Only Linux has the
+/// option; on other systems the call does nothing.
+///
+/// # Errors
+/// When the kernel refuses it.
+#[cfg(target_os = "linux")]
+pub fn set_unsent_limit(stream: &TcpStream, bytes: u32) -> io::Result<()> {
+    socket2::SockRef::from(stream).set_tcp_notsent_lowat(bytes)
+}
+
+/// Does nothing, since the system has no such option.
+///
+/// # Errors
+/// Never.
+#[cfg(not(target_os = "linux"))]
+pub fn set_user_timeout(_stream: &TcpStream, _limit: Option<Duration>) -> io::Result<()> {
+    Ok(())
+}
+
+/// Does nothing, since the system has no such option.
+///
+/// # Errors
+/// Never.
+#[cfg(not(target_os = "linux"))]
+pub fn set_unsent_limit(_stream: &TcpStream, _bytes: u32) -> io::Result<()> {
+    Ok(())
+}
