@@ -1,15 +1,15 @@
-//! Everything that is wrong with a configuration, told at once.
+//! All faults of a configuration, reported together.
 
 use std::fmt;
 
 use crate::config_file::ConfigFileError;
 
-/// All faults that were found; at least one.
+/// The faults of a configuration, at least one. Its `Display` has one line for each.
 #[derive(Debug)]
 pub struct Faults<F>(Vec<F>);
 
 impl<F> Faults<F> {
-    /// All of these.
+    /// An error of these faults, which are at least one.
     pub fn new(faults: Vec<F>) -> Self {
         Self(faults)
     }
@@ -19,7 +19,7 @@ impl<F> Faults<F> {
         &self.0
     }
 
-    /// The faults themselves.
+    /// Takes the faults out.
     pub fn into_vec(self) -> Vec<F> {
         self.0
     }
@@ -31,7 +31,6 @@ impl<F: From<ConfigFileError>> From<ConfigFileError> for Faults<F> {
     }
 }
 
-/// One fault a line.
 impl<F: fmt::Display> fmt::Display for Faults<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, fault) in self.0.iter().enumerate() {

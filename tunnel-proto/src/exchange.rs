@@ -42,7 +42,7 @@ use crate::{
     problem::Problem,
     session::{
         Outstanding,
-        mux::{Cut, MuxStream},
+        mux::{MuxStream, StreamCut},
     },
 };
 
@@ -151,10 +151,14 @@ impl Wire {
     }
 
     /// Writes all of the buffer; pending while the send window or the session's output is full.
-    fn poll_write(&mut self, cx: &mut Context<'_>, out: &mut impl Buf) -> Poll<Result<(), Cut>> {
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut impl Buf,
+    ) -> Poll<Result<(), StreamCut>> {
         while out.has_remaining() {
             let Some(stream) = &mut self.stream else {
-                return Poll::Ready(Err(Cut));
+                return Poll::Ready(Err(StreamCut));
             };
             ready!(stream.poll_write(cx, out))?;
         }

@@ -13,7 +13,7 @@ use futures_util::task::noop_waker_ref;
 use http_body::Body;
 
 use super::{SharedWire, encode_problem};
-use crate::{bhttp::encode, fields, problem::Problem, session::mux::Cut};
+use crate::{bhttp::encode, fields, problem::Problem, session::mux::StreamCut};
 
 /// Content up to this length is appended to the output buffer; longer content is written by itself.
 const COPY_BYTES: usize = 8 * 1024;
@@ -79,7 +79,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
             if self.content.has_remaining() || self.out.len() >= COPY_BYTES || self.body.is_none() {
                 match self.poll_write(cx) {
                     Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(Cut)) => return Poll::Ready(Err(SendError::Cut)),
+                    Poll::Ready(Err(StreamCut)) => return Poll::Ready(Err(SendError::Cut)),
                     Poll::Pending => return Poll::Pending,
                 }
             }
@@ -93,7 +93,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
                 Poll::Ready(None) => self.end(|_| {}),
                 Poll::Pending => {
                     return match self.poll_write(cx) {
-                        Poll::Ready(Err(Cut)) => Poll::Ready(Err(SendError::Cut)),
+                        Poll::Ready(Err(StreamCut)) => Poll::Ready(Err(SendError::Cut)),
                         _ => Poll::Pending,
                     };
                 }
@@ -147,7 +147,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         self.body.is_none() && is_written
     }
 
-    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Cut>> {
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamCut>> {
         let mut wire = self.wire.lock();
         ready!(wire.poll_write(cx, &mut self.out))?;
         ready!(wire.poll_write(cx, &mut self.content))?;

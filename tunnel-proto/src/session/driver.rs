@@ -110,7 +110,7 @@ pub struct Driver<IO> {
 }
 
 /// The result of sending.
-struct Sent {
+struct SendOutcome {
     /// Whether anything was queued for the socket.
     any: bool,
     /// Whether the socket has taken everything.
@@ -435,16 +435,16 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     }
 
     /// Sends what is queued, until the socket takes no more.
-    fn send(&mut self, cx: &mut Context<'_>) -> Result<Sent, SessionEnd> {
+    fn send(&mut self, cx: &mut Context<'_>) -> Result<SendOutcome, SessionEnd> {
         let mut any = false;
         loop {
             match self.flush(cx).0 {
                 Poll::Ready(flushed) => flushed.map_err(SessionEnd::WebSocket)?,
-                Poll::Pending => return Ok(Sent { any, all: false }),
+                Poll::Pending => return Ok(SendOutcome { any, all: false }),
             }
             let bytes = self.queue_next()?;
             if bytes == 0 {
-                return Ok(Sent { any, all: true });
+                return Ok(SendOutcome { any, all: true });
             }
             any = true;
             if self.liveness.on_sent(bytes, Instant::now()) {

@@ -277,7 +277,7 @@ impl std::fmt::Debug for Mux {
 
 /// Nothing more can be written to the stream: it was reset, or its session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cut;
+pub(crate) struct StreamCut;
 
 /// One stream. Dropping it resets it, unless it was finished.
 pub(crate) struct MuxStream {
@@ -325,7 +325,7 @@ impl MuxStream {
         &mut self,
         cx: &mut Context<'_>,
         bytes: &mut impl Buf,
-    ) -> Poll<Result<(), Cut>> {
+    ) -> Poll<Result<(), StreamCut>> {
         self.with(|streams| streams.poll_write(self.id, cx, bytes))
     }
 

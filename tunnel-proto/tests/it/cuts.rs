@@ -64,17 +64,17 @@ async fn a_dropped_request_is_cancelled_at_the_client() {
     let (pair, mut handlers) = hanging().await;
     let (upload, endless) = fed();
     feed(&upload, "some").await;
-    let asked = [
+    let bodies = [
         // Complete; with an unread body; with a body that is being read.
         ("/", full("")),
         ("/held", endless),
         ("/read", frames(vec![data("some")])),
     ];
-    for (path, body) in asked {
+    for (path, body) in bodies {
         let server = pair.server.clone();
         let mut exchanges = JoinSet::new();
-        let asked = request(Method::POST, path, body);
-        exchanges.spawn(async move { exchange(&server, asked, |_, _| {}).await.map(drop) });
+        let request = request(Method::POST, path, body);
+        exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await.map(drop) });
         let (_body, dropped) = within(handlers.recv()).await.unwrap();
         settle().await;
         let start = Instant::now();
@@ -125,8 +125,8 @@ async fn a_request_whose_body_fails_is_cut_at_the_client() {
     let (upload, body) = fed();
     let server = pair.server.clone();
     let mut exchanges = JoinSet::new();
-    let asked = request(Method::POST, "/", body);
-    exchanges.spawn(async move { exchange(&server, asked, |_, _| {}).await.map(drop) });
+    let request = request(Method::POST, "/", body);
+    exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await.map(drop) });
     let (body, dropped) = within(handlers.recv()).await.unwrap();
     let mut body = body.unwrap();
     feed(&upload, "half").await;
@@ -156,8 +156,8 @@ async fn a_request_whose_body_fails_after_the_response_began_is_cut_at_both_ends
     })
     .await;
     let (upload, body) = fed();
-    let asked = request(Method::POST, "/", body);
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/", body);
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     let mut echo = response.into_body();
@@ -184,8 +184,8 @@ async fn an_early_response_is_complete_without_the_whole_upload() {
     .await;
     for number in 1..=3 {
         let (upload, body) = fed();
-        let asked = request(Method::POST, "/", body);
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let request = request(Method::POST, "/", body);
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
@@ -209,8 +209,8 @@ async fn an_early_response_is_complete_while_the_upload_is_blocked() {
     let pair =
         Pair::start(async |_: Request<RecvBody>| Ok(Response::new(full(pattern(100_000))))).await;
     for _ in 0..3 {
-        let asked = request(Method::POST, "/", full(pattern(2_000_000)));
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let request = request(Method::POST, "/", full(pattern(2_000_000)));
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         let arrived = within(read(response.into_body())).await;
@@ -238,8 +238,8 @@ async fn an_upload_continues_while_the_response_is_unread() {
         }
     })
     .await;
-    let asked = request(Method::POST, "/", full(pattern(2_000_000)));
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/", full(pattern(2_000_000)));
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     assert_eq!(within(uploads.recv()).await, Some(2_000_000));
@@ -320,10 +320,10 @@ async fn an_unread_request_is_slowed_down() {
         counted.fetch_add(piece.len(), Ordering::Relaxed);
         Poll::Ready(Some(Ok::<_, TestError>(Frame::data(piece.clone()))))
     });
-    let asked = request(Method::POST, "/", StreamBody::new(flood));
+    let request = request(Method::POST, "/", StreamBody::new(flood));
     let server = pair.server.clone();
     let mut exchanges = JoinSet::new();
-    exchanges.spawn(async move { exchange(&server, asked, |_, _| {}).await.map(drop) });
+    exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await.map(drop) });
     let (body, _dropped) = within(handlers.recv()).await.unwrap();
     settle().await;
     let before = sent.load(Ordering::Relaxed);

@@ -65,8 +65,8 @@ async fn large_bodies_are_sent_in_both_directions_at_once() {
     })
     .await;
     let content = pattern(3_000_000);
-    let asked = request(Method::POST, "/echo", full(content.clone()));
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/echo", full(content.clone()));
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     let arrived = within(read(response.into_body())).await;
@@ -145,9 +145,9 @@ async fn informational_responses_arrive_in_order_and_none_is_lost() {
     })
     .await;
     for _ in 0..3 {
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         let response = within(exchange(&pair.server, get("/"), |status, fields| {
-            seen.push((
+            received.push((
                 status.as_u16(),
                 fields["x-number"].to_str().unwrap().to_owned(),
             ));
@@ -157,7 +157,7 @@ async fn informational_responses_arrive_in_order_and_none_is_lost() {
         assert_eq!(within(read(response.into_body())).await.content, "final");
         let status = |number| if number == 0 { 100 } else { 103 };
         let expected = (0..limits::INFORMATIONAL).map(|n| (status(n), n.to_string()));
-        assert_eq!(seen, expected.collect::<Vec<_>>());
+        assert_eq!(received, expected.collect::<Vec<_>>());
     }
     assert_eq!(
         refused.load(Ordering::Relaxed),
@@ -169,25 +169,25 @@ async fn informational_responses_arrive_in_order_and_none_is_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn an_informational_response_is_sent_while_the_service_waits() {
-    let (told, mut push) = mpsc::channel::<Informational>(1);
+    let (sender, mut handles) = mpsc::channel::<Informational>(1);
     let pair = Pair::start(move |request: Request<RecvBody>| {
         let informational = request.extensions().get::<Informational>().unwrap().clone();
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
-            told.send(informational).await.unwrap();
+            sender.send(informational).await.unwrap();
             pending::<()>().await;
             Ok(Response::new(full("")))
         }
     })
     .await;
-    let (seen, mut statuses) = mpsc::channel(1);
+    let (received, mut statuses) = mpsc::channel(1);
     let mut exchanges = JoinSet::new();
     let server = pair.server.clone();
     exchanges.spawn(async move {
-        let seen = |status, _| seen.try_send(status).unwrap();
-        exchange(&server, get("/"), seen).await.map(drop)
+        let received = |status, _| received.try_send(status).unwrap();
+        exchange(&server, get("/"), received).await.map(drop)
     });
-    let informational = within(push.recv()).await.unwrap();
+    let informational = within(handles.recv()).await.unwrap();
     settle().await;
     assert!(
         informational.push(StatusCode::EARLY_HINTS, HeaderMap::new()),
@@ -222,8 +222,8 @@ async fn trailers_are_sent_in_both_directions_without_forbidden_fields() {
     .await;
     for _ in 0..2 {
         let body = frames(vec![data("up"), Ok(Frame::trailers(trailers(&sent)))]);
-        let asked = request(Method::POST, "/", body);
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let request = request(Method::POST, "/", body);
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         let arrived = within(read(response.into_body())).await;
@@ -261,29 +261,29 @@ async fn content_of_another_length_than_declared_is_an_error_at_either_end() {
             .await
             .unwrap();
         let arrived = within(read(response.into_body())).await;
-        let mut asked = request(Method::POST, &path, frames(vec![data("12"), data("345")]));
-        asked
+        let mut request = request(Method::POST, &path, frames(vec![data("12"), data("345")]));
+        request
             .headers_mut()
             .insert("content-length", declared.parse().unwrap());
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
-        let seen = within(read(response.into_body())).await.content;
+        let received = within(read(response.into_body())).await.content;
         if declared == "5" {
             assert!(arrived.error.is_none());
-            assert_eq!(seen, "None");
+            assert_eq!(received, "None");
         } else {
             let error = arrived.error;
             assert!(
                 matches!(error, Some(BodyError::Length)),
                 "{declared}: {error:?}"
             );
-            assert_eq!(seen, "Some(Length)", "{declared}");
+            assert_eq!(received, "Some(Length)", "{declared}");
         }
     }
     // RFC 9110 section 6.4.1: there is no content, whatever the declared length.
-    let asked = request(Method::HEAD, "/5", full(""));
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::HEAD, "/5", full(""));
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     let arrived = within(read(response.into_body())).await;
@@ -330,13 +330,13 @@ async fn a_large_head_without_content_is_known_to_have_none() {
     .await;
     // These include heads that fill a last frame of 32 KiB, so that the end follows in a separate frame.
     for last in 18_800..19_100 {
-        let mut asked = get("/");
+        let mut request = get("/");
         for number in 0..9 {
             let length = if number == 0 { last } else { 14_000 };
             let value = HeaderValue::from_maybe_shared(Bytes::from(vec![b'x'; length])).unwrap();
-            asked.headers_mut().append("x-large", value);
+            request.headers_mut().append("x-large", value);
         }
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         assert_eq!(response.headers().get_all("x-large").iter().count(), 9);

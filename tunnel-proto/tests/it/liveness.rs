@@ -306,8 +306,8 @@ async fn keep_busy(pair: &Pair, length: usize) {
             tokio::time::sleep(SECOND * 7 * u32::try_from(number).unwrap()).await;
             // The longest first, before the path is measured.
             let body = full(pattern(length * (3 - number % 4)));
-            let asked = request(Method::POST, "/", body);
-            let response = exchange(&session, asked, |_, _| {}).await.unwrap();
+            let request = request(Method::POST, "/", body);
+            let response = exchange(&session, request, |_, _| {}).await.unwrap();
             read(response.into_body()).await
         });
     }
@@ -387,9 +387,9 @@ async fn a_resumed_socket_is_noticed_before_the_session_is_declared_dead() {
     peer.write_all(&pong).await.unwrap();
     assert!(drive(MS).await.is_some() && server.round_trip().is_some());
     let mut exchanges = JoinSet::new();
-    let asked = request(Method::POST, "/", full(pattern(8_000)));
+    let request = request(Method::POST, "/", full(pattern(8_000)));
     let asking = server.clone();
-    exchanges.spawn(async move { exchange(&asking, asked, |_, _| {}).await.map(drop) });
+    exchanges.spawn(async move { exchange(&asking, request, |_, _| {}).await.map(drop) });
     assert!(drive(2_900 * MS).await.is_some());
     // The peer reads more while this end is busy elsewhere, until the time-out has passed.
     peer.read_exact(&mut [0; 512]).await.unwrap();
@@ -430,30 +430,30 @@ async fn a_probe_is_one_frame_and_its_answer_one_byte() {
     let mut drivers = Drivers::default();
     let (server, _events, mut peer) = Peer::of(Side::Server, &mut drivers).await;
     let mut probes = JoinSet::new();
-    let ask = |probes: &mut JoinSet<_>| {
+    let start_probe = |probes: &mut JoinSet<_>| {
         let server = server.clone();
         probes.spawn(async move { server.probe().await });
     };
-    ask(&mut probes);
+    start_probe(&mut probes);
     assert_eq!(peer.opened().await, Frame::bare(WINDOW, SYN, 1, 0));
     peer.frame(Frame::data(ACK, 1, &[1])).await;
     within(probes.join_next()).await.unwrap().unwrap().unwrap();
     // Any other answer is an error.
-    ask(&mut probes);
+    start_probe(&mut probes);
     assert_eq!(peer.opened().await.stream, 3);
     peer.frame(Frame::data(ACK, 3, &[1, 3])).await;
     let refused = within(probes.join_next()).await.unwrap().unwrap();
     assert_eq!(refused, Err(ProbeError::NotAccepted));
     assert_eq!(peer.next_of(3).await.flags, RST);
-    ask(&mut probes);
+    start_probe(&mut probes);
     assert_eq!(peer.opened().await.stream, 5);
     peer.frame(Frame::bare(DATA, RST, 5, 0)).await;
     let refused = within(probes.join_next()).await.unwrap().unwrap();
     assert_eq!(refused, Err(ProbeError::Cut(None)));
     // The first stream is still idle, and is not announced again.
-    let asked = server.clone();
+    let session = server.clone();
     probes.spawn(async move {
-        let _ = exchange(&asked, get("/"), |_, _| {}).await;
+        let _ = exchange(&session, get("/"), |_, _| {}).await;
         Ok(())
     });
     let frame = peer.next_data().await;
@@ -527,7 +527,7 @@ impl Wedge {
     }
 
     /// Starts an exchange that has to fail; yields how.
-    fn ask(&self, exchanges: &mut JoinSet<Result<(), Lost>>) {
+    fn start_exchange(&self, exchanges: &mut JoinSet<Result<(), Lost>>) {
         let server = self.server.clone();
         exchanges.spawn(async move {
             match exchange(&server, get("/"), |_, _| {}).await {
@@ -552,11 +552,11 @@ const UNANSWERED: Lost = (Reason::SessionLost, false, Some(CloseReason::Wedged))
 async fn a_client_that_accepts_nothing_is_wedged() {
     let mut wedge = Wedge::after(0, Arc::new(Semaphore::new(0))).await;
     tokio::time::sleep(60 * SECOND).await;
-    assert!(!wedge.server.is_closed(), "it was asked for nothing");
+    assert!(!wedge.server.is_closed(), "no exchange was open");
     let mut exchanges = JoinSet::new();
     let start = Instant::now();
     for _ in 0..5 {
-        wedge.ask(&mut exchanges);
+        wedge.start_exchange(&mut exchanges);
     }
     let (server, client) = wedge.drivers.ends().await;
     let time = start.elapsed();
@@ -602,8 +602,8 @@ async fn a_client_is_wedged_even_if_every_exchange_is_cancelled_early() {
     let mut asking = JoinSet::new();
     asking.spawn(async move {
         while !server.is_closed() {
-            let asked = exchange(&server, get("/"), |_, _| {});
-            let _ = tokio::time::timeout(3 * SECOND, asked).await;
+            let attempt = exchange(&server, get("/"), |_, _| {});
+            let _ = tokio::time::timeout(3 * SECOND, attempt).await;
         }
     });
     let start = Instant::now();
@@ -617,7 +617,7 @@ async fn a_wedged_client_is_detected_on_a_reused_stream_too() {
     let gate = Arc::new(Semaphore::new(1));
     let mut wedge = Wedge::after(1, gate).await;
     let mut exchanges = JoinSet::new();
-    wedge.ask(&mut exchanges);
+    wedge.start_exchange(&mut exchanges);
     within(exchanges.join_next())
         .await
         .unwrap()
@@ -625,7 +625,7 @@ async fn a_wedged_client_is_detected_on_a_reused_stream_too() {
         .unwrap();
     tokio::time::sleep(5 * SECOND).await;
     let start = Instant::now();
-    wedge.ask(&mut exchanges);
+    wedge.start_exchange(&mut exchanges);
     let (server, _) = wedge.drivers.ends().await;
     assert_eq!(server.reason(), CloseReason::Wedged);
     assert!(start.elapsed() <= 16 * SECOND, "{:?}", start.elapsed());
@@ -638,7 +638,7 @@ async fn a_client_whose_upstream_is_slow_is_not_wedged() {
     let gate = Arc::new(Semaphore::new(0));
     let mut wedge = Wedge::after(usize::MAX, gate.clone()).await;
     let mut exchanges = JoinSet::new();
-    wedge.ask(&mut exchanges);
+    wedge.start_exchange(&mut exchanges);
     tokio::time::sleep(300 * SECOND).await;
     assert!(!wedge.server.is_closed() && !wedge.client.is_closed());
     assert_eq!(exchanges.len(), 1);
@@ -673,7 +673,7 @@ async fn a_silent_client_is_probed_at_the_interval_only() {
     let before = pair.streams.all();
     assert_eq!(pair.streams.open(), 0, "unused streams are ended");
     tokio::time::sleep(60 * SECOND).await;
-    assert_eq!(pair.streams.all(), before, "nobody waits");
+    assert_eq!(pair.streams.all(), before, "no exchange waits");
 }
 
 #[tokio::test(start_paused = true)]
@@ -695,8 +695,8 @@ async fn a_reader_learns_why_the_session_ended() {
         })
         .await;
         let (_upload, body) = fed();
-        let asked = request(Method::POST, "/", body);
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let request = request(Method::POST, "/", body);
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         let mut response = response.into_body();
@@ -745,8 +745,8 @@ async fn bytes_are_counted_at_both_ends() {
     settle().await;
     let before = pair.server.bytes();
     assert!(before.0 > 0 && before.1 > 0, "a ping and its answer");
-    let asked = request(Method::POST, "/", full(pattern(100_000)));
-    within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/", full(pattern(100_000)));
+    within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     settle().await;

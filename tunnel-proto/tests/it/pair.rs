@@ -253,14 +253,14 @@ impl Pair {
         let (server, server_events) =
             session(&mut drivers, server_io, Side::Server, settings).await;
         let (client, events) = session(&mut drivers, client_io, Side::Client, settings).await;
-        let (tell, controls) = mpsc::channel(1_000);
+        let (sender, controls) = mpsc::channel(1_000);
         let streams = Streams::default();
         let service = Handler(Arc::new(handler));
         let mut serving = JoinSet::new();
         serving.spawn(serve_all(
             client.clone(),
             events,
-            tell,
+            sender,
             streams.clone(),
             service,
         ));

@@ -49,10 +49,10 @@ async fn control_messages_are_delivered_both_ways_and_unknown_ones_are_ignored()
     for control in [&said[1], &said[3]] {
         assert_eq!(within(pair.controls.recv()).await.as_ref(), Some(control));
         let event = within(pair.server_events.next(&pair.server)).await;
-        let Some(SessionEvent::Control(heard)) = event else {
+        let Some(SessionEvent::Control(received)) = event else {
             panic!("no control message")
         };
-        assert_eq!(&heard, control);
+        assert_eq!(&received, control);
     }
     assert!(!pair.client.is_closed());
 }
@@ -144,9 +144,9 @@ async fn messages_queued_before_the_close_still_arrive() {
         })
         .unwrap();
     pair.server.close(CloseReason::Revoked);
-    let heard = within(pair.controls.recv()).await;
+    let received = within(pair.controls.recv()).await;
     assert_eq!(
-        heard,
+        received,
         Some(Control::Revoked {
             detail: "expired".into()
         })
@@ -159,15 +159,15 @@ async fn messages_queued_before_the_close_still_arrive() {
 async fn a_response_sent_before_the_client_leaves_is_complete() {
     // Far more than the connection takes at once.
     let content = pattern(200_000);
-    let (answer, asked) = (content.clone(), Arc::new(Semaphore::new(0)));
+    let (answer, started) = (content.clone(), Arc::new(Semaphore::new(0)));
     let setup = Setup {
         connection_bytes: 8 * 1024,
         ..Setup::default()
     };
-    let leave = asked.clone();
+    let leave = started.clone();
     let mut pair = Pair::start_with(setup, move |_: Request<RecvBody>| {
         let answer = answer.clone();
-        asked.add_permits(1);
+        started.add_permits(1);
         async { Ok(Response::new(full(answer))) }
     })
     .await;
@@ -413,8 +413,8 @@ async fn a_cut_session_sends_its_reason_and_ends_all_exchanges() {
         Ok(Response::new(flood()))
     };
     let mut pair = Pair::start_over(server_io, client_io, settings, answer).await;
-    let asked = request(Method::POST, "/", flood());
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/", flood());
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     let mut reading = JoinSet::new();
@@ -534,8 +534,8 @@ async fn an_exchange_continues_while_control_messages_are_sent() {
     })
     .await;
     let (upload, body) = fed();
-    let asked = request(Method::POST, "/", body);
-    let response = within(exchange(&pair.server, asked, |_, _| {}))
+    let request = request(Method::POST, "/", body);
+    let response = within(exchange(&pair.server, request, |_, _| {}))
         .await
         .unwrap();
     let mut echo = response.into_body();

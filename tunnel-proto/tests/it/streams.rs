@@ -208,8 +208,8 @@ async fn a_thousand_exchanges_of_every_kind_use_one_stream() {
         } else {
             Bytes::new()
         });
-        let asked = request(method, path, body);
-        let response = within(exchange(&pair.server, asked, |_, _| {}))
+        let request = request(method, path, body);
+        let response = within(exchange(&pair.server, request, |_, _| {}))
             .await
             .unwrap();
         let content = within(read_by_length(response)).await;
@@ -297,8 +297,8 @@ async fn exchanges_leave_nothing_behind_however_they_end() {
         let timeout = Duration::from_millis(random(&mut state) % 20);
         exchanges.spawn(async move {
             let _ = tokio::time::timeout(timeout, async {
-                let asked = request(Method::POST, &path, body);
-                let response = exchange(&session, asked, |_, _| {}).await.ok()?;
+                let request = request(Method::POST, &path, body);
+                let response = exchange(&session, request, |_, _| {}).await.ok()?;
                 Some(read(response.into_body()).await)
             })
             .await;

@@ -43,8 +43,8 @@ async fn no_wake_up_is_lost() {
                     } else {
                         user * round % 2_000
                     };
-                    let asked = request(Method::POST, "/", full(pattern(length)));
-                    let response = within(exchange(&server, asked, |_, _| {})).await.unwrap();
+                    let request = request(Method::POST, "/", full(pattern(length)));
+                    let response = within(exchange(&server, request, |_, _| {})).await.unwrap();
                     let arrived = within(read(response.into_body())).await;
                     assert!(arrived.error.is_none(), "{:?}", arrived.error);
                     assert_eq!(arrived.content.len(), length);
@@ -68,8 +68,8 @@ async fn a_session_may_end_at_any_moment() {
             let server = pair.server.clone();
             users.spawn(async move {
                 for _ in 0..1_000 {
-                    let asked = request(Method::POST, "/", full(pattern(user * 1_000)));
-                    let Ok(response) = exchange(&server, asked, |_, _| {}).await else {
+                    let request = request(Method::POST, "/", full(pattern(user * 1_000)));
+                    let Ok(response) = exchange(&server, request, |_, _| {}).await else {
                         return;
                     };
                     let arrived = read(response.into_body()).await;

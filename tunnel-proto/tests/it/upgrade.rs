@@ -37,10 +37,10 @@ struct Upgraded {
 impl Upgraded {
     async fn start() -> Self {
         let (give, mut upstreams) = mpsc::channel(1);
-        let (tell, uploads) = mpsc::channel(1);
+        let (report, uploads) = mpsc::channel(1);
         let pair = Pair::start(move |request: Request<RecvBody>| {
-            let (give, tell) = (give.clone(), tell.clone());
-            async move { Ok(answer(request, &give, tell)) }
+            let (give, report) = (give.clone(), report.clone());
+            async move { Ok(answer(request, &give, report)) }
         })
         .await;
         let (platform, server_side) = duplex(4_096);
@@ -61,7 +61,7 @@ impl Upgraded {
 fn answer(
     request: Request<RecvBody>,
     give: &mpsc::Sender<DuplexStream>,
-    tell: mpsc::Sender<std::io::Result<()>>,
+    report: mpsc::Sender<std::io::Result<()>>,
 ) -> Response<TestBody> {
     if request.extensions().get::<Protocol>() != Some(&Protocol::WEBSOCKET) {
         return Response::new(full("no upgrade"));
@@ -73,7 +73,7 @@ fn answer(
     let mut copying = JoinSet::new();
     copying.spawn(async move {
         let end = copy_body(request.into_body(), to).await;
-        let _ = tell.send(end).await;
+        let _ = report.send(end).await;
     });
     copying.detach_all();
     Response::new(read_body(from).map_err(|_| TestError).boxed())
@@ -83,9 +83,9 @@ fn answer(
 async fn upgrade(session: &Session, connection: DuplexStream, ends: &mut Ends) {
     let (from, to) = split(connection);
     let content = read_body(from).map_err(|_| TestError);
-    let mut asked = request(Method::CONNECT, "/socket", content);
-    asked.extensions_mut().insert(Protocol::WEBSOCKET);
-    let response = within(exchange(session, asked, |_, _| {})).await.unwrap();
+    let mut request = request(Method::CONNECT, "/socket", content);
+    request.extensions_mut().insert(Protocol::WEBSOCKET);
+    let response = within(exchange(session, request, |_, _| {})).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     let mut body = response.into_body();
     ends.spawn(async move {
@@ -227,7 +227,7 @@ async fn a_platform_client_that_is_lost_is_an_error_at_the_upstream() {
 
 #[tokio::test(start_paused = true)]
 async fn an_upgrade_to_anything_else_is_refused_by_the_client_itself() {
-    let seen = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let handled = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let pair = Pair::start(async |_: Request<RecvBody>| Ok(Response::new(full("plain")))).await;
     for name in ["h2c", "", "websocket2"] {
         assert!(Protocol::from_wire(name.as_bytes()).is_err());
@@ -240,5 +240,5 @@ async fn an_upgrade_to_anything_else_is_refused_by_the_client_itself() {
         .await
         .unwrap();
     assert_eq!(within(read(response.into_body())).await.content, "plain");
-    assert_eq!(seen.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(handled.load(std::sync::atomic::Ordering::Relaxed), 0);
 }

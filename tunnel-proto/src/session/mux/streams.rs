@@ -20,7 +20,7 @@ use nohash_hasher::BuildNoHashHasher;
 use tokio::time::Instant;
 
 use super::{
-    Cut, MuxError,
+    MuxError, StreamCut,
     frame::{ACK, FIN, FrameKind, FramePart, Frames, HEADER_BYTES, Header, RST, SYN},
     incoming::{Unread, Window},
     output::Output,
@@ -433,9 +433,9 @@ impl Streams {
         id: u32,
         cx: &Context<'_>,
         bytes: &mut impl Buf,
-    ) -> Poll<Result<(), Cut>> {
+    ) -> Poll<Result<(), StreamCut>> {
         let Some(stream) = self.table.get_mut(&id).filter(|stream| !stream.is_reset) else {
-            return Poll::Ready(Err(Cut));
+            return Poll::Ready(Err(StreamCut));
         };
         let wanted = bytes.remaining();
         if stream.send == 0 {

@@ -47,7 +47,7 @@ impl Attack {
     }
 
     /// Starts an exchange; the stream that it uses.
-    async fn ask(&mut self) -> u32 {
+    async fn start_exchange(&mut self) -> u32 {
         let server = self.server.clone();
         self.exchanges.spawn(async move {
             match exchange(&server, get("/"), |_, _| {}).await {
@@ -68,7 +68,7 @@ impl Attack {
 
     /// Checks that the session still works.
     async fn is_fine(&mut self) {
-        let stream = self.ask().await;
+        let stream = self.start_exchange().await;
         self.peer.answer(stream, &response(200, &[], b"fine")).await;
         let (_, arrived) = self.answer().await.unwrap();
         assert_eq!(arrived.content, "fine");
@@ -122,12 +122,12 @@ async fn messages_that_break_the_protocol_end_the_session() {
     ];
     for (number, message) in attacks.into_iter().enumerate() {
         let mut attack = Attack::start().await;
-        let asked = attack.ask().await;
+        let stream = attack.start_exchange().await;
         attack.peer.send(message).await;
         assert_eq!(
             attack.peer.close_code().await,
             BROKEN,
-            "attack {number} on {asked}"
+            "attack {number} on {stream}"
         );
         let end = attack.end().await;
         assert_eq!(
@@ -163,7 +163,7 @@ async fn frames_that_break_the_protocol_end_the_session() {
     ];
     for (number, frame) in attacks.into_iter().enumerate() {
         let mut attack = Attack::start().await;
-        assert_eq!(attack.ask().await, 1);
+        assert_eq!(attack.start_exchange().await, 1);
         let mut bytes = BytesMut::new();
         frame.write(&mut bytes);
         for piece in bytes.chunks(200_000) {
@@ -190,7 +190,7 @@ async fn floods_of_valid_frames_do_no_harm() {
     let resets = (0..50_000).map(|number| Frame::bare(DATA, RST, number, 0));
     let windows = (0..50_000).map(|number| Frame::bare(WINDOW, ACK, number, 1));
     let empty = (0..50_000).map(|_| Frame::data(0, 1, b""));
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     for frames in [
         Box::new(pings) as Box<dyn Iterator<Item = Frame> + Send>,
         Box::new(resets.filter(|frame| frame.stream != 1)),
@@ -231,9 +231,9 @@ async fn a_session_that_cannot_send_still_reads_past_pings() {
         // More uploads than the output takes.
         for _ in 0..10 {
             let (server, body) = (server.clone(), full(pattern(250_000)));
-            let asked = request(http::Method::POST, "/", body);
+            let request = request(http::Method::POST, "/", body);
             given.spawn(async move {
-                let response = exchange(&server, asked, |_, _| {}).await.unwrap();
+                let response = exchange(&server, request, |_, _| {}).await.unwrap();
                 read(response.into_body()).await.content.len()
             });
         }
@@ -286,7 +286,7 @@ async fn unreadable_responses_fail_only_their_exchange() {
     ];
     let mut attack = Attack::start().await;
     for (what, bytes) in attacks {
-        let stream = attack.ask().await;
+        let stream = attack.start_exchange().await;
         attack.peer.answer(stream, &bytes).await;
         let problem = attack.answer().await.expect_err(what);
         assert_eq!(problem.reason(), Reason::WireMalformed, "{what}: {problem}");
@@ -299,7 +299,7 @@ async fn unreadable_responses_fail_only_their_exchange() {
 #[tokio::test(start_paused = true)]
 async fn forbidden_trailers_are_removed() {
     let mut attack = Attack::start().await;
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     let mut bytes = head(200, &[]);
     encode::end_content(&mut bytes);
     for name in [
@@ -322,7 +322,7 @@ async fn forbidden_trailers_are_removed() {
 async fn a_stream_that_is_not_accepted_fails_only_its_exchange() {
     let mut attack = Attack::start().await;
     for byte in [0, 2, 3, 0xff] {
-        let stream = attack.ask().await;
+        let stream = attack.start_exchange().await;
         attack
             .peer
             .frame(Frame::data(ACK, stream, &[byte, 1, 1]))
@@ -339,7 +339,7 @@ async fn a_stream_that_is_not_accepted_fails_only_its_exchange() {
 async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
     let mut attack = Attack::start().await;
     // One byte at a time, in a field of the largest length that could still fit.
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     attack.peer.answer(stream, b"\x03\x40\xc8").await;
     let endless = std::iter::repeat_n(Frame::data(0, stream, b"\x01a\x01b"), 50_000);
     attack.peer.frames(endless).await;
@@ -347,7 +347,7 @@ async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
         attack.answer().await.unwrap_err().reason(),
         Reason::WireMalformed
     );
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     attack
         .peer
         .answer(stream, b"\x03\x40\xc8\x01a\x80\x02\x70\x00")
@@ -360,7 +360,7 @@ async fn endless_heads_and_informational_responses_are_refused_at_a_limit() {
         Reason::WireMalformed
     );
     // 100,000 informational responses of three bytes; and as many as allowed, without a final one.
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     attack.peer.answer(stream, b"\x03").await;
     let early = std::iter::repeat_n(Frame::data(0, stream, b"\x40\x67\0"), 100_000);
     attack.peer.frames(early).await;
@@ -377,7 +377,7 @@ async fn bytes_after_a_response_never_reach_the_next_exchange() {
     let surplus = response(200, &[("x-smuggled", "1")], b"smuggled");
     // Together with the end; after it, when the stream is idle; and only a head.
     for late in [false, true] {
-        let stream = attack.ask().await;
+        let stream = attack.start_exchange().await;
         let mut bytes = response(200, &[], b"right");
         if !late {
             bytes.extend_from_slice(&surplus);
@@ -389,7 +389,7 @@ async fn bytes_after_a_response_never_reach_the_next_exchange() {
             attack.peer.frame(Frame::data(0, stream, &surplus)).await;
             settle().await;
         }
-        let next = attack.ask().await;
+        let next = attack.start_exchange().await;
         assert_ne!(next, stream, "late: {late}");
         attack.peer.answer(next, &response(200, &[], b"own")).await;
         let (head, arrived) = attack.answer().await.unwrap();
@@ -415,7 +415,7 @@ async fn a_cut_in_any_state_is_an_error_and_never_an_end() {
         for bytes in [&whole, &chunked] {
             let head_bytes = bytes.len() - b"\x041234\0\0".len();
             for cut in 0..bytes.len() {
-                let stream = attack.ask().await;
+                let stream = attack.start_exchange().await;
                 attack
                     .peer
                     .frame(Frame::data(ACK, stream, &bytes[..cut]))
@@ -445,7 +445,7 @@ async fn a_cut_in_any_state_is_an_error_and_never_an_end() {
 #[tokio::test(start_paused = true)]
 async fn a_response_received_before_the_reset_is_complete() {
     let mut attack = Attack::start().await;
-    let stream = attack.ask().await;
+    let stream = attack.start_exchange().await;
     let answer = [&b"\x01"[..], &response(413, &[], &pattern(50_000))].concat();
     let frames = [
         Frame::data(ACK, stream, &answer),
@@ -464,7 +464,7 @@ async fn random_frames_cause_no_panic_and_no_hang() {
     let mut state = 3;
     for round in 0..300 {
         let mut attack = Attack::start().await;
-        let stream = attack.ask().await;
+        let stream = attack.start_exchange().await;
         attack.peer.answer(stream, &head(200, &[])).await;
         for _ in 0..40 {
             let body = vec![random(&mut state) as u8; random(&mut state) as usize % 50];
@@ -511,7 +511,7 @@ async fn a_waiting_exchange_gets_a_stream_as_soon_as_one_may_be_opened() {
     let mut attack = Attack::start().await;
     let mut opened = Vec::new();
     for _ in 0..PLACES {
-        opened.push(attack.ask().await);
+        opened.push(attack.start_exchange().await);
     }
     let mut waiting = JoinSet::new();
     for _ in 0..3 {
@@ -542,8 +542,8 @@ async fn a_request_larger_than_the_window_waits_for_the_client() {
     let server = attack.server.clone();
     attack.exchanges.spawn(async move {
         let body = frames(vec![Ok(http_body::Frame::data(pattern(300_000)))]);
-        let asked = request(http::Method::POST, "/", body);
-        let response = exchange(&server, asked, |_, _| {}).await.unwrap();
+        let request = request(http::Method::POST, "/", body);
+        let response = exchange(&server, request, |_, _| {}).await.unwrap();
         let (head, body) = response.into_parts();
         Ok((Response::from_parts(head, ()), read(body).await))
     });
@@ -620,8 +620,8 @@ async fn unread_responses_stay_within_their_account_and_fail_with_a_problem() {
 #[tokio::test(start_paused = true)]
 async fn bytes_for_streams_that_never_existed_end_the_session() {
     let mut attack = Attack::start().await;
-    let asked = attack.ask().await;
-    let frame = Frame::data(0, asked + 100, &[0; 12_000]);
+    let stream = attack.start_exchange().await;
+    let frame = Frame::data(0, stream + 100, &[0; 12_000]);
     attack.peer.frame(frame).await;
     assert_eq!(attack.peer.close_code().await, BROKEN);
     attack.end().await;

@@ -52,11 +52,11 @@ impl Attack {
         let mut drivers = Drivers::default();
         let (client, mut events, peer) = Peer::of(Side::Client, &mut drivers).await;
         let handlers = Arc::new(AtomicUsize::new(0));
-        let (tell, uploads) = mpsc::channel(1_000);
+        let (report, uploads) = mpsc::channel(1_000);
         let counted = handlers.clone();
         let service = Handler(Arc::new(move |request: Request<RecvBody>| {
             counted.fetch_add(1, Ordering::Relaxed);
-            answer(request, Alive(counted.clone()), tell.clone())
+            answer(request, Alive(counted.clone()), report.clone())
         }));
         let session = client.clone();
         let mut serving = JoinSet::new();
@@ -84,7 +84,7 @@ impl Attack {
     }
 
     /// The client's response on a new stream.
-    async fn ask(&mut self, stream: u32, request: &[u8]) -> Vec<Event> {
+    async fn send_request(&mut self, stream: u32, request: &[u8]) -> Vec<Event> {
         self.peer.frame(Frame::data(SYN, stream, request)).await;
         self.answer(stream).await
     }
@@ -113,7 +113,7 @@ impl Attack {
 
     /// Checks on this new stream that the session still works.
     async fn is_fine(&mut self, stream: u32) {
-        let events = self.ask(stream, &request("/", &[])).await;
+        let events = self.send_request(stream, &request("/", &[])).await;
         assert!(matches!(
             &events[..],
             [Event::Response(_), Event::Content(_), Event::End(_)]
@@ -135,7 +135,7 @@ impl Attack {
 async fn answer(
     request: Request<RecvBody>,
     alive: Alive,
-    tell: mpsc::Sender<String>,
+    report: mpsc::Sender<String>,
 ) -> Result<Response<TestBody>, Problem> {
     let _alive = alive;
     assert!(request.extensions().get::<Protocol>().is_none());
@@ -150,7 +150,7 @@ async fn answer(
                     .await
                     .is_ok()
                 {}
-                let _ = tell.try_send("the response is dropped".into());
+                let _ = report.try_send("the response is dropped".into());
             });
             feeding.detach_all();
             Ok(Response::new(body))
@@ -170,7 +170,7 @@ async fn answer(
             let end = arrived
                 .error
                 .map_or_else(|| "whole".into(), |error| error.to_string());
-            let _ = tell.try_send(end.clone());
+            let _ = report.try_send(end.clone());
             Ok(Response::new(full(end)))
         }
         _ => Ok(Response::new(full("fine"))),
@@ -244,7 +244,7 @@ async fn invalid_requests_are_answered_with_a_problem() {
         request("/", &[("content-length", "-1")]),
     ];
     for (number, bytes) in (0..).zip(attacks) {
-        let events = attack.ask(1 + 2 * number, &bytes).await;
+        let events = attack.send_request(1 + 2 * number, &bytes).await;
         let [Event::Response(head), Event::End(_)] = &events[..] else {
             panic!("{events:?}")
         };
@@ -263,7 +263,7 @@ async fn content_of_a_wrong_length_is_an_error_to_the_service() {
         encode::chunk(&mut bytes, content.as_bytes());
         encode::end_content(&mut bytes);
         encode::end_fields(&mut bytes);
-        attack.ask(1 + 2 * number, &bytes).await;
+        attack.send_request(1 + 2 * number, &bytes).await;
         assert!(
             within(attack.uploads.recv())
                 .await
@@ -298,7 +298,7 @@ async fn a_request_before_the_end_of_the_last_one_resets_the_stream() {
     }
     // Both at once, to a service that answers: the first is answered, the second never handled.
     let fine = request("/", &[]);
-    attack.ask(5, &[&fine[..], &fine].concat()).await;
+    attack.send_request(5, &[&fine[..], &fine].concat()).await;
     let reset = attack.peer.next_of(5).await;
     assert_eq!((reset.kind, reset.flags), (DATA, RST));
     attack.is_fine(7).await;
