@@ -5,6 +5,7 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod metrics;
 pub mod serving;
 pub mod token_file;
 
@@ -13,7 +14,6 @@ mod credential;
 mod dial;
 mod exchange;
 mod http1;
-mod metrics;
 mod serve;
 mod session;
 mod tunnel;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use http::StatusCode;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use tokio::runtime::Handle;
+use tunnel_ops::metrics::{Families, Family};
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
@@ -47,7 +48,7 @@ const OWN_DURATIONS: [f64; 9] = [
 /// All metrics of a client.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    registry: Registry,
+    families: Families,
     /// Sessions that the server has welcomed, and that do not leave.
     pub(crate) sessions: IntGauge,
     /// Exchanges that are open.
@@ -60,6 +61,7 @@ pub(crate) struct Metrics {
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from them.
     pub(crate) bytes_out: IntCounter,
+    buffered: IntGauge,
     round_trip: Histogram,
     duration: Histogram,
     own_duration: Histogram,
@@ -120,72 +122,65 @@ impl Metrics {
     /// # Errors
     /// Never with the names below; they are checked by the library.
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
-        let all = Registry::new();
+        let mut families = Families::new("tunnel_client");
+        let new = &mut families;
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
-        let bytes = opts(
+        let bytes = new.counters(
             "bytes_total",
-            "bytes of content; in is towards the upstream",
-        );
-        let bytes = registered(&all, IntCounterVec::new(bytes, &["direction"])?)?;
-        let tasks = IntGauge::with_opts(opts("tasks", "tasks that have not ended"))?;
-        all.register(Box::new(Tasks(tasks)))?;
+            "Bytes of bodies; in is towards the upstream",
+            &["direction"],
+        )?;
+        let tasks = Tasks(new.unregistered_gauge("tasks", "Tasks that have not ended")?);
         Ok(Self {
-            sessions: gauge(
-                &all,
-                "sessions",
-                "sessions that the server has welcomed, and that do not leave",
-            )?,
-            open: gauge(&all, "open_exchanges", "exchanges that are open")?,
-            listening: gauge(&all, "listening", "1 while serve takes connections, else 0")?,
-            connections_refused: counter(
-                &all,
+            sessions: new.gauge("sessions", "Welcomed sessions that do not leave")?,
+            open: new.gauge("open_exchanges", "Open exchanges")?,
+            listening: new.gauge("listening", "1 while serve accepts connections, else 0")?,
+            connections_refused: new.counter(
                 "connections_refused_total",
-                "connections that serve refused since max-connections were open",
+                "Connections that serve closed because max-connections were open",
             )?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
-            round_trip: histogram(
-                &all,
-                "round_trip_seconds",
-                "round-trip time that pings through a session showed",
-                &DURATIONS,
-            )?,
-            duration: histogram(
-                &all,
+            buffered: new
+                .unregistered_gauge("buffered_bytes", "Received bytes that were not sent on yet")?,
+            round_trip: new.histogram("round_trip_seconds", "Round trips of pings", &DURATIONS)?,
+            duration: new.histogram(
                 "exchange_duration_seconds",
-                "time from an exchange's request to the end of its response",
+                "From the request to the end of its response",
                 &DURATIONS,
             )?,
-            own_duration: histogram(
-                &all,
+            own_duration: new.histogram(
                 "own_duration_seconds",
-                "time up to a response's head that was not spent waiting for the upstream",
+                "To the response's head, without dialling and waiting for the upstream",
                 &OWN_DURATIONS,
             )?,
-            dials: counters(
-                &all,
-                "dials_total",
-                "dials by result",
-                "result",
+            dials: series(
+                &new.counters(
+                    "dials_total",
+                    "Dials by result: accepted, the failed step, refused or unwelcome",
+                    &["result"],
+                )?,
                 &DIAL_RESULTS,
             )?,
-            exchanges: counters(
-                &all,
-                "exchanges_total",
-                "exchanges that have ended, by the class of their status",
-                "status",
+            exchanges: series(
+                &new.counters(
+                    "exchanges_total",
+                    "Ended exchanges, by status class or cancelled",
+                    &["status"],
+                )?,
                 &STATUS_CLASSES,
             )?,
-            problems: counters(
-                &all,
-                "problems_total",
-                "exchanges that failed, by reason",
-                "reason",
+            problems: series(
+                &new.counters(
+                    "problems_total",
+                    "Failures of the client, by problem",
+                    &["reason"],
+                )?,
                 &reasons,
             )?,
-            configuration: Configuration::new(&all)?,
-            routes: RoutingMetrics::new(&all)?,
-            registry: all,
+            configuration: Configuration::new(new)?,
+            routes: RoutingMetrics::new(new)?,
+            families: registered(families, tasks)?,
         })
     }
 
@@ -195,18 +190,17 @@ impl Metrics {
     /// Never the first time.
     pub(crate) fn memory(&self, limit: u64) -> Result<Arc<MemoryAccount>, prometheus::Error> {
         let memory = MemoryAccount::new(usize::try_from(limit).unwrap_or(usize::MAX));
-        let help = "bytes that were received and not sent on yet";
-        let gauge = IntGauge::with_opts(opts("buffered_bytes", help))?;
-        self.registry.register(Box::new(Buffered {
+        let buffered = Buffered {
             memory: Arc::clone(&memory),
-            gauge,
-        }))?;
+            gauge: self.buffered.clone(),
+        };
+        self.families.registry().register(Box::new(buffered))?;
         Ok(memory)
     }
 
     /// What the admin listener shows.
     pub(crate) fn registry(&self) -> Registry {
-        self.registry.clone()
+        self.families.registry().clone()
     }
 
     /// A dial came to its end.
@@ -262,20 +256,29 @@ impl Metrics {
     }
 }
 
+/// Every family that a client has, for the page that lists them.
+///
+/// # Errors
+/// Never with the names above; they are checked by the library.
+pub fn families() -> Result<Vec<Family>, prometheus::Error> {
+    Ok(Metrics::new()?.families.list().to_vec())
+}
+
 impl Configuration {
     /// The first configuration, which was good.
-    fn new(all: &Registry) -> Result<Self, prometheus::Error> {
-        let reloads = opts("config_reloads_total", "reloads of the configuration");
-        let reloads = registered(all, IntCounterVec::new(reloads, &["result"])?)?;
-        let version = gauge(
-            all,
-            "config_version",
-            "counts the configurations taken over since the start",
+    fn new(new: &mut Families) -> Result<Self, prometheus::Error> {
+        let reloads = new.counters(
+            "config_reloads_total",
+            "Reloads of the table of routes: taken or refused",
+            &["result"],
         )?;
-        let last_reload_succeeded = gauge(
-            all,
+        let version = new.gauge(
+            "config_version",
+            "1 at the start, and one more for each table of routes taken over",
+        )?;
+        let last_reload_succeeded = new.gauge(
             "config_last_reload_succeeded",
-            "whether the configuration was good when it was last read: 1 or 0",
+            "1, or 0 while the files are faulty",
         )?;
         version.set(1);
         last_reload_succeeded.set(1);
@@ -290,45 +293,17 @@ impl Configuration {
     }
 }
 
-fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(format!("tunnel_client_{name}"), help)
+/// The families with the collector registered beside them.
+fn registered(
+    families: Families,
+    collector: impl Collector + 'static,
+) -> Result<Families, prometheus::Error> {
+    families.registry().register(Box::new(collector))?;
+    Ok(families)
 }
 
-fn registered<C: Collector + Clone + 'static>(
-    registry: &Registry,
-    metric: C,
-) -> Result<C, prometheus::Error> {
-    registry.register(Box::new(metric.clone()))?;
-    Ok(metric)
-}
-
-fn counter(registry: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-    registered(registry, IntCounter::with_opts(opts(name, help))?)
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
-    registered(registry, IntGauge::with_opts(opts(name, help))?)
-}
-
-fn histogram(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    bounds: &[f64],
-) -> Result<Histogram, prometheus::Error> {
-    let opts = HistogramOpts::from(opts(name, help)).buckets(bounds.to_vec());
-    registered(registry, Histogram::with_opts(opts)?)
-}
-
-/// A family with one label, all of its series made at once, in the order of the values.
-fn counters(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    label: &str,
-    values: &[&str],
-) -> Result<Vec<IntCounter>, prometheus::Error> {
-    let family = registered(registry, IntCounterVec::new(opts(name, help), &[label])?)?;
+/// All series of a family with one label, in the order of the values.
+fn series(family: &IntCounterVec, values: &[&str]) -> Result<Vec<IntCounter>, prometheus::Error> {
     values
         .iter()
         .map(|value| family.get_metric_with_label_values(&[*value]))

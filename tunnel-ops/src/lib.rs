@@ -14,6 +14,7 @@ pub mod connect;
 pub mod descriptors;
 pub mod faults;
 pub mod flags;
+pub mod metrics;
 pub mod setting_origin;
 pub mod settings;
 pub mod signals;

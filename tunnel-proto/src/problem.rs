@@ -3,7 +3,8 @@
 //! A [`Problem`] is created where something fails, at either end, and becomes a response in one place,
 //! `tunnel-http`'s `answer`, for both programs. Between the ends it is sent as its reason (pseudo-field
 //! `:problem`) and a detail (`:detail`); see `docs/protocol.md`. Status codes follow RFC 9110 section 15,
-//! error types RFC 9209 section 2.3.
+//! error types RFC 9209 section 2.3. The table of `docs/reference/problems-and-refusals.md` is generated from
+//! this one.
 
 use std::{borrow::Cow, fmt, time::Duration};
 
@@ -44,11 +45,11 @@ pub enum Fault {
 }
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:ident, $error:literal, $fault:ident;)*) => {
+    ($($variant:ident = $name:literal, $status:ident, $error:literal, $fault:ident, $when:literal;)*) => {
         /// What went wrong. The name is stable: it stands in answers, metrics and logs.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason {
-            $($(#[$doc])* $variant,)*
+            $(#[doc = $when] $variant,)*
         }
 
         impl Reason {
@@ -78,104 +79,65 @@ macro_rules! reasons {
             pub fn fault(self) -> Fault {
                 match self { $(Self::$variant => Fault::$fault,)* }
             }
+
+            /// When it is given, in one clause.
+            #[must_use]
+            pub fn when(self) -> &'static str {
+                match self { $(Self::$variant => $when,)* }
+            }
         }
     };
 }
 
 reasons! {
     // What the platform client sent.
-    /// The request violates the grammar of HTTP, or is ambiguous.
-    RequestMalformed = "request_malformed", BAD_REQUEST, "http_request_error", PlatformClient;
-    /// The request's head did not arrive in time.
-    RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
-    /// The request's body stopped arriving, or ended early.
-    RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient;
-    /// A method that a gateway does not serve: CONNECT, TRACE.
-    MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient;
-    /// The request target is too long.
-    UriTooLong = "uri_too_long", URI_TOO_LONG, "http_request_error", PlatformClient;
-    /// The header section is too large, or has too many fields.
-    HeadTooLarge = "head_too_large", REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", PlatformClient;
-    /// A transfer coding other than `chunked`.
-    CodingUnsupported = "coding_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient;
-    /// An HTTP version that is not served.
-    VersionUnsupported = "version_unsupported", HTTP_VERSION_NOT_SUPPORTED, "http_request_error", PlatformClient;
-    /// An expectation other than `100-continue`.
-    ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient;
-    /// The platform client's address may not reach this runtime.
-    AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient;
-    /// The request's content is larger than its route allows.
-    BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "http_request_error", PlatformClient;
-    /// The platform client read nothing of the answer for too long. Appears in metrics and logs only: the
-    /// platform client gets no answer.
-    NotTaken = "not_taken", REQUEST_TIMEOUT, "http_request_error", PlatformClient;
-    /// The request has passed this server before.
-    LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient;
+    RequestMalformed = "request_malformed", BAD_REQUEST, "http_request_error", PlatformClient, "the request violates the grammar of HTTP, or is ambiguous; nothing of it was sent on";
+    RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient, "the request's head did not arrive in time";
+    RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient, "the request's body stopped arriving, or ended early";
+    MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient, "the method is `CONNECT` or `TRACE`";
+    UriTooLong = "uri_too_long", URI_TOO_LONG, "http_request_error", PlatformClient, "the request target is too long";
+    HeadTooLarge = "head_too_large", REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", PlatformClient, "the head is too large, or has too many fields";
+    CodingUnsupported = "coding_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient, "the request has a transfer coding other than `chunked`";
+    VersionUnsupported = "version_unsupported", HTTP_VERSION_NOT_SUPPORTED, "http_request_error", PlatformClient, "the request has an HTTP version that is not served";
+    ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient, "the request expects something other than `100-continue`";
+    AddressDenied = "address_denied", FORBIDDEN, "http_request_denied", PlatformClient, "`allow_from` does not let this address reach the runtime";
+    BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "http_request_error", PlatformClient, "the content is larger than the route's `max_body`";
+    NotTaken = "not_taken", REQUEST_TIMEOUT, "http_request_error", PlatformClient, "the platform client read nothing of the answer for `--body-idle-timeout`; in logs and metrics only";
+    LoopDetected = "loop_detected", LOOP_DETECTED, "proxy_loop_detected", PlatformClient, "the request has passed this server before";
 
     // The tunnel.
-    /// No runtime has this host.
-    RuntimeUnknown = "runtime_unknown", NOT_FOUND, "destination_not_found", PlatformClient;
-    /// The runtime has no live session.
-    RuntimeOffline = "runtime_offline", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel;
-    /// As many requests as allowed wait for the runtime to come online.
-    WaitingLimit = "waiting_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// The runtime, or its session, has as many exchanges open as it may.
-    ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// The runtime has begun as many exchanges in a second as it may.
-    ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
-    /// The platform client's address has as many exchanges or upgraded connections open as it may.
-    AddressLimit = "address_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel;
-    /// The runtime has as many upgraded connections open as it may.
-    WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// The whole server carries as many exchanges or upgraded connections, or begins as many in a second, as it may.
-    ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// More received bytes are unread than the runtime, or the whole program, may hold; this exchange held
-    /// the most.
-    MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel;
-    /// The session ended during the exchange.
-    SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel;
-    /// The other end of the session sent a message that cannot be read.
-    WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel;
-    /// An internal error of the server or the client.
-    InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel;
+    RuntimeUnknown = "runtime_unknown", NOT_FOUND, "destination_not_found", PlatformClient, "no runtime has this host";
+    RuntimeOffline = "runtime_offline", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel, "the runtime has no live session, and none came within `--offline-wait`";
+    WaitingLimit = "waiting_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "as many requests as allowed wait for the runtime's client to come back";
+    ExchangeLimit = "exchange_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "the runtime, or its session, has as many exchanges open as it may";
+    ExchangeRateLimit = "exchange_rate_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel, "the runtime has begun as many exchanges in this second as it may";
+    AddressLimit = "address_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel, "the platform client's address or network has its share of a limit open";
+    WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "the runtime has as many upgraded connections open as it may";
+    ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "a limit of the whole server is reached";
+    MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "more received bytes are unread than the runtime, or the whole program, may hold; this exchange held the most";
+    SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the session ended before the answer's head, and the request must not be sent again";
+    WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel, "the other end of the session sent a message that cannot be read";
+    InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel, "an internal error of the server or the client";
 
     // The local service.
-    /// No route of the tunnel client matches.
-    RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream;
-    /// A route of the tunnel client denies the request.
-    RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream;
-    /// A segment of the path may not be inserted into the upstream of the route.
-    SegmentRefused = "segment_refused", NOT_FOUND, "destination_not_found", Upstream;
-    /// None of the upstreams of the route can be reached.
-    UpstreamsDown = "upstreams_down", SERVICE_UNAVAILABLE, "destination_unavailable", Upstream;
-    /// The upstream's name resolves only to addresses that are not allowed for names.
-    DestinationDenied = "destination_denied", BAD_GATEWAY, "destination_ip_prohibited", Upstream;
-    /// The upstream's name does not resolve.
-    DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream;
-    /// The upstream's name did not resolve in time.
-    DnsTimeout = "dns_timeout", GATEWAY_TIMEOUT, "dns_timeout", Upstream;
-    /// The upstream refused the connection.
-    ConnectionRefused = "connection_refused", BAD_GATEWAY, "connection_refused", Upstream;
-    /// The upstream could not be reached for another reason.
-    ConnectionFailed = "connection_failed", BAD_GATEWAY, "destination_ip_unroutable", Upstream;
-    /// The connection to the upstream was not made in time.
-    ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream;
-    /// The upstream closed the connection before it answered.
-    ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream;
-    /// The upstream's certificate is not trusted.
-    TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream;
-    /// TLS with the upstream failed for another reason.
-    TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream;
-    /// The upstream did not answer in time.
-    ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
-    /// No byte was received or sent for longer than the route allows.
-    IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream;
-    /// The upstream's answer violates HTTP.
-    ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream;
-    /// The upstream's answer ended before it was complete.
-    ResponseIncomplete = "response_incomplete", BAD_GATEWAY, "http_response_incomplete", Upstream;
-    /// The upstream switched protocols unasked, or to another protocol than requested.
-    UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream;
+    RouteUnknown = "route_unknown", NOT_FOUND, "destination_not_found", Upstream, "no route matches, or the path has an odd part that the route does not allow";
+    RouteDenied = "route_denied", FORBIDDEN, "http_request_denied", Upstream, "a `deny` route matches";
+    SegmentRefused = "segment_refused", NOT_FOUND, "destination_not_found", Upstream, "a segment of the path may not be inserted into the upstream's host";
+    UpstreamsDown = "upstreams_down", SERVICE_UNAVAILABLE, "destination_unavailable", Upstream, "none of the route's upstreams can be reached";
+    DestinationDenied = "destination_denied", BAD_GATEWAY, "destination_ip_prohibited", Upstream, "the upstream's name resolves only to addresses that are not allowed for names";
+    DnsError = "dns_error", BAD_GATEWAY, "dns_error", Upstream, "the upstream's name does not resolve";
+    DnsTimeout = "dns_timeout", GATEWAY_TIMEOUT, "dns_timeout", Upstream, "the upstream's name did not resolve in time";
+    ConnectionRefused = "connection_refused", BAD_GATEWAY, "connection_refused", Upstream, "the upstream refused the connection";
+    ConnectionFailed = "connection_failed", BAD_GATEWAY, "destination_ip_unroutable", Upstream, "the upstream cannot be connected to for another reason";
+    ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream, "the connection to the upstream was not made within `connect_timeout`";
+    ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream, "the upstream closed the connection before it answered";
+    TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream, "the upstream's certificate is not trusted";
+    TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream, "TLS with the upstream failed for another reason";
+    ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no head of the upstream's answer came within `head_timeout`";
+    IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no byte was received or sent for the route's `idle_timeout`";
+    ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream, "the upstream's answer violates HTTP";
+    ResponseIncomplete = "response_incomplete", BAD_GATEWAY, "http_response_incomplete", Upstream, "the upstream's answer ended before it was complete";
+    UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream, "the upstream switched protocols unasked, or to another protocol than requested";
 }
 
 impl Reason {

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use http::StatusCode;
 use parking_lot::Mutex;
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec};
+use tunnel_ops::metrics::Families;
 
 /// Ends of an exchange: the class of its status, or none since nobody waited for it.
 pub const STATUS_CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
@@ -31,14 +32,13 @@ impl RoutingMetrics {
     /// None yet; their family is registered here.
     ///
     /// # Errors
-    /// When the registry has it already.
-    pub fn new(registry: &Registry) -> Result<Arc<Self>, prometheus::Error> {
-        let opts = Opts::new(
-            "tunnel_client_route_exchanges_total",
-            "exchanges that have ended, by route and by the class of their status",
-        );
-        let exchanges = IntCounterVec::new(opts, &["route", "status"])?;
-        registry.register(Box::new(exchanges.clone()))?;
+    /// When there is such a family already.
+    pub fn new(families: &mut Families) -> Result<Arc<Self>, prometheus::Error> {
+        let exchanges = families.counters(
+            "route_exchanges_total",
+            "Ended exchanges, by route and status class",
+            &["route", "status"],
+        )?;
         Ok(Arc::new(Self {
             exchanges,
             routes: Mutex::default(),
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn the_series_of_a_route_go_with_it() {
-        let registry = Registry::new();
-        let metrics = RoutingMetrics::new(&registry).unwrap();
+        let mut families = Families::new("tunnel_client");
+        let metrics = RoutingMetrics::new(&mut families).unwrap();
         let text = || {
             TextEncoder::new()
-                .encode_to_string(&registry.gather())
+                .encode_to_string(&families.registry().gather())
                 .unwrap()
         };
         let line = "tunnel_client_route_exchanges_total{route=\"app\",status=\"2xx\"} 1";

@@ -157,6 +157,7 @@ fn first_line(head: &Parts) -> FirstLine<'_> {
 #[cfg(test)]
 mod tests {
     use http::Request;
+    use tunnel_ops::metrics::Families;
 
     use super::*;
     use crate::upstream::UpstreamShared;
@@ -172,7 +173,7 @@ mod tests {
             &[],
             tunnel_proto::memory::MemoryAccount::new(usize::MAX),
         ));
-        let metrics = RoutingMetrics::new(&prometheus::Registry::new()).unwrap();
+        let metrics = RoutingMetrics::new(&mut Families::new("tunnel_client")).unwrap();
         for (one, other) in [
             ("http://one", "http://two"),
             ("http://{x}.one", "h2c://{x}.one"),

@@ -5,7 +5,7 @@
 
 use parking_lot::Mutex;
 use prometheus::{
-    IntGauge, IntGaugeVec, Opts, Registry,
+    IntGauge, IntGaugeVec,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -25,12 +25,12 @@ pub(crate) struct Gauges {
     pub(crate) entries: [(&'static str, usize); 14],
 }
 
-/// Shows [`Gauges`] as metrics.
-struct GaugeFamilies<F> {
-    count: F,
-    tasks: IntGauge,
-    buffered: IntGauge,
-    entries: IntGaugeVec,
+/// Shows [`Gauges`] as metrics, by asking `count` whenever they are read.
+pub(crate) struct GaugeFamilies<F> {
+    pub(crate) count: F,
+    pub(crate) tasks: IntGauge,
+    pub(crate) buffered: IntGauge,
+    pub(crate) entries: IntGaugeVec,
 }
 
 impl Threads {
@@ -46,30 +46,6 @@ impl Threads {
             .map(|thread| thread.metrics().num_alive_tasks())
             .sum()
     }
-}
-
-/// Adds the families of [`Gauges`] to `registry`. `count` is called whenever the metrics are read, and gives
-/// `None` when the server is gone.
-///
-/// # Errors
-/// When they are there already.
-pub(crate) fn register(
-    registry: &Registry,
-    count: impl Fn() -> Option<Gauges> + Send + Sync + 'static,
-) -> prometheus::Result<()> {
-    let options = |name, help| Opts::new(name, help).namespace("tunnel_server");
-    let tasks = options("tasks", "Tasks that have not ended");
-    let entries = options("held", "Entries of the server's tables");
-    let buffered = options(
-        "buffered_bytes",
-        "Received bytes of answers that platform clients have not taken yet",
-    );
-    registry.register(Box::new(GaugeFamilies {
-        count,
-        tasks: IntGauge::with_opts(tasks)?,
-        buffered: IntGauge::with_opts(buffered)?,
-        entries: IntGaugeVec::new(entries, &["table"])?,
-    }))
 }
 
 impl<F: Fn() -> Option<Gauges> + Send + Sync> Collector for GaugeFamilies<F> {

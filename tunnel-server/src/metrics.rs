@@ -13,13 +13,18 @@ use std::{
 use http::StatusCode;
 use parking_lot::Mutex;
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use tunnel_ops::metrics::{Families, Family};
 use tunnel_proto::problem::Problem;
 
-use crate::{auth::Authenticator, runtimes::RuntimeLabel};
+use crate::{
+    auth::Authenticator,
+    gauges::{GaugeFamilies, Gauges},
+    runtimes::RuntimeLabel,
+};
 
 /// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
 /// of microseconds, to long polls.
@@ -33,7 +38,7 @@ const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// All families; one for each server.
 pub struct Metrics {
-    registry: Registry,
+    families: Families,
     /// Live sessions.
     pub sessions: IntGauge,
     /// Session requests by result: `accepted`, `checked`, or the refusal's reason.
@@ -59,6 +64,7 @@ pub struct Metrics {
     open_exchanges: IntGaugeVec,
     round_trip: Histogram,
     configuration: Configuration,
+    read: Read,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
@@ -71,6 +77,15 @@ struct Configuration {
     version: IntGauge,
     last_reload_succeeded: IntGauge,
     certificate_ends: IntGaugeVec,
+}
+
+/// Gauges whose values are looked up whenever the metrics are read.
+struct Read {
+    tasks: IntGauge,
+    buffered: IntGauge,
+    held: IntGaugeVec,
+    platform_away: IntGauge,
+    jwks_keys: IntGauge,
 }
 
 /// The series of one runtime.
@@ -108,37 +123,43 @@ impl Metrics {
     /// # Errors
     /// Never with the names that stand here; the library wants it handled.
     pub fn new() -> prometheus::Result<Arc<Self>> {
-        let registry = Registry::new();
-        let new = Families(&registry);
+        let mut families = Families::new("tunnel_server");
+        let new = &mut families;
         let metrics = Arc::new(Self {
             sessions: new.gauge("sessions", "Live sessions")?,
-            handshakes: new.counters("handshakes_total", "Session requests", &["result"])?,
-            handshakes_open: new.gauge("handshakes_open", "Handshakes that are under way")?,
-            tls_handshakes: tls_handshakes(&new)?,
+            handshakes: new.counters(
+                "handshakes_total",
+                "Requests for a session: accepted, checked, or the reason of the refusal",
+                &["result"],
+            )?,
+            handshakes_open: new.gauge("handshakes_open", "Handshakes under way")?,
+            tls_handshakes: tls_handshakes(new)?,
             refreshes_refused: new.counters(
                 "refreshes_refused_total",
-                "Newer credentials for live sessions that were refused",
+                "Newer tokens of live sessions that were refused",
                 &["reason"],
             )?,
             sessions_ended: new.counters("sessions_ended_total", "Ended sessions", &["reason"])?,
             connections: new.gauges("connections", "Open connections", &["listener"])?,
             connections_refused: new.counters(
                 "connections_refused_total",
-                "Connections ended before their first request",
+                "Connections that ended before their first request",
                 &["listener", "cause"],
             )?,
             problems: new.counters(
                 "problems_total",
-                "Failures answered by the tunnel itself",
+                "Answers that the tunnel itself made, by problem",
                 &["reason", "hop"],
             )?,
-            own_duration: new.durations(
+            own_duration: new.histogram(
                 "own_duration_seconds",
                 "From the checked request until it is on its way through a session",
+                DURATIONS,
             )?,
-            duration: new.durations(
+            duration: new.histogram(
                 "exchange_duration_seconds",
                 "From the checked request to the end of its response",
+                DURATIONS,
             )?,
             exchanges: new.counters(
                 "exchanges_total",
@@ -147,29 +168,42 @@ impl Metrics {
             )?,
             bytes: new.counters(
                 "bytes_total",
-                "Bytes of message bodies; in is towards the runtime",
+                "Bytes of bodies; in is towards the runtime",
                 &["runtime", "direction"],
             )?,
-            open_exchanges: new.gauges("open_exchanges", "Open exchanges", &["runtime"])?,
-            round_trip: new.durations(
-                "round_trip_seconds",
-                "Round-trip time that pings through a session showed",
+            open_exchanges: new.gauges(
+                "open_exchanges",
+                "Open exchanges, upgraded connections included",
+                &["runtime"],
             )?,
-            configuration: Configuration::new(&new)?,
+            round_trip: new.histogram(
+                "round_trip_seconds",
+                "Round-trip times of the pings of all sessions",
+                DURATIONS,
+            )?,
+            configuration: Configuration::new(new)?,
+            read: Read::new(new)?,
             takeovers: new.counter(
                 "takeovers_total",
                 "Runtimes that a newer instance took over",
             )?,
             runtimes: Mutex::default(),
-            registry,
+            families,
         });
         Ok(metrics)
+    }
+
+    /// Every family that there can be. `platform_away` and `jwks_keys` are registered only where the configuration
+    /// asks the platform or checks JSON Web Tokens.
+    #[must_use]
+    pub fn families(&self) -> &[Family] {
+        self.families.list()
     }
 
     /// What `/metrics` shows.
     #[must_use]
     pub fn registry(&self) -> &Registry {
-        &self.registry
+        self.families.registry()
     }
 
     /// Counts an open connection of a listener until what is returned is dropped.
@@ -230,21 +264,46 @@ impl Metrics {
     /// # Errors
     /// When it is called twice.
     pub fn show_credentials(&self, authenticator: &Arc<Authenticator>) -> prometheus::Result<()> {
-        let new = Families(&self.registry);
         if authenticator.is_platform_away().is_some() {
             let authenticator = authenticator.clone();
             let is_away = move || i64::from(authenticator.is_platform_away() == Some(true));
-            let help = "Whether the platform gave no answer when it was asked last: 1 or 0";
-            new.asked("platform_away", help, is_away)?;
+            self.show(&self.read.platform_away, is_away)?;
         }
         if authenticator.key_count().is_some() {
             let authenticator = authenticator.clone();
             let count = move || authenticator.key_count().unwrap_or_default();
             let count = move || i64::try_from(count()).unwrap_or(i64::MAX);
-            let help = "Keys that JSON Web Tokens are checked with";
-            new.asked("jwks_keys", help, count)?;
+            self.show(&self.read.jwks_keys, count)?;
         }
         Ok(())
+    }
+
+    /// Registers a gauge whose value is looked up whenever it is read.
+    fn show(
+        &self,
+        gauge: &IntGauge,
+        value: impl Fn() -> i64 + Send + Sync + 'static,
+    ) -> prometheus::Result<()> {
+        let gauge = gauge.clone();
+        self.registry().register(Box::new(Asked { gauge, value }))
+    }
+
+    /// Shows what a server holds. `count` is called whenever the metrics are read, and gives `None` when the server is
+    /// gone.
+    ///
+    /// # Errors
+    /// When it is called twice.
+    pub(crate) fn show_gauges(
+        &self,
+        count: impl Fn() -> Option<Gauges> + Send + Sync + 'static,
+    ) -> prometheus::Result<()> {
+        let families = GaugeFamilies {
+            count,
+            tasks: self.read.tasks.clone(),
+            buffered: self.read.buffered.clone(),
+            entries: self.read.held.clone(),
+        };
+        self.registry().register(Box::new(families))
     }
 
     /// Counts the configurations taken over since the start, from 1.
@@ -279,24 +338,24 @@ impl Metrics {
 
 impl Configuration {
     /// The first configuration, which was good.
-    fn new(new: &Families<'_>) -> prometheus::Result<Self> {
+    fn new(new: &mut Families) -> prometheus::Result<Self> {
         let families = Self {
             reloads: new.counters(
                 "config_reloads_total",
-                "Reloads of the configuration",
+                "Reloads of the configuration: taken or refused",
                 &["result"],
             )?,
             version: new.gauge(
                 "config_version",
-                "Counts the configurations taken over since the start",
+                "1 at the start, and one more for each configuration taken over",
             )?,
             last_reload_succeeded: new.gauge(
                 "config_last_reload_succeeded",
-                "Whether the configuration was good when it was last read: 1 or 0",
+                "1, or 0 while the files are faulty",
             )?,
             certificate_ends: new.gauges(
                 "certificate_not_after_seconds",
-                "Until when a listener's certificate is good, in seconds since 1970",
+                "End of the listener's certificate in force, in seconds since 1970",
                 &["listener"],
             )?,
         };
@@ -306,64 +365,37 @@ impl Configuration {
     }
 }
 
-fn tls_handshakes(new: &Families<'_>) -> prometheus::Result<[IntCounter; 2]> {
-    let help = "TLS handshakes of tunnel clients";
+impl Read {
+    fn new(new: &mut Families) -> prometheus::Result<Self> {
+        Ok(Self {
+            tasks: new.unregistered_gauge(
+                "tasks",
+                "Tasks that have not ended, about three for each connection",
+            )?,
+            buffered: new.unregistered_gauge(
+                "buffered_bytes",
+                "Received bytes of answers that platform clients have not taken yet",
+            )?,
+            held: new.unregistered_gauges("held", "Entries of the server's tables", &["table"])?,
+            platform_away: new.unregistered_gauge(
+                "platform_away",
+                "1 while the platform gives no answer, else 0; only with auth-url",
+            )?,
+            jwks_keys: new.unregistered_gauge(
+                "jwks_keys",
+                "Keys that JSON Web Tokens are checked with; only with jwks",
+            )?,
+        })
+    }
+}
+
+fn tls_handshakes(new: &mut Families) -> prometheus::Result<[IntCounter; 2]> {
+    let help = "TLS handshakes of tunnel clients: full or resumed";
     let family = new.counters("tls_handshakes_total", help, &["kind"])?;
     Ok(["full", "resumed"].map(|kind| family.with_label_values(&[kind])))
 }
 
-/// Makes families whose names all begin with `tunnel_server_`.
-struct Families<'a>(&'a Registry);
-
-impl Families<'_> {
-    fn options(name: &str, help: &str) -> Opts {
-        Opts::new(name, help).namespace("tunnel_server")
-    }
-
-    fn register<C: Collector + Clone + 'static>(&self, family: C) -> prometheus::Result<C> {
-        self.0.register(Box::new(family.clone()))?;
-        Ok(family)
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
-        self.register(IntGauge::with_opts(Self::options(name, help))?)
-    }
-
-    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
-        self.register(IntCounter::with_opts(Self::options(name, help))?)
-    }
-
-    /// A gauge whose value is asked for whenever it is shown.
-    fn asked(
-        &self,
-        name: &str,
-        help: &str,
-        value: impl Fn() -> i64 + Send + Sync + 'static,
-    ) -> prometheus::Result<()> {
-        let gauge = IntGauge::with_opts(Self::options(name, help))?;
-        self.0.register(Box::new(Asked { gauge, value }))
-    }
-
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.register(IntGaugeVec::new(Self::options(name, help), labels)?)
-    }
-
-    fn counters(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> prometheus::Result<IntCounterVec> {
-        self.register(IntCounterVec::new(Self::options(name, help), labels)?)
-    }
-
-    fn durations(&self, name: &str, help: &str) -> prometheus::Result<Histogram> {
-        let options = HistogramOpts::from(Self::options(name, help)).buckets(DURATIONS.to_vec());
-        self.register(Histogram::with_opts(options)?)
-    }
-}
-
-/// See [`Families::asked`].
+/// A gauge that is set whenever it is read.
 struct Asked<F> {
     gauge: IntGauge,
     value: F,

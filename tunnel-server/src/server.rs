@@ -31,7 +31,6 @@ use crate::{
     auth::AuthSetupError,
     config::{Config, effective::Effective},
     events::{Event, EventKind},
-    gauges,
     registry::Registry,
     runtimes::NameError,
 };
@@ -128,7 +127,7 @@ impl Server {
         // Weak, since the parts hold the registry that the gauges are in.
         let weak = Arc::downgrade(&parts);
         let count = move || weak.upgrade().map(|parts| parts.gauges());
-        gauges::register(parts.metrics.registry(), count)?;
+        parts.metrics.show_gauges(count)?;
         Ok(Self {
             parts,
             shards,

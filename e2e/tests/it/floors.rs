@@ -1,9 +1,6 @@
-//! What is depended on is at least as new as `deny.toml` demands, and the pages of settings say what the programs say.
+//! Dependencies are at least as new as `deny.toml` demands.
 
 use e2e::program::root;
-use tunnel_client::config as client;
-use tunnel_ops::settings::page;
-use tunnel_server::config as server;
 
 /// The first versions without the faults that `deny.toml` names.
 const FLOORS: &[(&str, [u32; 3])] = &[
@@ -55,24 +52,5 @@ fn deny_toml_has_the_same_floors() {
         let short = format!("{name}@<{major}.{minor}\"");
         let long = format!("{name}@<{major}.{minor}.{patch}\"");
         assert!(deny.contains(&short) || deny.contains(&long), "{long}");
-    }
-}
-
-/// Where `UPDATE_PAGES` is set, writes them instead.
-#[test]
-fn the_pages_of_settings_are_those_of_the_programs() {
-    for (name, page) in [
-        ("server", page::<server::Source>("tunnel-server")),
-        ("client", page::<client::Source>("tunnel-client")),
-    ] {
-        let path = root().join(format!("docs/reference/settings-{name}.md"));
-        if std::env::var_os("UPDATE_PAGES").is_some() {
-            std::fs::write(&path, &page).unwrap();
-        }
-        let there = std::fs::read_to_string(&path).unwrap();
-        let lines = there.lines().zip(page.lines());
-        let other = lines.into_iter().find(|(there, made)| there != made);
-        assert_eq!(other, None, "{name}: set UPDATE_PAGES=1 to write it anew");
-        assert_eq!(there.len(), page.len(), "{name}");
     }
 }

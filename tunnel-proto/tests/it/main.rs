@@ -15,6 +15,7 @@ mod liveness;
 mod pair;
 mod path;
 mod peer;
+mod reference;
 mod session;
 mod streams;
 mod threads;
