@@ -22,7 +22,6 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use tunnel_http::access_log::log_refused;
-use tunnel_http::connection::is_given_up;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
@@ -30,7 +29,7 @@ use tunnel_routing::request::{IncomingBody, Informational};
 use tunnel_routing::upstream::{Asked, Progress};
 use tunnel_routing::{AnswerBody, Routes};
 
-use self::observe::Observation;
+pub(crate) use self::observe::Observation;
 use crate::metrics::Metrics;
 
 /// Answers all exchanges. Clones are the same service.
@@ -59,15 +58,29 @@ impl Exchanges {
 }
 
 impl Exchanges {
-    /// Answers one request. Heads that come before its response go to `informational`. `peer` is the platform client's
-    /// address, which is known without a tunnel only.
+    /// Answers a request that came through a session. Heads that come before the response go to `informational`.
     pub(crate) fn answer(
         &self,
         request: Request<IncomingBody>,
         informational: Informational,
-        peer: Option<IpAddr>,
     ) -> impl Future<Output = Result<Response<ObservedBody>, Problem>> + Send + use<> {
-        answer(Arc::clone(&self.shared), request, informational, peer)
+        let answered = answer(Arc::clone(&self.shared), request, informational, None);
+        async move {
+            let (response, observation) = answered.await?;
+            Ok(response.map(|body| ObservedBody { body, observation }))
+        }
+    }
+
+    /// Answers a request of this platform client that came in at a listener. The caller observes the response's
+    /// content.
+    pub(crate) fn answer_peer(
+        &self,
+        request: Request<IncomingBody>,
+        informational: Informational,
+        peer: IpAddr,
+    ) -> impl Future<Output = Result<(Response<AnswerBody>, Observation), Problem>> + Send + use<>
+    {
+        answer(Arc::clone(&self.shared), request, informational, Some(peer))
     }
 
     /// Takes note of a request that was refused before there was an exchange. `head` is what came of it,
@@ -90,7 +103,7 @@ async fn answer(
     request: Request<IncomingBody>,
     informational: Informational,
     peer: Option<IpAddr>,
-) -> Result<Response<ObservedBody>, Problem> {
+) -> Result<(Response<AnswerBody>, Observation), Problem> {
     let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));
     let metrics = Arc::clone(&shared.metrics);
     let mut asked = Asked::new(request, informational, Arc::clone(&progress));
@@ -114,7 +127,7 @@ async fn answer(
             if let Some(problem) = &told {
                 observation.on_problem(problem);
             }
-            Ok(response.map(|body| ObservedBody { body, observation }))
+            Ok((response, observation))
         }
         Err(problem) => {
             observation.on_problem(&problem);
@@ -123,17 +136,10 @@ async fn answer(
     }
 }
 
-/// A response's content under observation.
+/// A response's content under observation, on its way to a session.
 pub(crate) struct ObservedBody {
     body: AnswerBody,
     observation: Observation,
-}
-
-impl ObservedBody {
-    /// The platform client took nothing of it for too long.
-    pub(crate) fn on_not_taken(&mut self) {
-        self.observation.on_not_taken();
-    }
 }
 
 impl Body for ObservedBody {
@@ -165,10 +171,6 @@ impl Body for ObservedBody {
 
 impl Drop for ObservedBody {
     fn drop(&mut self) {
-        // What is whole here may be held back for a platform client of `serve` that takes nothing of it.
-        if is_given_up() {
-            self.on_not_taken();
-        }
         if self.body.is_end_stream() {
             self.observation.on_whole();
         }

@@ -11,7 +11,6 @@
 
 mod answer;
 mod request;
-mod upgraded;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -35,6 +34,7 @@ use tunnel_http::outgoing::{Origin, ViaName};
 use tunnel_http::permits::{Permit, Permits};
 use tunnel_http::prefixed::Prefixed;
 use tunnel_http::received::ReceivedBody;
+use tunnel_http::upgraded::{self, UpgradeBounds};
 use tunnel_ops::admin::Readiness;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
@@ -43,8 +43,7 @@ use tunnel_ops::tls_files::{Identity, LiveServerConfig, TlsFilesError};
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::problem::{Hop, Problem};
 
-use self::answer::AnswerBody;
-use self::upgraded::{Granted, UpgradedBounds};
+use self::answer::{GrantedUpgrade, ResponseBody};
 use crate::config::{CertificateFiles, Settings};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
@@ -127,21 +126,12 @@ impl Front {
         let mut networks = self.settings.trusted_proxies.iter();
         networks.any(|network| network.contains(&address))
     }
-
-    /// When upgraded connections end, other than by themselves.
-    fn upgraded_bounds(&self, taken_in: Option<Duration>) -> UpgradedBounds {
-        UpgradedBounds {
-            stage: self.ending.clone(),
-            linger: self.settings.body_idle_timeout,
-            taken_in,
-        }
-    }
 }
 
 impl Gateway for Front {
     type Peer = ();
-    type Upgrade = Granted;
-    type Body = AnswerBody;
+    type Upgrade = GrantedUpgrade;
+    type Body = ResponseBody;
 
     const HOP: Hop = Hop::Client;
 
@@ -171,15 +161,20 @@ impl Gateway for Front {
         connection: &Arc<Connection>,
         request: Request<ReceivedBody>,
         in_flight: Option<InFlight>,
-    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
         request::serve(connection, request, in_flight)
     }
 
-    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: Granted, taken_in: Option<Duration>)
+    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: GrantedUpgrade, taken_in: Option<Duration>)
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        upgraded::join(io, upgrade, &self.upgraded_bounds(taken_in)).await;
+        let bounds = UpgradeBounds {
+            stage: &self.ending,
+            linger: self.settings.body_idle_timeout,
+            taken_in,
+        };
+        upgraded::join(io, upgrade, bounds, |bytes| bytes).await;
     }
 
     fn on_unread(&self, peer: IpAddr, problem: &Problem) {

@@ -416,7 +416,7 @@ where
                     let exchanges = parts.exchanges.clone();
                     let answer = move |request: Request<RecvBody>, informational| {
                         let request = request.map(IncomingBody::Session);
-                        exchanges.answer(request, Informational::Session(informational), None)
+                        exchanges.answer(request, Informational::Session(informational))
                     };
                     streams.spawn(serve(stream, answer));
                 }

@@ -173,14 +173,11 @@ impl ExchangeRecord {
         self.end = End::Moved;
     }
 
-    /// The problem of an exchange that ends because the platform client took nothing of the response; `None` if
-    /// the exchange has failed before.
-    #[must_use]
-    pub fn not_taken(&self, hop: Hop) -> Option<Problem> {
-        self.end
-            .problem()
-            .is_none()
-            .then(|| Problem::new(hop, Reason::NotTaken, NOT_TAKEN_DETAIL))
+    /// The platform client took nothing of the response for too long. Changes nothing if the exchange has failed.
+    pub fn on_not_taken(&mut self, hop: Hop) {
+        if self.end.problem().is_none() {
+            self.on_problem(&Problem::new(hop, Reason::NotTaken, NOT_TAKEN_DETAIL));
+        }
     }
 
     /// Writes the line, if one is to be written.
@@ -208,6 +205,34 @@ impl ExchangeRecord {
             peer = request.peer.map(tracing::field::display),
             "exchange"
         );
+    }
+}
+
+/// An exchange under observation while its response is sent. `E` is the error of the response's content.
+pub trait Observer<E> {
+    /// The program, as its problems name it.
+    const HOP: Hop;
+
+    /// The record of the exchange.
+    fn record(&mut self) -> &mut ExchangeRecord;
+
+    /// Counts bytes of the response in the program's metrics.
+    fn count_bytes(&mut self, bytes: u64);
+
+    /// The problem that an error of the response's content is; `None` if the program ends by itself.
+    fn problem(error: &E) -> Option<Problem>;
+
+    /// So many bytes of the response's content are on their way.
+    fn on_bytes(&mut self, length: usize) {
+        self.record().on_bytes(length);
+        self.count_bytes(length as u64);
+    }
+
+    /// The response's content has failed.
+    fn on_error(&mut self, error: &E) {
+        if let Some(problem) = Self::problem(error) {
+            self.record().on_problem(&problem);
+        }
     }
 }
 
@@ -294,7 +319,8 @@ mod tests {
         record.on_whole();
         assert_eq!(record.end().name(), "session_lost");
         assert_eq!(record.status(), Some(StatusCode::OK));
-        assert_eq!(record.not_taken(Hop::Server), None);
+        record.on_not_taken(Hop::Server);
+        assert_eq!(record.end().name(), "session_lost");
 
         let mut refused = ExchangeRecord::begin();
         refused.on_problem(&problem(Reason::RuntimeOffline));

@@ -1,4 +1,8 @@
-//! The head of what a platform client gets: of the upstream's response, or of an answer of our own.
+//! What a platform client gets: the upstream's response, or a response of the program itself.
+//!
+//! Here are the heads, and [`ResponseBody`] the contents.
+
+mod body;
 
 use bytes::{BufMut, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, response::Parts};
@@ -8,11 +12,13 @@ use tunnel_proto::{
     problem::{Fault, Hop, Problem, Reason},
 };
 
+pub use self::body::ResponseBody;
+
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-/// The head of an answer of our own, and its content.
+/// A response of the program itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub struct OwnResponse {
     /// The status.
     pub status: StatusCode,
     /// The fields, without those that HTTP libraries add.
@@ -23,7 +29,7 @@ pub struct Head {
 
 /// What content a response has, whatever was received behind its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum ResponseContent {
     /// What was received.
     Received,
     /// None.
@@ -37,11 +43,11 @@ pub enum Content {
 ///
 /// # Errors
 /// With what is wrong, when it has a status or a length that no response can have.
-pub fn make_response(
+fn make_response(
     parts: &mut Parts,
     method: &Method,
     is_http1: bool,
-) -> Result<Content, &'static str> {
+) -> Result<ResponseContent, &'static str> {
     let status = parts.status;
     if !(200..=599).contains(&status.as_u16()) {
         return Err("a status that no response has");
@@ -52,10 +58,10 @@ pub fn make_response(
         .filter(|_| status != StatusCode::NO_CONTENT);
     let content = match status {
         // RFC 9110 section 6.4.1: no content, whatever the fields say.
-        StatusCode::NOT_MODIFIED if is_http1 && length.is_some() => Content::LengthOnly,
-        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Content::None,
-        _ if *method == Method::HEAD => Content::None,
-        _ => Content::Received,
+        StatusCode::NOT_MODIFIED if is_http1 && length.is_some() => ResponseContent::LengthOnly,
+        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => ResponseContent::None,
+        _ if *method == Method::HEAD => ResponseContent::None,
+        _ => ResponseContent::Received,
     };
     keep_end_to_end(&mut parts.headers);
     match length {
@@ -109,7 +115,7 @@ pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCod
 
 /// A problem as an answer. After a request that was malformed the connection ends.
 #[must_use]
-pub fn problem(problem: &Problem, is_http1: bool) -> Head {
+pub fn problem(problem: &Problem, is_http1: bool) -> OwnResponse {
     let mut headers = HeaderMap::new();
     headers.insert(
         header::CONTENT_TYPE,
@@ -131,7 +137,7 @@ pub fn problem(problem: &Problem, is_http1: bool) -> Head {
     if is_http1 && is_unusable {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    Head {
+    OwnResponse {
         status: problem.status(),
         headers,
         content: problem.json(),
@@ -141,7 +147,7 @@ pub fn problem(problem: &Problem, is_http1: bool) -> Head {
 /// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
 /// one that gRPC clients are told to make of the status that others get.
 #[must_use]
-pub fn grpc_problem(problem: &Problem) -> Head {
+pub fn grpc_problem(problem: &Problem) -> OwnResponse {
     let code = match problem.status().as_u16() {
         400 => "13",
         403 => "7",
@@ -165,7 +171,7 @@ pub fn grpc_problem(problem: &Problem) -> Head {
     if let Ok(message) = HeaderValue::from_str(&message) {
         headers.insert("grpc-message", message);
     }
-    Head {
+    OwnResponse {
         status: StatusCode::OK,
         headers,
         content: String::new(),
@@ -189,7 +195,7 @@ pub fn refusal(hop: Hop, status: u16, what: &'static str) -> Problem {
 
 /// An answer of our own as bytes of HTTP/1.1, after which the connection ends.
 #[must_use]
-pub fn http1_message(answer: &Head, date: &str) -> BytesMut {
+pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
     let mut message = http1_head(answer.status, &answer.headers);
     let length = answer.content.len();
     let rest = format!("connection: close\r\ndate: {date}\r\ncontent-length: {length}\r\n\r\n");
@@ -270,15 +276,18 @@ mod tests {
             (content.unwrap(), length)
         };
         let seven = Some(HeaderValue::from_static("7"));
-        let received = (Content::Received, seven.clone());
+        let received = (ResponseContent::Received, seven.clone());
         assert_eq!(content(200, &Method::GET, true), received);
         assert_eq!(
             content(200, &Method::HEAD, true),
-            (Content::None, seven.clone())
+            (ResponseContent::None, seven.clone())
         );
-        assert_eq!(content(204, &Method::GET, true), (Content::None, None));
-        let known = (Content::LengthOnly, seven);
+        assert_eq!(
+            content(204, &Method::GET, true),
+            (ResponseContent::None, None)
+        );
+        let known = (ResponseContent::LengthOnly, seven);
         assert_eq!(content(304, &Method::GET, true), known);
-        assert_eq!(content(304, &Method::GET, false).0, Content::None);
+        assert_eq!(content(304, &Method::GET, false).0, ResponseContent::None);
     }
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
 pub use self::events::Events;
-pub use self::long_stream::{Early, LongStream, PATIENCE};
+pub use self::long_stream::{Carrier, Direct, GRACE, Hold, LongStream};
 pub use self::messages::Messages;
 pub use self::websocket::Frames;
 
@@ -66,7 +66,7 @@ pub enum Form {
 
 /// The last part of a content that ends early in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Farewell {
+pub enum EarlyEnd {
     /// These bytes.
     Content(Bytes),
     /// These trailers.
@@ -116,17 +116,17 @@ impl Form {
 
     /// The last part when the content ends here; `None` for events, whose end is a gap between two.
     #[must_use]
-    pub fn farewell(&self) -> Option<Farewell> {
+    pub fn early_end(&self) -> Option<EarlyEnd> {
         match self {
             Self::Events(_) => None,
             Self::Messages(_) => {
                 let mut trailers = HeaderMap::with_capacity(2);
                 trailers.insert("grpc-status", UNAVAILABLE);
                 trailers.insert("grpc-message", GOING_AWAY);
-                Some(Farewell::Trailers(trailers))
+                Some(EarlyEnd::Trailers(trailers))
             }
             Self::WebSocket(frames, close) => {
-                (!frames.is_closed()).then(|| Farewell::Content(Bytes::from_static(close)))
+                (!frames.is_closed()).then(|| EarlyEnd::Content(Bytes::from_static(close)))
             }
         }
     }

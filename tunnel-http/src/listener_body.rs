@@ -14,6 +14,7 @@ use crate::content::{Gate, Silence};
 use crate::http1::GuardHandle;
 use crate::received::{ReceiveError, ReceivedBody};
 use crate::trailers::clean_frame;
+use crate::upgraded::{UpgradeSender, UpgradedBytes};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -28,12 +29,6 @@ const EXPECT_WAIT: Duration = Duration::from_secs(1);
 
 /// The content of a request.
 pub struct ListenerBody(Kind);
-
-/// Bytes of an upgraded connection.
-pub type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
-
-/// Hands an upgraded connection's bytes to the request that asked for it.
-pub type UpgradeSender = oneshot::Sender<UpgradedBytes>;
 
 enum Kind {
     /// Boxed, since a request without content has none of it.

@@ -1,8 +1,10 @@
-//! What both programs need to move the bytes of an upgraded connection: its reading half, lent to
-//! whatever sends it on; a writing half whose peer is to take something of what there is, where the kernel
-//! does not see to that; and whether anything moves.
+//! Upgraded connections: the bytes of a platform client joined with those of the exchange that granted its upgrade.
+//!
+//! Each direction ends by itself and the other goes on. Nothing limits how long both are silent; but after the end of
+//! one, the other is cut when it is silent for too long, and a platform client that takes nothing of what there is for
+//! it is given up. When the program or the tunnel leaves, both ends get a close frame.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,20 +12,252 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf};
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
+use tunnel_ops::signals::Shutdown;
+use tunnel_proto::exchange::{ReadBody, read_body};
 
-/// The reading half of a connection, given back when what reads it is dropped: which also tells that
-/// the direction has ended.
+use crate::access_log::Observer;
+use crate::connection::drain;
+use crate::ends::{Carrier, Direct, Form, GRACE, Hold, LongStream};
+
+/// The bytes that a platform client sends over an upgraded connection.
+pub type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
+
+/// Hands those bytes to the request that asked for the upgrade.
+pub type UpgradeSender = oneshot::Sender<UpgradedBytes>;
+
+/// An upgrade that was granted. `B` is what the platform client gets, `C` what carries that, and `O` observes the
+/// exchange.
+pub struct Upgrade<B, C, O> {
+    /// Takes what the platform client sends.
+    pub upload: UpgradeSender,
+    /// What the platform client gets.
+    pub download: B,
+    /// What carries `download`.
+    pub carrier: C,
+    /// Ends with the upgraded connection.
+    pub observer: O,
+}
+
+/// What a platform client gets over an upgraded connection.
+pub trait Download: Hold {
+    /// Resolves when the exchange has sent all that the platform client has sent to its end, or can no longer do so.
+    /// Awaited when the download has ended, and cancelled by dropping it.
+    fn upload_sent(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// When an upgraded connection ends, other than by itself.
+#[derive(Debug, Clone, Copy)]
+pub struct UpgradeBounds<'a> {
+    /// When both directions end early in order.
+    pub stage: &'a Shutdown,
+    /// How long one direction may be silent when the other has ended.
+    pub linger: Duration,
+    /// How long a platform client may take nothing of what there is for it, where the kernel does not see to that: on
+    /// a stream of HTTP/2.
+    pub taken_in: Option<Duration>,
+}
+
+impl<B, C, O> fmt::Debug for Upgrade<B, C, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upgrade").finish_non_exhaustive()
+    }
+}
+
+/// Moves the bytes until both directions have ended. `hold` is what holds back the bytes that the platform client sends.
+pub async fn join<IO, U, B, C, O>(
+    io: IO,
+    upgrade: Upgrade<B, C, O>,
+    bounds: UpgradeBounds<'_>,
+    hold: impl FnOnce(ReadBody<Lent<IO>>) -> U,
+) where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    U: Hold<Data = Bytes, Error = io::Error> + Unpin + Send + 'static,
+    B: Download<Data = Bytes, Error: std::error::Error + Send + Sync + 'static> + Unpin,
+    C: Carrier<B::Error> + Unpin,
+    O: Observer<B::Error>,
+{
+    let Upgrade {
+        upload,
+        download,
+        carrier,
+        observer,
+    } = upgrade;
+    let (reader, writer) = split(io);
+    let moved = Moved::default();
+    let (reader, given_back) = Lent::new(reader);
+    let cut = Direct(|| io::ErrorKind::TimedOut.into());
+    let body = LongStream::new(hold(read_body(reader)), Form::upload(), cut, bounds.stage);
+    // Nobody takes it if the exchange has ended meanwhile, which the other direction reports.
+    let _ = upload.send(Box::new(Counted::new(body, &moved)));
+    let mut given_back = GivenBack::Awaited(given_back);
+    let body = LongStream::new(download, Form::download(), carrier, bounds.stage);
+    let mut sending = Sending {
+        body: Counted::new(body, &moved),
+        writer: Taken::new(writer, bounds.taken_in),
+        observer,
+    };
+    let sent = tokio::select! {
+        sent = sending.run() => sent,
+        () = async {
+            given_back.wait().await;
+            moved.silence(bounds.linger).await;
+        } => Err(io::ErrorKind::TimedOut.into()),
+    };
+    if let Err(error) = sent {
+        tracing::debug!(%error, "an upgraded connection was cut");
+        return;
+    }
+    let has_ended_early = sending.body.body.has_ended_early();
+    sending.finish(&mut given_back, bounds.linger).await;
+    // Ends the exchange, and with it the upload, if that goes on still.
+    drop(sending);
+    if has_ended_early {
+        // Unread bytes would reset the connection, and the close frame would be lost.
+        let _ = timeout(GRACE, given_back.wait()).await;
+        if let GivenBack::Reader(reader) = given_back {
+            drain(reader).await;
+        }
+    }
+}
+
+/// What the platform client gets, on its way.
+struct Sending<IO, B: Body, C, O> {
+    body: Counted<LongStream<B, C>>,
+    writer: Taken<WriteHalf<IO>>,
+    observer: O,
+}
+
+impl<IO, B, C, O> Sending<IO, B, C, O>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    B: Download<Data = Bytes, Error: std::error::Error + Send + Sync + 'static> + Unpin,
+    C: Carrier<B::Error> + Unpin,
+    O: Observer<B::Error>,
+{
+    /// Writes what comes, and closes this direction at its end.
+    ///
+    /// # Errors
+    /// When it is cut or the connection fails; the connection is then not closed in order.
+    async fn run(&mut self) -> io::Result<()> {
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
+            let frame = frame.map_err(|error| {
+                self.observer.on_error(&error);
+                io::Error::other(error)
+            })?;
+            if let Ok(data) = frame.into_data() {
+                let sent = self.writer.send(&data).await;
+                self.report_not_taken(sent)?;
+                self.observer.on_bytes(data.len());
+            }
+        }
+        if self.body.body.has_ended_early() {
+            self.observer.record().on_moved();
+        } else {
+            self.observer.record().on_whole();
+        }
+        let ended = self.writer.end().await;
+        self.report_not_taken(ended)
+    }
+
+    /// Has it recorded if the platform client was given up.
+    fn report_not_taken(&mut self, written: io::Result<()>) -> io::Result<()> {
+        written.inspect_err(|error| {
+            if is_not_taken(error) {
+                self.observer.record().on_not_taken(O::HOP);
+            }
+        })
+    }
+
+    /// Gives the other direction the time that it has.
+    async fn finish<R>(&mut self, given_back: &mut GivenBack<R>, linger: Duration) {
+        let Self { body, .. } = self;
+        let has_ended_early = body.body.has_ended_early();
+        let moved = body.moved.clone();
+        let download = body.body.body();
+        if has_ended_early {
+            // The upstream got a close frame too, and may answer, and end.
+            let answered = async {
+                while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *download).poll_frame(cx)).await
+                {
+                }
+                given_back.wait().await;
+                download.upload_sent().await;
+            };
+            let _ = timeout(GRACE, answered).await;
+            return;
+        }
+        tokio::select! {
+            () = async {
+                given_back.wait().await;
+                download.upload_sent().await;
+            } => {}
+            () = moved.silence(linger) => {}
+        }
+    }
+}
+
+/// What one direction sends. Counts what moves, and what is held back meanwhile: that is no silence.
+struct Counted<B> {
+    body: B,
+    moved: Moved,
+}
+
+impl<B> Counted<B> {
+    fn new(body: B, moved: &Moved) -> Self {
+        Self {
+            body,
+            moved: moved.clone(),
+        }
+    }
+}
+
+impl<B: Hold + Unpin> Body for Counted<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if frame.is_ready() || self.body.is_holding() {
+            self.moved.count();
+        }
+        frame
+    }
+}
+
+/// The reading half of an upgraded connection, which is given back when the upload has ended.
+enum GivenBack<R> {
+    Awaited(oneshot::Receiver<R>),
+    Reader(R),
+    /// The upload has ended without it.
+    Lost,
+}
+
+impl<R> GivenBack<R> {
+    /// Resolves when the upload has ended.
+    async fn wait(&mut self) {
+        if let Self::Awaited(receiver) = self {
+            *self = receiver.await.map_or(Self::Lost, Self::Reader);
+        }
+    }
+}
+
+/// The reading half of a connection. It is given back when this is dropped, which also reports that the direction has
+/// ended. Fails once nobody waits for it any more.
 pub struct Lent<IO> {
     reader: Option<ReadHalf<IO>>,
     give_back: Option<oneshot::Sender<ReadHalf<IO>>>,
 }
 
 impl<IO> Lent<IO> {
-    /// Lends it, and says when it is given back.
-    pub fn new(reader: ReadHalf<IO>) -> (Self, oneshot::Receiver<ReadHalf<IO>>) {
+    fn new(reader: ReadHalf<IO>) -> (Self, oneshot::Receiver<ReadHalf<IO>>) {
         let (give_back, given_back) = oneshot::channel();
         let lent = Self {
             reader: Some(reader),
@@ -45,10 +279,14 @@ impl<IO: AsyncRead> AsyncRead for Lent<IO> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.reader {
-            Some(reader) => Pin::new(reader).poll_read(cx, buffer),
-            None => Poll::Ready(Ok(())),
+        let Self { reader, give_back } = &mut *self;
+        let (Some(reader), Some(give_back)) = (reader, give_back) else {
+            return Poll::Ready(Ok(()));
+        };
+        if give_back.poll_closed(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
+        Pin::new(reader).poll_read(cx, buffer)
     }
 }
 
@@ -62,7 +300,7 @@ impl<IO> Drop for Lent<IO> {
 
 /// The writing half of a connection. A peer that takes less than a piece of what there is for it, for too
 /// long, is given up; one that was given nothing may be silent for ever.
-pub struct Taken<W> {
+pub(crate) struct Taken<W> {
     writer: W,
     /// For each piece; `None` where the kernel sees how much is taken.
     limit: Option<Duration>,
@@ -78,8 +316,7 @@ const PIECE_BYTES: usize = 16 * 1024;
 struct NotTaken;
 
 /// Whether an error of [`Taken`] says that its peer was given up.
-#[must_use]
-pub fn is_not_taken(error: &io::Error) -> bool {
+fn is_not_taken(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|cause| cause.is::<NotTaken>())
 }
 
@@ -87,7 +324,7 @@ impl<W: AsyncWrite + Unpin> Taken<W> {
     /// Gives up who takes less than 16 KiB in `limit`. Without one that is left to the kernel, which knows
     /// of each byte: a socket does not say that it takes more before a good part of its buffer is free,
     /// which a peer that reads slowly and steadily needs minutes for.
-    pub fn new(writer: W, limit: Option<Duration>) -> Self {
+    pub(crate) fn new(writer: W, limit: Option<Duration>) -> Self {
         Self { writer, limit }
     }
 
@@ -95,7 +332,7 @@ impl<W: AsyncWrite + Unpin> Taken<W> {
     ///
     /// # Errors
     /// When the connection fails, or with one that [`is_not_taken`].
-    pub async fn send(&mut self, mut data: &[u8]) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let length = match self.limit {
                 Some(_) => data.len().min(PIECE_BYTES),
@@ -114,14 +351,8 @@ impl<W: AsyncWrite + Unpin> Taken<W> {
     ///
     /// # Errors
     /// As for [`send`](Self::send).
-    pub async fn end(&mut self) -> io::Result<()> {
+    pub(crate) async fn end(&mut self) -> io::Result<()> {
         in_time(self.limit, self.writer.shutdown()).await
-    }
-}
-
-impl<W> fmt::Debug for Taken<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Taken").finish_non_exhaustive()
     }
 }
 
@@ -140,16 +371,16 @@ async fn in_time<T>(
 
 /// How many pieces have moved, in either direction. Clones count the same.
 #[derive(Debug, Clone, Default)]
-pub struct Moved(Arc<AtomicUsize>);
+struct Moved(Arc<AtomicUsize>);
 
 impl Moved {
     /// One more has.
-    pub fn count(&self) {
+    fn count(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Resolves after a time of this length in which nothing has moved.
-    pub async fn silence(&self, time: Duration) {
+    async fn silence(&self, time: Duration) {
         loop {
             let before = self.0.load(Ordering::Relaxed);
             sleep(time).await;

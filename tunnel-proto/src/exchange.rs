@@ -33,7 +33,7 @@ pub use self::{
     body::{BodyError, RecvBody},
     head::{EncodedHead, HeadEncoder},
     open::{ExchangeError, Opened, exchange, open},
-    upgrade::{Protocol, UnknownProtocol, copy_body, read_body},
+    upgrade::{Protocol, ReadBody, UnknownProtocol, copy_body, read_body},
 };
 use crate::{
     bhttp::{DecodeError, Decoder, Event},

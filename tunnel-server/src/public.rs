@@ -32,7 +32,6 @@ use tunnel_http::{
 use tunnel_ops::tls_files::LiveServerConfig;
 
 use self::answer::Cors;
-pub use self::upgraded::Granted;
 use crate::{
     budget::usage::Usage,
     config::{Config, live::LiveConfig},

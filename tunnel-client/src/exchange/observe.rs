@@ -10,14 +10,14 @@ use http::request::Parts;
 use tunnel_http::access_log::{self, ExchangeRecord, Forwarded, LoggedRequest};
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
-use tunnel_proto::problem::{Hop, Problem};
+use tunnel_proto::problem::Problem;
 use tunnel_routing::Route;
 use tunnel_routing::upstream::Progress;
 
 use crate::metrics::Metrics;
 
 /// One exchange under observation, until this is dropped.
-pub(super) struct Observation {
+pub(crate) struct Observation {
     metrics: Arc<Metrics>,
     record: ExchangeRecord,
     progress: Arc<Progress>,
@@ -68,20 +68,22 @@ impl Observation {
     /// Bytes of the response's content are on their way.
     pub(super) fn on_bytes(&mut self, length: usize) {
         self.record.on_bytes(length);
-        self.metrics.bytes_out.inc_by(length as u64);
+        self.count_bytes(length as u64);
     }
 
     /// The exchange fails.
-    pub(super) fn on_problem(&mut self, problem: &Problem) {
-        self.metrics.on_problem(problem);
+    pub(crate) fn on_problem(&mut self, problem: &Problem) {
         self.record.on_problem(problem);
     }
 
-    /// The platform client took nothing of the response for too long.
-    pub(super) fn on_not_taken(&mut self) {
-        if let Some(problem) = self.record.not_taken(Hop::Client) {
-            self.on_problem(&problem);
-        }
+    /// The record of the exchange.
+    pub(crate) fn record(&mut self) -> &mut ExchangeRecord {
+        &mut self.record
+    }
+
+    /// Counts bytes of the response in the metrics.
+    pub(crate) fn count_bytes(&self, bytes: u64) {
+        self.metrics.bytes_out.inc_by(bytes);
     }
 
     /// The response is whole.
@@ -95,6 +97,9 @@ impl Drop for Observation {
         let status = self.record.status();
         self.metrics.open.dec();
         self.metrics.on_end(status, self.record.elapsed());
+        if let Some(problem) = self.record.end().problem() {
+            self.metrics.on_problem(problem);
+        }
         if let Some(route) = &self.route {
             route.metrics().on_end(status);
         }
@@ -108,7 +113,7 @@ impl Drop for Observation {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_proto::problem::Reason;
+    use tunnel_proto::problem::{Hop, Reason};
 
     use super::*;
 

@@ -6,30 +6,27 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{CONNECTION, HOST};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use tunnel_http::check::CheckedRequest;
-use tunnel_http::ends::{is_grpc, reconnects};
+use tunnel_http::ends::{Form, is_grpc, reconnects};
 use tunnel_http::http1::InFlight;
-use tunnel_http::listener_body::{ListenerBody, ListenerInformational, UpgradeSender, Way};
+use tunnel_http::listener_body::{ListenerBody, ListenerInformational, Way};
 use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
-use tunnel_http::{answer::switching_protocols, outgoing};
+use tunnel_http::{outgoing, upgraded::UpgradeSender};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
-use tunnel_routing::CHECKER;
 use tunnel_routing::request::{IncomingBody, Informational};
+use tunnel_routing::{AnswerBody, CHECKER};
 
 use super::Connection;
-use super::answer::{self, AnswerBody, Held, RequestTraits, received};
-use super::upgraded::Granted;
-use crate::exchange::ObservedBody;
+use super::answer::{GrantedUpgrade, ResponseBody, RoutedContent, STOPPED, ServedExchange};
 
 /// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
 /// end all the time.
@@ -69,7 +66,7 @@ pub(super) fn serve(
     connection: &Arc<Connection>,
     mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
-) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
     let is_http2 = connection.is_http2();
     let on_upgrade = is_http2.then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
@@ -83,50 +80,44 @@ pub(super) fn serve(
     drop(parts);
     let connection = Arc::clone(connection);
     async move {
-        let (accepted, mut held) = match accepted {
-            Ok(accepted) => (accepted, Held::of(in_flight)),
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
             Err(refused) => {
-                let mut answer = refusal(&connection, &refused, is_grpc);
-                answer.body_mut().hold(Held::of(in_flight));
-                return Ok(answer);
+                let mut response = refusal(&connection, &refused, is_grpc);
+                response.body_mut().observe(None, in_flight);
+                return Ok(response);
             }
         };
         let request_id = accepted.request_id.clone();
-        let mut answer = match carry(&connection, accepted, on_upgrade, &mut held).await {
-            Ok(answer) => answer,
-            Err(problem) => answer::problem(&problem, is_http2, is_grpc),
-        };
-        let headers = answer.headers_mut();
+        let carried = carry(&connection, accepted, on_upgrade).await;
+        let (mut response, exchange) = carried.unwrap_or_else(|problem| {
+            let response = ResponseBody::problem(&problem, !is_http2, is_grpc);
+            (response, None)
+        });
+        let headers = response.headers_mut();
         headers.entry(X_REQUEST_ID).or_insert(request_id);
-        let is_upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if connection.gateway.stopping.is_asked() && !is_http2 && !is_upgraded {
             let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(CONNECTION, close);
+            response.headers_mut().insert(CONNECTION, close);
         }
-        answer.body_mut().hold(held);
-        Ok(answer)
+        response.body_mut().observe(exchange, in_flight);
+        Ok(response)
     }
 }
 
-impl Held {
-    fn of(in_flight: Option<InFlight>) -> Self {
-        Self {
-            permit: None,
-            _in_flight: in_flight,
-        }
-    }
-}
-
-/// The answer to a request that is not forwarded.
-fn refusal(connection: &Connection, refused: &NotAccepted, is_grpc: bool) -> Response<AnswerBody> {
+/// The response to a request that is not forwarded.
+fn refusal(
+    connection: &Connection,
+    refused: &NotAccepted,
+    is_grpc: bool,
+) -> Response<ResponseBody> {
     connection.not_upgraded();
     match refused {
-        NotAccepted::LastHop => {
-            let mut answer = Response::new(AnswerBody::own(Bytes::new()));
-            *answer.status_mut() = StatusCode::NO_CONTENT;
-            answer
+        NotAccepted::LastHop => ResponseBody::last_hop(),
+        NotAccepted::Problem(problem) => {
+            ResponseBody::problem(problem, !connection.is_http2(), is_grpc)
         }
-        NotAccepted::Problem(problem) => answer::problem(problem, connection.is_http2(), is_grpc),
     }
 }
 
@@ -205,13 +196,13 @@ fn malformed(error: &dyn std::error::Error) -> Problem {
     Problem::new(Hop::Client, Reason::RequestMalformed, error.to_string())
 }
 
-/// Has a request answered by its upstream.
+/// Has a request answered by the routes. Returns the response, and the exchange that ends with it unless that goes on
+/// as an upgraded connection.
 async fn carry(
     connection: &Arc<Connection>,
     accepted: Accepted,
     on_upgrade: Option<OnUpgrade>,
-    held: &mut Held,
-) -> Result<Response<AnswerBody>, Problem> {
+) -> Result<(Response<ResponseBody>, Option<ServedExchange>), Problem> {
     let Accepted {
         request,
         informational,
@@ -223,44 +214,64 @@ async fn carry(
     } = accepted;
     let front = &connection.gateway;
     let informational = Informational::Listener(Box::new(informational));
-    let peer = Some(connection.origin.address);
-    let answered = front.exchanges.answer(request, informational, peer).await;
-    match (answered, upload) {
-        (Ok(response), Some(upload)) if response.status() == StatusCode::OK => {
-            Ok(upgrade(connection, response, upload, permit, on_upgrade))
-        }
-        (answered, _) => {
-            connection.not_upgraded();
-            held.permit = Some(permit);
-            let traits = RequestTraits {
-                method: &method,
-                is_http2: connection.is_http2(),
-                reconnects,
-            };
-            answer::response(answered?, &traits, &front.ending)
-        }
+    let peer = connection.origin.address;
+    let answered = front.exchanges.answer_peer(request, informational, peer);
+    let answered = answered.await.inspect_err(|_| connection.not_upgraded());
+    let (response, observation) = answered?;
+    let exchange = ServedExchange {
+        observation,
+        _permit: permit,
+    };
+    if let Some(upload) = upload
+        && response.status() == StatusCode::OK
+    {
+        let response = upgrade(connection, response, upload, exchange, on_upgrade);
+        return Ok((response, None));
     }
+    connection.not_upgraded();
+    let (response, exchange) = forward(connection, response, exchange, &method, reconnects)?;
+    Ok((response, Some(exchange)))
 }
 
-/// Takes an upgrade over, an HTTP/1 connection as a whole, of HTTP/2 the one stream, and tells the
-/// platform client in the form of its protocol.
+/// The response as it is sent on. Its content ends early in order, if it can, when the client stops.
+fn forward(
+    connection: &Connection,
+    response: Response<AnswerBody>,
+    mut exchange: ServedExchange,
+    method: &Method,
+    reconnects: bool,
+) -> Result<(Response<ResponseBody>, ServedExchange), Problem> {
+    let is_http2 = connection.is_http2();
+    let forwarded = ResponseBody::forward(response.map(RoutedContent), method, !is_http2);
+    let mut response = forwarded.map_err(|what| {
+        let detail = format!("the upstream's answer has {what}");
+        let problem = Problem::new(Hop::Client, Reason::ResponseInvalid, detail);
+        exchange.observation.on_problem(&problem);
+        problem
+    })?;
+    if let Some(form) = Form::of_response(response.headers(), is_http2, reconnects) {
+        let ending = &connection.gateway.ending;
+        response.body_mut().follow(form, STOPPED, ending);
+    }
+    Ok((response, exchange))
+}
+
+/// Grants an upgrade: to an HTTP/1 connection as a whole, of HTTP/2 to the one stream.
 fn upgrade(
     connection: &Arc<Connection>,
-    response: Response<ObservedBody>,
+    response: Response<AnswerBody>,
     upload: UpgradeSender,
-    permit: Permit,
+    exchange: ServedExchange,
     on_upgrade: Option<OnUpgrade>,
-) -> Response<AnswerBody> {
+) -> Response<ResponseBody> {
     let (parts, download) = response.into_parts();
-    let granted = Granted {
+    let granted = GrantedUpgrade {
         upload,
-        download: received(download),
-        permit,
+        download: RoutedContent(download),
+        carrier: STOPPED,
+        observer: exchange,
     };
-    let mut answer = Response::new(AnswerBody::own(Bytes::new()));
-    *answer.headers_mut() = parts.headers;
-    let is_http2 = connection.is_http2();
-    *answer.status_mut() = switching_protocols(answer.headers_mut(), is_http2);
+    let response = ResponseBody::switching_protocols(parts.headers, connection.is_http2());
     connection.upgrade(granted, on_upgrade);
-    answer
+    response
 }

@@ -1,8 +1,7 @@
-//! A long content that ends in order when its program stops, or when whoever carried it has left.
+//! A content that is followed, so that it can end early in order.
 //!
-//! In: the bytes of a content, which pass untouched until then. From that moment on the stream ends at
-//! the next place between two of its units, and is cut when there is none for a moment. One that breaks
-//! off on purpose ends there in order, if that is such a place.
+//! In: the bytes of a content, in parts of any size. Out: those bytes, up to where the stream ends early, and then the
+//! end that its protocol has for that; or an error, where it has none in time.
 
 use std::fmt;
 use std::future::Future;
@@ -11,35 +10,74 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
+use http_body::{Body, Frame, SizeHint};
+use tokio::io::AsyncRead;
 use tokio::time::{Sleep, sleep};
-
-use super::{Farewell, Form};
 use tunnel_ops::signals::Shutdown;
+use tunnel_proto::exchange::ReadBody;
+
+use super::{EarlyEnd, Form};
 
 /// How long a stream may go on to where it can end in order, and its other end may take to answer that.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+pub const GRACE: Duration = Duration::from_secs(1);
 
-/// A content that is followed, so that it can end in order.
-pub struct LongStream<B: Body> {
-    body: B,
-    form: Form,
-    /// Reached when the program is about to end.
-    stage: Shutdown,
-    /// Resolves then. Made when first waited for.
-    ending: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Since the program is about to end: how long the stream may go on.
-    patience: Option<Pin<Box<Sleep>>>,
-    early: Early<B::Error>,
-    state: State,
+/// A content whose bytes may be held back on their way, by a rate for example.
+pub trait Hold: Body {
+    /// Lets go what is held back: the next poll gives all of it. Whether there is any.
+    fn release(&mut self) -> bool {
+        false
+    }
+
+    /// Whether something is held back.
+    fn is_holding(&self) -> bool {
+        false
+    }
 }
 
-/// What the errors of a content say of its early end.
-pub struct Early<E> {
-    /// The error of a stream that has used up its patience.
-    pub cut: fn() -> E,
-    /// Whether it breaks off because whoever carried it has left on purpose.
-    pub is_on_purpose: fn(&E) -> bool,
+impl<R: AsyncRead + Unpin> Hold for ReadBody<R> {}
+
+/// What carries a content to this program, such as a session.
+pub trait Carrier<E> {
+    /// The error of a content that is cut, since it could not end in order within [`GRACE`].
+    fn cut(&self) -> E;
+
+    /// Whether this error says that the carrier has left on purpose.
+    fn has_left(&self, _: &E) -> bool {
+        false
+    }
+
+    /// Whether the carrier is leaving on purpose, or has left.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+}
+
+/// A content that has no carrier which could leave. Holds what makes the error of a cut.
+#[derive(Debug, Clone, Copy)]
+pub struct Direct<E>(pub fn() -> E);
+
+impl<E> Carrier<E> for Direct<E> {
+    fn cut(&self) -> E {
+        (self.0)()
+    }
+}
+
+/// A content that is followed, so that it can end early in order.
+pub struct LongStream<B: Body, C> {
+    body: B,
+    form: Form,
+    carrier: C,
+    /// Reached when the program is about to end.
+    stage: Shutdown,
+    /// Resolves when `stage` is reached. Made when it is first awaited.
+    ending: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Since `stage` was reached: how long the stream may go on.
+    grace: Option<Pin<Box<Sleep>>>,
+    /// What was held back when `stage` was reached has been let go, and passes as a whole.
+    has_backlog: bool,
+    /// What was held back when the carrier began to leave has been let go.
+    is_let_go: bool,
+    state: State,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,29 +86,12 @@ enum State {
     /// The content has ended by itself, or failed.
     Over,
     /// It was ended in order before that.
-    Left,
+    EndedEarly,
 }
 
 type NextFrame<E> = Option<Result<Frame<Bytes>, E>>;
 
-impl<E> Early<E> {
-    /// Of a content that nobody carries who could leave.
-    #[must_use]
-    pub fn cut(cut: fn() -> E) -> Self {
-        Self {
-            cut,
-            is_on_purpose: |_| false,
-        }
-    }
-}
-
-impl<E> fmt::Debug for Early<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Early").finish_non_exhaustive()
-    }
-}
-
-impl<B: Body> fmt::Debug for LongStream<B> {
+impl<B: Body, C> fmt::Debug for LongStream<B, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LongStream")
             .field("form", &self.form)
@@ -78,32 +99,36 @@ impl<B: Body> fmt::Debug for LongStream<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> LongStream<B> {
-    /// Follows a content of this form until `stage` is asked for.
-    pub fn new(body: B, form: Form, stage: &Shutdown, early: Early<B::Error>) -> Self {
+impl<B: Body, C> LongStream<B, C> {
+    /// Follows a content of this form. It ends early when `stage` is reached, or its carrier has left.
+    pub fn new(body: B, form: Form, carrier: C, stage: &Shutdown) -> Self {
         Self {
             body,
             form,
+            carrier,
             stage: stage.clone(),
             ending: None,
-            patience: None,
-            early,
+            grace: None,
+            has_backlog: false,
+            is_let_go: false,
             state: State::Open,
         }
     }
 
     /// Whether it was ended in order before its content was whole.
-    pub fn has_left(&self) -> bool {
-        self.state == State::Left
+    pub fn has_ended_early(&self) -> bool {
+        self.state == State::EndedEarly
     }
 
     /// The content itself.
     pub fn body(&mut self) -> &mut B {
         &mut self.body
     }
+}
 
-    /// Ready when the program is about to end: from then on at every poll.
-    pub fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
+    /// Ready when `stage` is reached: from then on at every poll.
+    fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.stage.is_asked() {
             let stage = &self.stage;
             let ending = self.ending.get_or_insert_with(|| {
@@ -114,35 +139,37 @@ impl<B: Body<Data = Bytes> + Unpin> LongStream<B> {
                 return Poll::Pending;
             }
         }
-        self.patience
-            .get_or_insert_with(|| Box::pin(sleep(PATIENCE)));
+        if self.grace.is_none() {
+            self.grace = Some(Box::pin(sleep(GRACE)));
+            self.has_backlog = self.body.release();
+        }
         Poll::Ready(())
     }
 
     /// Ends it where it stands, which is between two units.
-    fn leave(&mut self) -> NextFrame<B::Error> {
-        self.state = State::Left;
-        let farewell = self.form.farewell()?;
-        Some(Ok(match farewell {
-            Farewell::Content(content) => Frame::data(content),
-            Farewell::Trailers(trailers) => Frame::trailers(trailers),
+    fn end_early(&mut self) -> NextFrame<B::Error> {
+        self.state = State::EndedEarly;
+        let end = self.form.early_end()?;
+        Some(Ok(match end {
+            EarlyEnd::Content(content) => Frame::data(content),
+            EarlyEnd::Trailers(trailers) => Frame::trailers(trailers),
         }))
     }
 
-    /// What a stream that is to end comes to before anything more is read of it.
+    /// The end of a stream that is to end: in order where it stands between two units, cut after its grace.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame<B::Error>> {
         if self.form.units().is_between() {
-            return Poll::Ready(self.leave());
+            return Poll::Ready(self.end_early());
         }
-        let patience = self.patience.as_mut();
-        if patience.is_some_and(|patience| patience.as_mut().poll(cx).is_ready()) {
+        let grace = self.grace.as_mut();
+        if grace.is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {
             self.state = State::Over;
-            return Poll::Ready(Some(Err((self.early.cut)())));
+            return Poll::Ready(Some(Err(self.carrier.cut())));
         }
         Poll::Pending
     }
 
-    /// Takes note of a frame. One in which a stream that is to end can end does so there.
+    /// Follows a frame. If the stream `is_ending` and can end in the frame, the frame is cut there.
     fn pass(&mut self, frame: Frame<Bytes>, is_ending: bool) -> Frame<Bytes> {
         let mut data = match frame.into_data() {
             Ok(data) => data,
@@ -159,9 +186,18 @@ impl<B: Body<Data = Bytes> + Unpin> LongStream<B> {
         }
         Frame::data(data)
     }
+
+    /// Lets go what is held back if it would come too late: at every poll once the stream is to end, and once when
+    /// its carrier leaves, since that leaves the stream more time.
+    fn release_late(&mut self, is_ending: bool) -> bool {
+        let is_late =
+            self.body.is_holding() && (is_ending || (!self.is_let_go && self.carrier.is_leaving()));
+        self.is_let_go |= is_late && !is_ending;
+        is_late && self.body.release()
+    }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for LongStream<B> {
+impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error> + Unpin> Body for LongStream<B, C> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -172,26 +208,31 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LongStream<B> {
                 return Poll::Ready(None);
             }
             let is_ending = this.stage.is_asked() && this.poll_ending(cx).is_ready();
-            if is_ending && let Poll::Ready(end) = this.poll_end(cx) {
+            if is_ending
+                && !this.has_backlog
+                && let Poll::Ready(end) = this.poll_end(cx)
+            {
                 return Poll::Ready(end);
             }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    return Poll::Ready(Some(Ok(this.pass(frame, is_ending))));
+                    let has_backlog = std::mem::take(&mut this.has_backlog);
+                    return Poll::Ready(Some(Ok(this.pass(frame, is_ending && !has_backlog))));
                 }
                 Poll::Ready(Some(Err(error)))
-                    if (this.early.is_on_purpose)(&error) && this.form.units().is_between() =>
+                    if this.carrier.has_left(&error) && this.form.units().is_between() =>
                 {
-                    return Poll::Ready(this.leave());
+                    return Poll::Ready(this.end_early());
                 }
                 Poll::Ready(last) => {
                     this.state = State::Over;
                     return Poll::Ready(last);
                 }
+                Poll::Pending if this.release_late(is_ending) => {}
                 Poll::Pending if is_ending || this.poll_ending(cx).is_pending() => {
                     return Poll::Pending;
                 }
-                // It is to end since a moment ago.
+                // `stage` was reached a moment ago.
                 Poll::Pending => {}
             }
         }
@@ -199,6 +240,20 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LongStream<B> {
 
     fn is_end_stream(&self) -> bool {
         self.state != State::Open || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error> + Unpin> Hold for LongStream<B, C> {
+    fn release(&mut self) -> bool {
+        self.body.release()
+    }
+
+    fn is_holding(&self) -> bool {
+        self.body.is_holding()
     }
 }
 
@@ -225,19 +280,27 @@ mod tests {
         }
     }
 
-    fn followed(form: Form, stage: &Shutdown) -> (mpsc::Sender<Sent>, LongStream<Fed>) {
-        let (sender, receiver) = mpsc::channel(8);
-        let early = Early {
-            cut: || "cut",
-            is_on_purpose: |error| *error == "left",
-        };
-        let stream = LongStream::new(Fed(receiver), form, stage, early);
-        (sender, stream)
+    impl Hold for Fed {}
+
+    /// A carrier that is known to have left by the error "left".
+    struct Left;
+
+    impl Carrier<&'static str> for Left {
+        fn cut(&self) -> &'static str {
+            "cut"
+        }
+
+        fn has_left(&self, error: &&'static str) -> bool {
+            *error == "left"
+        }
     }
 
-    async fn next<B: Body<Data = Bytes> + Unpin>(
-        stream: &mut LongStream<B>,
-    ) -> Option<Result<String, B::Error>> {
+    fn followed(form: Form, stage: &Shutdown) -> (mpsc::Sender<Sent>, LongStream<Fed, Left>) {
+        let (sender, receiver) = mpsc::channel(8);
+        (sender, LongStream::new(Fed(receiver), form, Left, stage))
+    }
+
+    async fn next(stream: &mut LongStream<Fed, Left>) -> Option<Result<String, &'static str>> {
         let frame = poll_fn(|cx| Pin::new(&mut *stream).poll_frame(cx)).await?;
         Some(frame.map(|frame| {
             let data = frame.into_data().unwrap_or_default();
@@ -263,7 +326,7 @@ mod tests {
         trigger.ask();
         sender.send(data("b\n\ndata: c\n\n")).await.unwrap();
         assert_eq!(next(&mut stream).await.unwrap().unwrap(), "b\n\n");
-        assert!(next(&mut stream).await.is_none() && stream.has_left());
+        assert!(next(&mut stream).await.is_none() && stream.has_ended_early());
     }
 
     #[tokio::test(start_paused = true)]
@@ -277,7 +340,7 @@ mod tests {
         let (close, ()) = tokio::join!(poll_fn(|cx| Pin::new(&mut stream).poll_frame(cx)), waiting);
         let close = close.unwrap().unwrap().into_data().unwrap();
         assert_eq!(close[..], [0x88, 2, 0x03, 0xe9]);
-        assert!(next(&mut stream).await.is_none() && stream.has_left());
+        assert!(next(&mut stream).await.is_none() && stream.has_ended_early());
     }
 
     #[tokio::test(start_paused = true)]
@@ -288,7 +351,7 @@ mod tests {
         next(&mut stream).await.unwrap().unwrap();
         trigger.ask();
         assert_eq!(next(&mut stream).await.unwrap().unwrap_err(), "cut");
-        assert!(next(&mut stream).await.is_none() && !stream.has_left());
+        assert!(next(&mut stream).await.is_none() && !stream.has_ended_early());
     }
 
     #[tokio::test(start_paused = true)]
@@ -308,7 +371,7 @@ mod tests {
                 is_in_order,
                 "{text}{why}"
             );
-            assert_eq!(stream.has_left(), is_in_order, "{text}{why}");
+            assert_eq!(stream.has_ended_early(), is_in_order, "{text}{why}");
         }
     }
 }

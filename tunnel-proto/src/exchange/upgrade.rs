@@ -51,16 +51,16 @@ impl Protocol {
 }
 
 /// The bytes read from a connection, as a body.
-pub fn read_body<R: AsyncRead + Unpin>(
-    connection: R,
-) -> impl Body<Data = Bytes, Error = io::Error> {
+pub fn read_body<R: AsyncRead + Unpin>(connection: R) -> ReadBody<R> {
     ReadBody {
         connection,
         ended: false,
     }
 }
 
-struct ReadBody<R> {
+/// The bytes that come from a connection, see [`read_body`].
+#[derive(Debug)]
+pub struct ReadBody<R> {
     connection: R,
     ended: bool,
 }

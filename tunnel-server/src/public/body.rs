@@ -17,16 +17,15 @@ use tunnel_http::{
     http1::{GuardHandle, Violation},
     received::{ReceiveError, ReceivedBody},
     trailers::clean_frame,
+    upgraded::{UpgradeSender, UpgradedBytes},
 };
 use tunnel_proto::{
     exchange::AsProblem,
     problem::{Hop, Problem, Reason},
 };
 
-use super::{
-    observe::Upload,
-    pace::{Pace, Source},
-};
+use super::{observe::Upload, pace::Paced};
+use crate::budget::shaper::Shaper;
 
 /// Why a request's body failed.
 #[derive(Debug, thiserror::Error)]
@@ -60,28 +59,27 @@ impl AsProblem for RequestBodyError {
 /// The bytes that a platform client sends to the runtime.
 pub(super) struct RequestBody {
     kind: Kind,
-    /// Is told of them, if any can come.
+    /// Counts them, if any can come.
     upload: Option<Arc<Upload>>,
-    pace: Pace,
 }
-
-/// Bytes of an upgraded connection.
-type UpgradedBytes = Box<dyn Source<Error = io::Error> + Send>;
 
 enum Kind {
     /// Content of a request.
-    Received {
-        incoming: ReceivedBody,
-        gate: Option<Gate>,
-        silence: Option<Silence>,
-        /// Knows what was wrong with it over HTTP/1.
-        guard: Option<GuardHandle>,
-    },
+    Received(Paced<Received>),
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
     Upgraded(UpgradedBytes),
     /// No content; or there will be no upgraded connection.
     Empty,
+}
+
+/// The content of a request, as hyper receives it.
+struct Received {
+    incoming: ReceivedBody,
+    gate: Option<Gate>,
+    silence: Option<Silence>,
+    /// Knows what was wrong with it over HTTP/1.
+    guard: Option<GuardHandle>,
 }
 
 /// Kept until the final answer to a request has come.
@@ -92,9 +90,6 @@ pub(super) struct Unanswered {
     /// Tells the body's timer that this is still held.
     mark: Option<Arc<()>>,
 }
-
-/// Hands an upgraded connection's bytes to the request that asked for it.
-pub(super) type UpgradeSender = oneshot::Sender<UpgradedBytes>;
 
 impl Unanswered {
     /// The upstream asks for the body.
@@ -113,6 +108,7 @@ impl RequestBody {
         guard: Option<GuardHandle>,
         idle: Option<Duration>,
         upload: Arc<Upload>,
+        shaper: Option<Arc<Shaper>>,
     ) -> (Self, Unanswered) {
         let mut unanswered = Unanswered::default();
         let silence = idle.map(|limit| {
@@ -120,22 +116,23 @@ impl RequestBody {
             unanswered.mark = Some(mark);
             silence
         });
-        let kind = Kind::Received {
+        let received = Received {
             incoming,
             gate: None,
             silence,
             guard,
         };
+        let kind = Kind::Received(Paced::new(received, shaper));
         (Self::new(kind, Some(upload)), unanswered)
     }
 
     /// For a request that expects 100: nothing is read, and so the platform client not asked to go
     /// on, before the upstream asks or `patience` has passed.
     pub(super) fn expect(&mut self, unanswered: &mut Unanswered, patience: Duration) {
-        if let Kind::Received { gate, .. } = &mut self.kind {
+        if let Kind::Received(received) = &mut self.kind {
             let (closed, open) = Gate::new(patience);
             unanswered.gate = Some(open);
-            *gate = Some(closed);
+            received.body_mut().gate = Some(closed);
         }
     }
 
@@ -145,11 +142,7 @@ impl RequestBody {
     }
 
     fn new(kind: Kind, upload: Option<Arc<Upload>>) -> Self {
-        Self {
-            kind,
-            upload,
-            pace: Pace::default(),
-        }
+        Self { kind, upload }
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
@@ -159,86 +152,76 @@ impl RequestBody {
     }
 }
 
-impl Source for Kind {
+impl Body for Received {
+    type Data = Bytes;
     type Error = RequestBodyError;
 
-    fn poll_next(
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        let this = &mut *self;
+        if let Some(gate) = &mut this.gate {
+            ready!(gate.poll(cx));
+            this.gate = None;
+        }
+        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
+            let Some(silence) = &mut this.silence else {
+                return Poll::Pending;
+            };
+            ready!(silence.poll(cx));
+            return Poll::Ready(Some(Err(RequestBodyError::Idle)));
+        };
+        if let Some(silence) = &mut this.silence {
+            silence.end();
+        }
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => clean_frame(frame).map(Ok),
+            Some(Err(error)) => Some(Err(this.failed(error))),
+            None => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Received {
+    fn failed(&self, error: ReceiveError) -> RequestBodyError {
+        let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
+        match violation {
+            Some(violation) => RequestBodyError::Malformed(violation),
+            None if error.is_timed_out() => RequestBodyError::Idle,
+            None => RequestBodyError::Received(error),
+        }
+    }
+}
+
+impl Kind {
+    fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         loop {
             match self {
-                Self::Received {
-                    incoming,
-                    gate,
-                    silence,
-                    guard,
-                } => {
-                    if gate.as_mut().is_some_and(|gate| gate.poll(cx).is_pending()) {
-                        return Poll::Pending;
-                    }
-                    *gate = None;
-                    let frame = ready!(poll_received(incoming, silence.as_mut(), cx));
-                    return Poll::Ready(frame.map(|frame| {
-                        frame.map_err(|error| {
-                            let violation = guard.as_ref().and_then(GuardHandle::body_violation);
-                            violation.map_or(error, RequestBodyError::Malformed)
-                        })
-                    }));
+                Self::Received(received) => return Pin::new(received).poll_frame(cx),
+                Self::Awaited(receiver) => {
+                    *self = ready!(Pin::new(receiver).poll(cx)).map_or(Self::Empty, Self::Upgraded);
                 }
-                Self::Awaited(receiver) => match Pin::new(receiver).poll(cx) {
-                    Poll::Ready(Ok(bytes)) => *self = Self::Upgraded(bytes),
-                    Poll::Ready(Err(_)) => *self = Self::Empty,
-                    Poll::Pending => return Poll::Pending,
-                },
                 Self::Upgraded(bytes) => {
-                    return bytes
-                        .poll_next(cx)
-                        .map(|frame| frame.map(|frame| frame.map_err(RequestBodyError::Upgraded)));
+                    let frame = ready!(Pin::new(bytes).poll_frame(cx));
+                    return Poll::Ready(
+                        frame.map(|frame| frame.map_err(RequestBodyError::Upgraded)),
+                    );
                 }
                 Self::Empty => return Poll::Ready(None),
             }
         }
-    }
-
-    fn poll_haste(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self {
-            Self::Upgraded(bytes) => bytes.poll_haste(cx),
-            Self::Received { .. } | Self::Awaited(_) | Self::Empty => Poll::Pending,
-        }
-    }
-}
-
-fn poll_received(
-    incoming: &mut ReceivedBody,
-    silence: Option<&mut Silence>,
-    cx: &mut Context<'_>,
-) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-    match Pin::new(incoming).poll_frame(cx) {
-        Poll::Ready(frame) => {
-            if let Some(silence) = silence {
-                silence.end();
-            }
-            Poll::Ready(match frame {
-                Some(Ok(frame)) => clean_frame(frame).map(Ok),
-                Some(Err(error)) => Some(Err(failed(error))),
-                None => None,
-            })
-        }
-        Poll::Pending => {
-            let Some(silence) = silence else {
-                return Poll::Pending;
-            };
-            silence.poll(cx).map(|()| Some(Err(RequestBodyError::Idle)))
-        }
-    }
-}
-
-fn failed(error: ReceiveError) -> RequestBodyError {
-    if error.is_timed_out() {
-        RequestBodyError::Idle
-    } else {
-        RequestBodyError::Received(error)
     }
 }
 
@@ -250,9 +233,8 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        let Self { kind, upload, pace } = &mut *self;
-        let shaper = upload.as_ref().and_then(|upload| upload.shaper());
-        let frame = pace.poll(cx, shaper, kind);
+        let Self { kind, upload } = &mut *self;
+        let frame = kind.poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && let (Some(data), Some(upload)) = (frame.data_ref(), upload)
         {
@@ -262,18 +244,17 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        let is_over = match &self.kind {
-            Kind::Received { incoming, .. } => incoming.is_end_stream(),
+        match &self.kind {
+            Kind::Received(received) => received.is_end_stream(),
             Kind::Empty => true,
             Kind::Awaited(_) | Kind::Upgraded(_) => false,
-        };
-        is_over && self.pace.length() == 0
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Received { incoming, .. } => self.pace.size_hint(incoming.size_hint()),
-            _ => SizeHint::default(),
+            Kind::Received(received) => received.size_hint(),
+            Kind::Awaited(_) | Kind::Upgraded(_) | Kind::Empty => SizeHint::default(),
         }
     }
 }

@@ -9,7 +9,9 @@ use std::{future::pending, time::Duration};
 
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
-use tunnel_http::{connection::http1_buffer_bytes, received::ReceivedBody};
+use tunnel_http::{
+    connection::http1_buffer_bytes, received::ReceivedBody, upgraded::UpgradeSender,
+};
 use tunnel_proto::{
     exchange::{AsProblem, EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
@@ -17,7 +19,7 @@ use tunnel_proto::{
 };
 
 use super::{
-    body::{RequestBody, RequestBodyError, Unanswered, UpgradeSender},
+    body::{RequestBody, RequestBodyError, Unanswered},
     cookies,
     observe::Observation,
     protocol::Connection,
@@ -222,8 +224,9 @@ fn request_body(
     let idle = (connection.is_http2() && !asked.is_grpc)
         .then_some(connection.gateway.config().settings.body_idle_timeout);
     let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
+    let shaper = observation.upload_shaper();
     let (mut body, mut unanswered) =
-        RequestBody::received(incoming, connection.guard().cloned(), idle, upload);
+        RequestBody::received(incoming, connection.guard().cloned(), idle, upload, shaper);
     if asked.expects_continue {
         body.expect(
             &mut unanswered,

@@ -5,11 +5,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use bytes::Bytes;
 use http::StatusCode;
-use http_body::Frame;
 use prometheus::IntCounter;
-use tunnel_http::access_log::{ExchangeRecord, Forwarded, LoggedRequest};
+use tunnel_http::access_log::{ExchangeRecord, Forwarded, LoggedRequest, Observer};
 use tunnel_proto::{
     exchange::BodyError,
     problem::{Fault, Hop, Problem},
@@ -22,7 +20,7 @@ use crate::{
 };
 
 /// One exchange under observation, until this is dropped.
-pub(super) struct Observation {
+pub(crate) struct Observation {
     metrics: Arc<Metrics>,
     record: ExchangeRecord,
     /// The tunnel through which it is forwarded; `None` before that.
@@ -38,7 +36,6 @@ pub(super) struct Upload {
     /// The runtime's counter of all such bytes.
     counter: IntCounter,
     bytes: AtomicU64,
-    shaper: Option<Arc<Shaper>>,
 }
 
 impl Upload {
@@ -47,11 +44,6 @@ impl Upload {
         let length = length as u64;
         self.counter.inc_by(length);
         self.bytes.fetch_add(length, Ordering::Relaxed);
-    }
-
-    /// What delays them.
-    pub(super) fn shaper(&self) -> Option<&Arc<Shaper>> {
-        self.shaper.as_ref()
     }
 }
 
@@ -89,18 +81,21 @@ impl Observation {
 
     /// The request has a content. What is sent of it is reported to the returned value.
     pub(super) fn on_upload(&mut self, counter: IntCounter) -> Arc<Upload> {
-        let shaper = self.permit.as_ref().map(|permit| permit.upload().clone());
         let upload = Upload {
             counter,
             bytes: AtomicU64::new(0),
-            shaper,
         };
         self.upload.insert(Arc::new(upload)).clone()
     }
 
+    /// What delays the bytes that the runtime gets.
+    pub(super) fn upload_shaper(&self) -> Option<Arc<Shaper>> {
+        self.permit.as_ref().map(|permit| permit.upload().clone())
+    }
+
     /// What delays the bytes that the runtime sends.
-    pub(super) fn download(&self) -> Option<&Arc<Shaper>> {
-        self.permit.as_ref().map(Permit::download)
+    pub(super) fn download_shaper(&self) -> Option<Arc<Shaper>> {
+        self.permit.as_ref().map(|permit| permit.download().clone())
     }
 
     /// The exchange is about to be sent through this tunnel.
@@ -131,39 +126,23 @@ impl Observation {
             tunnel.on_problem(problem.reason());
         }
     }
+}
 
-    pub(super) fn on_frame(&mut self, frame: &Frame<Bytes>) {
-        if let Some(data) = frame.data_ref() {
-            self.on_received(data.len());
-        }
+impl Observer<BodyError> for Observation {
+    const HOP: Hop = Hop::Server;
+
+    fn record(&mut self) -> &mut ExchangeRecord {
+        &mut self.record
     }
 
-    /// Bytes of the response are on their way to the platform client.
-    pub(super) fn on_received(&mut self, length: usize) {
-        self.record.on_bytes(length);
+    fn count_bytes(&mut self, bytes: u64) {
         if let Some(tunnel) = &self.tunnel {
-            tunnel.metrics.traffic().bytes_out.inc_by(length as u64);
+            tunnel.metrics.traffic().bytes_out.inc_by(bytes);
         }
     }
 
-    pub(super) fn on_error(&mut self, error: &BodyError) {
-        self.record.on_problem(&error.problem(Hop::Server));
-    }
-
-    /// The platform client took nothing of the response, and its stream is reset.
-    pub(super) fn on_not_taken(&mut self) {
-        if let Some(problem) = self.record.not_taken(Hop::Server) {
-            self.record.on_problem(&problem);
-        }
-    }
-
-    pub(super) fn on_end(&mut self) {
-        self.record.on_whole();
-    }
-
-    /// The stream was ended in order, before it was whole.
-    pub(super) fn on_moved(&mut self) {
-        self.record.on_moved();
+    fn problem(error: &BodyError) -> Option<Problem> {
+        Some(error.problem(Hop::Server))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Delays a body as far as its runtime's rate asks for.
 //!
-//! In: the frames of a body as they come. Out: the same bytes, in pieces that each wait for their
-//! turn. While a piece waits nothing more is taken from the body, so that whoever sends it is slowed
-//! down, and never the session. What is to end in order soon is not held any more. Without a rate there is no timer and nothing is kept.
+//! In: the frames of a body as they come. Out: the same bytes, in pieces that each wait for their turn. While a piece
+//! waits nothing more is taken from the body, so that the sender of the body is slowed down, and never the session.
+//! What is released waits no more. Without a rate there is no timer and nothing is held.
 
 use std::{
     pin::Pin,
@@ -13,40 +13,16 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
+use tunnel_http::ends::Hold;
 use tunnel_ops::alarm::Alarm;
-use tunnel_proto::exchange::{BodyError, RecvBody};
 
 use crate::budget::shaper::{PIECE_BYTES, Shaper, Ticket};
 
-/// Where the frames come from.
-pub(super) trait Source {
-    /// Why there are no more.
-    type Error;
-
-    /// The next frame.
-    fn poll_next(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>>;
-
-    /// Ready when what is held is not to wait any more. Asked while it waits, once in a while at
-    /// least.
-    fn poll_haste(&mut self, _: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
-    }
-}
-
-impl Source for RecvBody {
-    type Error = BodyError;
-
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        Pin::new(self).poll_frame(cx)
-    }
-}
-
-/// What one body waits for.
-#[derive(Default)]
-pub(super) struct Pace {
+/// A body whose bytes wait for their turn.
+pub(crate) struct Paced<B> {
+    body: B,
+    /// `None` without a budget.
+    shaper: Option<Arc<Shaper>>,
     /// `None` until there was something to wait for.
     held: Option<Box<Held>>,
 }
@@ -54,64 +30,46 @@ pub(super) struct Pace {
 /// Content that was taken from the body and may not go on yet.
 struct Held {
     content: Bytes,
-    shaper: Arc<Shaper>,
     /// For the first piece of the content.
     ticket: Option<Ticket>,
     alarm: Alarm,
+    is_released: bool,
 }
 
-impl Pace {
-    /// The next frame of the source, when it may go on.
-    pub(super) fn poll<S: Source>(
-        &mut self,
-        cx: &mut Context<'_>,
-        shaper: Option<&Arc<Shaper>>,
-        source: &mut S,
-    ) -> Poll<Option<Result<Frame<Bytes>, S::Error>>> {
-        if self.length() == 0 {
-            let frame = ready!(source.poll_next(cx));
-            if let Some(passed) = self.hold(frame, shaper) {
-                return Poll::Ready(passed);
-            }
+impl<B> Paced<B> {
+    /// Delays this body by the shaper's rate.
+    pub(super) fn new(body: B, shaper: Option<Arc<Shaper>>) -> Self {
+        Self {
+            body,
+            shaper,
+            held: None,
         }
-        match &mut self.held {
-            Some(held) => held
-                .poll(cx, source)
-                .map(|piece| Some(Ok(Frame::data(piece)))),
-            None => Poll::Ready(None),
-        }
+    }
+
+    /// The body itself.
+    pub(super) fn body_mut(&mut self) -> &mut B {
+        &mut self.body
     }
 
     /// Bytes that were taken from the body and are not on their way yet.
-    pub(super) fn length(&self) -> usize {
+    fn length(&self) -> usize {
         self.held.as_ref().map_or(0, |held| held.content.len())
-    }
-
-    /// What is still to come of a body of which so much is still to be asked for.
-    pub(super) fn size_hint(&self, rest: SizeHint) -> SizeHint {
-        let held = self.length() as u64;
-        match rest.exact() {
-            Some(rest) => SizeHint::with_exact(rest + held),
-            None => SizeHint::default(),
-        }
     }
 
     /// Holds a frame back, or gives it again when it may pass.
     fn hold<E>(
         &mut self,
         frame: Option<Result<Frame<Bytes>, E>>,
-        shaper: Option<&Arc<Shaper>>,
     ) -> Option<Option<Result<Frame<Bytes>, E>>> {
-        let Some(shaper) = shaper.filter(|shaper| shaper.is_set()) else {
+        if !self.shaper.as_ref().is_some_and(|shaper| shaper.is_set()) {
             return Some(frame);
-        };
+        }
         let Some(Ok(frame)) = frame else {
             return Some(frame);
         };
         match frame.into_data() {
             Ok(content) if !content.is_empty() => {
-                let held = self.held.get_or_insert_with(|| Held::new(shaper));
-                held.content = content;
+                self.held.get_or_insert_with(Held::new).content = content;
                 None
             }
             Ok(empty) => Some(Some(Ok(Frame::data(empty)))),
@@ -120,25 +78,73 @@ impl Pace {
     }
 }
 
-impl Held {
-    fn new(shaper: &Arc<Shaper>) -> Box<Self> {
-        Box::new(Self {
-            content: Bytes::new(),
-            shaper: shaper.clone(),
-            ticket: None,
-            alarm: Alarm::default(),
+impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = &mut *self;
+        if this.length() == 0 {
+            let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+            if let Some(passed) = this.hold(frame) {
+                return Poll::Ready(passed);
+            }
+        }
+        match (&mut this.held, &this.shaper) {
+            (Some(held), Some(shaper)) => held
+                .poll(cx, shaper)
+                .map(|piece| Some(Ok(Frame::data(piece)))),
+            _ => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.length() == 0 && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.body.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(rest + self.length() as u64),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Hold for Paced<B> {
+    fn release(&mut self) -> bool {
+        let held = self.held.as_mut().filter(|held| !held.content.is_empty());
+        held.is_some_and(|held| {
+            held.is_released = true;
+            true
         })
     }
 
-    /// The first piece, once it is its turn; all there is, if it is to wait no more.
-    fn poll(&mut self, cx: &mut Context<'_>, source: &mut impl Source) -> Poll<Bytes> {
+    fn is_holding(&self) -> bool {
+        self.length() > 0
+    }
+}
+
+impl Held {
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            content: Bytes::new(),
+            ticket: None,
+            alarm: Alarm::default(),
+            is_released: false,
+        })
+    }
+
+    /// The first piece, once it is its turn; all there is, if it is released.
+    fn poll(&mut self, cx: &mut Context<'_>, shaper: &Arc<Shaper>) -> Poll<Bytes> {
+        if std::mem::take(&mut self.is_released) {
+            return Poll::Ready(self.let_go(shaper));
+        }
         let length = self.content.len().min(PIECE_BYTES);
-        let shaper = &self.shaper;
         let ticket = self.ticket.get_or_insert_with(|| shaper.reserve(length));
         while let Some(wait) = ticket.wait() {
-            if source.poll_haste(cx).is_ready() {
-                return Poll::Ready(self.let_go());
-            }
             ready!(self.alarm.poll(cx, Instant::now() + wait));
         }
         if let Some(ticket) = self.ticket.take() {
@@ -147,15 +153,13 @@ impl Held {
         Poll::Ready(self.content.split_to(length))
     }
 
-    /// All that is held. Those that come later wait for it all the same, so that the rate holds.
-    fn let_go(&mut self) -> Bytes {
+    /// All that is held. What comes later waits for it all the same, so that the rate holds.
+    fn let_go(&mut self, shaper: &Arc<Shaper>) -> Bytes {
         let mut rest = self.content.len();
         while rest > 0 {
             let length = rest.min(PIECE_BYTES);
             let ticket = self.ticket.take();
-            ticket
-                .unwrap_or_else(|| self.shaper.reserve(length))
-                .use_up();
+            ticket.unwrap_or_else(|| shaper.reserve(length)).use_up();
             rest -= length;
         }
         std::mem::take(&mut self.content)
@@ -164,37 +168,22 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        convert::Infallible,
-        future::poll_fn,
-        sync::atomic::{AtomicBool, Ordering},
-        time::Duration,
-    };
+    use std::{convert::Infallible, future::poll_fn, time::Duration};
 
     use super::*;
 
     /// One frame.
-    #[derive(Default)]
-    struct Once {
-        content: Option<Bytes>,
-        is_hasty: Arc<AtomicBool>,
-    }
+    struct Once(Option<Bytes>);
 
-    impl Source for Once {
+    impl Body for Once {
+        type Data = Bytes;
         type Error = Infallible;
 
-        fn poll_next(
-            &mut self,
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-            Poll::Ready(self.content.take().map(|content| Ok(Frame::data(content))))
-        }
-
-        fn poll_haste(&mut self, _: &mut Context<'_>) -> Poll<()> {
-            match self.is_hasty.load(Ordering::Relaxed) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
+            Poll::Ready(self.0.take().map(|content| Ok(Frame::data(content))))
         }
     }
 
@@ -204,41 +193,43 @@ mod tests {
         shaper
     }
 
-    /// Takes `content` through as one frame; its pieces, and when each came.
-    async fn through(pace: &mut Pace, shaper: &Arc<Shaper>, content: &'static [u8]) -> Vec<Bytes> {
-        let source = Once {
-            content: Some(Bytes::from_static(content)),
-            ..Once::default()
-        };
-        all_of(pace, shaper, source).await
+    fn paced(shaper: &Arc<Shaper>, content: &'static [u8]) -> Paced<Once> {
+        let body = Once(Some(Bytes::from_static(content)));
+        Paced::new(body, Some(shaper.clone()))
     }
 
-    async fn all_of(pace: &mut Pace, shaper: &Arc<Shaper>, mut source: Once) -> Vec<Bytes> {
-        let mut pieces = Vec::new();
-        loop {
-            let frame = poll_fn(|cx| pace.poll(cx, Some(shaper), &mut source));
-            match frame.await {
-                Some(Ok(frame)) => pieces.push(frame.into_data().unwrap()),
-                Some(Err(never)) => match never {},
-                None => return pieces,
-            }
+    async fn next(body: &mut Paced<Once>) -> Option<Bytes> {
+        let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await?;
+        match frame {
+            Ok(frame) => Some(frame.into_data().unwrap()),
+            Err(never) => match never {},
         }
+    }
+
+    /// Takes `content` through as one frame, in pieces.
+    async fn through(shaper: &Arc<Shaper>, content: &'static [u8]) -> Vec<Bytes> {
+        let mut body = paced(shaper, content);
+        let mut pieces = Vec::new();
+        while let Some(piece) = next(&mut body).await {
+            pieces.push(piece);
+        }
+        assert_eq!(body.length(), 0);
+        pieces
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_rate_frames_pass_as_they_are() {
-        let (mut pace, shaper) = (Pace::default(), shaper(None));
-        let pieces = through(&mut pace, &shaper, &[7; 100_000]).await;
-        assert_eq!(pieces.len(), 1);
-        assert!(pace.held.is_none());
+        let mut body = paced(&shaper(None), &[7; 100_000]);
+        assert_eq!(next(&mut body).await.unwrap().len(), 100_000);
+        assert!(next(&mut body).await.is_none() && body.held.is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn with_a_rate_they_come_in_pieces_whole_and_in_time() {
-        let (mut pace, shaper) = (Pace::default(), shaper(Some(100_000)));
+        let shaper = shaper(Some(100_000));
         let start = Instant::now();
         for _ in 0..4 {
-            let pieces = through(&mut pace, &shaper, &[7; 100_000]).await;
+            let pieces = through(&shaper, &[7; 100_000]).await;
             assert_eq!(pieces.iter().map(Bytes::len).sum::<usize>(), 100_000);
             assert!(pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         }
@@ -252,41 +243,31 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_rate_that_is_taken_away_lets_go_what_waits() {
-        let (mut pace, shaper) = (Pace::default(), shaper(Some(1)));
+        let shaper = shaper(Some(1));
         let start = Instant::now();
-        let (pieces, ()) = tokio::join!(through(&mut pace, &shaper, &[7; 100_000]), async {
+        let (pieces, ()) = tokio::join!(through(&shaper, &[7; 100_000]), async {
             tokio::time::sleep(Duration::from_secs(10)).await;
             shaper.set(None);
         });
         assert_eq!(pieces.len(), 7);
         assert!(start.elapsed() <= Duration::from_secs(12));
-        assert_eq!(pace.length(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_held_passes_at_once_in_haste_and_the_rate_still_holds() {
-        let (mut pace, shaper) = (Pace::default(), shaper(Some(1_000)));
-        let source = Once {
-            content: Some(Bytes::from_static(&[7; 100_000])),
-            ..Once::default()
-        };
-        let is_hasty = source.is_hasty.clone();
+    async fn what_is_released_passes_at_once_and_the_rate_still_holds() {
+        let shaper = shaper(Some(1_000));
+        let mut body = paced(&shaper, &[7; 100_000]);
         let start = Instant::now();
-        let (pieces, ()) = tokio::join!(all_of(&mut pace, &shaper, source), async {
-            tokio::time::sleep(Duration::from_millis(2_500)).await;
-            is_hasty.store(true, Ordering::Relaxed);
-        });
         // The burst, and then the rest as one.
-        assert_eq!(
-            pieces.iter().map(Bytes::len).max(),
-            Some(100_000 - 4 * PIECE_BYTES)
-        );
-        assert!(
-            start.elapsed() <= Duration::from_secs(4),
-            "{:?}",
-            start.elapsed()
-        );
-        through(&mut pace, &shaper, &[7; 1_000]).await;
+        for _ in 0..4 {
+            assert_eq!(next(&mut body).await.unwrap().len(), PIECE_BYTES);
+        }
+        assert!(body.is_holding() && body.release());
+        let rest = next(&mut body).await.unwrap();
+        assert_eq!(rest.len(), 100_000 - 4 * PIECE_BYTES);
+        assert!(!body.is_holding() && !body.release());
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        through(&shaper, &[7; 1_000]).await;
         let took = start.elapsed();
         assert!(took >= Duration::from_secs(35), "{took:?}");
     }

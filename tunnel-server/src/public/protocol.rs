@@ -33,10 +33,10 @@ use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
     PublicListener,
-    answer::AnswerBody,
+    answer::ResponseBody,
     exhausted_cause,
     serve::serve,
-    upgraded::{Granted, join},
+    upgraded::{GrantedUpgrade, join},
 };
 use crate::budget::usage::Usage;
 
@@ -125,8 +125,8 @@ async fn begin(
 impl Gateway for PublicListener {
     /// What is open for its address; `None` of a trusted proxy that speaks for many.
     type Peer = Option<Arc<Usage>>;
-    type Upgrade = Granted;
-    type Body = AnswerBody;
+    type Upgrade = GrantedUpgrade;
+    type Body = ResponseBody;
 
     const HOP: Hop = Hop::Server;
 
@@ -155,11 +155,11 @@ impl Gateway for PublicListener {
         connection: &Arc<Connection>,
         request: Request<ReceivedBody>,
         in_flight: Option<InFlight>,
-    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
         serve(connection, request, in_flight)
     }
 
-    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: Granted, taken_in: Option<Duration>)
+    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: GrantedUpgrade, taken_in: Option<Duration>)
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

@@ -5,37 +5,36 @@
 
 use std::{convert::Infallible, future::Future, sync::Arc};
 
-use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
     uri::PathAndQuery,
 };
 use http_body::Body;
 use tunnel_http::access_log::{self, LoggedRequest};
-use tunnel_http::answer::switching_protocols;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::{
     ends::{Form, is_grpc, reconnects},
     http1::InFlight,
     received::ReceivedBody,
+    upgraded::UpgradeSender,
 };
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
-    problem::Problem,
+    problem::{Hop, Problem, Reason},
     session::Session,
 };
 
 use super::{
-    answer::{self, AnswerBody},
-    body::UpgradeSender,
+    answer::ResponseBody,
     check::{check, outgoing},
     cookies,
-    ends::SessionStream,
+    ends::SessionCarrier,
     exchange::{self, Carried},
     observe::Observation,
+    pace::Paced,
     protocol::{Connection, log_refusal},
-    upgraded::Granted,
+    upgraded::GrantedUpgrade,
 };
 use crate::router::Route;
 
@@ -93,7 +92,7 @@ pub(super) fn serve(
     connection: &Arc<Connection>,
     mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
-) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + use<> {
+) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
     let mut observation = Observation::new(connection.gateway.metrics.clone());
     let on_upgrade = connection
         .is_http2()
@@ -119,7 +118,7 @@ pub(super) fn serve(
             Ok((asked, head, _)) => {
                 carry(&connection, asked, head, &mut incoming, &mut observation).await
             }
-            Err(NotCarried::LastHop) => Ok(last_hop().into()),
+            Err(NotCarried::LastHop) => Ok(ResponseBody::last_hop().into()),
             Err(NotCarried::Problem(problem)) => Err(problem.clone()),
         };
         let mut answer = match answered {
@@ -133,14 +132,14 @@ pub(super) fn serve(
             }) => {
                 let (upload, download, session) = *upgrade;
                 observation.on_status(response.status());
-                let granted = Granted {
+                let granted = GrantedUpgrade {
                     upload,
-                    download,
-                    session,
-                    observation,
+                    download: Paced::new(download, observation.download_shaper()),
+                    carrier: SessionCarrier(session),
+                    observer: observation,
                 };
                 connection.upgrade(granted, on_upgrade);
-                response.body_mut().watch(None, in_flight);
+                response.body_mut().observe(None, in_flight);
                 return Ok(response);
             }
             Err(problem) => {
@@ -157,7 +156,7 @@ pub(super) fn serve(
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
         }
-        answer.body_mut().watch(Some(observation), in_flight);
+        answer.body_mut().observe(Some(observation), in_flight);
         Ok(answer)
     }
 }
@@ -222,14 +221,14 @@ fn head_bytes(parts: &Parts) -> usize {
 
 /// What an exchange came to.
 struct Answered {
-    response: Response<AnswerBody>,
+    response: Response<ResponseBody>,
     /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
     /// is rare.
     upgrade: Option<Box<(UpgradeSender, RecvBody, Session)>>,
 }
 
-impl From<Response<AnswerBody>> for Answered {
-    fn from(response: Response<AnswerBody>) -> Self {
+impl From<Response<ResponseBody>> for Answered {
+    fn from(response: Response<ResponseBody>) -> Self {
         Self {
             response,
             upgrade: None,
@@ -261,22 +260,21 @@ async fn carry(
         None => {}
     }
     let is_http2 = connection.is_http2();
-    let mut response = answer::response(received, &asked.method, !is_http2)?;
+    let shaper = observation.download_shaper();
+    let received = received.map(|body| Paced::new(body, shaper));
+    let mut response = ResponseBody::forward(received, &asked.method, !is_http2)
+        .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
     if let Some(form) = Form::of_response(response.headers(), is_http2, asked.reconnects) {
         let node = &connection.gateway;
         response
             .body_mut()
-            .follow(|body| SessionStream::new(body, form, session, node.lifecycle.ending()));
+            .follow(form, SessionCarrier(session), node.lifecycle.ending());
     }
     Ok(response.into())
 }
 
-fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Response<AnswerBody> {
-    let mut answer = if asker.is_grpc {
-        answer::grpc_problem(problem)
-    } else {
-        answer::problem(problem, !connection.is_http2())
-    };
+fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Response<ResponseBody> {
+    let mut answer = ResponseBody::problem(problem, !connection.is_http2(), asker.is_grpc);
     if let Some((method, headers)) = asker.page.as_deref() {
         connection
             .gateway
@@ -295,21 +293,11 @@ fn upgraded(
     session: Session,
 ) -> Answered {
     let (parts, download) = received.into_parts();
-    let mut response = Response::new(AnswerBody::own(Bytes::new()));
-    let headers = response.headers_mut();
-    *headers = parts.headers;
     let is_http2 = asked.version == Version::HTTP_2;
-    *response.status_mut() = switching_protocols(headers, is_http2);
     Answered {
-        response,
+        response: ResponseBody::switching_protocols(parts.headers, is_http2),
         upgrade: Some(Box::new((upload, download, session))),
     }
-}
-
-fn last_hop() -> Response<AnswerBody> {
-    let mut answer = Response::new(AnswerBody::own(Bytes::new()));
-    *answer.status_mut() = StatusCode::NO_CONTENT;
-    answer
 }
 
 /// What the access log says of a request. Host and path are copied, so that the line does not keep the buffer that

@@ -1,0 +1,230 @@
+//! The content of a response, on its way to hyper, observed up to its end.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use tunnel_ops::signals::Shutdown;
+use tunnel_proto::problem::Problem;
+
+use super::{
+    OwnResponse, ResponseContent, grpc_problem, make_response, problem, switching_protocols,
+};
+use crate::access_log::Observer;
+use crate::connection::{Outlet, is_given_up};
+use crate::ends::{Carrier, Form, Hold, LongStream};
+use crate::http1::InFlight;
+
+/// The content of a response. `B` is what is forwarded, `C` what carries that, and `O` observes the exchange.
+pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
+    source: Source<B, C>,
+    outlet: Outlet<B::Error>,
+    /// Ends with the response.
+    observer: Option<O>,
+    /// Tells the guard of an HTTP/1 connection that the exchange is over.
+    _in_flight: Option<InFlight>,
+}
+
+#[allow(
+    clippy::large_enum_variant,
+    reason = "most contents are forwarded; a box would cost each of them an allocation"
+)]
+enum Source<B: Body, C> {
+    Forwarded(B),
+    /// A forwarded content that can end early in order.
+    Long(Box<LongStream<B, C>>),
+    Own(Option<Bytes>),
+    /// No content, but a field that tells its length: hyper keeps such a field of a response over HTTP/1 only if the
+    /// body does not say that it is at its end.
+    LengthOnly,
+}
+
+impl<B, C, O> ResponseBody<B, C, O>
+where
+    B: Hold<Data = Bytes> + Unpin,
+    C: Carrier<B::Error> + Unpin,
+    O: Observer<B::Error> + Unpin,
+{
+    /// A content of the program itself.
+    pub fn own(content: impl Into<Bytes>) -> Self {
+        let content = content.into();
+        Self::new(Source::Own((!content.is_empty()).then_some(content)))
+    }
+
+    /// A received response as it is forwarded: without what ends at a hop, and without content where it has none.
+    ///
+    /// # Errors
+    /// With what is wrong, when it has a status or a length that no response can have.
+    pub fn forward(
+        received: Response<B>,
+        method: &Method,
+        is_http1: bool,
+    ) -> Result<Response<Self>, &'static str> {
+        let (mut parts, body) = received.into_parts();
+        let source = match make_response(&mut parts, method, is_http1)? {
+            ResponseContent::Received => Source::Forwarded(body),
+            ResponseContent::None => Source::Own(None),
+            ResponseContent::LengthOnly => Source::LengthOnly,
+        };
+        Ok(Response::from_parts(parts, Self::new(source)))
+    }
+
+    /// A problem as a response, in the form that a gRPC client expects if it `is_grpc`. An HTTP/1 connection ends
+    /// after a request that was malformed.
+    #[must_use]
+    pub fn problem(reported: &Problem, is_http1: bool, is_grpc: bool) -> Response<Self> {
+        let OwnResponse {
+            status,
+            headers,
+            content,
+        } = if is_grpc {
+            grpc_problem(reported)
+        } else {
+            problem(reported, is_http1)
+        };
+        let mut response = Response::new(Self::own(content));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        response
+    }
+
+    /// The response to a request that is not to be forwarded any more (RFC 9110 section 7.6.2).
+    #[must_use]
+    pub fn last_hop() -> Response<Self> {
+        let mut response = Response::new(Self::own(Bytes::new()));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        response
+    }
+
+    /// The response that grants an upgrade, made of the upstream's fields.
+    #[must_use]
+    pub fn switching_protocols(headers: HeaderMap, is_http2: bool) -> Response<Self> {
+        let mut response = Response::new(Self::own(Bytes::new()));
+        *response.headers_mut() = headers;
+        *response.status_mut() = switching_protocols(response.headers_mut(), is_http2);
+        response
+    }
+
+    fn new(source: Source<B, C>) -> Self {
+        Self {
+            source,
+            outlet: Outlet::default(),
+            observer: None,
+            _in_flight: None,
+        }
+    }
+
+    /// Has a forwarded content of this form end early in order when `stage` is reached or its carrier has left.
+    pub fn follow(&mut self, form: Form, carrier: C, stage: &Shutdown) {
+        self.source = match std::mem::replace(&mut self.source, Source::LengthOnly) {
+            Source::Forwarded(body) => {
+                Source::Long(Box::new(LongStream::new(body, form, carrier, stage)))
+            }
+            other => other,
+        };
+    }
+
+    /// Has the exchange observed, and known as in flight, until the content's end.
+    pub fn observe(&mut self, observer: Option<O>, in_flight: Option<InFlight>) {
+        self.observer = observer;
+        self._in_flight = in_flight;
+        if self.is_over()
+            && let Some(observer) = &mut self.observer
+        {
+            observer.record().on_whole();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.outlet.is_empty()
+            && match &self.source {
+                Source::Forwarded(body) => body.is_end_stream(),
+                Source::Long(body) => body.is_end_stream(),
+                Source::Own(content) => content.is_none(),
+                Source::LengthOnly => true,
+            }
+    }
+
+    /// Reports what hyper gets next.
+    fn report(&mut self, frame: Option<&Result<Frame<Bytes>, B::Error>>) {
+        let is_over = self.is_over();
+        let Some(observer) = &mut self.observer else {
+            return;
+        };
+        match frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    observer.on_bytes(data.len());
+                }
+            }
+            Some(Err(error)) => observer.on_error(error),
+            None => {}
+        }
+        if matches!(&self.source, Source::Long(body) if body.has_ended_early()) {
+            observer.record().on_moved();
+        } else if frame.is_none() || is_over {
+            // Nobody polls again when the end is known.
+            observer.record().on_whole();
+        }
+    }
+}
+
+impl<B: Body, C, O: Observer<B::Error>> Drop for ResponseBody<B, C, O> {
+    fn drop(&mut self) {
+        if let Some(observer) = &mut self.observer
+            && is_given_up()
+        {
+            observer.record().on_not_taken(O::HOP);
+        }
+    }
+}
+
+impl<B, C, O> Body for ResponseBody<B, C, O>
+where
+    B: Hold<Data = Bytes> + Unpin,
+    C: Carrier<B::Error> + Unpin,
+    O: Observer<B::Error> + Unpin,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Self { source, outlet, .. } = &mut *self;
+        let frame = ready!(outlet.poll(cx, |cx| match source {
+            Source::Forwarded(body) => Pin::new(body).poll_frame(cx),
+            Source::Long(body) => Pin::new(&mut **body).poll_frame(cx),
+            Source::Own(content) => {
+                Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
+            }
+            Source::LengthOnly => Poll::Ready(None),
+        }));
+        self.report(frame.as_ref());
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over() && !matches!(self.source, Source::LengthOnly)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.outlet.size_hint(match &self.source {
+            Source::Forwarded(body) => body.size_hint(),
+            Source::Own(content) => {
+                SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
+            }
+            Source::Long(_) | Source::LengthOnly => SizeHint::default(),
+        })
+    }
+}
+
+impl<B: Body, C, O: Observer<B::Error>> fmt::Debug for ResponseBody<B, C, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
