@@ -6,8 +6,7 @@
 //! ```
 //!
 //! In: a request, and whatever of its content the upstream takes. Out: a response, or
-//! the [`Problem`] that the platform client is told. It decides nothing about either: that is what
-//! routes and upstreams are for.
+//! the [`Problem`] that the platform client gets. Routes and upstreams decide about both.
 
 mod observe;
 
@@ -92,7 +91,7 @@ impl Exchanges {
         }
     }
 
-    /// What the server is told of the routes, with or without their upstreams.
+    /// The summary of the routes for the server, with or without their upstreams.
     pub(crate) fn routes(&self, with_upstreams: bool) -> RoutesSummary {
         self.shared.routes.summary(with_upstreams)
     }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! In: requests of an ingress controller, over HTTP/1.1, HTTP/2 with prior knowledge, or TLS. Out: what
-//! the routes answer, or a problem in the same form in which the tunnel server tells one. An exchange
-//! itself is the same as one that came through a session.
+//! the routes answer, or a problem, in the form that the tunnel server gives it. An exchange is carried out as if it came
+//! through a session.
 
 mod answer;
 mod request;
@@ -55,7 +55,7 @@ const ENDING: Duration = Duration::from_secs(4);
 /// enough; and each exchange may hold as much, however many there are.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 
-/// A listener that is bound and accepts nobody yet.
+/// A listener that is bound and does not accept yet.
 pub(crate) struct FrontListener {
     socket: std::net::TcpListener,
     address: SocketAddr,
@@ -198,7 +198,7 @@ async fn run(
 }
 
 impl FrontListener {
-    /// Binds the listener. Nobody is accepted before it runs.
+    /// Binds the listener. No connection is accepted before it runs.
     ///
     /// # Errors
     /// See [`ListenError`].
@@ -267,7 +267,7 @@ impl FrontListener {
             shutdown.asked().await;
             let at = Instant::now();
             front.metrics.listening.set(0);
-            // Who has seen "not ready" meanwhile sends nothing new when the listener closes.
+            // An ingress controller that has probed "not ready" meanwhile sends nothing new when the listener closes.
             sleep(leaving.delay.min(leaving.grace / 2)).await;
             at
         };
@@ -276,7 +276,7 @@ impl FrontListener {
             at = asked => at,
             () = shutdown.forced() => return Ok(()),
         };
-        // Whoever comes now is to be refused at once, not to wait for what is never accepted.
+        // New connections are refused at once, instead of waiting to be accepted.
         drop(listener);
         stop.ask();
         tracing::info!(

@@ -85,7 +85,7 @@ fn set_length(headers: &mut HeaderMap, length: u64) {
 
 /// Leaves the fields that are meant for the platform client.
 pub fn keep_end_to_end(headers: &mut HeaderMap) {
-    // Which is all of them, mostly: whoever received them first has done the same.
+    // Most heads have only such fields, since the program that received them first has removed the others.
     if !headers.keys().any(fields::is_connection_specific) {
         return;
     }
@@ -113,7 +113,7 @@ pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCod
     StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// A problem as an answer. After a request that was malformed the connection ends.
+/// A problem as a response. After a request that was malformed the connection ends.
 #[must_use]
 pub fn problem(problem: &Problem, is_http1: bool) -> OwnResponse {
     let mut headers = HeaderMap::new();
@@ -144,8 +144,8 @@ pub fn problem(problem: &Problem, is_http1: bool) -> OwnResponse {
     }
 }
 
-/// A problem as an answer without messages ("Trailers-Only" of the gRPC protocol). The code is the
-/// one that gRPC clients are told to make of the status that others get.
+/// A problem as a response without messages ("Trailers-Only" of the gRPC protocol). The code is the one that the gRPC
+/// protocol assigns to the HTTP status of the problem.
 #[must_use]
 pub fn grpc_problem(problem: &Problem) -> OwnResponse {
     let code = match problem.status().as_u16() {
@@ -193,7 +193,7 @@ pub fn refusal(hop: Hop, status: u16, what: &'static str) -> Problem {
     Problem::new(hop, reason, what)
 }
 
-/// An answer of our own as bytes of HTTP/1.1, after which the connection ends.
+/// A response of the program itself as bytes of HTTP/1.1, after which the connection ends.
 #[must_use]
 pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
     let mut message = http1_head(answer.status, &answer.headers);

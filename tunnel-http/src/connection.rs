@@ -64,8 +64,8 @@ const CONNECTION_WINDOWS: u32 = 16;
 const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
 const HTTP2_PING: Duration = Duration::from_secs(20);
-/// How long a peer may take to read the last that it is told.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Limits each step of closing a connection: writing the last response, and reading what the peer still sends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a connection may take, and how long.
 #[derive(Debug, Clone, Copy)]
@@ -155,13 +155,16 @@ where
             let served = {
                 let mut asked = pin!(stopping.asked());
                 let mut is_stopping = false;
-                // Whom the stop wakes; asking again at each poll would cost more than the answer.
-                let mut told: Option<Waker> = None;
+                // The waker that is registered with the stop. Registering it at each poll would cost more than the
+                // answer.
+                let mut registered: Option<Waker> = None;
                 poll_fn(|cx| {
-                    let is_told = told.as_ref().is_some_and(|told| told.will_wake(cx.waker()));
-                    if !is_stopping && (!is_told || stopping.is_asked()) {
+                    let is_registered = registered
+                        .as_ref()
+                        .is_some_and(|registered| registered.will_wake(cx.waker()));
+                    if !is_stopping && (!is_registered || stopping.is_asked()) {
                         is_stopping = asked.as_mut().poll(cx).is_ready();
-                        told = Some(cx.waker().clone());
+                        registered = Some(cx.waker().clone());
                         if is_stopping {
                             // The request in progress is answered, and the connection ends with it.
                             Pin::new(&mut serving).graceful_shutdown();
@@ -248,7 +251,7 @@ where
                     let is_quiet = requests.load(Ordering::Relaxed) == before.0;
                     let is_stuck = before.1.is_some() && unsent.progress() == before.1;
                     let is_idle = (is_quiet || is_stuck) && tasks.is_empty();
-                    // What the peer has not taken by the second time, nobody works at any more.
+                    // Nothing produces any more what the peer has not taken by the second time.
                     if is_idle && is_leaving {
                         break;
                     }
@@ -268,9 +271,9 @@ where
     }
 }
 
-/// Writes the last that a peer is told, and lets it be read.
-pub async fn say_last<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO, answer: &[u8]) {
-    let _ = timeout(FAREWELL, async {
+/// Writes the last response of a connection, and closes the connection so that the peer can read it.
+pub async fn send_last<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO, answer: &[u8]) {
+    let _ = timeout(CLOSE_TIMEOUT, async {
         io.write_all(answer).await?;
         io.shutdown().await
     })
@@ -280,7 +283,7 @@ pub async fn say_last<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO, answer: &[
 
 /// Closes a connection in order.
 pub async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
-    if let Ok(Ok(())) = timeout(FAREWELL, io.shutdown()).await {
+    if let Ok(Ok(())) = timeout(CLOSE_TIMEOUT, io.shutdown()).await {
         drain(io).await;
     }
 }
@@ -289,10 +292,10 @@ pub async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
 /// the peer would lose the answer (RFC 9112 section 9.6).
 pub async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
     let mut sink = tokio::io::sink();
-    let _ = timeout(FAREWELL, tokio::io::copy(&mut io, &mut sink)).await;
+    let _ = timeout(CLOSE_TIMEOUT, tokio::io::copy(&mut io, &mut sink)).await;
 }
 
-/// A socket that can be closed so that nobody takes it for an orderly end.
+/// A socket that can be closed so that its peer sees an error and no orderly end.
 pub trait Reset {
     /// Has the socket reset when it is dropped.
     fn reset(&self);

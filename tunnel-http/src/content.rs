@@ -17,18 +17,18 @@ use tunnel_ops::alarm::Alarm;
 #[derive(Debug)]
 pub struct Gate {
     asked: oneshot::Receiver<()>,
-    patience: Pin<Box<Sleep>>,
+    limit: Pin<Box<Sleep>>,
 }
 
 impl Gate {
-    /// A gate that opens when it is told to, or after `patience`. When what opens it is dropped, it
+    /// A gate that opens when it is told to, or after `limit`. When its opener is dropped, it
     /// stays closed.
     #[must_use]
-    pub fn new(patience: Duration) -> (Self, oneshot::Sender<()>) {
+    pub fn new(limit: Duration) -> (Self, oneshot::Sender<()>) {
         let (sender, asked) = oneshot::channel();
         let gate = Self {
             asked,
-            patience: Box::pin(sleep(patience)),
+            limit: Box::pin(sleep(limit)),
         };
         (gate, sender)
     }
@@ -40,10 +40,9 @@ impl Gate {
         }
         match Pin::new(&mut self.asked).poll(cx) {
             Poll::Ready(Ok(())) => Poll::Ready(()),
-            // A sender that is gone has seen the final response: the content is not wanted any more, but
-            // neither is anybody waiting for it.
+            // The opener is dropped with the final response: nothing waits for the content any more.
             Poll::Ready(Err(_)) => Poll::Pending,
-            Poll::Pending => self.patience.as_mut().poll(cx),
+            Poll::Pending => self.limit.as_mut().poll(cx),
         }
     }
 }

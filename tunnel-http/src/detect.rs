@@ -1,4 +1,4 @@
-//! Whether a client speaks HTTP/1 or HTTP/2, told from its first bytes (RFC 9113, 3.4).
+//! Detects from its first bytes whether a client speaks HTTP/1 or HTTP/2 (RFC 9113, 3.4).
 //!
 //! In: a connection, after TLS if there is any. Out: the protocol, and the bytes that were read to
 //! tell, which belong in front of what is read next. One time limit covers all of it, so that a client
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// What every HTTP/2 client sends first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How much is read at most to tell. Enough for most first requests, little for clients that never
+/// How much is read at most. Enough for most first requests, little for clients that never
 /// send one.
 const READ_BYTES: usize = 2 * 1024;
 
@@ -26,7 +26,7 @@ pub enum Protocol {
     Http2,
 }
 
-/// Why it could not be told.
+/// Why the protocol could not be detected.
 #[derive(Debug, thiserror::Error)]
 pub enum DetectError {
     /// The client sent nothing, or not enough, in time.

@@ -31,7 +31,7 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::answer::{http1_head, http1_message, problem, refusal};
-use crate::connection::{self, Bounds, Http1, Reset, Tasks, close, say_last};
+use crate::connection::{self, Bounds, Http1, Reset, Tasks, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
 use crate::outgoing::Origin;
@@ -302,6 +302,6 @@ impl<G: Gateway> Connection<G> {
         let refused = refusal(G::HOP, violation.status(), violation.reason());
         self.gateway.on_unread(self.origin.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
-        say_last(io, &http1_message(&problem(&refused, true), &date)).await;
+        send_last(io, &http1_message(&problem(&refused, true), &date)).await;
     }
 }

@@ -257,7 +257,7 @@ impl<IO> Guard<IO> {
     }
 
     /// Waits with the client; ready when it took too long and the input has changed for that.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_time_limits(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(wait) = self.wait() else {
             // A later wait has its whole time.
             self.due = None;
@@ -468,7 +468,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guard<IO> {
                 Poll::Ready(false) => {}
                 Poll::Pending => {
                     this.send_informational(cx)?;
-                    ready!(this.poll_patience(cx));
+                    ready!(this.poll_time_limits(cx));
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! The HTTP front door, once for the server's public listener and for `tunnel-client serve`: everything
-//! between a socket on which strangers ask and a checked request, and between a response and that socket.
+//! The HTTP front door of the server's public listener and of `tunnel-client serve`: everything between a socket of
+//! untrusted peers and a checked request, and between a response and that socket.
 //!
 //! ```text
 //!   listener ─▶ detect ─▶ connection (http1: guard) ─▶ check ─▶ outgoing ─▶ head of the request that goes on
@@ -8,14 +8,16 @@
 //!                             ends: long streams are closed in order when the program stops
 //! ```
 //!
-//! - [`listener`], [`detect`], [`prefixed`]: accept a socket, and tell HTTP/1 from HTTP/2 by its first bytes.
-//! - [`gateway`]: from an accepted socket to its requests; what a program has to say for that.
+//! - [`listener`], [`permits`], [`proxy_protocol`], [`detect`], [`prefixed`]: accept a socket within bounds, read who is
+//!   behind a proxy, and detect HTTP/1 or HTTP/2.
+//! - [`gateway`]: from an accepted socket to its requests; the trait that a program implements for that.
 //! - [`connection`]: one connection to its last byte, driven by hyper.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
 //! - [`received`], [`content`], [`trailers`]: contents as hyper gives them; a cut is never an end.
 //! - [`answer`]: the head and content of a response or of a problem.
-//! - [`upgraded`], [`ends`]: connections that became something else, and how long streams are closed.
+//! - [`upgraded`], [`ends`]: upgraded connections, and how long streams are closed.
+//! - [`access_log`]: the record of an exchange, and its line.
 //!
 //! This crate knows no runtimes, sessions, routes, files or flags.
 

@@ -30,7 +30,7 @@ pub struct Bound {
 /// When it cannot be bound, because another program listens there for example.
 pub fn listen(address: SocketAddr, count: usize) -> io::Result<Bound> {
     // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
-    // first, an address in use is found; a port that the system chose is nobody else's anyway.
+    // first, an address in use is found; a port that the system chose is in use by no other program.
     if count == 1 || address.port() != 0 {
         let alone = bind(address, false)?;
         if count == 1 {

@@ -61,7 +61,7 @@ impl FieldSink for HeaderMap {
     }
 }
 
-/// Where a connection comes from, as it is told to the upstreams.
+/// Where a connection comes from, as the forwarding fields say it to upstreams.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// The platform client's address, or that of the last proxy that is not trusted.
@@ -133,7 +133,7 @@ impl ViaName {
     /// Whether the name stands in a received [`TUNNEL_VIA`].
     fn is_in(&self, headers: &HeaderMap) -> bool {
         headers.get_all(TUNNEL_VIA).iter().any(|value| {
-            // Whoever stands in between may have joined lines.
+            // A proxy in between may have joined lines.
             let mut names = value.as_bytes().split(|byte| *byte == b',');
             names.any(|name| name.trim_ascii() == self.name.as_bytes())
         })

@@ -1,9 +1,8 @@
-//! The PROXY protocol, versions 1 and 2: a load balancer in front of us says who its client is.
+//! The PROXY protocol, versions 1 and 2: a load balancer in front of the listener names the address of its client.
 //!
 //! In: the first bytes of a connection. Out: the addresses they name, or that there are none to know.
-//! What is behind the header is given back untouched. It does not decide whose word is taken for it:
-//! the caller reads a header only from a trusted address, and from such a one always, because a
-//! header that may be absent is one that a client can write itself.
+//! What is behind the header is given back unchanged. Trust is decided by the caller, which reads a header only from a
+//! trusted address, and from such an address always: a client could write an optional header itself.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,7 +18,7 @@ const V2_START: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Fixed part of a version 2 header.
 const V2_FIXED_BYTES: usize = 16;
 /// Most bytes behind the fixed part: what the specification says must always fit in one segment.
-/// Beside two addresses of a Unix socket that leaves 304 bytes for what nobody here reads.
+/// Beside two addresses of a Unix socket that leaves 304 bytes for extensions, which are not read.
 const V2_BYTES: usize = 520;
 
 /// What a header says.
@@ -227,7 +226,7 @@ fn parse_v2(bytes: &[u8]) -> Result<Parsed, Error> {
     Ok(Parsed::Complete { header, len })
 }
 
-/// Reads the addresses, and sees that the extensions behind them are whole.
+/// Reads the addresses, and checks that the extensions behind them are whole.
 fn v2_addresses(family: u8, rest: &[u8]) -> Result<Header, Error> {
     let addresses = match family >> 4 {
         0x1 => 12,

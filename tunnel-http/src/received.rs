@@ -2,7 +2,7 @@
 //!
 //! hyper ends an HTTP/2 body in order when its stream was reset with `NO_ERROR`, and when it gives the
 //! connection up itself because pings were not answered. Only `END_STREAM` is an end; whatever else ends
-//! a body is an error here. Over HTTP/1 hyper tells both apart.
+//! a body is an error here. Over HTTP/1 hyper distinguishes both.
 //!
 //! A request's content that is let go before its end is discarded for a moment over HTTP/2, so that the
 //! platform client can read its answer before the stream is reset.
@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use crate::connection::Tasks;
 
-/// How much of a content that nobody wants is discarded at most: four windows of a stream. The peer gets
+/// How much of an unwanted content is discarded at most: four windows of a stream. The peer gets
 /// the next window only by reading what is written to it, and so has read its answer by then.
 const DISCARD_BYTES: usize = 1024 * 1024;
 

@@ -96,7 +96,7 @@ pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) 
             }
         }
     }
-    // Whoever comes now is to be refused at once, not to wait for what is never accepted.
+    // New connections are refused at once, instead of waiting to be accepted.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }

@@ -1,4 +1,4 @@
-//! Answers that nobody reads, over HTTP/2.
+//! Responses over HTTP/2 that the peer does not read.
 //!
 //! ```text
 //!   content ─▶ Outlet ─▶ hyper ─▶ window of the stream ─▶ peer
@@ -10,7 +10,7 @@
 //! In: what the content of an answer gives, and when hyper asks for more. Out: the same bytes; and a
 //! stream that is reset when nothing of them was taken for too long.
 //!
-//! Whoever reads slowly takes a piece now and then, and is not given up: hyper asks for the next one when
+//! A peer that reads slowly takes a piece now and then, and is not given up: hyper asks for the next one when
 //! the window has room for its first byte, so that 16 KiB in the limit are enough, and nothing less is. Over
 //! HTTP/1 nothing is noted: there the kernel sees how much of the bytes is taken.
 
@@ -34,7 +34,7 @@ use tunnel_ops::alarm::Alarm;
 const PIECE_BYTES: usize = 16 * 1024;
 
 tokio::task_local! {
-    /// What the task of an HTTP/2 stream, and the content of its answer, tell each other.
+    /// State shared by the task of an HTTP/2 stream and the content of its response.
     static STREAM: Stream;
 }
 
@@ -53,7 +53,7 @@ enum Turn {
     /// Nothing was noted since the last look.
     #[default]
     Same,
-    /// Whoever makes the content.
+    /// The source of the content.
     Content,
     /// The peer: it has not taken all that there is.
     Peer,

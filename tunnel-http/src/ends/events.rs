@@ -11,7 +11,7 @@ pub struct Events {
     line: Line,
     /// The last byte was a CR, to which an LF may belong.
     has_cr: bool,
-    /// Such an LF was seen: the other half of a line's end is to be waited for.
+    /// Such an LF came. The stream ends its lines with CR LF, so that a CR alone is half of a line's end.
     is_crlf: bool,
     /// Lines came that belong to an event which has not ended.
     is_within: bool,

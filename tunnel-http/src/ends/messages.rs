@@ -1,7 +1,7 @@
 //! Where a gRPC stream stands between two messages.
 //!
 //! Each message has a prefix of five bytes: a flag and its length ("Length-Prefixed-Message" of the
-//! protocol over HTTP/2). What is in a message is nobody's business here.
+//! protocol over HTTP/2). The content of a message is not read.
 
 use super::Units;
 

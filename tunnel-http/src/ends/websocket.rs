@@ -9,8 +9,8 @@ use super::Units;
 /// The close frame that a server sends which is going away: 1001.
 pub(super) const GOING_AWAY: &[u8] = &[0x88, 2, 0x03, 0xe9];
 
-/// The same of a client, whose frames are masked. The mask protects proxies from what pages write, and
-/// nobody has written this: so zeros are as good as any.
+/// The close frame of a client that goes away: 1001. Frames of clients are masked, which protects proxies from what
+/// pages write; this content is fixed, so the mask is zeros.
 pub(super) const GOING_AWAY_MASKED: &[u8] = &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9];
 
 const CLOSE: u8 = 8;

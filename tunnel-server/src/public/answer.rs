@@ -101,7 +101,7 @@ mod tests {
         ResponseBody::problem(&offline, true, false)
     }
 
-    fn asked(origin: &str) -> HeaderMap {
+    fn request(origin: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
         headers
@@ -114,9 +114,9 @@ mod tests {
     #[test]
     fn only_an_allowed_page_may_read_why() {
         let mut answer = offline();
-        cors().apply(&Method::GET, &asked("https://evil.test"), &mut answer);
+        cors().apply(&Method::GET, &request("https://evil.test"), &mut answer);
         assert!(!answer.headers().contains_key("access-control-allow-origin"));
-        cors().apply(&Method::GET, &asked("https://app.test"), &mut answer);
+        cors().apply(&Method::GET, &request("https://app.test"), &mut answer);
         assert_eq!(
             answer.headers()["access-control-allow-origin"],
             "https://app.test"
@@ -127,10 +127,10 @@ mod tests {
     #[test]
     fn a_preflight_is_granted_so_that_the_request_shows_the_reason() {
         let mut answer = offline();
-        let mut asked = asked("https://app.test");
+        let mut request = request("https://app.test");
         let method = HeaderValue::from_static("PUT");
-        asked.insert(header::ACCESS_CONTROL_REQUEST_METHOD, method);
-        cors().apply(&Method::OPTIONS, &asked, &mut answer);
+        request.insert(header::ACCESS_CONTROL_REQUEST_METHOD, method);
+        cors().apply(&Method::OPTIONS, &request, &mut answer);
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert_eq!(answer.headers()["access-control-allow-methods"], "PUT");
     }

@@ -84,14 +84,14 @@ struct Received {
 
 /// Kept until the final answer to a request has come.
 #[derive(Default)]
-pub(super) struct Unanswered {
+pub(super) struct AwaitingResponse {
     /// Opens the gate of a request that expects 100.
     gate: Option<oneshot::Sender<()>>,
     /// Tells the body's timer that this is still held.
     mark: Option<Arc<()>>,
 }
 
-impl Unanswered {
+impl AwaitingResponse {
     /// The upstream asks for the body.
     pub(super) fn proceed(&mut self) {
         if let Some(gate) = self.gate.take() {
@@ -109,11 +109,11 @@ impl RequestBody {
         idle: Option<Duration>,
         upload: Arc<Upload>,
         shaper: Option<Arc<Shaper>>,
-    ) -> (Self, Unanswered) {
-        let mut unanswered = Unanswered::default();
+    ) -> (Self, AwaitingResponse) {
+        let mut awaiting = AwaitingResponse::default();
         let silence = idle.map(|limit| {
             let (silence, mark) = Silence::until_answered(limit);
-            unanswered.mark = Some(mark);
+            awaiting.mark = Some(mark);
             silence
         });
         let received = Received {
@@ -123,15 +123,15 @@ impl RequestBody {
             guard,
         };
         let kind = Kind::Received(Paced::new(received, shaper));
-        (Self::new(kind, Some(upload)), unanswered)
+        (Self::new(kind, Some(upload)), awaiting)
     }
 
     /// For a request that expects 100: nothing is read, and so the platform client not asked to go
-    /// on, before the upstream asks or `patience` has passed.
-    pub(super) fn expect(&mut self, unanswered: &mut Unanswered, patience: Duration) {
+    /// on, before the upstream asks or `limit` has passed.
+    pub(super) fn expect(&mut self, awaiting: &mut AwaitingResponse, limit: Duration) {
         if let Kind::Received(received) = &mut self.kind {
-            let (closed, open) = Gate::new(patience);
-            unanswered.gate = Some(open);
+            let (closed, open) = Gate::new(limit);
+            awaiting.gate = Some(open);
             received.body_mut().gate = Some(closed);
         }
     }

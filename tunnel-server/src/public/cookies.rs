@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, header};
 
 use super::PublicListener;
 
-/// Removes the cookies for hosts of others, unless the server is told to let them through.
+/// Removes the cookies for hosts of others, unless the configuration lets them through.
 pub(super) fn keep_apart(node: &PublicListener, headers: &mut HeaderMap) {
     if headers.contains_key(header::SET_COOKIE) && !node.config().settings.allow_shared_cookies {
         remove_shared(headers, node.router.domain().as_str());

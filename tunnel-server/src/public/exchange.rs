@@ -19,12 +19,12 @@ use tunnel_proto::{
 };
 
 use super::{
-    body::{RequestBody, RequestBodyError, Unanswered},
+    body::{AwaitingResponse, RequestBody, RequestBodyError},
     cookies,
     observe::Observation,
     protocol::Connection,
     protocol::STREAM_WINDOW_BYTES,
-    serve::Asked,
+    serve::RoutedRequest,
 };
 use crate::{
     budget::{sources, waiting},
@@ -34,17 +34,16 @@ use crate::{
 /// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
-/// What is reckoned for content over HTTP/2 that does not tell its length, as gRPC's never does: a quarter of
-/// the window. Whole windows would leave hardly any gRPC calls a place, of which most send little; who fills
-/// his, holds up to four times of what was reckoned, and for all that the connection's window bounds what
-/// one connection does.
-const UNTOLD_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
+/// Estimate of the bytes that a request over HTTP/2 without a declared length holds, as all gRPC calls are: a quarter of
+/// the window. Whole windows would admit hardly any gRPC calls, of which most send little. A full window holds up to
+/// four times the estimate; the connection's window bounds what one connection holds.
+const UNDECLARED_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
 
 /// Sessions on which an exchange may fail to be opened: each may just have ended.
 const OPENINGS: u32 = 3;
 
 /// What came of a request that was carried.
-pub(super) struct Carried {
+pub(super) struct ForwardedExchange {
     /// The head of the response, with its body.
     pub(super) response: Response<RecvBody>,
     /// Takes the platform client's bytes if an upgrade was asked for.
@@ -60,7 +59,7 @@ struct Failure {
     is_unheard: bool,
 }
 
-impl Asked {
+impl RoutedRequest {
     /// Whether a request of this kind may be sent once more (RFC 9110 section 9.2.2). An upgrade is a GET to
     /// its upstream.
     fn may_repeat(&self) -> bool {
@@ -69,14 +68,14 @@ impl Asked {
 }
 
 /// What may still be tried for one request.
-struct Tries {
+struct Attempts {
     /// Sessions on which it may fail to be opened.
     openings: u32,
     /// It may be sent once more, as far as the request itself is concerned.
     may_repeat: bool,
 }
 
-impl Tries {
+impl Attempts {
     fn new(may_repeat: bool) -> Self {
         Self {
             openings: OPENINGS,
@@ -103,25 +102,25 @@ impl Tries {
 /// With the answer to a request that could not be carried.
 pub(super) async fn carry(
     connection: &Connection,
-    asked: &Asked,
+    routed: &RoutedRequest,
     head: &EncodedHead,
     incoming: &mut Option<ReceivedBody>,
     observation: &mut Observation,
-) -> Result<Carried, Problem> {
-    let mut tries = Tries::new(asked.is_upgrade || incoming.is_none());
+) -> Result<ForwardedExchange, Problem> {
+    let mut attempts = Attempts::new(routed.is_upgrade || incoming.is_none());
     // What a session that was lost has left to say, should there be no other.
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
     loop {
         let weight = || waiting_weight(connection, head, incoming.as_ref());
         let usage = connection.peer.as_ref();
-        let (tunnel, session) = match asked.route.session(&mut waits_until, usage, weight).await {
+        let (tunnel, session) = match routed.route.session(&mut waits_until, usage, weight).await {
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
         // The list may have come with the session that was waited for, or have changed meanwhile.
         if waits_until.is_some()
-            && let Some(budget) = asked.route.budget()
+            && let Some(budget) = routed.route.budget()
         {
             budget.admit(connection.origin.address)?;
         }
@@ -137,26 +136,26 @@ pub(super) async fn carry(
         let opened = match opened {
             Ok(opened) => opened,
             // Nothing has left this server: whatever it is, it can go elsewhere.
-            Err(OpenError::Closed) if tries.on_not_opened() => continue,
+            Err(OpenError::Closed) if attempts.on_not_opened() => continue,
             Err(error) => return Err(lost.unwrap_or_else(|| not_opened(error))),
         };
-        let (body, upload, mut unanswered) =
-            request_body(connection, asked, incoming.take(), &tunnel, observation);
+        let (body, upload, mut awaiting) =
+            request_body(connection, routed, incoming.take(), &tunnel, observation);
         let tunnel = observation.on_routed(tunnel);
         let on_informational = move |status: StatusCode, mut headers: HeaderMap| {
             if status == StatusCode::CONTINUE {
                 // hyper says 100 by itself as soon as the body is read.
-                unanswered.proceed();
-            } else if asked.version == Version::HTTP_11 {
+                awaiting.proceed();
+            } else if routed.version == Version::HTTP_11 {
                 cookies::keep_apart(&connection.gateway, &mut headers);
                 connection.informational(status, &headers);
             }
         };
-        let elsewhere = elsewhere(tunnel, &session, tries.may_repeat && asked.may_repeat());
+        let elsewhere = elsewhere(tunnel, &session, attempts.may_repeat && routed.may_repeat());
         let carried = opened.carry(head, body, on_informational, elsewhere);
         let failure = match carried.await {
             Ok(response) => {
-                return Ok(Carried {
+                return Ok(ForwardedExchange {
                     response,
                     upload,
                     session,
@@ -164,7 +163,7 @@ pub(super) async fn carry(
             }
             Err(error) => failure(error),
         };
-        if !tries.on_lost() || !failure.is_unheard || !asked.may_repeat() {
+        if !attempts.on_lost() || !failure.is_unheard || !routed.may_repeat() {
             return Err(failure.problem);
         }
         lost = Some(failure.problem);
@@ -191,7 +190,7 @@ fn waiting_weight(
         let length = body.size_hint().upper();
         match connection.is_http2() {
             true => length
-                .unwrap_or(UNTOLD_BYTES)
+                .unwrap_or(UNDECLARED_BYTES)
                 .min(STREAM_WINDOW_BYTES.into()),
             false => {
                 let most =
@@ -206,34 +205,34 @@ fn waiting_weight(
 /// The body to send, and what is to be kept until it is answered.
 fn request_body(
     connection: &Connection,
-    asked: &Asked,
+    routed: &RoutedRequest,
     incoming: Option<ReceivedBody>,
     tunnel: &Tunnel,
     observation: &mut Observation,
-) -> (RequestBody, Option<UpgradeSender>, Unanswered) {
-    if asked.is_upgrade {
+) -> (RequestBody, Option<UpgradeSender>, AwaitingResponse) {
+    if routed.is_upgrade {
         let bytes = tunnel.metrics.traffic().bytes_in.clone();
         let (body, upload) = RequestBody::upgrade(observation.on_upload(bytes));
-        return (body, Some(upload), Unanswered::default());
+        return (body, Some(upload), AwaitingResponse::default());
     }
     let Some(incoming) = incoming else {
-        return (RequestBody::empty(), None, Unanswered::default());
+        return (RequestBody::empty(), None, AwaitingResponse::default());
     };
     // Over HTTP/1 the connection's guard keeps the time. A gRPC call is answered when there is something to tell,
     // which may be never: budgets and the shares of addresses bound how many are open.
-    let idle = (connection.is_http2() && !asked.is_grpc)
+    let idle = (connection.is_http2() && !routed.is_grpc)
         .then_some(connection.gateway.config().settings.body_idle_timeout);
     let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
     let shaper = observation.upload_shaper();
-    let (mut body, mut unanswered) =
+    let (mut body, mut awaiting) =
         RequestBody::received(incoming, connection.guard().cloned(), idle, upload, shaper);
-    if asked.expects_continue {
+    if routed.expects_continue {
         body.expect(
-            &mut unanswered,
+            &mut awaiting,
             connection.gateway.config().settings.expect_wait,
         );
     }
-    (body, None, unanswered)
+    (body, None, awaiting)
 }
 
 fn failure(error: ExchangeError<RequestBodyError>) -> Failure {
@@ -269,13 +268,13 @@ mod tests {
 
     #[test]
     fn only_sessions_on_which_nothing_was_opened_count_and_there_is_a_bound() {
-        let mut tries = Tries::new(true);
-        assert!(tries.on_not_opened() && tries.on_not_opened());
+        let mut attempts = Attempts::new(true);
+        assert!(attempts.on_not_opened() && attempts.on_not_opened());
         // The third one is opened, and lost.
-        assert!(tries.on_lost());
-        assert!(!tries.on_not_opened() && !tries.on_not_opened());
-        assert!(!tries.on_lost());
-        let mut tries = Tries::new(false);
-        assert!(!tries.on_lost() && tries.on_not_opened());
+        assert!(attempts.on_lost());
+        assert!(!attempts.on_not_opened() && !attempts.on_not_opened());
+        assert!(!attempts.on_lost());
+        let mut attempts = Attempts::new(false);
+        assert!(!attempts.on_lost() && attempts.on_not_opened());
     }
 }

@@ -103,7 +103,7 @@ async fn begin(
         };
         is_trusted = match header {
             proxy_protocol::Header::Local => true,
-            // What the proxy has told counts, what its client tells does not.
+            // The address that the proxy names counts; what its client says does not.
             proxy_protocol::Header::Proxied { source, .. } => {
                 peer = source.ip();
                 node.config.is_trusted(peer)

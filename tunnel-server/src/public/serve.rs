@@ -30,7 +30,7 @@ use super::{
     check::{check, outgoing},
     cookies,
     ends::SessionCarrier,
-    exchange::{self, Carried},
+    exchange::{self, ForwardedExchange},
     observe::Observation,
     pace::Paced,
     protocol::{Connection, log_refusal},
@@ -40,7 +40,7 @@ use crate::router::Route;
 
 /// What is known of a request once its outgoing head is made, which is all that is kept of it: so the
 /// memory that it was read into is free for what the connection reads next.
-pub(super) struct Asked {
+pub(super) struct RoutedRequest {
     /// `CONNECT` for an upgrade.
     pub(super) method: Method,
     pub(super) version: Version,
@@ -48,33 +48,33 @@ pub(super) struct Asked {
     pub(super) expects_continue: bool,
     /// It is a gRPC call.
     pub(super) is_grpc: bool,
-    /// The end of an event stream makes whoever asked come again.
+    /// The platform client sends the request again when an event stream in answer to it ends.
     pub(super) reconnects: bool,
     /// The way to its runtime.
     pub(super) route: Route,
 }
 
 /// Why a request is not carried.
-enum NotCarried {
+enum NotForwarded {
     /// With no forwards left, this server is the one that is asked (RFC 9110 section 7.6.2).
     LastHop,
     Problem(Problem),
 }
 
-impl From<Problem> for NotCarried {
+impl From<Problem> for NotForwarded {
     fn from(problem: Problem) -> Self {
         Self::Problem(problem)
     }
 }
 
-/// Who asks, as far as an answer of our own depends on it.
-struct Asker {
+/// What a response of the server itself depends on in its request.
+struct Requester {
     /// The method, and the fields of a page that asked: for CORS.
     page: Option<Box<(Method, HeaderMap)>>,
     is_grpc: bool,
 }
 
-impl Asker {
+impl Requester {
     fn new(parts: &Parts, is_http2: bool) -> Self {
         let page = || Box::new((parts.method.clone(), parts.headers.clone()));
         Self {
@@ -98,9 +98,9 @@ pub(super) fn serve(
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
-    let asker = Asker::new(&parts, connection.is_http2());
-    let accepted = accept(connection, &parts, asker.is_grpc, &mut observation);
-    if let Err(NotCarried::Problem(problem)) = &accepted
+    let requester = Requester::new(&parts, connection.is_http2());
+    let accepted = accept(connection, &parts, requester.is_grpc, &mut observation);
+    if let Err(NotForwarded::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
         log_refusal(
@@ -115,18 +115,18 @@ pub(super) fn serve(
     let connection = connection.clone();
     async move {
         let answered = match &accepted {
-            Ok((asked, head, _)) => {
-                carry(&connection, asked, head, &mut incoming, &mut observation).await
+            Ok((routed, head, _)) => {
+                carry(&connection, routed, head, &mut incoming, &mut observation).await
             }
-            Err(NotCarried::LastHop) => Ok(ResponseBody::last_hop().into()),
-            Err(NotCarried::Problem(problem)) => Err(problem.clone()),
+            Err(NotForwarded::LastHop) => Ok(ResponseBody::last_hop().into()),
+            Err(NotForwarded::Problem(problem)) => Err(problem.clone()),
         };
         let mut answer = match answered {
-            Ok(Answered {
+            Ok(ForwardedResponse {
                 response,
                 upgrade: None,
             }) => response,
-            Ok(Answered {
+            Ok(ForwardedResponse {
                 mut response,
                 upgrade: Some(upgrade),
             }) => {
@@ -144,7 +144,7 @@ pub(super) fn serve(
             }
             Err(problem) => {
                 observation.on_problem(&problem);
-                own_answer(&connection, &asker, &problem)
+                own_answer(&connection, &requester, &problem)
             }
         };
         observation.on_status(answer.status());
@@ -152,7 +152,7 @@ pub(super) fn serve(
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
         if connection.gateway.lifecycle.is_draining() && !connection.is_http2() {
-            // Whoever has more to ask is to ask another server, while this one still answers.
+            // Further requests are to go to another server, while this one still answers.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
         }
@@ -167,10 +167,10 @@ fn accept(
     parts: &Parts,
     is_grpc: bool,
     observation: &mut Observation,
-) -> Result<(Asked, EncodedHead, HeaderValue), NotCarried> {
+) -> Result<(RoutedRequest, EncodedHead, HeaderValue), NotForwarded> {
     let checked = check(parts)?;
     if checked.max_forwards == Some(0) {
-        return Err(NotCarried::LastHop);
+        return Err(NotForwarded::LastHop);
     }
     if checked.upgrade.is_none() {
         connection.not_upgraded();
@@ -194,7 +194,7 @@ fn accept(
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
     }
-    let asked = Asked {
+    let routed = RoutedRequest {
         route,
         method: checked.method,
         version: checked.version,
@@ -203,7 +203,7 @@ fn accept(
         is_grpc,
         reconnects: reconnects(&parts.method, &parts.headers),
     };
-    Ok((asked, head, id))
+    Ok((routed, head, id))
 }
 
 /// The size of a request's head, as HTTP/1.1 writes it.
@@ -220,14 +220,14 @@ fn head_bytes(parts: &Parts) -> usize {
 }
 
 /// What an exchange came to.
-struct Answered {
+struct ForwardedResponse {
     response: Response<ResponseBody>,
     /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
     /// is rare.
     upgrade: Option<Box<(UpgradeSender, RecvBody, Session)>>,
 }
 
-impl From<Response<ResponseBody>> for Answered {
+impl From<Response<ResponseBody>> for ForwardedResponse {
     fn from(response: Response<ResponseBody>) -> Self {
         Self {
             response,
@@ -238,20 +238,20 @@ impl From<Response<ResponseBody>> for Answered {
 
 async fn carry(
     connection: &Connection,
-    asked: &Asked,
+    routed: &RoutedRequest,
     head: &EncodedHead,
     incoming: &mut Option<ReceivedBody>,
     observation: &mut Observation,
-) -> Result<Answered, Problem> {
-    let Carried {
+) -> Result<ForwardedResponse, Problem> {
+    let ForwardedExchange {
         response: mut received,
         upload,
         session,
-    } = exchange::carry(connection, asked, head, incoming, observation).await?;
+    } = exchange::carry(connection, routed, head, incoming, observation).await?;
     cookies::keep_apart(&connection.gateway, received.headers_mut());
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
-            return Ok(upgraded(asked, received, upload, session));
+            return Ok(upgraded(routed, received, upload, session));
         }
         Some(_) => {
             connection.not_upgraded();
@@ -262,9 +262,9 @@ async fn carry(
     let is_http2 = connection.is_http2();
     let shaper = observation.download_shaper();
     let received = received.map(|body| Paced::new(body, shaper));
-    let mut response = ResponseBody::forward(received, &asked.method, !is_http2)
+    let mut response = ResponseBody::forward(received, &routed.method, !is_http2)
         .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
-    if let Some(form) = Form::of_response(response.headers(), is_http2, asked.reconnects) {
+    if let Some(form) = Form::of_response(response.headers(), is_http2, routed.reconnects) {
         let node = &connection.gateway;
         response
             .body_mut()
@@ -273,9 +273,13 @@ async fn carry(
     Ok(response.into())
 }
 
-fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Response<ResponseBody> {
-    let mut answer = ResponseBody::problem(problem, !connection.is_http2(), asker.is_grpc);
-    if let Some((method, headers)) = asker.page.as_deref() {
+fn own_answer(
+    connection: &Connection,
+    requester: &Requester,
+    problem: &Problem,
+) -> Response<ResponseBody> {
+    let mut answer = ResponseBody::problem(problem, !connection.is_http2(), requester.is_grpc);
+    if let Some((method, headers)) = requester.page.as_deref() {
         connection
             .gateway
             .cors
@@ -287,14 +291,14 @@ fn own_answer(connection: &Connection, asker: &Asker, problem: &Problem) -> Resp
 
 /// The answer to a granted upgrade, in the form of the platform client's protocol.
 fn upgraded(
-    asked: &Asked,
+    routed: &RoutedRequest,
     received: Response<RecvBody>,
     upload: UpgradeSender,
     session: Session,
-) -> Answered {
+) -> ForwardedResponse {
     let (parts, download) = received.into_parts();
-    let is_http2 = asked.version == Version::HTTP_2;
-    Answered {
+    let is_http2 = routed.version == Version::HTTP_2;
+    ForwardedResponse {
         response: ResponseBody::switching_protocols(parts.headers, is_http2),
         upgrade: Some(Box::new((upload, download, session))),
     }
