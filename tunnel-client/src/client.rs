@@ -23,8 +23,8 @@ use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
 use tunnel_proto::session::SessionSettings;
+use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
-use tunnel_routing::{LeadParts, Routes};
 
 use crate::admin::{self, LiveSessions};
 use crate::config::reload::Reloader;
@@ -100,16 +100,12 @@ impl Client {
         };
         let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
         let memory = metrics.memory(config.settings.max_buffered_size)?;
-        let shared = UpstreamShared::new(
+        let shared = Arc::new(UpstreamShared::new(
             config.settings.dns_server.as_deref().unwrap_or_default(),
             Arc::clone(&memory),
-        );
-        let shared = Arc::new(shared);
-        let leads = LeadParts {
-            shared,
-            idle_pool: config.settings.upstream_idle_pool as usize,
-        };
-        let routes = Routes::new(&config.all_routes(), leads, Arc::clone(metrics.routes()))?;
+            config.settings.upstream_idle_pool as usize,
+        ));
+        let routes = Routes::new(&config.all_routes(), shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, config.settings.access_log);

@@ -24,9 +24,9 @@ use tunnel_http::access_log::log_refused;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
-use tunnel_routing::request::{IncomingBody, Informational};
-use tunnel_routing::upstream::{Asked, Progress};
-use tunnel_routing::{AnswerBody, Routes};
+use tunnel_routing::request::{Informational, RequestBody};
+use tunnel_routing::upstream::{Progress, RoutedRequest};
+use tunnel_routing::{RoutedBody, Routes};
 
 pub(crate) use self::observe::Observation;
 use crate::metrics::Metrics;
@@ -60,7 +60,7 @@ impl Exchanges {
     /// Answers a request that came through a session. Heads that come before the response go to `informational`.
     pub(crate) fn answer(
         &self,
-        request: Request<IncomingBody>,
+        request: Request<RequestBody>,
         informational: Informational,
     ) -> impl Future<Output = Result<Response<ObservedBody>, Problem>> + Send + use<> {
         let answered = answer(Arc::clone(&self.shared), request, informational, None);
@@ -74,10 +74,10 @@ impl Exchanges {
     /// content.
     pub(crate) fn answer_peer(
         &self,
-        request: Request<IncomingBody>,
+        request: Request<RequestBody>,
         informational: Informational,
         peer: IpAddr,
-    ) -> impl Future<Output = Result<(Response<AnswerBody>, Observation), Problem>> + Send + use<>
+    ) -> impl Future<Output = Result<(Response<RoutedBody>, Observation), Problem>> + Send + use<>
     {
         answer(Arc::clone(&self.shared), request, informational, Some(peer))
     }
@@ -99,31 +99,31 @@ impl Exchanges {
 
 async fn answer(
     shared: Arc<Shared>,
-    request: Request<IncomingBody>,
+    request: Request<RequestBody>,
     informational: Informational,
     peer: Option<IpAddr>,
-) -> Result<(Response<AnswerBody>, Observation), Problem> {
+) -> Result<(Response<RoutedBody>, Observation), Problem> {
     let progress = Arc::new(Progress::new(shared.metrics.bytes_in.clone()));
     let metrics = Arc::clone(&shared.metrics);
-    let mut asked = Asked::new(request, informational, Arc::clone(&progress));
+    let mut request = RoutedRequest::new(request, informational, Arc::clone(&progress));
     let mut observation = Observation::new(metrics, progress);
     if shared.has_access_log {
-        observation.log(asked.head(), peer);
+        observation.log(request.head(), peer);
     }
-    let mut told = None;
-    let answered = match shared.routes.route(asked.head()) {
+    let mut reported = None;
+    let result = match shared.routes.route(request.head()) {
         Ok(route) => {
             observation
                 .on_route(route)
-                .answer(&mut asked, &mut told)
+                .respond(&mut request, &mut reported)
                 .await
         }
         Err(problem) => Err(problem),
     };
-    match answered {
+    match result {
         Ok(response) => {
-            observation.on_head(response.status(), asked.waited());
-            if let Some(problem) = &told {
+            observation.on_head(response.status(), request.waited());
+            if let Some(problem) = &reported {
                 observation.on_problem(problem);
             }
             Ok((response, observation))
@@ -137,13 +137,13 @@ async fn answer(
 
 /// A response's content under observation, on its way to a session.
 pub(crate) struct ObservedBody {
-    body: AnswerBody,
+    body: RoutedBody,
     observation: Observation,
 }
 
 impl Body for ObservedBody {
     type Data = Bytes;
-    type Error = <AnswerBody as Body>::Error;
+    type Error = <RoutedBody as Body>::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,

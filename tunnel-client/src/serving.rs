@@ -17,8 +17,8 @@ use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::WatchError;
+use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
-use tunnel_routing::{LeadParts, Routes};
 
 use crate::admin;
 use crate::client::{ClientError, bind_admin};
@@ -93,14 +93,12 @@ impl Serving {
         };
         let answers = admin::routes_with(&metrics, allowed, ready);
         let memory = metrics.memory(settings.max_buffered_size)?;
-        let leads = LeadParts {
-            shared: Arc::new(UpstreamShared::new(
-                settings.dns_server.as_deref().unwrap_or_default(),
-                memory,
-            )),
-            idle_pool: settings.upstream_idle_pool as usize,
-        };
-        let routes = Routes::new(&config.routes, leads, Arc::clone(metrics.routes()))?;
+        let shared = Arc::new(UpstreamShared::new(
+            settings.dns_server.as_deref().unwrap_or_default(),
+            memory,
+            settings.upstream_idle_pool as usize,
+        ));
+        let routes = Routes::new(&config.routes, shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, settings.access_log);

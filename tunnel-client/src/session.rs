@@ -34,7 +34,7 @@ use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::session::{
     Driver, Session as Handle, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
-use tunnel_routing::request::{IncomingBody, Informational};
+use tunnel_routing::request::{Informational, RequestBody};
 
 use self::offers::{Answer, Offers};
 use self::telling::{LOOK, Telling};
@@ -415,7 +415,7 @@ where
                 Some(SessionEvent::Exchanges(stream)) => {
                     let exchanges = parts.exchanges.clone();
                     let answer = move |request: Request<RecvBody>, informational| {
-                        let request = request.map(IncomingBody::Session);
+                        let request = request.map(RequestBody::Session);
                         exchanges.answer(request, Informational::Session(informational))
                     };
                     streams.spawn(serve(stream, answer));

@@ -1,7 +1,6 @@
-//! A host and a port as a person writes them in a URL: `host`, `host:port`, `[address]:port`.
+//! A host and a port as written in a URL: `host`, `host:port`, `[address]:port`.
 //!
-//! Anything beside host and port (a path, a query, a password) is refused, since it would mean something that its writer
-//! wants and nobody does. Errors never repeat the text.
+//! Anything else (a path, a query, a password) is refused, since it would be ignored. Errors never repeat the text.
 
 use std::fmt::Write as _;
 use std::net::Ipv6Addr;
@@ -9,15 +8,15 @@ use std::net::Ipv6Addr;
 /// Longest DNS name, in bytes.
 pub const HOST_OCTETS: usize = 253;
 
-/// A host and a port, each as a connection needs it.
+/// A host and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Authority {
     /// A name or an address, without brackets, in lower case.
     pub host: String,
     /// Not zero.
     pub port: u16,
-    /// As a `Host` field has it: with brackets, with the port where it is not the scheme's own, and
-    /// without the last dot, which is only for whoever looks the name up.
+    /// The form for a `Host` field: with brackets, with the port if it is not the default, and without the last dot,
+    /// which only concerns the resolver.
     pub text: String,
 }
 
@@ -62,7 +61,7 @@ impl Authority {
         Self { host, port, text }
     }
 
-    /// The text as it was written: with the last dot, if there was one.
+    /// The text as written: with the last dot, if there was one.
     pub fn shown(&self) -> String {
         match self.host.strip_suffix('.') {
             Some(name) => self.text.replacen(name, &self.host, 1),
@@ -71,8 +70,8 @@ impl Authority {
     }
 }
 
-/// Whether a host can have this name, without a last dot. Services in container networks often have an
-/// underscore.
+/// Whether this can be the name of a host, without a last dot. Underscores are allowed: services in container networks
+/// often have one.
 pub fn is_host_name(name: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(known);
@@ -89,7 +88,7 @@ fn parse_host(text: &str) -> Option<String> {
         let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
         return Some(address.to_string());
     }
-    // A last dot keeps the resolver from trying the machine's own domains; TLS names have none.
+    // A last dot keeps the resolver from trying search domains; TLS names have none.
     let name = text.strip_suffix('.').unwrap_or(text);
     is_host_name(name).then(|| text.to_ascii_lowercase())
 }

@@ -1,11 +1,11 @@
-//! A connection that is dialled, one step after another: TCP to the first of some addresses that takes one, then TLS.
+//! Connections that are dialled: TCP to the first of several addresses that accepts, then TLS.
 //!
 //! ```text
-//!   addresses ─▶ race ─▶ TCP, with its options ─▶ tls
-//!   └────────── step: each within its limit ────────┘
+//!   addresses ─▶ race ─▶ TCP with its options ─▶ tls
+//!   └───────── step: each within its limit ────────┘
 //! ```
 //!
-//! How names become addresses says whoever dials.
+//! Names are resolved by the caller.
 
 mod race;
 pub mod step;
@@ -32,10 +32,10 @@ pub struct Keepalive {
     pub interval: Duration,
 }
 
-/// A connection to the first of these addresses that takes one, and those that were tried before it in vain.
+/// Connects to the first of these addresses that accepts; the result also has the addresses that failed before it.
 ///
 /// # Errors
-/// When none does within the limit: which ones, and why, as an [`AllFailed`].
+/// An [`AllFailed`] when none accepts within the limit.
 pub async fn connect(
     addresses: &[SocketAddr],
     limit: Duration,
@@ -47,7 +47,7 @@ pub async fn connect(
 }
 
 fn set_options(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
-    // Whatever is written is a whole piece already; waiting for more would only delay it.
+    // Writes are whole messages already; waiting for more would only delay them.
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new()

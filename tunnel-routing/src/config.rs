@@ -1,8 +1,8 @@
-//! The table of routes as it stands in the configuration file: `[[route]]`, checked.
+//! The configuration of routes: `[[route]]`, checked.
 //!
-//! In: what the file says, with the place of every word. Out: a [`RouteList`] in which every route can
-//! be used as it is and no two are equal, or every fault with file, line and key. Nothing here
-//! listens, dials or waits; what is made of it is [`crate::Routes`]' business.
+//! In: the tables of the file, with the position of each value. Out: a [`RouteList`] whose routes can be used as they
+//! are and do not overlap, or every fault with file, line and key. Nothing here listens, dials or waits;
+//! [`crate::Routes`] makes the table.
 
 mod changes;
 mod check;
@@ -15,44 +15,45 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
-use http::uri::PathAndQuery;
 use serde::Deserialize;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::FileOnly;
-use tunnel_ops::tls_files::{Identity, Roots};
+use tunnel_ops::tls_files::Roots;
 
 pub use self::difference::RoutesDifference;
 pub use self::raw::RawRoute;
+use crate::direct_response::{CorsPolicy, DirectResponse};
 use crate::matcher::{Conditions, Matcher};
 use crate::odd::OddParts;
-use crate::own_answer::{CorsPolicy, FixedAnswer};
 use crate::pattern::{Pattern, segment_at};
 use crate::rewrite::Rewrite;
 use crate::template::{RefusedSegment, Template};
+pub use crate::upstream::{
+    EjectionOptions, HealthOptions, TlsOptions, UpstreamMember, UpstreamOptions, UpstreamsConfig,
+};
 use crate::url::UpstreamUrl;
 
-/// How long each step of a dial to an upstream may take, unless it is said otherwise.
+/// Default limit of each step of a dial to an upstream.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the head of an upstream's response may take, unless it is said otherwise: what webhooks, reports and queries
-/// need, and more than any idle limit on the way.
+/// Default limit for the head of a response: long enough for webhooks, reports and queries, and longer than any idle
+/// limit on the way.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The name of the route that `--upstream` makes.
+/// The name of the route for `--upstream`.
 pub const DEFAULT_ROUTE: &str = "default";
 
-/// What counts where a route says nothing, and the upstream for what no route takes.
+/// What applies where a route has no setting of its own, and the upstream of the default route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteDefaults {
-    /// The upstream of the route for everything else; `None` for no such route.
+    /// The upstream of the route for requests that no other takes; `None` for no such route.
     pub upstream: Option<UpstreamUrl>,
-    /// CA certificates, beside the system's, for upstreams over TLS.
+    /// CA certificates for upstreams over TLS, beside the system's.
     pub ca_file: Option<PathBuf>,
-    /// For each step of a dial.
+    /// Limit of each step of a dial.
     pub connect_timeout: Duration,
-    /// For the head of a response, from the end of the request.
+    /// Limit from the end of a request to the head of its response.
     pub head_timeout: Duration,
 }
 
@@ -74,139 +75,60 @@ struct RoutesFile {
     route: Vec<RawRoute>,
 }
 
-/// All routes of the file, in its order.
+/// The routes of a file, in its order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RouteList(Vec<RouteConfig>);
 
-/// One route.
+/// The configuration of one route.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RouteConfig {
-    /// Its name, a DNS label, which no other route has.
+    /// Its name, a DNS label, unique in the list.
     pub name: Arc<str>,
-    /// The line of the file that it begins in; none for the one that `--upstream` makes.
+    /// The line of the file at which it begins; `None` for the default route.
     pub line: Option<usize>,
-    /// Which requests it takes.
+    /// The requests that it takes.
     pub conditions: Conditions,
-    /// What its named segments may be; those that are not listed may be anything.
+    /// Allowed values of named segments; a segment that is not listed may be anything.
     pub values: Vec<SegmentValues>,
-    /// What it does with them.
+    /// What it does with requests.
     pub action: RouteAction,
-    /// What it changes of them, and of the answers.
+    /// What it changes of requests and responses.
     pub rewrite: Rewrite,
-    /// Which pages may read the client's own answers.
+    /// Which pages may read responses of the client itself.
     pub cors: Option<CorsPolicy>,
 }
 
-/// What a named segment may be.
+/// The allowed values of a named segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentValues {
     /// The segment's name.
     pub name: Box<str>,
-    /// Its place in the path, from zero.
-    pub place: usize,
-    /// The bytes that it may have.
+    /// Its index in the path.
+    pub index: usize,
+    /// The allowed values.
     pub values: Vec<Box<str>>,
 }
 
 /// What a route does with a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RouteAction {
-    /// Sends it to one of these upstreams.
+    /// Forwards it to one of these upstreams.
     Upstreams(UpstreamsConfig),
-    /// Sends it to the upstream that its path names.
+    /// Forwards it to the upstream whose URL the path fills in.
     Template(Template, UpstreamOptions),
-    /// Answers it by itself.
-    Respond(FixedAnswer),
-    /// Refuses it, with these words.
+    /// Responds itself.
+    Respond(DirectResponse),
+    /// Denies it, with this text.
     Deny(Box<str>),
 }
 
-/// The upstreams of a route.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct UpstreamsConfig {
-    /// At least one.
-    pub members: Vec<UpstreamMember>,
-    /// How each is spoken to.
-    pub options: UpstreamOptions,
-    /// Whether each is asked now and then if it is well.
-    pub health: Option<HealthOptions>,
-    /// Whether one that fails is left alone for a while.
-    pub ejection: Option<EjectionOptions>,
-}
-
-/// One upstream of several.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UpstreamMember {
-    /// Where it is.
-    pub url: UpstreamUrl,
-    /// Its share of the requests, beside those of the others; not zero.
-    pub weight: u32,
-}
-
-/// How an upstream is spoken to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UpstreamOptions {
-    /// For each step of a dial.
-    pub connect_timeout: Duration,
-    /// For the head of a response, from the end of the request.
-    pub head_timeout: Duration,
-    /// Longest silence within a message; `None` means any.
-    pub idle_timeout: Option<Duration>,
-    /// Largest content of a request, in bytes; `None` means any.
-    pub max_body: Option<u64>,
-    /// What TLS needs; `None` where no upstream speaks it.
-    pub tls: Option<TlsOptions>,
-}
-
-/// How TLS is spoken to an upstream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TlsOptions {
-    /// Whom its certificate may come from. `None` only where the files were not to be read.
-    pub roots: Option<Roots>,
-    /// The name that it is asked for, and that its certificate must have; `None` means its host.
-    pub server_name: Option<Box<str>>,
-    /// What is shown to an upstream that asks for a certificate.
-    pub identity: Option<Identity>,
-    /// Whether any certificate will do.
-    pub insecure: bool,
-}
-
-/// How an upstream is asked whether it is well.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthOptions {
-    /// The path that is asked for, and a query if it has one; well is a status from 200 to 399.
-    pub path: PathAndQuery,
-    /// The host that is named, where the route's `host_header` is a name; else the upstream's own.
-    pub host: Option<HeaderValue>,
-    /// Time from one question to the next.
-    pub interval: Duration,
-    /// Time for the answer.
-    pub timeout: Duration,
-    /// Failures in a row after which it counts as not well.
-    pub unhealthy_after: u32,
-    /// Successes in a row after which it counts as well.
-    pub healthy_after: u32,
-}
-
-/// When an upstream that fails requests is left alone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EjectionOptions {
-    /// Failures in a row, to connect or to answer, after which it is.
-    pub after: u32,
-    /// For how long.
-    pub duration: Duration,
-}
-
 impl RouteList {
-    /// Reads the routes of a file's text, and the files that they name; `path` is what errors call it,
-    /// and what other paths are relative to.
+    /// Reads `[[route]]` of a file's text, and the files that it names, with the default settings; other keys are
+    /// ignored. `path` is the file's name in errors, and other paths are relative to it.
     ///
     /// # Errors
-    /// All faults at once.
+    /// With all faults.
     pub fn from_toml(
         path: impl Into<PathBuf>,
         text: &str,
@@ -230,22 +152,22 @@ impl RouteList {
         }
     }
 
-    /// The routes of the file, in its order.
+    /// The routes, in the order of the file.
     pub fn iter(&self) -> std::slice::Iter<'_, RouteConfig> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// The number of routes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no route.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// These routes, and after them a route for everything else to the upstream of the settings, if there is one.
+    /// These routes, and the default route to the upstream of the settings if there is one.
     pub fn with_upstream(&self, defaults: &RouteDefaults, roots: Option<Roots>) -> Self {
         let Some(upstream) = &defaults.upstream else {
             return self.clone();
@@ -253,10 +175,10 @@ impl RouteList {
         self.with_default(upstream.clone(), UpstreamOptions::of(defaults, roots))
     }
 
-    /// The same, and behind them the route to an upstream for all that no other route takes.
+    /// These routes, and a default route for requests that no other takes.
     ///
-    /// Where it is the only route, it takes every path as it is. Beside others, of which one may be
-    /// there to deny something, no path gets around them by looking like another one.
+    /// Alone, the default route takes every path. Beside other routes, of which one may deny something, it takes no
+    /// odd paths, so that no path gets around a route by looking like another.
     #[must_use]
     pub fn with_default(&self, upstream: UpstreamUrl, options: UpstreamOptions) -> Self {
         let allowed = match self.is_empty() {
@@ -270,8 +192,8 @@ impl RouteList {
 }
 
 impl RouteList {
-    /// What is allowed and may not be meant, one sentence each: routes that take odd paths where a
-    /// narrower one denies something, since nobody knows how every upstream reads such a path.
+    /// Warnings, one sentence each: routes that take odd paths beside a narrower route that denies something, since
+    /// upstreams read such paths differently.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for denial in self.iter().filter(|route| route.conditions.is_denial) {
@@ -306,7 +228,7 @@ impl<'a> IntoIterator for &'a RouteList {
 }
 
 impl RouteConfig {
-    /// The route to an upstream for everything that no other takes.
+    /// The default route.
     fn default_to(url: UpstreamUrl, options: UpstreamOptions, allowed: OddParts) -> Self {
         Self {
             name: DEFAULT_ROUTE.into(),
@@ -330,10 +252,10 @@ impl RouteConfig {
         }
     }
 
-    /// Checks the named segments of a path against the values that they may have.
+    /// Checks the named segments of a path against their allowed values.
     pub(crate) fn check_values(&self, path: &[u8]) -> Result<(), RefusedSegment> {
         for allowed in &self.values {
-            let segment = segment_at(path, allowed.place);
+            let segment = segment_at(path, allowed.index);
             if !allowed
                 .values
                 .iter()
@@ -350,7 +272,7 @@ impl RouteConfig {
 }
 
 impl UpstreamOptions {
-    /// How the upstream of the settings is spoken to.
+    /// The options of an upstream without settings of its own.
     pub fn of(defaults: &RouteDefaults, roots: Option<Roots>) -> Self {
         let tls = roots.map(|roots| TlsOptions {
             roots: Some(roots),

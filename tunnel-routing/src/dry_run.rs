@@ -1,8 +1,8 @@
-//! What would become of a request, without anybody being asked: for `tunnel-client routes test`.
+//! A dry run: what a table does with a request, without sending it. For `tunnel-client routes test`.
 //!
-//! In: the routes, and a request's method and URL as a person writes them. Out: the route that wins,
-//! what each other says, and what its upstream would be sent. It uses what a running client uses:
-//! matcher, templates and rewriting.
+//! In: the routes, and a request's method and URL as a person writes them. Out: the route that takes it, what each
+//! other route says, and what the upstream would receive. Matching, templates and rewriting are those of a running
+//! client.
 
 use http::header::HOST;
 use http::request::Parts;
@@ -19,60 +19,60 @@ use crate::rewrite::HostHeader;
 use crate::table::CHECKER;
 use crate::url::UpstreamUrl;
 
-/// A request to try.
+/// The request of a dry run.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct DryRunRequest {
     method: Method,
     host: Option<HeaderValue>,
     target: PathAndQuery,
 }
 
-/// What would become of it.
+/// The result of a dry run.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Trial<'a> {
+pub struct DryRun<'a> {
     /// The route that takes it.
     pub winner: Option<&'a RouteConfig>,
-    /// What each route says, in the order of the list.
+    /// The verdict of each route, in the order of the list.
     pub verdicts: Vec<(&'a RouteConfig, Verdict)>,
-    /// The named segments, with what the path has in their places.
+    /// The named segments with their values.
     pub captures: Vec<(&'a str, String)>,
     /// The odd parts of the path.
     pub odd_parts: OddParts,
-    /// What is done with it.
+    /// What the route does with the request.
     pub outcome: Outcome,
 }
 
-/// What is done with a request.
+/// What a route does with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is sent to one of these.
-    Sent(Vec<Sent>),
-    /// The client answers it, with this status.
+    /// It forwards the request to one of these.
+    Forwarded(Vec<UpstreamRequest>),
+    /// It responds itself, with this status.
     Answered(u16),
-    /// The route denies it, with these words.
+    /// It denies the request, with this text.
     Denied(String),
-    /// Its path is refused, for what a segment is or what is left of it.
+    /// It refuses the path, for this reason.
     SegmentRefused(String),
-    /// The route with this name does not take these odd parts of the path.
+    /// The route with this name does not allow these odd parts of the path.
     OddPath(String, OddParts),
     /// No route takes it.
     Unknown,
 }
 
-/// What an upstream would be sent.
+/// What an upstream would receive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Sent {
+pub struct UpstreamRequest {
     /// The upstream's URL with the path and query.
     pub url: String,
-    /// The host that it is told.
+    /// The `Host`.
     pub host: String,
     /// Its share of the requests.
     pub weight: u32,
 }
 
-impl Question {
+impl DryRunRequest {
     /// A request with this method for this URL: `https://host/path?query`, or `/path?query` for no host in
     /// particular.
     ///
@@ -103,16 +103,16 @@ impl Question {
         };
         let target = PathAndQuery::try_from(target)
             .map_err(|error| ValueError::new(format!("no request can have this URL: {error}")))?;
-        let question = Self {
+        let request = Self {
             method,
             host,
             target,
         };
-        let mut head = question.head();
-        // Only such a request may name no host.
+        let mut head = request.head();
+        // Only a request of HTTP/1.0 may have no `Host`.
         head.version = Version::HTTP_10;
         match CHECKER.check(&head, None) {
-            Ok(_) => Ok(question),
+            Ok(_) => Ok(request),
             Err(refused) => Err(ValueError::new(format!(
                 "no request can be this one: {}",
                 refused.detail()
@@ -137,12 +137,12 @@ fn parse_host(text: &str) -> Result<HeaderValue, ValueError> {
     value.ok_or_else(|| ValueError::new("the URL's host is none"))
 }
 
-/// Tries a request on these routes.
-pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> {
-    let path = question.target.path().as_bytes();
+/// Makes a dry run of a request.
+pub fn try_request<'a>(routes: &'a RouteList, request: &DryRunRequest) -> DryRun<'a> {
+    let path = request.target.path().as_bytes();
     let line = FirstLine {
-        host: question.host.as_ref().map(HeaderValue::as_bytes),
-        method: &question.method,
+        host: request.host.as_ref().map(HeaderValue::as_bytes),
+        method: &request.method,
         path,
     };
     let conditions: Vec<_> = routes.iter().map(|route| &route.conditions).collect();
@@ -156,18 +156,18 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
         _ => None,
     });
     let outcome = match (winner, refused.next()) {
-        (Some(route), _) => outcome(route, question),
+        (Some(route), _) => outcome(route, request),
         (None, Some(refused)) => refused,
         (None, None) => Outcome::Unknown,
     };
     let names = winner
         .into_iter()
         .flat_map(|route| route.conditions.path.names());
-    let captures = names.map(|(place, name)| {
-        let segment = String::from_utf8_lossy(segment_at(path, place));
+    let captures = names.map(|(index, name)| {
+        let segment = String::from_utf8_lossy(segment_at(path, index));
         (name, segment.into_owned())
     });
-    Trial {
+    DryRun {
         captures: captures.collect(),
         outcome,
         odd_parts: OddParts::of(path),
@@ -176,15 +176,15 @@ pub fn try_request<'a>(routes: &'a RouteList, question: &Question) -> Trial<'a> 
     }
 }
 
-/// All routes, the most specific first; among equals, as they are written.
+/// All routes, the most specific first; equal ones in the order of the file.
 pub fn by_specificity(routes: &RouteList) -> Vec<&RouteConfig> {
     let mut sorted: Vec<_> = routes.iter().collect();
     sorted.sort_by(|a, b| b.conditions.compare(&a.conditions));
     sorted
 }
 
-fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
-    let path = question.target.path().as_bytes();
+fn outcome(route: &RouteConfig, request: &DryRunRequest) -> Outcome {
+    let path = request.target.path().as_bytes();
     if let Err(refused) = route.check_values(path) {
         return Outcome::SegmentRefused(refused.to_string());
     }
@@ -195,12 +195,12 @@ fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
             let members = upstreams.members.iter();
             sent_to(
                 route,
-                question,
+                request,
                 members.map(|member| (&member.url, member.weight)),
             )
         }
         RouteAction::Template(template, _) => match template.fill(path) {
-            Ok(url) => sent_to(route, question, [(&url, 1)]),
+            Ok(url) => sent_to(route, request, [(&url, 1)]),
             Err(refused) => Outcome::SegmentRefused(refused.to_string()),
         },
     }
@@ -208,29 +208,29 @@ fn outcome(route: &RouteConfig, question: &Question) -> Outcome {
 
 fn sent_to<'a>(
     route: &RouteConfig,
-    question: &Question,
+    request: &DryRunRequest,
     upstreams: impl IntoIterator<Item = (&'a UpstreamUrl, u32)>,
 ) -> Outcome {
-    let mut head = question.head();
+    let mut head = request.head();
     if let Err(refused) = route.rewrite.apply(&mut head) {
         return Outcome::SegmentRefused(refused.to_string());
     }
     let upstreams = upstreams.into_iter();
-    Outcome::Sent(
+    Outcome::Forwarded(
         upstreams
             .map(|(url, weight)| sent(route, &head, url, weight))
             .collect(),
     )
 }
 
-fn sent(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl, weight: u32) -> Sent {
+fn sent(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl, weight: u32) -> UpstreamRequest {
     let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     let host = head
         .headers
         .get(HOST)
         .filter(|_| route.rewrite.host != HostHeader::Upstream);
     let host = host.and_then(|host| host.to_str().ok());
-    Sent {
+    UpstreamRequest {
         url: format!("{upstream}{target}"),
         host: host.unwrap_or_else(|| upstream.authority()).to_owned(),
         weight,

@@ -1,7 +1,7 @@
-//! Why a route wins: what each of all routes says to a request, one after another.
+//! Explains why a route takes a request, route by route, for people.
 //!
-//! It asks the same [`Matcher`] that a running client asks for the winner, and then every route for
-//! its own conditions. For people; a request is never routed by it.
+//! The winner comes from the [`Matcher`] that routes requests; the other routes are compared by their own conditions.
+//! Requests are not routed by this module.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,53 +9,52 @@ use std::fmt;
 use crate::matcher::{Conditions, FirstLine, Matcher, NoRoute};
 use crate::odd::OddParts;
 
-/// What one route says to a request.
+/// What one route says about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It takes the request.
     Wins,
-    /// It would, but another says more about the request.
+    /// It matches, but another is more specific.
     LessSpecific(Rule),
     /// Another host.
     OtherHost,
     /// Another path.
     OtherPath,
-    /// It is the most specific that matches, and does not take these odd parts of the path.
+    /// It is the most specific match, but does not allow these odd parts of the path.
     OddPath(OddParts),
-    /// It is the most specific that matches, but a lenient upstream reads another path, which the winner
-    /// denies.
+    /// It is the most specific match, but the winner denies the path as a lenient upstream reads it.
     ReadAsDenied,
     /// Another method.
     OtherMethod,
 }
 
-/// By what one route says more than another, the first that decides.
+/// The first rule by which one route is more specific than another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// A host says more than a wildcard, a longer wildcard more than a shorter, that more than none.
+    /// A host is more specific than a wildcard, a longer wildcard than a shorter, a wildcard than none.
     Host,
-    /// From the left: a literal says more than a name, a name more than `*`, the end more than `*`.
+    /// From the left: a literal is more specific than a name, a name than `*`, the end than `*`.
     Path,
-    /// Methods say more than none.
+    /// Methods are more specific than none.
     Methods,
 }
 
-/// What each route says, in the order of the list.
+/// The verdict of each route, in the order of the list.
 pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
     let (matcher, _) = Matcher::new(routes.iter().copied());
     let (decides, verdict) = match matcher.find(line) {
-        Ok(place) => (Some(place), Verdict::Wins),
-        Err(NoRoute::OddPath(place)) => {
+        Ok(index) => (Some(index), Verdict::Wins),
+        Err(NoRoute::OddPath(index)) => {
             let refused = routes
-                .get(place)
+                .get(index)
                 .map(|route| route.refused_parts(line.path));
-            (Some(place), Verdict::OddPath(refused.unwrap_or_default()))
+            (Some(index), Verdict::OddPath(refused.unwrap_or_default()))
         }
         Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
     };
-    let deciding = decides.and_then(|place| routes.get(place));
-    let verdict = |(place, route): (usize, &&Conditions)| {
-        if decides == Some(place) {
+    let deciding = decides.and_then(|index| routes.get(index));
+    let verdict = |(index, route): (usize, &&Conditions)| {
+        if decides == Some(index) {
             return verdict;
         }
         if !route.matches_host(line) {
@@ -70,7 +69,7 @@ pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
         if deciding.is_some_and(|deciding| !deciding.matches(line)) {
             return Verdict::ReadAsDenied;
         }
-        // Some route matches, so one decides.
+        // Some route matches, so there is a winner.
         let rule = deciding.map_or(Rule::Methods, |deciding| rule(deciding, route));
         Verdict::LessSpecific(rule)
     };

@@ -1,7 +1,6 @@
-//! Hosts of routes: one name, or all names below one.
+//! Host patterns of routes: one name, or all names below one.
 //!
-//! In: the bytes of a `Host` field, which anybody may write. They are compared without regard to case,
-//! and without port and last dot.
+//! They are compared with the `Host` field of a request regardless of case, without port and last dot.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +18,7 @@ pub enum HostPattern {
 }
 
 impl HostPattern {
-    /// Whether a host, as [`bare_host`] leaves it, matches. One that is longer than any DNS name matches nothing.
+    /// Whether a host in the form of [`bare_host`] matches. One that is longer than any DNS name matches nothing.
     pub fn matches(&self, host: &[u8]) -> bool {
         if host.len() > HOST_OCTETS {
             return false;
@@ -38,17 +37,17 @@ impl HostPattern {
         }
     }
 
-    /// How much it says: a name more than all below one, a longer one more than a shorter.
+    /// How specific it is: a name more than all names below one, a longer one more than a shorter.
     pub fn rank(&self) -> (bool, usize) {
         match self {
-            // Two names never match one host.
+            // Two exact names never match one host.
             Self::Exact(_) => (true, 0),
             Self::Below(name) => (false, name.len()),
         }
     }
 }
 
-/// The host of a `Host` field without port and last dot.
+/// The host of a `Host` field, without port and last dot.
 pub fn bare_host(field: &[u8]) -> &[u8] {
     let end = match field {
         [b'[', ..] => field.iter().position(|byte| *byte == b']').map(|at| at + 1),

@@ -1,19 +1,17 @@
-//! Which route a request takes: of all that match it, the most specific.
+//! Finds the most specific route that matches a request.
 //!
 //! ```text
 //!   host: exact ─▶ below the longest name ─▶ … ─▶ any         each a tree of path segments:
 //!                                                              literal ─▶ {name} ─▶ *
 //! ```
 //!
-//! In: the conditions of all routes, once, and the first lines of requests. Out: the place of a route
-//! in the list. The first match of this search is the most specific one, since it tries in the order
-//! of [`Conditions::compare`]. That search takes no memory, and time that depends on the routes, never on
-//! what a request brings.
+//! In: the conditions of all routes, once, and the request lines of requests. Out: the index of a route in the list.
+//! The first match of the search is the most specific one, since it searches in the order of [`Conditions::compare`].
+//! The search allocates nothing, and its time depends on the routes, not on the request.
 //!
-//! Whether an odd path may go on is asked of that one route alone: if the next were asked after it, an
-//! odd spelling of a path would be a way around the route that was made for it. A path that a route
-//! takes, and that a lenient upstream reads as another one, is denied where a route that denies takes
-//! that other one, see `Denials`.
+//! Whether an odd path is allowed is decided by that route alone: if the next match were tried, an odd spelling of a
+//! path would be a way around its route. A path that a lenient upstream reads as another path is denied if a route
+//! denies that other path, see `Denials`.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -26,33 +24,32 @@ use crate::host::{HostPattern, bare_host};
 use crate::odd::{OddParts, has_parent_segment, lenient};
 use crate::pattern::{Pattern, Segment, Tail};
 
-/// Routes that a table may have.
+/// Most routes of a table.
 pub const ROUTES_MAX: usize = 4096;
 
-/// What a request must be like for a route to take it.
+/// The conditions under which a route takes a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conditions {
-    /// Its host; `None` means any.
+    /// The host; `None` for any.
     pub host: Option<HostPattern>,
-    /// Its method, one of these; empty means any. An upgrade counts as `GET`.
+    /// The methods; empty for any. An upgrade counts as `GET`.
     pub methods: Vec<Method>,
-    /// Its path.
+    /// The path.
     pub path: Pattern,
-    /// Odd parts that its path may have. A request whose path has others is refused, and goes to no
-    /// other route.
+    /// The odd parts that the path may have. A request with others is refused, and goes to no other route.
     pub allow_paths_with: OddParts,
-    /// Whether the route denies what it takes.
+    /// Whether the route denies the request.
     pub is_denial: bool,
 }
 
-/// What routes look at.
+/// What routes match of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct FirstLine<'a> {
-    /// The `Host` field as it came.
+    /// The `Host` field as received.
     pub host: Option<&'a [u8]>,
     /// The method; `GET` for an upgrade.
     pub method: &'a Method,
-    /// The path as it came, without the query.
+    /// The path as received, without the query.
     pub path: &'a [u8],
 }
 
@@ -61,12 +58,11 @@ pub struct FirstLine<'a> {
 pub enum NoRoute {
     /// None matches it.
     Unknown,
-    /// The path is odd, and the most specific of those that match, which is the one at this place of
-    /// the list, does not allow that.
+    /// The path has odd parts that the most specific match, the route with this index, does not allow.
     OddPath(usize),
 }
 
-/// Two routes of which neither is more specific, by their places in the list.
+/// Two routes of which neither is more specific, by their indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
     /// The first, which wins.
@@ -75,29 +71,29 @@ pub struct Overlap {
     pub second: usize,
 }
 
-/// The conditions of all routes, made for looking one up.
+/// The conditions of all routes, indexed for the search.
 #[derive(Debug, Default)]
 pub struct Matcher {
     exact: HashMap<Box<[u8]>, Tree>,
     below: HashMap<Box<[u8]>, Tree>,
     any: Tree,
-    /// None where no route denies anything.
+    /// `None` if no route denies anything.
     denials: Option<Box<Denials>>,
 }
 
-/// The routes that deny, asked once more for paths that an upstream may read as others: as it stands
-/// `/%61dmin` is not `/admin`, but most upstreams take it for that.
+/// The routes that deny, matched against paths as a lenient upstream reads them: `/%61dmin` is not `/admin`, but most
+/// upstreams read it so.
 #[derive(Debug)]
 struct Denials {
-    /// The routes that deny, by patterns for paths in the form of [`lenient`].
+    /// The denying routes, with patterns for paths in the form of [`lenient`].
     matcher: Matcher,
-    /// Their places in the list.
-    places: Vec<usize>,
+    /// Their indices in the list.
+    indices: Vec<usize>,
     /// All routes.
     routes: Vec<Conditions>,
 }
 
-/// The paths of the routes of one host.
+/// The routes of one host, by path.
 #[derive(Debug)]
 struct Tree {
     /// The root first.
@@ -106,16 +102,16 @@ struct Tree {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Nodes of the next segment, in the order of its bytes.
+    /// Children with a literal segment, in the order of its bytes.
     literals: Vec<(Box<[u8]>, usize)>,
     named: Option<usize>,
-    /// Routes whose path ends here.
+    /// Routes whose pattern ends here.
     end: Choices,
-    /// Routes that take all from here.
+    /// Routes whose pattern goes on with `/*` here.
     rest: Choices,
 }
 
-/// Routes of one host and one shape of path.
+/// The routes of one host and one shape of path, by method.
 #[derive(Debug, Default)]
 struct Choices {
     by_method: Vec<(Method, Choice)>,
@@ -146,13 +142,13 @@ impl Conditions {
         self.methods.is_empty() || self.methods.contains(line.method)
     }
 
-    /// The odd parts of a path for which the route refuses it.
+    /// The odd parts of a path that the route does not allow.
     pub fn refused_parts(&self, path: &[u8]) -> OddParts {
         OddParts::of(path).without(self.allow_paths_with)
     }
 
-    /// Which of two that match one request says more about it: the greater. First by host, then by
-    /// path, then by method.
+    /// Orders two conditions that match one request: the greater is more specific, first by host, then by path, then
+    /// by method.
     pub fn compare(&self, other: &Self) -> Ordering {
         let host = |conditions: &Self| conditions.host.as_ref().map(HostPattern::rank);
         let method = |conditions: &Self| !conditions.methods.is_empty();
@@ -163,7 +159,7 @@ impl Conditions {
 }
 
 impl Matcher {
-    /// Makes one of all routes, and tells those that overlap; of them the first counts.
+    /// A matcher for these routes, and the routes that overlap; of those the first counts.
     pub fn new<'a>(routes: impl IntoIterator<Item = &'a Conditions>) -> (Self, Vec<Overlap>) {
         let routes: Vec<_> = routes.into_iter().collect();
         let (mut matcher, overlaps) = Self::as_written(routes.iter().copied());
@@ -171,7 +167,7 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// One that knows of no denials.
+    /// A matcher without denials.
     fn as_written<'a>(routes: impl IntoIterator<Item = &'a Conditions>) -> (Self, Vec<Overlap>) {
         let mut matcher = Self::default();
         let mut overlaps = Vec::new();
@@ -194,11 +190,11 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// The place of the most specific route that matches a request; or of one that denies it, as a
-    /// lenient upstream reads its path, and to which that route is no exception.
+    /// The index of the most specific route that matches a request; or of a route that denies the path as a lenient
+    /// upstream reads it, unless the match is an exception to that denial.
     ///
     /// # Errors
-    /// When none does, or the path has odd parts that this one does not take.
+    /// When no route matches, or the match does not allow odd parts of the path.
     pub fn find(&self, line: &FirstLine<'_>) -> Result<usize, NoRoute> {
         let found = self.find_as_written(line).ok_or(NoRoute::Unknown)?;
         if found.allows != OddParts::ALL
@@ -213,7 +209,7 @@ impl Matcher {
     }
 
     fn find_as_written(&self, line: &FirstLine<'_>) -> Option<Choice> {
-        // Most tables name no host at all.
+        // Most tables have no host.
         let names_hosts = !(self.exact.is_empty() && self.below.is_empty());
         let by_host = (names_hosts.then_some(line.host).flatten())
             .and_then(|host| self.find_by_host(host, line));
@@ -223,7 +219,7 @@ impl Matcher {
     fn find_by_host(&self, host: &[u8], line: &FirstLine<'_>) -> Option<Choice> {
         let mut space = [0; HOST_OCTETS];
         let host = bare_host(host);
-        // A longer one is nobody's.
+        // A longer host matches nothing.
         let lower = space.get_mut(..host.len())?;
         lower.copy_from_slice(host);
         lower.make_ascii_lowercase();
@@ -234,7 +230,7 @@ impl Matcher {
         if self.below.is_empty() {
             return None;
         }
-        // From the left, so that the longest comes first; a name begins with no dot.
+        // From the left, so that the longest suffix comes first; no name begins with a dot.
         let dots = lower.iter().enumerate().skip(1);
         let mut names = dots
             .filter(|(_, byte)| **byte == b'.')
@@ -254,29 +250,28 @@ impl Matcher {
 
 impl Denials {
     fn new(routes: &[&Conditions]) -> Option<Self> {
-        let places = routes.iter().enumerate();
-        let places = places.filter_map(|(place, route)| route.is_denial.then_some(place));
-        let places: Vec<_> = places.collect();
-        if places.is_empty() {
+        let indices = routes.iter().enumerate();
+        let indices = indices.filter_map(|(index, route)| route.is_denial.then_some(index));
+        let indices: Vec<_> = indices.collect();
+        if indices.is_empty() {
             return None;
         }
-        let lenient = places.iter().map(|place| Conditions {
-            path: routes[*place].path.lenient(),
-            ..routes[*place].clone()
+        let lenient = indices.iter().map(|index| Conditions {
+            path: routes[*index].path.lenient(),
+            ..routes[*index].clone()
         });
         let lenient: Vec<_> = lenient.collect();
-        // Two that come to be alike both deny.
+        // Patterns that become equal all deny.
         let (matcher, _) = Matcher::as_written(&lenient);
         Some(Self {
             matcher,
-            places,
+            indices,
             routes: routes.iter().copied().cloned().collect(),
         })
     }
 
-    /// The route that decides about a request that the route at a place takes: that one, or one that
-    /// denies the request as a lenient upstream reads its path. Takes memory only for a path that can be
-    /// read in two ways.
+    /// The route that decides about a request whose match is `found`: that one, or one that denies the path as a
+    /// lenient upstream reads it. Allocates only for a path that can be read in two ways.
     fn find(&self, line: &FirstLine<'_>, found: usize) -> usize {
         if !line.path.contains(&b'%') && OddParts::of(line.path).is_empty() {
             return found;
@@ -287,15 +282,15 @@ impl Denials {
             ..*line
         };
         let denial = self.matcher.find_as_written(&as_read);
-        let denial = denial.and_then(|choice| self.places.get(choice.route).copied());
+        let denial = denial.and_then(|choice| self.indices.get(choice.route).copied());
         denial
             .filter(|denial| !self.is_exception(found, *denial, line.path, &read))
             .unwrap_or(found)
     }
 
-    /// Whether a route takes a path in spite of one that denies it as it is read: a more specific route that
-    /// takes the path as read too, or one whose paths are all among those that are denied. The latter counts
-    /// only for paths that nobody leaves the route's own paths by, with a segment `..`.
+    /// Whether a route takes a path although another denies it as it is read: a more specific route that takes the
+    /// path as read too, or one whose paths are all among the denied ones. The latter does not count for paths that
+    /// leave the route by a segment `..`.
     fn is_exception(&self, route: usize, denial: usize, path: &[u8], read: &[u8]) -> bool {
         let (route, denial) = (&self.routes[route], &self.routes[denial]);
         route.compare(denial).is_gt()
@@ -313,7 +308,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// Where routes with this path belong; made if they are the first.
+    /// The node for routes with this pattern, made if missing.
     fn choices(&mut self, path: &Pattern) -> &mut Choices {
         let mut at = 0;
         for segment in path.segments() {
@@ -331,10 +326,10 @@ impl Tree {
         let node = &mut self.nodes[parent];
         let child = match segment {
             Segment::Named(_) => *node.named.get_or_insert(new),
-            Segment::Literal(text) => match node.place_of(text.as_bytes()) {
-                Ok(place) => node.literals[place].1,
-                Err(place) => {
-                    node.literals.insert(place, (text.as_bytes().into(), new));
+            Segment::Literal(text) => match node.index_of(text.as_bytes()) {
+                Ok(index) => node.literals[index].1,
+                Err(index) => {
+                    node.literals.insert(index, (text.as_bytes().into(), new));
                     new
                 }
             },
@@ -348,13 +343,13 @@ impl Tree {
     fn find(&self, line: &FirstLine<'_>) -> Option<Choice> {
         match line.path.strip_prefix(b"/") {
             Some(path) => self.find_from(0, Some(path), line.method),
-            // `*`, which has no segments.
+            // `*` has no segments.
             None => self.nodes.first()?.rest.pick(line.method),
         }
     }
 
-    /// `path` is what is left of it; `None` when it has ended. Goes no deeper than a pattern has
-    /// segments, and looks at a node at most once.
+    /// `path` is the rest of it; `None` at its end. The depth is bounded by the patterns, and each node is visited at
+    /// most once.
     fn find_from(&self, node: usize, path: Option<&[u8]>, method: &Method) -> Option<Choice> {
         let node = self.nodes.get(node)?;
         let Some(path) = path else {
@@ -366,8 +361,8 @@ impl Tree {
                 Some(at) => (&path[..at], Some(&path[at + 1..])),
                 None => (path, None),
             };
-            let literal = node.place_of(segment).ok();
-            let literal = literal.map(|place| node.literals[place].1);
+            let literal = node.index_of(segment).ok();
+            let literal = literal.map(|index| node.literals[index].1);
             let named = node.named.filter(|_| !segment.is_empty());
             let mut children = literal.into_iter().chain(named);
             children.find_map(|child| self.find_from(child, after, method))
@@ -377,13 +372,13 @@ impl Tree {
 }
 
 impl Node {
-    fn place_of(&self, segment: &[u8]) -> Result<usize, usize> {
+    fn index_of(&self, segment: &[u8]) -> Result<usize, usize> {
         (self.literals).binary_search_by(|(own, _)| (**own).cmp(segment))
     }
 }
 
 impl Choices {
-    /// Adds a route, and tells which one it overlaps with.
+    /// Adds a route; returns a route that it overlaps with.
     fn add(&mut self, methods: &[Method], choice: Choice) -> Option<usize> {
         if methods.is_empty() {
             return match self.by_any {
@@ -397,7 +392,7 @@ impl Choices {
         let mut overlap = None;
         for method in methods {
             match self.by_method.iter().find(|(own, _)| own == method) {
-                // It stands in its own list twice.
+                // A method that is listed twice.
                 Some((_, first)) if first.route == choice.route => {}
                 Some((_, first)) => overlap = overlap.or(Some(first.route)),
                 None => self.by_method.push((method.clone(), choice)),

@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec};
 use tunnel_ops::metrics::Families;
 
-/// Ends of an exchange: the class of its status, or none since nobody waited for it.
+/// Classes of the end of an exchange: of its status, or `cancelled` for none.
 pub const STATUS_CLASSES: [&str; 5] = ["2xx", "3xx", "4xx", "5xx", "cancelled"];
 
-/// The series of all routes.
+/// The metrics of all routes.
 #[derive(Debug)]
 pub struct RoutingMetrics {
     exchanges: IntCounterVec,
-    /// Those that a table or an exchange holds.
+    /// Routes in a table or held by an exchange.
     routes: Mutex<HashMap<Box<str>, Weak<RouteMetrics>>>,
 }
 
-/// The series of one route; they go with the last that holds this.
+/// The metrics of one route. Its series are removed with the last holder.
 #[derive(Debug)]
 pub struct RouteMetrics {
     name: Box<str>,
@@ -29,7 +29,7 @@ pub struct RouteMetrics {
 }
 
 impl RoutingMetrics {
-    /// None yet; their family is registered here.
+    /// Registers the metrics, without a series so far.
     ///
     /// # Errors
     /// When there is such a family already.
@@ -45,7 +45,7 @@ impl RoutingMetrics {
         }))
     }
 
-    /// The series of a route, made if it has none.
+    /// The metrics of a route, made if there are none.
     pub fn route(self: &Arc<Self>, name: &str) -> Arc<RouteMetrics> {
         let mut routes = self.routes.lock();
         if let Some(held) = routes.get(name).and_then(Weak::upgrade) {
@@ -63,7 +63,7 @@ impl RoutingMetrics {
 }
 
 impl RouteMetrics {
-    /// An exchange by this route has ended.
+    /// Counts an exchange by this route that has ended; `None` if it was cancelled before there was a status.
     pub fn on_end(&self, status: Option<StatusCode>) {
         if let Some(counter) = self.exchanges.get(status_class(status)) {
             counter.inc();
@@ -77,21 +77,21 @@ impl Drop for RouteMetrics {
             return;
         };
         let mut routes = all.routes.lock();
-        // Another may have been made meanwhile, whose series these are now.
+        // New metrics of the route may use the series by now.
         if routes
             .get(&self.name)
             .is_some_and(|held| held.strong_count() == 0)
         {
             routes.remove(&self.name);
             for status in STATUS_CLASSES {
-                // It fails only for series that are not there.
+                // Fails only for missing series.
                 let _ = all.exchanges.remove_label_values(&[&*self.name, status]);
             }
         }
     }
 }
 
-/// Where [`STATUS_CLASSES`] has a status; `None` is an exchange that was cancelled.
+/// The index of a status in [`STATUS_CLASSES`]; `None` for an exchange that was cancelled.
 pub fn status_class(status: Option<StatusCode>) -> usize {
     match status {
         Some(status) => usize::from(status.as_u16() / 100).saturating_sub(2),

@@ -1,7 +1,7 @@
-//! What makes a path odd: parts that upstreams read in more than one way.
+//! Odd parts of paths: those that upstreams read in more than one way.
 //!
-//! In: the bytes of a path as they will be forwarded. Out: the odd parts in it, and the path as a lenient
-//! upstream reads it. A route takes only the odd parts that its `allow_paths_with` names.
+//! In: the bytes of a path as they are forwarded. Out: its odd parts, and the path as a lenient upstream reads it. A
+//! route takes only the odd parts that its `allow_paths_with` names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use tunnel_ops::config_value::ValueError;
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct OddParts(u8);
 
-/// Every odd part: its name in the configuration, and what it is.
+/// Every odd part: its name in the configuration, and a description.
 const PARTS: [(OddParts, &str, &str); 7] = [
     (
         OddParts::ENCODED_SLASH,
@@ -48,28 +48,28 @@ const PARTS: [(OddParts, &str, &str); 7] = [
 ];
 
 impl OddParts {
-    /// None.
+    /// No odd part.
     pub const NONE: Self = Self(0);
-    /// `%2F`, which some decode before they split a path.
+    /// `%2F`, which some upstreams decode before they split a path.
     pub const ENCODED_SLASH: Self = Self(1);
-    /// `\` and `%5C`, which some take for `/`.
+    /// `\` and `%5C`, which some upstreams take for `/`.
     pub const BACKSLASH: Self = Self(1 << 1);
-    /// `//`, of which some make `/`.
+    /// `//`, which some upstreams merge to `/`.
     pub const EMPTY_SEGMENT: Self = Self(1 << 2);
-    /// `;`, from which on some leave a segment out of comparisons.
+    /// `;`, from which on some upstreams ignore a segment in comparisons.
     pub const SEMICOLON: Self = Self(1 << 3);
-    /// A segment `.` or `..`, also encoded or before parameters, which some resolve.
+    /// A segment `.` or `..`, also encoded or before parameters, which some upstreams resolve.
     pub const DOT_SEGMENT: Self = Self(1 << 4);
-    /// An encoded character that RFC 3986 section 6.2.2.2 takes for the character itself.
+    /// An encoded character that is equal to the plain one (RFC 3986 section 6.2.2.2).
     pub const ENCODED_UNRESERVED: Self = Self(1 << 5);
     /// `%00` to `%1F`, and `%7F`.
     pub const ENCODED_CONTROL: Self = Self(1 << 6);
-    /// All of them.
+    /// All odd parts.
     pub const ALL: Self = Self((1 << PARTS.len()) - 1);
 
     /// The odd parts of a path.
     pub fn of(path: &[u8]) -> Self {
-        // Most paths have none of these bytes; these are loops without branches.
+        // Most paths have none of these bytes; these loops have no branches.
         let is_double_slash =
             |found, (byte, next): (&u8, &u8)| found | (*byte == b'/' && next == byte);
         let after = path.get(1..).unwrap_or_default();
@@ -105,18 +105,18 @@ impl OddParts {
         }
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self == Self::NONE
     }
 
-    /// These and those.
+    /// The union.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// These but not those.
+    /// The difference.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -135,7 +135,7 @@ impl OddParts {
 impl FromStr for OddParts {
     type Err = ValueError;
 
-    /// One part by its name.
+    /// Reads one part by its name.
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let found = PARTS.iter().find(|(_, name, _)| *name == text);
         found.map(|(part, ..)| *part).ok_or_else(|| {
@@ -145,7 +145,7 @@ impl FromStr for OddParts {
     }
 }
 
-/// What they are, for people.
+/// Shows descriptions, for people.
 impl fmt::Display for OddParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (_, _, what)) in self.rows().enumerate() {
@@ -156,16 +156,16 @@ impl fmt::Display for OddParts {
     }
 }
 
-/// Their names.
+/// Shows the names.
 impl fmt::Debug for OddParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.names()).finish()
     }
 }
 
-/// A path as an upstream reads it that decodes all of it, leaves out control characters, takes a backslash
-/// for a slash, leaves out parameters and empty segments, and resolves dot segments. What no segment can hold
-/// as it is stays encoded, in upper case.
+/// A path as a lenient upstream reads it: decoded, without control characters, parameters and empty segments,
+/// backslashes taken for slashes, dot segments resolved. Characters that no segment can have stay encoded, in upper
+/// case.
 pub fn lenient(path: &[u8]) -> Vec<u8> {
     let decoded = decode(path);
     let mut segments: Vec<&[u8]> = Vec::new();
@@ -210,7 +210,7 @@ pub fn lenient_literal(segment: &str) -> String {
     String::from_utf8(read).unwrap_or_else(|_| segment.to_owned())
 }
 
-/// A text with nothing encoded any more, and without control characters.
+/// Decodes a text and removes control characters.
 fn decode(text: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -243,7 +243,7 @@ fn encode(segment: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The byte that a text begins with in its encoded form.
+/// The byte whose encoded form a text begins with.
 fn encoded(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = text else {
         return None;

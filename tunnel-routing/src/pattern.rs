@@ -3,12 +3,12 @@
 //! ```text
 //!   /readyz                          exactly this path
 //!   /app-proxy/*                     this path, and everything below it
-//!   /webhooks/{namespace}/{name}/*   any one segment, which is not empty, in place of each name
+//!   /webhooks/{namespace}/{name}/*   any one segment that is not empty in place of each name
 //!   /*                               every path
 //! ```
 //!
-//! In: the bytes of a path as they will be forwarded. Nothing is decoded or tidied up first, so what
-//! is matched is what the upstream reads. What upstreams read in more than one way is the matter of
+//! A pattern is matched against the bytes of a path as they are forwarded, without decoding or normalization, so that
+//! what is matched is what the upstream reads. Paths that upstreams read in more than one way are the matter of
 //! [`super::odd`].
 
 use std::cmp::Ordering;
@@ -19,7 +19,7 @@ use tunnel_ops::config_value::ValueError;
 
 use crate::odd::lenient_literal;
 
-/// Segments that a pattern may have. A match looks at no more of a path, however long that is.
+/// Most segments of a pattern, and so of a path that a match reads.
 const SEGMENTS_MAX: usize = 32;
 
 /// Longest pattern, in bytes.
@@ -39,13 +39,13 @@ pub struct Pattern {
 /// One segment of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Segment {
-    /// These bytes and no others.
+    /// Exactly these bytes.
     Literal(Box<str>),
-    /// Any that are not empty, known by this name.
+    /// Any segment that is not empty; its name.
     Named(Box<str>),
 }
 
-/// What comes after the last segment of a pattern.
+/// What follows the last segment of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tail {
     /// Anything, or nothing: `/*`.
@@ -55,7 +55,7 @@ pub enum Tail {
 }
 
 impl Pattern {
-    /// The one for every path.
+    /// The pattern `/*`.
     pub fn all() -> Self {
         Self {
             text: "/*".into(),
@@ -69,36 +69,35 @@ impl Pattern {
         &self.text
     }
 
-    /// Its segments, without the last `*`.
+    /// The segments, without a last `*`.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// What comes after them.
+    /// What follows the segments.
     pub fn tail(&self) -> Tail {
         self.tail
     }
 
-    /// The place of the segment with this name, from zero.
-    pub fn place_of(&self, name: &str) -> Option<usize> {
+    /// The index of the segment with this name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
         let mut segments = self.segments.iter();
         segments.position(|segment| matches!(segment, Segment::Named(own) if **own == *name))
     }
 
-    /// The named segments with their places, from the left.
+    /// The named segments with their indices, from the left.
     pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
         let segments = self.segments.iter().enumerate();
-        segments.filter_map(|(place, segment)| match segment {
-            Segment::Named(name) => Some((place, &**name)),
+        segments.filter_map(|(index, segment)| match segment {
+            Segment::Named(name) => Some((index, &**name)),
             Segment::Literal(_) => None,
         })
     }
 
-    /// Whether a path matches. Slower than a [`super::matcher::Matcher`], which asks all routes at
-    /// once.
+    /// Whether a path matches. Slower than a [`super::matcher::Matcher`], which searches all routes at once.
     pub fn matches(&self, path: &[u8]) -> bool {
         let Some(path) = path.strip_prefix(b"/") else {
-            // `*`, of which there is no part: only what takes everything takes it.
+            // `*` has no segments: only `/*` matches it.
             return self.segments.is_empty() && self.tail == Tail::Rest;
         };
         let mut found = path.split(|byte| *byte == b'/');
@@ -112,7 +111,7 @@ impl Pattern {
         all && (self.tail == Tail::Rest || found.next().is_none())
     }
 
-    /// Whether every path that the other matches is one that this matches too.
+    /// Whether this pattern matches every path that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         let covers = |(own, other): (&Segment, &Segment)| match (own, other) {
             (Segment::Literal(own), Segment::Literal(other)) => own == other,
@@ -140,7 +139,7 @@ impl Pattern {
         }
     }
 
-    /// Whether both match the same paths by the same means.
+    /// Whether both have equal segments, names aside.
     pub fn has_shape_of(&self, other: &Self) -> bool {
         let same = |(own, other): (&Segment, &Segment)| match (own, other) {
             (Segment::Literal(own), Segment::Literal(other)) => own == other,
@@ -152,8 +151,8 @@ impl Pattern {
             && self.segments.iter().zip(&other.segments).all(same)
     }
 
-    /// Which of two patterns that match one path says more about it: the greater. Segment by segment
-    /// from the left a literal says more than a name, a name more than `*`, and the end more than `*`.
+    /// Orders two patterns that match one path: the greater is more specific. Segment by segment from the left a
+    /// literal is more specific than a name, a name than `*`, and the end than `*`.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.ranks().cmp(other.ranks())
     }
@@ -171,11 +170,11 @@ impl Pattern {
     }
 }
 
-/// The segment of a path at this place, from zero; empty when there is none.
-pub fn segment_at(path: &[u8], place: usize) -> &[u8] {
+/// The segment of a path with this index; empty if there is none.
+pub fn segment_at(path: &[u8], index: usize) -> &[u8] {
     let path = path.strip_prefix(b"/").unwrap_or(path);
     let mut segments = path.split(|byte| *byte == b'/');
-    segments.nth(place).unwrap_or_default()
+    segments.nth(index).unwrap_or_default()
 }
 
 impl FromStr for Pattern {
@@ -219,7 +218,7 @@ impl FromStr for Pattern {
     }
 }
 
-/// Only the last segment may be empty: `/a/`. Anything else is a slip more often than meant.
+/// Only the last segment may be empty, as in `/a/`; another empty one is more likely a mistake.
 fn check_empty(segments: &[Segment], tail: Tail) -> Result<(), ValueError> {
     let is_empty = |segment: &Segment| matches!(segment, Segment::Literal(text) if text.is_empty());
     let before = match (segments, tail) {
@@ -380,7 +379,7 @@ mod tests {
         let pattern = pattern("/w/{a}/{b}/*");
         assert_eq!(pattern.names().collect::<Vec<_>>(), [(1, "a"), (2, "b")]);
         assert_eq!(
-            (pattern.place_of("b"), pattern.place_of("c")),
+            (pattern.index_of("b"), pattern.index_of("c")),
             (Some(2), None)
         );
     }

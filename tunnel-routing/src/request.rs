@@ -1,7 +1,7 @@
-//! Which way a request came in: through a session, or at a listener of the client's own.
+//! Where a request comes from: a session of the tunnel, or a listener.
 //!
-//! Both bring the same head, content and way back for the heads ahead of the response, so that routes
-//! and upstreams never ask which it was.
+//! Both bring a head, a content and a way back for informational heads, so that routes and upstreams need not know
+//! which it was.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,24 +13,24 @@ use tunnel_proto::exchange::{self, BodyError, RecvBody};
 
 use tunnel_http::listener_body::{ListenerBody, ListenerInformational};
 
-/// The content of a request that came in. One that breaks off fails with why.
-pub enum IncomingBody {
+/// The content of a request. One that breaks off fails with the reason.
+pub enum RequestBody {
     /// Through a session.
     Session(RecvBody),
     /// At a listener.
     Listener(ListenerBody),
 }
 
-/// Takes the heads that go ahead of the final one.
+/// Takes informational heads (1xx) for the platform client.
 pub enum Informational {
     /// Through a session.
     Session(exchange::Informational),
-    /// At a listener. Boxed, so that what comes through sessions has no room for it.
+    /// At a listener. Boxed, so that requests through sessions have no room for it.
     Listener(Box<ListenerInformational>),
 }
 
 impl Informational {
-    /// Sends one ahead; false when there were too many, or the status is none that can be sent on.
+    /// Sends an informational head; `false` when there were too many, or the status cannot be forwarded.
     #[must_use]
     pub fn push(&self, status: StatusCode, headers: HeaderMap) -> bool {
         match self {
@@ -40,14 +40,14 @@ impl Informational {
     }
 }
 
-/// Takes them for nobody: of a request of the client's own.
+/// Drops informational heads: for a request of the client itself.
 impl Default for Informational {
     fn default() -> Self {
         Self::Session(exchange::Informational::default())
     }
 }
 
-impl Body for IncomingBody {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = BodyError;
 

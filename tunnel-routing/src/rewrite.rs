@@ -1,9 +1,8 @@
-//! What a route changes of a request on its way to the upstream, and of the answer on its way back.
+//! Changes that a route makes to requests and responses.
 //!
-//! In: a head, and the changes, checked once. Out: the same head, changed in place. A prefix of the path
-//! goes or is replaced at a segment's border; everything behind it, the query too, stays byte for byte.
-//! Fields that belong to a connection, say how long a message is, or are the tunnel's own word are
-//! never touched: whoever writes such a change into the configuration is told.
+//! In: a head, and the changes, checked once. Out: the head, changed in place. A prefix of the path is replaced at the
+//! border of a segment; the rest of path and query stays byte for byte. Fields that belong to a connection, frame the
+//! message or are set by the tunnel cannot be changed: the configuration is refused.
 
 use http::header::{
     CONTENT_LENGTH, EXPECT, FORWARDED, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS,
@@ -21,61 +20,60 @@ pub const CHANGES_MAX: usize = 64;
 /// Most bytes of names and values that a route may add to a head.
 pub const CHANGES_BYTES: usize = 8 * 1024;
 
-/// What stands between two fields of a head, in its longest form, in bytes.
+/// Most bytes between two fields of a head.
 const FIELD_BYTES: usize = 8;
 
-/// Everything that a route changes.
+/// The changes of a route.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rewrite {
-    /// The prefix of the path.
+    /// Replaces a prefix of the path.
     pub prefix: Option<Prefix>,
-    /// The host that the upstream is told.
+    /// The `Host` for the upstream.
     pub host: HostHeader,
     /// Fields of the request.
     pub request: Changes,
-    /// Fields of the upstream's answer.
+    /// Fields of the response.
     pub response: Changes,
 }
 
-/// A prefix of a path, and what stands in its place; both begin with `/` and do not end with it, or are
-/// empty.
+/// A prefix of a path and its replacement; both begin with `/` and do not end with it, or are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix {
     from: Box<str>,
     to: Box<str>,
 }
 
-/// The host that an upstream is told.
+/// The `Host` for an upstream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum HostHeader {
-    /// The one that the platform client asked for.
+    /// As received.
     #[default]
     Keep,
-    /// The upstream's own.
+    /// The authority of the upstream.
     Upstream,
-    /// This one.
+    /// This value.
     Set(HeaderValue),
 }
 
 /// Changes of fields, made in this order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Goes, with all its values.
+    /// Fields to remove, with all their values.
     pub remove: Vec<HeaderName>,
-    /// Has this one value then.
+    /// Fields to set to one value.
     pub set: Vec<(HeaderName, HeaderValue)>,
-    /// Has this value beside those that it has.
+    /// Fields to add beside existing ones.
     pub add: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// What is left of a path when its prefix is replaced is none that may be asked for.
+/// The path after its prefix is replaced cannot be requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedTarget {
-    /// It begins with two slashes, behind which some look for a host.
+    /// It begins with `//`, after which some servers expect a host.
     #[error("the path would begin with `//` once its prefix is replaced")]
     DoubleSlash,
-    /// It is no path, which no path can become.
+    /// It is not a path.
     #[error("the path is none once its prefix is replaced")]
     NoPath,
 }
@@ -83,17 +81,17 @@ pub enum RefusedTarget {
 /// Whether a route may change this field.
 pub fn is_changeable(name: &HeaderName) -> bool {
     const FIXED: [HeaderName; 11] = [
-        // How long a message is, and how it is sent.
+        // Framing of the message.
         CONTENT_LENGTH,
         EXPECT,
         TRAILER,
-        // What both ends of an upgrade have agreed on.
+        // Agreed between both ends of an upgrade.
         SEC_WEBSOCKET_ACCEPT,
         SEC_WEBSOCKET_EXTENSIONS,
         SEC_WEBSOCKET_KEY,
         SEC_WEBSOCKET_PROTOCOL,
         SEC_WEBSOCKET_VERSION,
-        // What the tunnel says, on which others rely; the host has a setting of its own.
+        // Set by the tunnel, and relied on; the host has a setting of its own.
         FORWARDED,
         HOST,
         VIA,
@@ -111,15 +109,15 @@ pub fn is_changeable(name: &HeaderName) -> bool {
 }
 
 impl Rewrite {
-    /// Whether it leaves requests as they are.
+    /// Whether requests stay unchanged.
     pub fn keeps_request(&self) -> bool {
         self.prefix.is_none() && self.host == HostHeader::Keep && self.request.is_empty()
     }
 
-    /// Changes a request's head.
+    /// Changes the head of a request.
     ///
     /// # Errors
-    /// When the path may not be what is left of it; then nothing has changed.
+    /// When the path cannot be requested after its prefix is replaced; then nothing has changed.
     pub(crate) fn apply(&self, head: &mut Parts) -> Result<(), RefusedTarget> {
         if let Some(prefix) = &self.prefix
             && let Some(target) = head.uri.path_and_query()
@@ -134,18 +132,18 @@ impl Rewrite {
         self.request.apply(&mut head.headers);
         match &self.host {
             HostHeader::Keep => {}
-            // Where a request names no host, the upstream's is written.
+            // The sender writes the upstream's authority if there is no `Host`.
             HostHeader::Upstream => drop(head.headers.remove(HOST)),
             HostHeader::Set(host) => set_host(&mut head.headers, host),
         }
         Ok(())
     }
 
-    /// Changes the head of an upstream's answer.
+    /// Changes the head of a response.
     ///
     /// # Errors
-    /// When it is larger than the tunnel carries after it.
-    pub(crate) fn apply_to_answer(&self, headers: &mut HeaderMap) -> Result<(), Problem> {
+    /// When it becomes larger than the tunnel carries.
+    pub(crate) fn apply_to_response(&self, headers: &mut HeaderMap) -> Result<(), Problem> {
         if self.response.is_empty() {
             return Ok(());
         }
@@ -163,7 +161,7 @@ impl Rewrite {
 }
 
 impl Prefix {
-    /// Replaces `from` by `to`; a last `/` of either does not count.
+    /// Replaces `from` by `to`; a last `/` of either is ignored.
     pub fn new(from: &str, to: &str) -> Self {
         let bare = |text: &str| text.strip_suffix('/').unwrap_or(text).into();
         Self {
@@ -172,24 +170,24 @@ impl Prefix {
         }
     }
 
-    /// What goes.
+    /// The prefix.
     pub fn from(&self) -> &str {
         &self.from
     }
 
-    /// What comes in its place.
+    /// The replacement.
     pub fn to(&self) -> &str {
         &self.to
     }
 
-    /// The path and query with the prefix replaced; `None` when they do not begin with it.
+    /// The path and query with the prefix replaced; `None` if they do not begin with it.
     pub fn replace(&self, target: &str) -> Option<String> {
         let rest = target.strip_prefix(&*self.from)?;
         let slash = match rest.as_bytes().first() {
             Some(b'/') => "",
             None | Some(b'?') if self.to.is_empty() => "/",
             None | Some(b'?') => "",
-            // It ends within a segment.
+            // The prefix ends within a segment.
             Some(_) => return None,
         };
         let mut replaced = String::with_capacity(self.to.len() + slash.len() + rest.len());
@@ -204,7 +202,7 @@ impl Changes {
         self.remove.is_empty() && self.set.is_empty() && self.add.is_empty()
     }
 
-    /// How much larger a head may be after it, in bytes.
+    /// Most bytes by which a head grows.
     pub fn bytes(&self) -> usize {
         let fields = self.set.iter().chain(&self.add);
         fields
@@ -212,7 +210,7 @@ impl Changes {
             .sum()
     }
 
-    /// How many fields it names.
+    /// The number of changes.
     pub fn count(&self) -> usize {
         self.remove.len() + self.set.len() + self.add.len()
     }
@@ -230,7 +228,7 @@ impl Changes {
     }
 }
 
-/// A request's host is the first of its fields, or there is none.
+/// Sets `Host`, which must be the first field.
 fn set_host(headers: &mut HeaderMap, host: &HeaderValue) {
     if headers.contains_key(HOST) {
         headers.insert(HOST, host.clone());
@@ -384,11 +382,11 @@ mod tests {
             ..Rewrite::default()
         };
         let mut headers = HeaderMap::new();
-        assert!(rewrite.apply_to_answer(&mut headers).is_ok());
+        assert!(rewrite.apply_to_response(&mut headers).is_ok());
         assert_eq!(headers["x-more"], "b");
         let large = HeaderValue::from_bytes(&vec![b'a'; limits::HEAD_BYTES - 80]).unwrap();
         headers.insert("x", large);
-        assert!(rewrite.apply_to_answer(&mut headers).is_err());
+        assert!(rewrite.apply_to_response(&mut headers).is_err());
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! One route at work: what becomes of a request that it takes.
+//! One route of the table: from a request that it takes to the response.
 //!
 //! ```text
-//!   request ─▶ values of segments ─▶ upstream (or an answer of its own) ─▶ head changed ─▶ asked
-//!                  │ refused                                                  answer ◀──────┘
-//!                  └─▶ problem ─▶ told to the page that asks, or to the tunnel server
+//!   request ─▶ segment values ─▶ target: upstreams, or a direct response ─▶ rewrite ─▶ forward
+//!                  │ refused                                                response ◀────┘
+//!                  └─▶ problem ─▶ a response that the page may read (CORS), or the front door's
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -12,167 +12,200 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Method, Response};
+use tunnel_ops::task::Owned;
 use tunnel_proto::control::{RouteState, RouteSummary};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::config::{RouteAction, RouteConfig, UpstreamOptions, UpstreamsConfig};
-use crate::leads::{LeadParts, OnDemand, Tending, Upstreams};
+use crate::direct_response::{RoutedBody, vary_by_origin};
 use crate::metrics::RouteMetrics;
-use crate::own_answer::{AnswerBody, vary_by_origin};
 use crate::summary;
 use crate::template::{RefusedSegment, Template};
-use crate::upstream::{Asked, KnownUpstream, Upstream, UpstreamError};
+use crate::upstream::{
+    RoutedRequest, Upstream, UpstreamCache, UpstreamError, UpstreamSet, UpstreamShared,
+    UpstreamState,
+};
 use crate::url::UpstreamUrl;
 
-/// A route that requests are sent by.
+/// A route that takes requests. Exchanges hold the route that took theirs, so that a reload changes nothing for them.
 pub struct Route {
     config: RouteConfig,
-    lead: Lead,
-    /// Nothing is checked or changed: the way of most requests.
+    target: Target,
+    /// Whether requests and responses pass without a check or change, as most do.
     is_plain: bool,
     metrics: Arc<RouteMetrics>,
 }
 
-/// Where a route leads.
-enum Lead {
-    Upstreams(Arc<Upstreams>),
-    Template(Template, Arc<OnDemand>),
-    /// To nobody: what it answers stands in the configuration.
-    Own,
+/// Where a route sends requests.
+enum Target {
+    Upstreams(Arc<UpstreamSet>),
+    /// The upstream whose URL the path fills in.
+    Template(Template, Arc<UpstreamCache>),
+    /// Nowhere: the configuration has the response.
+    Direct,
 }
 
-/// Whom a request is for.
-enum Whom<'a> {
-    Upstreams(&'a Upstreams),
-    OnDemand(Arc<Upstream>),
-    Nobody(Box<Response<AnswerBody>>),
+/// The target that was resolved for one request.
+enum Resolved<'a> {
+    Upstreams(&'a UpstreamSet),
+    Upstream(Arc<Upstream>),
+    Direct(Box<Response<RoutedBody>>),
 }
+
+/// The task that keeps upstreams in order (idle connections, changed names, health checks); it ends with its last
+/// holder.
+pub(crate) type Supervision = Arc<Owned<()>>;
 
 /// A route in the table.
-pub(crate) struct InForce {
-    /// The route, which exchanges hold as well.
+pub(crate) struct TableEntry {
     pub(crate) route: Arc<Route>,
-    /// Only the table holds this; `None` when the route leads to nobody.
-    pub(crate) tending: Option<Tending>,
+    /// Held by the table alone, so that upstreams which no route leads to any more are not checked because an
+    /// exchange still holds its route. `None` for a direct response.
+    pub(crate) supervision: Option<Supervision>,
 }
 
-/// What a reload can take over of the routes before it.
+/// What a new table can take over from the one before.
 ///
-/// It is made on the thread that moves bytes, and so takes no longer than there are routes: what nobody changed
-/// is found at the front.
-pub(crate) struct Earlier<'a> {
-    upstreams: VecDeque<Tended<Upstreams>>,
-    on_demand: VecDeque<Tended<OnDemand>>,
+/// It is built on the thread that moves bytes, in time linear in the number of routes: unchanged targets are found at
+/// the front.
+pub(crate) struct Previous<'a> {
+    upstreams: VecDeque<Supervised<UpstreamSet>>,
+    templates: VecDeque<Supervised<UpstreamCache>>,
     /// The upstreams of each route, by its name.
-    of_route: HashMap<&'a str, &'a Upstreams>,
-    /// What the first route that has an upstream knows of it.
-    known: HashMap<&'a UpstreamUrl, KnownUpstream>,
+    by_route: HashMap<&'a str, &'a UpstreamSet>,
+    /// The state of each upstream, as the first route that has it knows it.
+    states: HashMap<&'a UpstreamUrl, UpstreamState>,
 }
 
-struct Tended<T> {
-    there: Arc<T>,
-    tending: Tending,
+/// A target with the task that supervises it.
+struct Supervised<T> {
+    target: Arc<T>,
+    supervision: Supervision,
 }
 
-impl<'a> Earlier<'a> {
-    /// All that these routes lead to.
-    pub(crate) fn of(routes: &'a [InForce]) -> Self {
-        let mut earlier = Self {
+impl<'a> Previous<'a> {
+    /// The targets of these routes.
+    pub(crate) fn new(entries: &'a [TableEntry]) -> Self {
+        let mut previous = Self {
             upstreams: VecDeque::new(),
-            on_demand: VecDeque::new(),
-            of_route: HashMap::new(),
-            known: HashMap::new(),
+            templates: VecDeque::new(),
+            by_route: HashMap::new(),
+            states: HashMap::new(),
         };
-        for InForce { route, tending } in routes {
-            let Some(tending) = tending.clone() else {
+        for TableEntry { route, supervision } in entries {
+            let Some(supervision) = supervision.clone() else {
                 continue;
             };
-            match &route.lead {
-                Lead::Upstreams(upstreams) => {
-                    earlier.of_route.insert(route.name(), upstreams);
-                    for (url, known) in upstreams.all_known() {
-                        earlier.known.entry(url).or_insert(known);
+            match &route.target {
+                Target::Upstreams(upstreams) => {
+                    previous.by_route.insert(route.name(), upstreams);
+                    for (url, state) in upstreams.states() {
+                        previous.states.entry(url).or_insert(state);
                     }
-                    let there = Arc::clone(upstreams);
-                    earlier.upstreams.push_back(Tended { there, tending });
+                    let target = Arc::clone(upstreams);
+                    previous.upstreams.push_back(Supervised {
+                        target,
+                        supervision,
+                    });
                 }
-                Lead::Template(_, on_demand) => {
-                    let there = Arc::clone(on_demand);
-                    earlier.on_demand.push_back(Tended { there, tending });
+                Target::Template(_, cache) => {
+                    let target = Arc::clone(cache);
+                    previous.templates.push_back(Supervised {
+                        target,
+                        supervision,
+                    });
                 }
-                Lead::Own => {}
+                Target::Direct => {}
             }
         }
-        earlier
+        previous
     }
 
-    /// What is made of the same; each is given to one route, since routes share no connections.
-    fn take<T>(those: &mut VecDeque<Tended<T>>, is_same: impl Fn(&T) -> bool) -> Option<Tended<T>> {
-        let place = those.iter().position(|one| is_same(&one.there))?;
-        those.remove(place)
+    /// Removes and returns the first target for which `matches` holds. Each goes to one route, since routes share no
+    /// connections.
+    fn take<T>(
+        targets: &mut VecDeque<Supervised<T>>,
+        matches: impl Fn(&T) -> bool,
+    ) -> Option<Supervised<T>> {
+        let index = targets.iter().position(|one| matches(&one.target))?;
+        targets.remove(index)
     }
 
-    /// What is known of an upstream: by the route with this name, or else by another.
-    fn known(&self, name: &str, url: &UpstreamUrl) -> Option<KnownUpstream> {
-        let own = self.of_route.get(name).and_then(|own| own.known(url));
-        own.or_else(|| self.known.get(url).copied())
+    /// The state of an upstream: as the route with this name knows it, or else as another does.
+    fn state(&self, route: &str, url: &UpstreamUrl) -> Option<UpstreamState> {
+        let own = self.by_route.get(route).and_then(|own| own.state(url));
+        own.or_else(|| self.states.get(url).copied())
     }
 
     fn upstreams(
         &mut self,
-        name: &str,
-        action: &RouteAction,
+        route: &str,
         config: &UpstreamsConfig,
-        parts: &LeadParts,
-    ) -> Result<Tended<Upstreams>, UpstreamError> {
-        if let Some(there) = Self::take(&mut self.upstreams, |one| one.is_of(action)) {
-            return Ok(there);
+        shared: &Arc<UpstreamShared>,
+    ) -> Result<Supervised<UpstreamSet>, UpstreamError> {
+        if let Some(same) = Self::take(&mut self.upstreams, |one| one.is_from(config)) {
+            return Ok(same);
         }
-        let known = |url: &UpstreamUrl| self.known(name, url);
-        let there = Arc::new(Upstreams::new(config, parts, known)?);
-        let tending = there.tend();
-        Ok(Tended { there, tending })
+        let state = |url: &UpstreamUrl| self.state(route, url);
+        let target = Arc::new(UpstreamSet::new(config, shared, state)?);
+        let set = Arc::clone(&target);
+        let task = Owned::spawn("upstream", async move { set.supervise().await });
+        Ok(Supervised {
+            target,
+            supervision: Arc::new(task),
+        })
     }
 
-    fn on_demand(
+    fn template(
         &mut self,
-        action: &RouteAction,
-        (template, options): (&Template, &UpstreamOptions),
-        parts: &LeadParts,
-    ) -> Result<Tended<OnDemand>, UpstreamError> {
-        if let Some(there) = Self::take(&mut self.on_demand, |one| one.is_of(action)) {
-            return Ok(there);
+        template: &Template,
+        options: &UpstreamOptions,
+        shared: &Arc<UpstreamShared>,
+    ) -> Result<Supervised<UpstreamCache>, UpstreamError> {
+        let scheme = template.base().scheme();
+        if let Some(same) = Self::take(&mut self.templates, |one| one.is_from(scheme, options)) {
+            return Ok(same);
         }
-        let there = Arc::new(OnDemand::new(template.base().scheme(), options, parts)?);
-        let tending = there.tend();
-        Ok(Tended { there, tending })
+        let target = Arc::new(UpstreamCache::new(scheme, options, shared)?);
+        let cache = Arc::clone(&target);
+        let task = Owned::spawn("upstream", async move { cache.supervise().await });
+        Ok(Supervised {
+            target,
+            supervision: Arc::new(task),
+        })
     }
 }
 
-impl InForce {
-    /// A route as the configuration says, with what is there already of its upstreams. Must be called
-    /// within a runtime.
+impl TableEntry {
+    /// A route as configured, with the targets of `previous` that fit. Must be called within a runtime.
     ///
     /// # Errors
-    /// When its upstreams cannot be as it says.
+    /// When its upstreams cannot be made as configured.
     pub(crate) fn new(
         config: RouteConfig,
-        earlier: &mut Earlier<'_>,
-        parts: &LeadParts,
+        previous: &mut Previous<'_>,
+        shared: &Arc<UpstreamShared>,
         metrics: Arc<RouteMetrics>,
     ) -> Result<Self, UpstreamError> {
-        let (lead, tending) = match &config.action {
+        let (target, supervision) = match &config.action {
             RouteAction::Upstreams(upstreams) => {
-                let Tended { there, tending } =
-                    earlier.upstreams(&config.name, &config.action, upstreams, parts)?;
-                (Lead::Upstreams(there), Some(tending))
+                let Supervised {
+                    target,
+                    supervision,
+                } = previous.upstreams(&config.name, upstreams, shared)?;
+                (Target::Upstreams(target), Some(supervision))
             }
             RouteAction::Template(template, options) => {
-                let Tended { there, tending } =
-                    earlier.on_demand(&config.action, (template, options), parts)?;
-                (Lead::Template(template.clone(), there), Some(tending))
+                let Supervised {
+                    target,
+                    supervision,
+                } = previous.template(template, options, shared)?;
+                (
+                    Target::Template(template.clone(), target),
+                    Some(supervision),
+                )
             }
-            RouteAction::Respond(_) | RouteAction::Deny(_) => (Lead::Own, None),
+            RouteAction::Respond(_) | RouteAction::Deny(_) => (Target::Direct, None),
         };
         let is_plain = config.values.is_empty()
             && config.cors.is_none()
@@ -180,19 +213,19 @@ impl InForce {
             && config.rewrite.response.is_empty();
         let route = Route {
             is_plain,
-            lead,
+            target,
             metrics,
             config,
         };
         Ok(Self {
             route: Arc::new(route),
-            tending,
+            supervision,
         })
     }
 }
 
 impl Route {
-    /// As it stands in the configuration.
+    /// Its configuration.
     pub(crate) fn config(&self) -> &RouteConfig {
         &self.config
     }
@@ -202,126 +235,132 @@ impl Route {
         &self.config.name
     }
 
-    /// What the server is told of it, with or without its upstreams.
+    /// Its summary for the tunnel server, with or without the URLs of its upstreams.
     pub(crate) fn summary(&self, with_upstreams: bool) -> RouteSummary {
-        let is_told = with_upstreams || matches!(self.lead, Lead::Own);
-        let to = is_told.then(|| summary::leads_to(&self.config));
+        let shows_target = with_upstreams || matches!(self.target, Target::Direct);
+        let to = shows_target.then(|| summary::target(&self.config));
         RouteSummary {
             name: self.name().to_owned(),
             matches: summary::conditions(&self.config),
             to: to.unwrap_or_default(),
-            state: match &self.lead {
-                Lead::Upstreams(upstreams) => summary::state(&upstreams.conditions()),
-                Lead::Template(..) => RouteState::Unknown,
-                Lead::Own => RouteState::Own,
+            state: match &self.target {
+                Target::Upstreams(upstreams) => {
+                    summary::state(&upstreams.conditions().collect::<Vec<_>>())
+                }
+                Target::Template(..) => RouteState::Unknown,
+                Target::Direct => RouteState::Own,
             },
         }
     }
 
-    /// What is counted of it.
+    /// Its metrics.
     pub fn metrics(&self) -> &RouteMetrics {
         &self.metrics
     }
 
-    /// Answers a request that it takes. A problem that a page was told instead of the tunnel server is
-    /// in `told`.
+    /// Responds to a request that it takes. A problem that became a response here, since the route has CORS, is put
+    /// into `reported` as well.
     ///
     /// # Errors
-    /// When there is no answer.
-    pub async fn answer(
+    /// With the problem for which there is no response.
+    pub async fn respond(
         &self,
-        asked: &mut Asked,
-        told: &mut Option<Problem>,
-    ) -> Result<Response<AnswerBody>, Problem> {
+        request: &mut RoutedRequest,
+        reported: &mut Option<Problem>,
+    ) -> Result<Response<RoutedBody>, Problem> {
         if self.is_plain
-            && let Lead::Upstreams(upstreams) = &self.lead
+            && let Target::Upstreams(upstreams) = &self.target
         {
-            let response = upstreams.ask(asked).await?;
-            return Ok(response.map(AnswerBody::Upstream));
+            let response = upstreams.forward(request).await?;
+            return Ok(response.map(RoutedBody::Upstream));
         }
-        // Whatever is rarer is boxed, so that not every exchange has room for it.
-        Box::pin(self.answer_by_rule(asked, told)).await
+        // Boxed, so that the future of a plain route has no room for it.
+        Box::pin(self.respond_by_rules(request, reported)).await
     }
 
-    async fn answer_by_rule(
+    async fn respond_by_rules(
         &self,
-        asked: &mut Asked,
-        told: &mut Option<Problem>,
-    ) -> Result<Response<AnswerBody>, Problem> {
-        let method = asked.head().method.clone();
-        // Before the route changes the field that names it.
+        request: &mut RoutedRequest,
+        reported: &mut Option<Problem>,
+    ) -> Result<Response<RoutedBody>, Problem> {
+        let method = request.head().method.clone();
+        // Before a rewrite changes `Origin`.
         let cors = self.config.cors.as_ref();
-        let page = cors.and_then(|policy| policy.page(asked.head()));
-        let (problem, page) = match (self.ask(asked, &method).await, page) {
-            (Ok(response), Some(page)) if matches!(self.lead, Lead::Own) => {
-                return Ok(page.permit(response));
+        let page = cors.and_then(|policy| policy.page(request.head()));
+        let (problem, page) = match (self.forward(request, &method).await, page) {
+            (Ok(response), Some(page)) if matches!(self.target, Target::Direct) => {
+                return Ok(page.allow_response(response));
             }
-            (Ok(mut response), None) if cors.is_some() && matches!(self.lead, Lead::Own) => {
+            (Ok(mut response), None) if cors.is_some() && matches!(self.target, Target::Direct) => {
                 vary_by_origin(response.headers_mut());
                 return Ok(response);
             }
             (Err(problem), Some(page)) => (problem, page),
-            (answered, _) => return answered,
+            (result, _) => return result,
         };
-        let answer = page.tell(&problem, &method);
-        *told = Some(problem);
-        Ok(answer)
-    }
-
-    async fn ask(
-        &self,
-        asked: &mut Asked,
-        method: &Method,
-    ) -> Result<Response<AnswerBody>, Problem> {
-        let whom = self.whom(asked.head(), method)?;
-        if !self.config.rewrite.keeps_request() {
-            let applied = self.config.rewrite.apply(asked.head_mut());
-            applied.map_err(|refused| self.refused(refused))?;
-        }
-        let mut response = match whom {
-            Whom::Upstreams(upstreams) => upstreams.ask(asked).await?.map(AnswerBody::Upstream),
-            Whom::OnDemand(upstream) => upstream.ask(asked).await?.map(AnswerBody::Upstream),
-            Whom::Nobody(response) => *response,
-        };
-        self.config
-            .rewrite
-            .apply_to_answer(response.headers_mut())?;
+        let response = page.problem_response(&problem, &method);
+        *reported = Some(problem);
         Ok(response)
     }
 
-    fn whom(&self, head: &Parts, method: &Method) -> Result<Whom<'_>, Problem> {
-        let path = head.uri.path().as_bytes();
-        let refused = |segment: RefusedSegment| self.refused(segment);
-        self.config.check_values(path).map_err(refused)?;
-        match (&self.lead, &self.config.action) {
-            (Lead::Upstreams(upstreams), _) => Ok(Whom::Upstreams(upstreams)),
-            (Lead::Template(template, on_demand), _) => {
-                let url = template.fill(path).map_err(refused)?;
-                Ok(Whom::OnDemand(on_demand.get(url)))
+    async fn forward(
+        &self,
+        request: &mut RoutedRequest,
+        method: &Method,
+    ) -> Result<Response<RoutedBody>, Problem> {
+        let resolved = self.resolve(request.head(), method)?;
+        if !self.config.rewrite.keeps_request() {
+            let applied = self.config.rewrite.apply(request.head_mut());
+            applied.map_err(|refused| self.segment_refused(refused))?;
+        }
+        let mut response = match resolved {
+            Resolved::Upstreams(upstreams) => {
+                (upstreams.forward(request).await?).map(RoutedBody::Upstream)
             }
-            // As an answer to an upgrade it would say that the protocol is changed.
-            (Lead::Own, RouteAction::Respond(answer))
-                if *method == Method::CONNECT && answer.status.is_success() =>
+            Resolved::Upstream(upstream) => {
+                (upstream.forward(request).await?).map(RoutedBody::Upstream)
+            }
+            Resolved::Direct(response) => *response,
+        };
+        self.config
+            .rewrite
+            .apply_to_response(response.headers_mut())?;
+        Ok(response)
+    }
+
+    fn resolve(&self, head: &Parts, method: &Method) -> Result<Resolved<'_>, Problem> {
+        let path = head.uri.path().as_bytes();
+        let refused = |segment: RefusedSegment| self.segment_refused(segment);
+        self.config.check_values(path).map_err(refused)?;
+        match (&self.target, &self.config.action) {
+            (Target::Upstreams(upstreams), _) => Ok(Resolved::Upstreams(upstreams)),
+            (Target::Template(template, cache), _) => {
+                let url = template.fill(path).map_err(refused)?;
+                Ok(Resolved::Upstream(cache.get(url)))
+            }
+            // A success would tell the platform client that the protocol has changed.
+            (Target::Direct, RouteAction::Respond(direct))
+                if *method == Method::CONNECT && direct.status.is_success() =>
             {
                 let detail = format!("route `{}` answers by itself", self.config.name);
                 Err(Problem::new(Hop::Client, Reason::UpgradeFailed, detail))
             }
-            (Lead::Own, RouteAction::Respond(answer)) => {
-                Ok(Whom::Nobody(Box::new(answer.respond(method))))
+            (Target::Direct, RouteAction::Respond(direct)) => {
+                Ok(Resolved::Direct(Box::new(direct.response(method))))
             }
-            (Lead::Own, RouteAction::Deny(words)) => {
-                let words = String::from(words.clone());
-                Err(Problem::new(Hop::Client, Reason::RouteDenied, words))
+            (Target::Direct, RouteAction::Deny(text)) => {
+                let text = String::from(text.clone());
+                Err(Problem::new(Hop::Client, Reason::RouteDenied, text))
             }
-            (Lead::Own, _) => {
+            (Target::Direct, _) => {
                 let detail = "a route that leads nowhere";
                 Err(Problem::new(Hop::Client, Reason::InternalError, detail))
             }
         }
     }
 
-    /// The path may not be what it is.
-    fn refused(&self, why: impl fmt::Display) -> Problem {
+    /// The problem of a path that the route refuses for this reason.
+    fn segment_refused(&self, why: impl fmt::Display) -> Problem {
         let detail = format!("route `{}`: {why}", self.config.name);
         Problem::new(Hop::Client, Reason::SegmentRefused, detail)
     }

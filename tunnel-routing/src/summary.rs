@@ -1,4 +1,4 @@
-//! A route in one line: what it matches, where it leads, and how that is.
+//! A route in one line: what it matches, its target, its state.
 
 use tunnel_proto::control::RouteState;
 
@@ -6,7 +6,7 @@ use crate::config::{RouteAction, RouteConfig};
 use crate::odd::OddParts;
 use crate::upstream::UpstreamCondition::{self, Ejected, Unhealthy, Unknown, Unreachable, Up};
 
-/// How a route is whose upstreams are like this.
+/// The state of a route from the conditions of its upstreams.
 pub(crate) fn state(upstreams: &[UpstreamCondition]) -> RouteState {
     let is_down = |upstream: &UpstreamCondition| match upstream {
         Unreachable | Ejected | Unhealthy => true,
@@ -48,8 +48,8 @@ pub fn conditions(route: &RouteConfig) -> String {
     )
 }
 
-/// Where a route leads, in one line, without any credential.
-pub fn leads_to(route: &RouteConfig) -> String {
+/// The target of a route in one line, without credentials.
+pub fn target(route: &RouteConfig) -> String {
     match &route.action {
         RouteAction::Upstreams(upstreams) => {
             let urls: Vec<_> = upstreams

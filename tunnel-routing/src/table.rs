@@ -1,17 +1,11 @@
-//! The request routing service: from a request to the route that takes it, and to what answers it.
+//! The table of routes in force: from a request to the route that takes it.
 //!
-//! ```text
-//!   request ─▶ matcher ─▶ route ─▶ rewrite ─▶ upstream, or an answer of its own
-//!                 ▲
-//!   configuration ┴─ a table, replaced as a whole when the file changes
-//! ```
+//! In: requests that the front door has checked, and checked configurations. Out: the most specific route that matches
+//! (the order is in docs/reference/routes.md), or the problem that there is none. A request only chooses between routes
+//! of the table; nothing in it names an upstream that the configuration does not name.
 //!
-//! In: requests, checked by the tunnel server; and the table, checked by [`crate::config`]. Out: the
-//! one route that says most about a request, by the rule in docs/reference/routes.md, or the problem that
-//! there is none. A request decides only between what the table says: it never names an upstream.
-//!
-//! An exchange holds its route, so that one that began before a reload goes on by the old one. What is
-//! done for upstreams beside exchanges, such as checks, is done for those of the table alone.
+//! A reload replaces the table as a whole. An exchange holds its route, so that one that began before goes on as it
+//! began; upstreams are supervised only while a route of the table leads to them.
 
 use std::sync::Arc;
 
@@ -25,40 +19,39 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::config::{RouteList, RoutesDifference};
-use crate::leads::LeadParts;
 use crate::matcher::{FirstLine, Matcher, NoRoute};
 use crate::metrics::RoutingMetrics;
-use crate::route::{Earlier, InForce, Route};
-use crate::upstream::UpstreamError;
+use crate::route::{Previous, Route, TableEntry};
+use crate::upstream::{UpstreamError, UpstreamShared};
 
-/// What a request has to be where no tunnel server has checked it.
+/// The check for requests that no tunnel server has checked.
 pub const CHECKER: Checker = Checker {
     hop: Hop::Client,
     // Most routes name no host.
     needs_host: false,
 };
 
-/// All routes of a client.
+/// The routes of a client, and the upstreams that they lead to.
 pub struct Routes {
     table: ArcSwap<Table>,
-    leads: LeadParts,
+    shared: Arc<UpstreamShared>,
     metrics: Arc<RoutingMetrics>,
 }
 
-/// The routes that are in force.
+/// The routes in force.
 struct Table {
     matcher: Matcher,
-    routes: Vec<InForce>,
+    routes: Vec<TableEntry>,
 }
 
 impl Routes {
-    /// Routes as the configuration says. Must be called within a runtime.
+    /// A table of these routes. Must be called within a runtime.
     ///
     /// # Errors
-    /// When upstreams cannot be as it says.
+    /// When upstreams cannot be made as configured.
     pub fn new(
         list: &RouteList,
-        leads: LeadParts,
+        shared: Arc<UpstreamShared>,
         metrics: Arc<RoutingMetrics>,
     ) -> Result<Self, UpstreamError> {
         let none = Table {
@@ -67,27 +60,27 @@ impl Routes {
         };
         let routes = Self {
             table: ArcSwap::from_pointee(none),
-            leads,
+            shared,
             metrics,
         };
         routes.replace(list)?;
         Ok(routes)
     }
 
-    /// Puts these routes in the place of those that are there, and says what is new about them. What leads to
-    /// the same is taken over. Must be called within a runtime.
+    /// Replaces the table, and returns what differs. Targets whose configuration has not changed are taken over with
+    /// their connections. Must be called within a runtime.
     ///
     /// # Errors
-    /// When upstreams cannot be as it says; then nothing has changed.
+    /// When upstreams cannot be made as configured; then nothing has changed.
     pub fn replace(&self, list: &RouteList) -> Result<RoutesDifference, UpstreamError> {
         let before = self.table.load_full();
         let configs = before.routes.iter().map(|one| one.route.config());
         let difference = RoutesDifference::between(configs, list);
-        let mut earlier = Earlier::of(&before.routes);
+        let mut previous = Previous::new(&before.routes);
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
             let metrics = self.metrics.route(&config.name);
-            let route = InForce::new(config.clone(), &mut earlier, &self.leads, metrics)?;
+            let route = TableEntry::new(config.clone(), &mut previous, &self.shared, metrics)?;
             routes.push(route);
         }
         // Those that overlap are refused when the configuration is checked.
@@ -99,18 +92,18 @@ impl Routes {
     /// The route that takes a request.
     ///
     /// # Errors
-    /// When none does.
+    /// When none does: `route_unknown`.
     pub fn route(&self, head: &Parts) -> Result<Arc<Route>, Problem> {
         let table = self.table.load();
         let found = table.matcher.find(&first_line(head));
-        let found = found.and_then(|place| table.routes.get(place).ok_or(NoRoute::Unknown));
+        let found = found.and_then(|index| table.routes.get(index).ok_or(NoRoute::Unknown));
         match found {
-            Ok(InForce { route, .. }) => Ok(Arc::clone(route)),
+            Ok(TableEntry { route, .. }) => Ok(Arc::clone(route)),
             Err(none) => Err(table.problem(none, head)),
         }
     }
 
-    /// What the server is told of them, for people to look at, with or without their upstreams.
+    /// The summary that the tunnel server shows its operator, with or without the URLs of upstreams.
     pub fn summary(&self, with_upstreams: bool) -> RoutesSummary {
         let table = self.table.load();
         let routes = table.routes.iter();
@@ -125,7 +118,7 @@ impl Routes {
 impl Table {
     fn problem(&self, none: NoRoute, head: &Parts) -> Problem {
         let route = match none {
-            NoRoute::OddPath(place) => self.routes.get(place).map(|one| one.route.config()),
+            NoRoute::OddPath(index) => self.routes.get(index).map(|one| one.route.config()),
             NoRoute::Unknown => None,
         };
         let detail = match route {
@@ -139,9 +132,9 @@ impl Table {
     }
 }
 
-/// What routes look at.
+/// What routes match of a request.
 fn first_line(head: &Parts) -> FirstLine<'_> {
-    // As HTTP/1.1 has it, which most who write routes know.
+    // Routes name the method that an upgrade has over HTTP/1.1.
     let is_upgrade = head.method == Method::CONNECT && head.extensions.get::<Protocol>().is_some();
     FirstLine {
         host: head.headers.get(HOST).map(HeaderValue::as_bytes),
@@ -160,10 +153,9 @@ mod tests {
     use tunnel_ops::metrics::Families;
 
     use super::*;
-    use crate::upstream::UpstreamShared;
 
     #[tokio::test]
-    async fn upstreams_are_tended_while_they_are_in_the_table_and_no_longer() {
+    async fn upstreams_are_supervised_while_they_are_in_the_table_and_no_longer() {
         let list = |path: &str, upstream: &str| {
             let text =
                 format!("[[route]]\nname = \"a\"\npath = \"{path}\"\nupstream = \"{upstream}\"\n");
@@ -172,27 +164,24 @@ mod tests {
         let shared = Arc::new(UpstreamShared::new(
             &[],
             tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+            1,
         ));
         let metrics = RoutingMetrics::new(&mut Families::new("tunnel_client")).unwrap();
         for (one, other) in [
             ("http://one", "http://two"),
             ("http://{x}.one", "h2c://{x}.one"),
         ] {
-            let leads = LeadParts {
-                shared: Arc::clone(&shared),
-                idle_pool: 1,
-            };
             let first = list("/a/{x}", one);
-            let routes = Routes::new(&first, leads, Arc::clone(&metrics)).unwrap();
-            let tending = routes.table.load().routes[0].tending.clone();
-            let tending = Arc::downgrade(&tending.unwrap());
+            let routes = Routes::new(&first, Arc::clone(&shared), Arc::clone(&metrics)).unwrap();
+            let supervision = routes.table.load().routes[0].supervision.clone();
+            let supervision = Arc::downgrade(&supervision.unwrap());
             let (head, ()) = Request::get("/a/b").body(()).unwrap().into_parts();
             let held = routes.route(&head).unwrap();
-            // What leads to the same is taken over.
+            // The target is unchanged, and so taken over.
             routes.replace(&list("/{x}", one)).unwrap();
-            assert!(tending.upgrade().is_some(), "{one}");
+            assert!(supervision.upgrade().is_some(), "{one}");
             routes.replace(&list("/a/{x}", other)).unwrap();
-            assert!(tending.upgrade().is_none(), "{one}");
+            assert!(supervision.upgrade().is_none(), "{one}");
             assert_eq!(held.name(), "a");
         }
     }

@@ -1,8 +1,8 @@
-//! Upstreams whose host is made of a request's path: `http://{service}.{namespace}.svc`.
+//! Templates of upstream URLs whose host is made from the path: `http://{service}.{namespace}.svc`.
 //!
-//! In: the template, checked once, and the segments that a path has in the named places. Out: a host
-//! made of the template's own text and of DNS-1123 labels, or the segment that is refused. A request
-//! decides nothing else: not the scheme, not the port, not where a label ends.
+//! In: the template, checked once, and the path of a request. Out: a host made of the template's own text and of
+//! DNS-1123 labels, or the segment that is refused. A request decides nothing else: not the scheme, not the port, not
+//! the labels' borders.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ use crate::url::UpstreamUrl;
 /// Longest label of a DNS name.
 const LABEL_OCTETS: usize = 63;
 
-/// An upstream with places to be filled in.
+/// A template of an upstream URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
     text: Box<str>,
     parts: Box<[Part]>,
-    /// The same with a host that stands for all.
+    /// The URL with a sample host.
     base: UpstreamUrl,
 }
 
@@ -28,10 +28,10 @@ pub struct Template {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
     Text(Box<str>),
-    Segment { name: Box<str>, place: usize },
+    Segment { name: Box<str>, index: usize },
 }
 
-/// A segment that may not become what the route would make of it.
+/// A segment that the route refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the segment `{name}` {problem}")]
 pub struct RefusedSegment {
@@ -41,7 +41,7 @@ pub struct RefusedSegment {
     pub problem: &'static str,
 }
 
-/// Whether this may be one label of a host (RFC 1123 section 2.1), in lower case as in a cluster.
+/// Whether this can be a label of a host name (RFC 1123 section 2.1), in lower case as in a cluster.
 pub fn is_dns_label(bytes: &[u8]) -> bool {
     let is_inner = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     (1..=LABEL_OCTETS).contains(&bytes.len())
@@ -51,16 +51,15 @@ pub fn is_dns_label(bytes: &[u8]) -> bool {
 }
 
 impl Template {
-    /// Whether a URL has places to be filled in.
+    /// Whether a URL is a template.
     pub fn is_template(url: &str) -> bool {
         url.contains(['{', '}'])
     }
 
-    /// Checks a template; `path` is where its names come from.
+    /// Checks a template; `path` has the segments that it may name.
     ///
     /// # Errors
-    /// When a place is not in the host, has a name that the path does not have, or what is made could
-    /// not be a host.
+    /// When a name is outside of the host or not in the path, or the result could not be a host.
     pub fn parse(url: &str, path: &Pattern) -> Result<Self, ValueError> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         if !["http", "https", "h2c"].contains(&scheme) {
@@ -90,12 +89,12 @@ impl Template {
         &self.text
     }
 
-    /// The upstream with any host: its scheme and port are those of all.
+    /// The URL with a sample host: scheme and port are those of every URL made.
     pub fn base(&self) -> &UpstreamUrl {
         &self.base
     }
 
-    /// The names of the segments that it is filled in from.
+    /// The names of the segments that it uses.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Segment { name, .. } => Some(&**name),
@@ -103,18 +102,18 @@ impl Template {
         })
     }
 
-    /// The upstream for a path that matches the route's pattern.
+    /// The URL for a path that matches the route's pattern.
     ///
     /// # Errors
-    /// When a segment cannot be, or be part of, a label of a host.
+    /// When a segment cannot be, or be part of, a label of a host name.
     pub fn fill(&self, path: &[u8]) -> Result<UpstreamUrl, RefusedSegment> {
         let mut host = String::with_capacity(HOST_OCTETS);
         let mut last = None;
         for part in &self.parts {
             match part {
                 Part::Text(text) => host.push_str(text),
-                Part::Segment { name, place } => {
-                    let segment = segment_at(path, *place);
+                Part::Segment { name, index } => {
+                    let segment = segment_at(path, *index);
                     let text = Some(segment).filter(|segment| is_dns_label(segment));
                     let text = text.and_then(|segment| str::from_utf8(segment).ok());
                     let Some(text) = text else {
@@ -130,7 +129,7 @@ impl Template {
             if host.len() > HOST_OCTETS || host.split('.').any(is_long) {
                 return Err(refused(last, "would make a host that is too long"));
             }
-            // Resolvers read such a name as an address, of which some are more than it seems.
+            // Resolvers read such a name as an address, in notations that hide which.
             if ends_in_number(&host) {
                 return Err(refused(last, "would make an address of a host"));
             }
@@ -149,7 +148,7 @@ fn refused(name: &str, problem: &'static str) -> RefusedSegment {
 }
 
 impl Part {
-    /// What stands for all that it can be.
+    /// A sample of what it can become.
     fn sample(&self) -> &str {
         match self {
             Self::Text(text) => text,
@@ -171,11 +170,11 @@ fn parse_host(host: &str, path: &Pattern) -> Result<Vec<Part>, ValueError> {
         if !text.is_empty() {
             parts.push(Part::Text(text.to_ascii_lowercase().into()));
         }
-        let Some(place) = path.place_of(name) else {
+        let Some(index) = path.index_of(name) else {
             return Err(error(&format!("the path has no segment `{{{name}}}`")));
         };
         let name = name.into();
-        parts.push(Part::Segment { name, place });
+        parts.push(Part::Segment { name, index });
         rest = after;
     }
     if rest.contains('}') {
@@ -199,8 +198,7 @@ fn check_sample(host: &str) -> Result<(), ValueError> {
     Ok(())
 }
 
-/// Whether a resolver may take a host for an IPv4 address: its last label is a number, in whichever
-/// notation.
+/// Whether a resolver may take a host for an IPv4 address: its last label is a number in any notation.
 fn ends_in_number(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     let last = host.rsplit('.').next().unwrap_or(host);

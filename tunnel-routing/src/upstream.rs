@@ -1,31 +1,32 @@
-//! One upstream: its connections, and what is asked of it.
+//! An upstream: its connections, and the requests over them.
 //!
 //! ```text
-//!   exchange ─▶ ask ─▶ connection at rest, shared, or new ─▶ outgoing ─▶ upstream
-//!            ◀─ body ◀─ answer (checked) ◀───────────────────────────────┘
+//!   request ─▶ forward ─▶ connection: idle, shared, or new ─▶ outgoing ─▶ local service
+//!           ◀─── body ◀── response (checked) ◀────────────────────────────────┘
 //! ```
 //!
-//! In: a request, checked by the tunnel server, that a route sends here. Out: a response of which
-//! everything may be sent on, or a [`Problem`]. An HTTP/1.1 connection is used by the exchange's own
-//! task and rests in between; HTTP/2 connections have tasks of their own and are shared. No request
-//! ever decides where a connection goes.
+//! In: a checked request that a route sends here. Out: a response of which everything may be forwarded, or a
+//! [`Problem`]. An HTTP/1.1 connection is polled by the exchange that uses it and idles in between; HTTP/2 connections
+//! have tasks of their own and are shared. No request decides where a connection goes.
 
-mod answer;
-mod ask;
 mod balance;
 mod body;
 mod cache;
 mod destination;
 mod dial;
 mod failure;
+mod forward;
 mod health;
 mod http1;
 mod http2;
 mod idle;
 mod outgoing;
+mod outgoing_body;
 mod pool;
 mod progress;
 mod resolve;
+mod response;
+mod routed_request;
 mod set;
 mod settings;
 mod socket;
@@ -41,34 +42,29 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, interval, sleep_until};
-use tunnel_proto::limits;
 use tunnel_proto::problem::Problem;
 
-pub use self::ask::Asked;
 pub use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
-pub use self::dial::NotReached;
+pub use self::dial::ProbeError;
 use self::dial::{Dialled, UpstreamDialler};
 pub use self::failure::UpstreamBodyError;
-pub(crate) use self::health::HealthSettings;
 use self::http1::Connection;
 use self::http2::{Http2, Lease};
 use self::pool::Pool;
 pub use self::progress::Progress;
-pub(crate) use self::set::{EjectionSettings, KnownUpstream, UpstreamCondition, UpstreamSet};
-pub use self::settings::{UpstreamError, UpstreamShared};
-pub(crate) use self::settings::{UpstreamOptions, UpstreamTls};
+pub use self::routed_request::RoutedRequest;
+pub(crate) use self::set::{UpstreamCondition, UpstreamSet, UpstreamState};
+pub use self::settings::{
+    EjectionOptions, HealthOptions, TlsOptions, UpstreamError, UpstreamMember, UpstreamOptions,
+    UpstreamShared, UpstreamsConfig,
+};
 use self::socket::Socket;
 use self::tls::{Offer, TlsOffers};
 use crate::url::{UpstreamScheme, UpstreamUrl};
 
-/// Largest head of a response, in bytes. The tunnel's form of it is no larger, but for a few lengths
-/// that take up to four bytes.
-const HEAD_BYTES: usize = limits::HEAD_BYTES - 64;
-
-/// How long a name is followed after the last connection to it was there, and how soon it is looked
-/// up again after a failure.
+/// How long a name is looked up again after its last connection has gone, and how soon after a failed look-up.
 const FOLLOW: Duration = Duration::from_secs(60);
 const FOLLOW_RETRY: Duration = Duration::from_secs(5);
 
@@ -82,40 +78,40 @@ pub struct Upstream {
     pool: Arc<Pool>,
     http2: Http2,
     shared: Arc<UpstreamShared>,
-    /// The last new connection spoke HTTP/1.1, so that each exchange needs one of its own.
+    /// Whether the last new connection spoke HTTP/1.1, so that each exchange needs its own.
     speaks_http1: AtomicBool,
-    /// Held by the one who dials a connection that others may be able to share.
+    /// Held while a connection is dialled that others may share.
     dialling: tokio::sync::Mutex<LastFailure>,
-    /// How the last dial ended, as a [`Reach`].
-    reach: AtomicU8,
-    /// A dial has succeeded at some time.
+    /// The result of the last dial, as a [`LastDial`].
+    last_dial: AtomicU8,
+    /// Whether any dial has succeeded.
     was_reached: AtomicBool,
-    /// Told of each new connection by way of a name.
+    /// Notified of each new connection to a name.
     has_dialled: Notify,
 }
 
-/// How the last dial of an upstream ended.
+/// The result of the last dial of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
-    /// There was none.
-    Unknown,
-    Reached,
+enum LastDial {
+    /// There was none yet.
+    None,
+    Succeeded,
     Failed,
 }
 
-/// When and how a dial for all failed the last time.
+/// When the last shared dial failed, and why.
 type LastFailure = Option<(Instant, Problem)>;
 
-/// Why there is no connection.
-struct NoLink {
+/// Why there is no connection for a request.
+struct LinkError {
     problem: Problem,
-    /// It was somebody else who dialled.
-    is_known: bool,
+    /// Whether another request dialled, which reports the problem.
+    is_shared: bool,
 }
 
 /// A connection for one exchange.
 struct Link {
-    /// It was used before, and the upstream may be about to close it.
+    /// Whether it was used before, so that the upstream may be about to close it.
     is_used: bool,
     connection: LinkKind,
 }
@@ -125,16 +121,16 @@ enum LinkKind {
     Http2(Lease),
 }
 
-impl From<Problem> for NoLink {
+impl From<Problem> for LinkError {
     fn from(problem: Problem) -> Self {
         Self {
             problem,
-            is_known: false,
+            is_shared: false,
         }
     }
 }
 
-/// Retires an upstream when it is dropped.
+/// Closes the connections of an upstream when dropped.
 struct Retiring<'a>(&'a Upstream);
 
 impl Drop for Retiring<'_> {
@@ -145,11 +141,11 @@ impl Drop for Retiring<'_> {
 }
 
 impl Upstream {
-    /// An upstream that the configuration names, and that nothing was asked of yet.
+    /// An upstream that the configuration names, not connected yet.
     ///
     /// # Errors
-    /// When TLS cannot be as it was asked for.
-    pub(crate) fn new(
+    /// When its TLS cannot be set up.
+    pub fn new(
         url: UpstreamUrl,
         options: &UpstreamOptions,
         shared: &Arc<UpstreamShared>,
@@ -158,7 +154,7 @@ impl Upstream {
         Ok(Self::with_tls(Destination::new(url), tls, options, shared))
     }
 
-    /// The same, with TLS that others share.
+    /// An upstream with a TLS setup that others share.
     fn with_tls(
         destination: Destination,
         tls: Option<TlsOffers>,
@@ -173,29 +169,29 @@ impl Upstream {
             head_timeout: options.head_timeout,
             idle_timeout: options.idle_timeout,
             max_body: options.max_body,
-            pool: Arc::new(Pool::new(options.idle_pool)),
+            pool: Arc::new(Pool::new(shared.idle_pool)),
             http2: Http2::default(),
             shared: Arc::clone(shared),
             dialling: tokio::sync::Mutex::default(),
-            reach: AtomicU8::new(Reach::Unknown as u8),
+            last_dial: AtomicU8::new(LastDial::None as u8),
             was_reached: AtomicBool::new(false),
             has_dialled: Notify::new(),
         }
     }
 
-    /// Makes a connection and lets it go, for whoever wants to know whether that is possible.
+    /// Connects and closes the connection.
     ///
     /// # Errors
-    /// See [`NotReached`].
-    pub async fn try_reach(&self) -> Result<(), NotReached> {
+    /// See [`ProbeError`].
+    pub async fn probe(&self) -> Result<(), ProbeError> {
         self.dialler.try_dial().await
     }
 
-    /// Asks once how it is, by this path, under this name if not its own, and within this time.
+    /// Makes one health check: requests `path`, with `host` if it is given, within `timeout`.
     ///
     /// # Errors
-    /// With what a person should know, when it does not say that it is well.
-    pub async fn try_health(
+    /// Why it failed, for a person.
+    pub async fn check_health(
         &self,
         path: &http::uri::PathAndQuery,
         host: Option<&http::HeaderValue>,
@@ -204,24 +200,24 @@ impl Upstream {
         health::check(self, path, host, timeout).await
     }
 
-    /// Where it is.
+    /// Its URL.
     pub fn url(&self) -> &UpstreamUrl {
         self.destination.url()
     }
 
-    /// Closes connections that nobody needs, and follows the upstream's name, for as long as it is
-    /// polled. Dropped, it closes all that are at rest and has no others kept: exchanges that are under
-    /// way end, but no request is to come any more.
-    pub(crate) fn tend(&self) -> impl Future<Output = ()> + Send {
+    /// Closes connections that are idle for too long, and follows the upstream's name, for as long as the result is
+    /// polled. Dropping it closes all idle connections and keeps no new ones: open exchanges end, and no more are to
+    /// come.
+    pub(crate) fn supervise(&self) -> impl Future<Output = ()> + Send {
         let retiring = Retiring(self);
         async move {
             let Retiring(upstream) = &retiring;
-            upstream.supervise().await;
+            upstream.supervise_connections().await;
         }
     }
 
-    async fn supervise(&self) {
-        let mut ticks = interval(pool::REST / pool::SWEEPS);
+    async fn supervise_connections(&self) {
+        let mut ticks = interval(pool::IDLE_LIMIT / pool::SWEEPS);
         let mut follow = None;
         loop {
             tokio::select! {
@@ -241,18 +237,18 @@ impl Upstream {
         }
     }
 
-    /// Waits until the name's answer has run out, and looks it up again. Connections to an address
-    /// that it has lost take no new exchange.
+    /// Looks the name up again when its DNS answer has expired. Connections to an address that it has lost get no new
+    /// exchange.
     async fn follow_name(&self) {
         let until = match self.dialler.look_up().await {
             None => return std::future::pending().await,
             Some(Ok(answer)) => {
-                self.keep_to(&answer.addresses);
+                self.retain_addresses(&answer.addresses);
                 answer.until
             }
             Some(Err(error)) => {
                 if error.kind() == std::io::ErrorKind::NotFound {
-                    self.keep_to(&Arc::default());
+                    self.retain_addresses(&Arc::default());
                 }
                 Instant::now() + FOLLOW_RETRY
             }
@@ -260,53 +256,53 @@ impl Upstream {
         sleep_until(until).await;
     }
 
-    fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
-        self.pool.keep_to(addresses);
-        self.http2.keep_to(addresses);
+    fn retain_addresses(&self, addresses: &Arc<[IpAddr]>) {
+        self.pool.retain_addresses(addresses);
+        self.http2.retain_addresses(addresses);
     }
 
-    /// How the last dial ended.
-    fn reach(&self) -> Reach {
-        match self.reach.load(Ordering::Relaxed) {
-            reach if reach == Reach::Reached as u8 => Reach::Reached,
-            reach if reach == Reach::Failed as u8 => Reach::Failed,
-            _ => Reach::Unknown,
+    /// The result of the last dial.
+    fn last_dial(&self) -> LastDial {
+        match self.last_dial.load(Ordering::Relaxed) {
+            last if last == LastDial::Succeeded as u8 => LastDial::Succeeded,
+            last if last == LastDial::Failed as u8 => LastDial::Failed,
+            _ => LastDial::None,
         }
     }
 
-    /// What was known of how it is reached, before anything is known here.
-    fn learn(&self, reach: Reach) {
-        self.reach.store(reach as u8, Ordering::Relaxed);
+    /// Takes over the result of the last dial of the upstream before it.
+    fn restore(&self, last_dial: LastDial) {
+        self.last_dial.store(last_dial as u8, Ordering::Relaxed);
     }
 
-    /// Whether a connection to it was ever made.
+    /// Whether any dial has succeeded.
     fn was_reached(&self) -> bool {
         self.was_reached.load(Ordering::Relaxed)
     }
 
-    /// A connection when none is there: a new one, perhaps made by and for others as well.
-    async fn dialled_link(&self) -> Result<Link, NoLink> {
+    /// A connection when none is open: a new one, possibly shared with other requests.
+    async fn dialled_link(&self) -> Result<Link, LinkError> {
         if self.speaks_http1() {
             return Ok(self.new_link().await?);
         }
-        // The first of many that find none dials for all of them, and fails for all of them: else
-        // each would wait for those before it, and then for itself.
-        let asked = Instant::now();
+        // The first of many requests without a connection dials for all of them, and fails for all of them; else each
+        // would wait for the dials before its own.
+        let started = Instant::now();
         let mut last_failure = self.dialling.lock().await;
         if let Some(link) = self.used_link() {
             return Ok(link);
         }
         if self.speaks_http1() {
-            // As the first has found out, each needs its own.
+            // The dial has shown that each exchange needs its own connection.
             drop(last_failure);
             return Ok(self.new_link().await?);
         }
         if let Some((at, problem)) = &*last_failure
-            && *at >= asked
+            && *at >= started
         {
-            return Err(NoLink {
+            return Err(LinkError {
                 problem: problem.clone(),
-                is_known: true,
+                is_shared: true,
             });
         }
         let dialled = self.new_link().await;
@@ -321,7 +317,7 @@ impl Upstream {
         self.speaks_http1.load(Ordering::Relaxed)
     }
 
-    /// A connection that is there.
+    /// An open connection.
     fn used_link(&self) -> Option<Link> {
         let http2 = || self.http2.take().map(LinkKind::Http2);
         let connection = match self.destination.scheme() {
@@ -335,25 +331,25 @@ impl Upstream {
         })
     }
 
-    /// A new connection below whatever is spoken on it, and where its name led to.
+    /// A new connection without HTTP, and the address if it has a name.
     async fn dial(&self, offer: Offer) -> Result<(Socket, Option<IpAddr>), Problem> {
         let dialled = self.dialler.dial(offer).await;
-        let reach = match &dialled {
-            Ok(_) => Reach::Reached,
-            Err(_) => Reach::Failed,
+        let last_dial = match &dialled {
+            Ok(_) => LastDial::Succeeded,
+            Err(_) => LastDial::Failed,
         };
-        self.reach.store(reach as u8, Ordering::Relaxed);
+        self.last_dial.store(last_dial as u8, Ordering::Relaxed);
         let Dialled { socket, named } = dialled?;
         self.was_reached.store(true, Ordering::Relaxed);
         let peer = named.map(|(peer, addresses)| {
-            self.keep_to(&addresses);
+            self.retain_addresses(&addresses);
             self.has_dialled.notify_one();
             peer
         });
         Ok((socket, peer))
     }
 
-    /// A connection that nobody has used.
+    /// A new connection.
     async fn new_link(&self) -> Result<Link, Problem> {
         let (socket, peer) = self.dial(Offer::Any).await?;
         let is_http2 = self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2();
@@ -371,7 +367,7 @@ impl Upstream {
     }
 }
 
-/// What is offered to upstreams of this scheme, called so in the log; none without TLS.
+/// The TLS setup for upstreams of this scheme, which the log calls `name`; `None` without TLS.
 fn tls_for(
     scheme: UpstreamScheme,
     name: &dyn fmt::Display,
@@ -380,14 +376,15 @@ fn tls_for(
     if scheme != UpstreamScheme::Https {
         return Ok(None);
     }
-    if options.tls.insecure {
+    let tls = options.tls.clone().unwrap_or_default();
+    if tls.insecure {
         tracing::warn!(
             upstream = %name,
             "an upstream's certificate is not checked, as `insecure` says: whoever stands between \
              can read and change all that is sent to it"
         );
     }
-    TlsOffers::new(&options.tls).map(Some)
+    TlsOffers::new(&tls).map(Some)
 }
 
 #[cfg(test)]

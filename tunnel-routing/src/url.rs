@@ -1,8 +1,7 @@
 //! The URL of an upstream.
 //!
-//! In comes text; out come scheme, host and port, nothing else: a path, a query or a password in
-//! such a URL would mean something its writer wants and nobody does, so it is refused. Or, for an
-//! upstream on the same machine, the path of a Unix socket. Errors never repeat the URL.
+//! In: text. Out: scheme, host and port, or the path of a Unix socket on the same machine. A path, a query or a
+//! password is refused, since it would be ignored. Errors never repeat the URL.
 
 use std::fmt;
 use std::os::unix;
@@ -12,71 +11,71 @@ use std::str::FromStr;
 use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::ValueError;
 
-/// The host and, in a `Host` field, the authority of an upstream that has none.
+/// The host and authority of a Unix socket.
 const SOCKET_HOST: &str = "localhost";
 
-/// How an upstream is spoken to.
+/// The protocol of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpstreamScheme {
     /// HTTP/1.1 without TLS.
     Http,
-    /// HTTP/2 or HTTP/1.1 over TLS, as both agree.
+    /// HTTP/2 or HTTP/1.1 over TLS, as negotiated.
     Https,
     /// HTTP/2 without TLS.
     H2c,
 }
 
-/// The local service that answers: `http://`, `https://` or `h2c://` and `host[:port]`, or a Unix
-/// socket: `unix:/path` (HTTP/1.1) or `h2c+unix:/path`.
+/// The URL of an upstream: `http://`, `https://` or `h2c://` and `host[:port]`, or a Unix socket: `unix:/path`
+/// (HTTP/1.1) or `h2c+unix:/path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UpstreamUrl {
     scheme: UpstreamScheme,
-    place: Place,
+    address: UpstreamAddress,
 }
 
-/// Where an upstream is.
+/// The address part of the URL.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Place {
+enum UpstreamAddress {
     Network(Authority),
-    /// An absolute path that fits into an address.
+    /// An absolute path that fits into a socket address.
     Socket(PathBuf),
 }
 
 impl UpstreamUrl {
-    /// How it is spoken to.
+    /// The protocol.
     pub fn scheme(&self) -> UpstreamScheme {
         self.scheme
     }
 
-    /// The host's name or address, an IPv6 address without brackets; `localhost` for a Unix socket.
+    /// The host name or address, an IPv6 address without brackets; `localhost` for a Unix socket.
     pub fn host(&self) -> &str {
-        match &self.place {
-            Place::Network(authority) => &authority.host,
-            Place::Socket(_) => SOCKET_HOST,
+        match &self.address {
+            UpstreamAddress::Network(authority) => &authority.host,
+            UpstreamAddress::Socket(_) => SOCKET_HOST,
         }
     }
 
-    /// The port, the scheme's own where none is given; 0 for a Unix socket.
+    /// The port, by default that of the scheme; 0 for a Unix socket.
     pub fn port(&self) -> u16 {
-        match &self.place {
-            Place::Network(authority) => authority.port,
-            Place::Socket(_) => 0,
+        match &self.address {
+            UpstreamAddress::Network(authority) => authority.port,
+            UpstreamAddress::Socket(_) => 0,
         }
     }
 
-    /// What a `Host` field says: the port only where it is not the scheme's own.
+    /// The authority for a `Host` field: with the port only if it is not that of the scheme.
     pub fn authority(&self) -> &str {
-        match &self.place {
-            Place::Network(authority) => &authority.text,
-            Place::Socket(_) => SOCKET_HOST,
+        match &self.address {
+            UpstreamAddress::Network(authority) => &authority.text,
+            UpstreamAddress::Socket(_) => SOCKET_HOST,
         }
     }
 
     /// The path of the Unix socket, if it is one.
     pub fn socket_path(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Network(_) => None,
-            Place::Socket(path) => Some(path),
+        match &self.address {
+            UpstreamAddress::Network(_) => None,
+            UpstreamAddress::Socket(path) => Some(path),
         }
     }
 
@@ -87,23 +86,23 @@ impl UpstreamUrl {
         if path.ends_with('/') || path.chars().any(char::is_control) {
             return Err("this is no path of a Unix socket");
         }
-        // An address has little room, how much depends on the system.
+        // The length of a socket address is limited, how much depends on the system.
         if unix::net::SocketAddr::from_pathname(path).is_err() {
             return Err("the Unix socket's path is too long for an address");
         }
-        let place = Place::Socket(PathBuf::from(path));
-        Ok(Self { scheme, place })
+        let address = UpstreamAddress::Socket(PathBuf::from(path));
+        Ok(Self { scheme, address })
     }
 
-    /// The same with another host, which must be a checked name in lower case. A Unix socket has none.
+    /// This URL with another host, which must be a checked name in lower case. A Unix socket is returned unchanged.
     pub(crate) fn with_host(&self, host: String) -> Self {
-        let Place::Network(Authority { port, .. }) = self.place else {
+        let UpstreamAddress::Network(Authority { port, .. }) = self.address else {
             return self.clone();
         };
         let authority = Authority::new(host, port, self.scheme.default_port());
         Self {
             scheme: self.scheme,
-            place: Place::Network(authority),
+            address: UpstreamAddress::Network(authority),
         }
     }
 }
@@ -157,21 +156,21 @@ impl FromStr for UpstreamUrl {
             ));
         };
         let authority = Authority::parse(rest, scheme.default_port()).map_err(expected)?;
-        let place = Place::Network(authority);
-        Ok(Self { scheme, place })
+        let address = UpstreamAddress::Network(authority);
+        Ok(Self { scheme, address })
     }
 }
 
 impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.place, self.scheme) {
-            (Place::Network(authority), scheme) => {
+        match (&self.address, self.scheme) {
+            (UpstreamAddress::Network(authority), scheme) => {
                 write!(f, "{}://{}", scheme.as_str(), authority.shown())
             }
-            (Place::Socket(path), UpstreamScheme::H2c) => {
+            (UpstreamAddress::Socket(path), UpstreamScheme::H2c) => {
                 write!(f, "h2c+unix:{}", path.display())
             }
-            (Place::Socket(path), _) => write!(f, "unix:{}", path.display()),
+            (UpstreamAddress::Socket(path), _) => write!(f, "unix:{}", path.display()),
         }
     }
 }

@@ -15,9 +15,8 @@ use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::Problem;
-use tunnel_routing::LeadParts;
 use tunnel_routing::config::{HealthOptions, RouteAction, RouteList, UpstreamOptions};
-use tunnel_routing::upstream::UpstreamShared;
+use tunnel_routing::upstream::{Upstream, UpstreamShared};
 use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 use super::reporter::Reporter;
@@ -61,12 +60,9 @@ pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     };
     let dns_servers = source.settings().dns_server.unwrap_or_default();
     let memory = MemoryAccount::new(usize::MAX);
-    let parts = LeadParts {
-        shared: Arc::new(UpstreamShared::new(&dns_servers, memory)),
-        idle_pool: IDLE_POOL,
-    };
+    let shared = Arc::new(UpstreamShared::new(&dns_servers, memory, IDLE_POOL));
     let (probes, entries) = plan(&routes);
-    let probing = stream::iter(&probes).map(|probe| Box::pin(probe.run(&parts)));
+    let probing = stream::iter(&probes).map(|probe| Box::pin(probe.run(&shared)));
     let mut probing = probing.buffered(AT_ONCE);
     let mut results = Vec::with_capacity(probes.len());
     for entry in entries {
@@ -128,23 +124,27 @@ fn plan(routes: &RouteList) -> (Vec<Probe<'_>>, Vec<Entry<'_>>) {
 }
 
 impl Probe<'_> {
-    async fn run(&self, parts: &LeadParts) -> Probed {
+    async fn run(&self, shared: &Arc<UpstreamShared>) -> Probed {
         let began = Instant::now();
         let url = self.url.to_string();
-        match Box::pin(self.connect(&url, parts)).await {
+        match Box::pin(self.connect(&url, shared)).await {
             Ok(more) => (url + &more, None, began.elapsed()),
             Err((text, verdict)) => (format!("{url}: {text}"), Some(verdict), began.elapsed()),
         }
     }
 
     /// Connects, and requests the health path.
-    async fn connect(&self, url: &str, parts: &LeadParts) -> Result<String, (String, Verdict)> {
-        let upstream = parts.upstream(self.url, self.options).map_err(|error| {
+    async fn connect(
+        &self,
+        url: &str,
+        shared: &Arc<UpstreamShared>,
+    ) -> Result<String, (String, Verdict)> {
+        let upstream = Upstream::new(self.url.clone(), self.options, shared).map_err(|error| {
             let text = error.to_string();
             let verdict = verdict::unusable(url, &text);
             (text, verdict)
         })?;
-        upstream.try_reach().await.map_err(|failure| {
+        upstream.probe().await.map_err(|failure| {
             let text = detail(&failure.problem, url);
             let is_socket = self.url.socket_path().is_some();
             let verdict = verdict::not_reached(url, is_socket, &failure, &text);
@@ -159,7 +159,7 @@ impl Probe<'_> {
         else {
             return Ok(String::new());
         };
-        match upstream.try_health(path, host.as_ref(), *timeout).await {
+        match upstream.check_health(path, host.as_ref(), *timeout).await {
             Ok(()) => Ok(format!(", healthy by {path}")),
             Err(text) => {
                 let text = format!("{path}: {text}");

@@ -4,8 +4,10 @@
 use serde_json::{Value, json};
 
 use tunnel_routing::config::{RouteConfig, RouteList};
-use tunnel_routing::dry_run::{Outcome, Question, Sent, Trial, by_specificity, try_request};
-use tunnel_routing::summary::{conditions, leads_to};
+use tunnel_routing::dry_run::{
+    DryRun, DryRunRequest, Outcome, UpstreamRequest, by_specificity, try_request,
+};
+use tunnel_routing::summary::{conditions, target};
 
 use super::Failure;
 use crate::cli::RoutesTest;
@@ -20,8 +22,8 @@ pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
         [method, url] => (method.as_str(), url),
         _ => return Err(Failure::configuration("expected [METHOD] URL")),
     };
-    let question = Question::new(method, url).map_err(Failure::configuration)?;
-    let trial = try_request(&routes, &question);
+    let request = DryRunRequest::new(method, url).map_err(Failure::configuration)?;
+    let trial = try_request(&routes, &request);
     if asked.json {
         println!("{:#}", as_json(&trial));
     } else {
@@ -31,10 +33,10 @@ pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
 }
 
 /// Whether the request gets anywhere.
-fn verdict(trial: &Trial<'_>) -> Result<(), Failure> {
+fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
     let name = trial.winner.map_or("", |route| &*route.name);
     match &trial.outcome {
-        Outcome::Sent(_) | Outcome::Answered(_) => Ok(()),
+        Outcome::Forwarded(_) | Outcome::Answered(_) => Ok(()),
         Outcome::Denied(words) => Err(Failure::running(format_args!(
             "route `{name}` denies it (403 route_denied): {words}"
         ))),
@@ -48,7 +50,7 @@ fn verdict(trial: &Trial<'_>) -> Result<(), Failure> {
     }
 }
 
-fn print(trial: &Trial<'_>) {
+fn print(trial: &DryRun<'_>) {
     if let Some(route) = trial.winner {
         println!("route      {}{}", route.name, place(route));
         println!("matches    {}", conditions(route));
@@ -57,7 +59,7 @@ fn print(trial: &Trial<'_>) {
         println!("segment    {{{name}}} = {segment}");
     }
     match &trial.outcome {
-        Outcome::Sent(all) => {
+        Outcome::Forwarded(all) => {
             for sent in all {
                 let share = match all.len() {
                     1 => String::new(),
@@ -84,15 +86,15 @@ fn print(trial: &Trial<'_>) {
     }
 }
 
-fn dedup_hosts(all: &[Sent]) -> Vec<&str> {
+fn dedup_hosts(all: &[UpstreamRequest]) -> Vec<&str> {
     let mut hosts: Vec<_> = all.iter().map(|sent| sent.host.as_str()).collect();
     hosts.dedup();
     hosts
 }
 
-fn as_json(trial: &Trial<'_>) -> Value {
+fn as_json(trial: &DryRun<'_>) -> Value {
     let outcome = match &trial.outcome {
-        Outcome::Sent(all) => {
+        Outcome::Forwarded(all) => {
             let sent = all
                 .iter()
                 .map(|sent| json!({ "url": sent.url, "host": sent.host, "weight": sent.weight }));
@@ -127,7 +129,7 @@ fn as_json(trial: &Trial<'_>) -> Value {
 pub(super) fn print_table(routes: &RouteList) {
     let sorted = by_specificity(routes);
     let rows: Vec<_> = (sorted.iter())
-        .map(|route| (route.name.to_string(), conditions(route), leads_to(route)))
+        .map(|route| (route.name.to_string(), conditions(route), target(route)))
         .collect();
     let width = |text: fn(&(String, String, String)) -> &String| {
         rows.iter()

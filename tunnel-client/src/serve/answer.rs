@@ -12,7 +12,7 @@ use tunnel_http::upgraded::{Download, Upgrade};
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::fields::clean_frame;
 use tunnel_proto::problem::{Hop, Problem};
-use tunnel_routing::AnswerBody;
+use tunnel_routing::RoutedBody;
 
 use crate::exchange::Observation;
 
@@ -30,13 +30,13 @@ pub(super) const STOPPED: Direct<ResponseError> = Direct(|| ResponseError::Stopp
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("{0}")]
-    Upstream(<AnswerBody as Body>::Error),
+    Upstream(<RoutedBody as Body>::Error),
     #[error("the client has stopped")]
     Stopped,
 }
 
 /// What the routes answer, without what may not travel in trailers.
-pub(super) struct RoutedContent(pub(super) AnswerBody);
+pub(super) struct RoutedContent(pub(super) RoutedBody);
 
 impl Body for RoutedContent {
     type Data = Bytes;

@@ -22,8 +22,8 @@ use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
-use tunnel_routing::request::{IncomingBody, Informational};
-use tunnel_routing::{AnswerBody, CHECKER};
+use tunnel_routing::request::{Informational, RequestBody};
+use tunnel_routing::{CHECKER, RoutedBody};
 
 use super::Connection;
 use super::answer::{GrantedUpgrade, ResponseBody, RoutedContent, STOPPED, ServedExchange};
@@ -35,7 +35,7 @@ const LIMIT_RETRY: Duration = Duration::from_secs(1);
 /// What a request has become once it is checked.
 struct Accepted {
     /// In the form in which requests come through a session.
-    request: Request<IncomingBody>,
+    request: Request<RequestBody>,
     informational: ListenerInformational,
     /// The received method; `CONNECT` for an upgrade.
     method: Method,
@@ -162,7 +162,7 @@ fn accept(
         let (body, informational) = ListenerBody::received(incoming, &way);
         (body, None, informational)
     };
-    let mut request = Request::new(IncomingBody::Listener(body));
+    let mut request = Request::new(RequestBody::Listener(body));
     *request.method_mut() = checked.method.clone();
     *request.uri_mut() = target(parts, &checked)?.into();
     *request.headers_mut() = headers;
@@ -236,7 +236,7 @@ async fn carry(
 /// The response as it is sent on. Its content ends early in order, if it can, when the client stops.
 fn forward(
     connection: &Connection,
-    response: Response<AnswerBody>,
+    response: Response<RoutedBody>,
     mut exchange: ServedExchange,
     method: &Method,
     reconnects: bool,
@@ -259,7 +259,7 @@ fn forward(
 /// Grants an upgrade: to an HTTP/1 connection as a whole, of HTTP/2 to the one stream.
 fn upgrade(
     connection: &Arc<Connection>,
-    response: Response<AnswerBody>,
+    response: Response<RoutedBody>,
     upload: UpgradeSender,
     exchange: ServedExchange,
     on_upgrade: Option<OnUpgrade>,

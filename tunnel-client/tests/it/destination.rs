@@ -5,7 +5,7 @@ use tokio::task::JoinSet;
 use tunnel_ops::task::Owned;
 use tunnel_proto::problem::Reason;
 
-use crate::dns::{NameServer, Said};
+use crate::dns::{NameServer, Reply};
 use crate::scripted::Scripted;
 use crate::setup::{Setup, get};
 
@@ -63,7 +63,7 @@ async fn localhost_is_reached_and_another_name_of_this_machine_is_not() {
 #[tokio::test]
 async fn a_name_server_that_cannot_tell_is_a_dns_error() {
     let server = NameServer::start().await;
-    server.say("app.test", Said::Failure);
+    server.say("app.test", Reply::Failure);
     let setup = Setup::with("http://app.test.", |config| {
         config.settings.dns_server = Some(vec![server.address()]);
     })

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use tunnel_routing::config::RouteList;
-use tunnel_routing::dry_run::{Outcome, Question, try_request};
+use tunnel_routing::dry_run::{DryRunRequest, Outcome, try_request};
 
 struct Ended {
     code: Option<i32>,
@@ -34,10 +34,10 @@ fn example() -> PathBuf {
 fn outcome(routes: &RouteList, request: &str) -> String {
     let (method, path) = request.split_once(' ').unwrap();
     let url = format!("https://acc-prod.tunnels.example{path}");
-    let trial = try_request(routes, &Question::new(method, &url).unwrap());
+    let trial = try_request(routes, &DryRunRequest::new(method, &url).unwrap());
     let name = trial.winner.map_or("none", |route| &*route.name);
     match trial.outcome {
-        Outcome::Sent(sent) => format!("{name} -> {} as {}", sent[0].url, sent[0].host),
+        Outcome::Forwarded(sent) => format!("{name} -> {} as {}", sent[0].url, sent[0].host),
         Outcome::Answered(status) => format!("{name} answers {status}"),
         Outcome::SegmentRefused(_) => format!("{name} refuses"),
         other => format!("{other:?}"),

@@ -1,5 +1,5 @@
-//! Which address is tried first, and when the next: both families raced (RFC 8305), so that a way
-//! that leads nowhere costs a quarter of a second instead of the whole step.
+//! Races the addresses of both families (RFC 8305), so that one that leads nowhere costs a quarter of a second instead
+//! of the whole step.
 //!
 //! ```text
 //!   2001:db8::1  ├────────────────────────────────────── (nothing)
@@ -8,8 +8,8 @@
 //!                └ 250 ms ┘  └ at once after a failure
 //! ```
 //!
-//! In come addresses, the limit of the step, and what an attempt is; out comes the first attempt that
-//! succeeds, or why each of them failed. Nothing here knows sockets.
+//! In: addresses, the limit of the step, and the attempt to make for each. Out: the first attempt that succeeds, or
+//! why each failed. Nothing here knows sockets.
 
 use std::error::Error;
 use std::fmt;
@@ -22,29 +22,29 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Time from one attempt to the next, as RFC 8305 section 5 recommends; less where the step's limit
-/// would leave addresses that are never tried.
+/// Time between two attempts, as RFC 8305 section 5 recommends; less if the limit of the step would not reach all
+/// addresses.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Most addresses that an error names.
 const NAMED: usize = 4;
 
-/// An address that was tried in vain.
+/// A failed attempt.
 #[derive(Debug)]
 pub struct Attempt {
     /// The address.
     pub address: SocketAddr,
-    /// Why; of kind [`io::ErrorKind::TimedOut`] when nothing came back within the step's limit.
+    /// Why; of kind [`io::ErrorKind::TimedOut`] if nothing came back within the limit of the step.
     pub error: io::Error,
 }
 
-/// What the race brought.
+/// The result of a race.
 pub struct Won<T> {
-    /// What the attempt made.
+    /// The result of the attempt that succeeded.
     pub made: T,
-    /// Where.
+    /// Its address.
     pub address: SocketAddr,
-    /// Those that failed before it, in that order.
+    /// The attempts that failed before it, in that order.
     pub failed: Vec<Attempt>,
 }
 
@@ -52,8 +52,8 @@ pub struct Won<T> {
 #[derive(Debug)]
 pub struct AllFailed(Vec<Attempt>);
 
-/// The order in which addresses are tried: IPv6 and IPv4 in turn, IPv6 first, each family as the
-/// resolver had it, and none twice.
+/// The order in which addresses are tried: IPv6 and IPv4 alternate, IPv6 first, each family in the order of the
+/// resolver, without duplicates.
 pub fn order(addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let (six, four): (Vec<_>, Vec<_>) = addresses.into_iter().partition(SocketAddr::is_ipv6);
     let (mut six, mut four) = (six.into_iter(), four.into_iter());
@@ -71,9 +71,8 @@ pub fn order(addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr>
     }
 }
 
-/// Tries these addresses in this order, each next one after a short while or a failure, until one
-/// attempt succeeds, all have failed, or the limit is over. Attempts that are not needed any more are
-/// dropped.
+/// Tries the addresses in this order, each after a short time or a failure of the one before, until one attempt
+/// succeeds, all have failed, or the limit is over. The other attempts are dropped.
 pub(super) async fn race<T, F>(
     addresses: &[SocketAddr],
     limit: Duration,
@@ -116,7 +115,7 @@ where
     }
 }
 
-/// The first of the attempts that ends; it is taken out.
+/// Waits for the first attempt that ends, and removes it.
 async fn first<T, F>(running: &mut Vec<(SocketAddr, Pin<Box<F>>)>) -> (SocketAddr, io::Result<T>)
 where
     F: Future<Output = io::Result<T>>,
@@ -138,18 +137,18 @@ where
 }
 
 impl AllFailed {
-    /// The attempts, in the order in which they failed.
+    /// No address was reached by these attempts.
     #[must_use]
     pub fn new(attempts: Vec<Attempt>) -> Self {
         Self(attempts)
     }
 
-    /// Each address, in the order in which they failed.
+    /// The attempts, in the order in which they failed.
     pub fn attempts(&self) -> &[Attempt] {
         &self.0
     }
 
-    /// What they have in common. That somebody refused says more than that others did not answer.
+    /// The kind of error for all: a refusal says more than a missing answer.
     fn kind(&self) -> io::ErrorKind {
         let kinds = || self.0.iter().map(|attempt| attempt.error.kind());
         if kinds().any(|kind| kind == io::ErrorKind::ConnectionRefused) {

@@ -1,4 +1,4 @@
-//! A step on the way to a connection: its limit, and how it fails. What the steps are says whoever takes them.
+//! A step of a dial: its limit, and how it fails. `S` names the steps of the caller.
 
 use std::future::Future;
 use std::io;
@@ -21,7 +21,7 @@ pub enum StepError<S> {
     Failed(S, #[source] io::Error),
 }
 
-/// Takes one step within its limit.
+/// Awaits a step within its limit.
 pub async fn within<S, T>(
     step: S,
     limit: Duration,
@@ -33,14 +33,14 @@ pub async fn within<S, T>(
     }
 }
 
-/// What came of a step that keeps its limit itself, since it has more to say than that the limit is over.
+/// Converts the result of a step that keeps its limit itself, since its error says more than that the limit is over.
 pub fn ended_within<S, T>(
     step: S,
     limit: Duration,
     ended: io::Result<T>,
 ) -> Result<T, StepError<S>> {
     match ended {
-        // The system has limits of its own, which mean the same.
+        // A time-out of the system is reported as one of the step.
         Err(error) if error.kind() == io::ErrorKind::TimedOut && !says_more(&error) => {
             Err(StepError::TimedOut(step, limit))
         }
@@ -48,7 +48,7 @@ pub fn ended_within<S, T>(
     }
 }
 
-/// Whether an error says more than that it took too long.
+/// Whether an error has more than the fact of a time-out.
 fn says_more(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<AllFailed>())
 }
@@ -61,7 +61,7 @@ impl<S: Copy> StepError<S> {
         }
     }
 
-    /// What is wrong with the certificate that was shown, if that is it.
+    /// The error of the certificate that the peer showed, if that is the cause.
     pub fn certificate(&self) -> Option<&CertificateError> {
         match self {
             Self::Failed(_, error) => tls::certificate_error(error),
@@ -69,7 +69,7 @@ impl<S: Copy> StepError<S> {
         }
     }
 
-    /// Each address that was tried in vain, and why.
+    /// The addresses that failed.
     pub fn attempts(&self) -> &[Attempt] {
         self.inner::<AllFailed>()
             .map(AllFailed::attempts)

@@ -1,4 +1,4 @@
-//! From a connection to one under TLS, the peer's certificate checked.
+//! TLS on a connection: handshake, names, certificate errors, and a verifier that accepts any certificate.
 
 use std::io;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use tokio_rustls::client::TlsStream;
 
 use crate::tls_files::{self, Identity, TlsFilesError};
 
-/// The name that a peer's certificate has to be for: a DNS name, or an IP address.
+/// The name that a peer's certificate must have: a DNS name or an IP address.
 ///
 /// # Errors
 /// When the host is neither.
 pub fn server_name(host: &str) -> io::Result<ServerName<'static>> {
-    // Certificates never have the last dot that keeps a resolver from trying its own domains.
+    // Certificates have no last dot, with which a resolver skips its search domains.
     let name = host.strip_suffix('.').unwrap_or(host);
     ServerName::try_from(name.to_owned())
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no name that TLS can check"))
 }
 
-/// Does the handshake. An error of TLS itself is a [`rustls::Error`] within the [`io::Error`].
+/// Makes the handshake. An error of TLS is a [`rustls::Error`] inside the [`io::Error`].
 pub async fn handshake<IO>(
     stream: IO,
     config: &Arc<ClientConfig>,
@@ -37,7 +37,7 @@ where
         .await
 }
 
-/// Whether the peer's certificate is what a handshake failed for.
+/// Whether a handshake failed because of the peer's certificate.
 pub fn is_certificate_error(error: &io::Error) -> bool {
     matches!(
         tls_error(error),
@@ -45,7 +45,7 @@ pub fn is_certificate_error(error: &io::Error) -> bool {
     )
 }
 
-/// What is wrong with the peer's certificate, if that is what a handshake failed for.
+/// The error of the peer's certificate, if that made the handshake fail.
 pub fn certificate_error(error: &io::Error) -> Option<&CertificateError> {
     match tls_error(error)? {
         rustls::Error::InvalidCertificate(error) => Some(error),
@@ -57,7 +57,7 @@ fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// TLS with whoever answers.
+/// A TLS configuration that accepts any certificate.
 ///
 /// # Errors
 /// When TLS cannot be set up.
@@ -74,9 +74,8 @@ pub fn unchecked(
     })
 }
 
-/// Takes any certificate of anybody, where that is wanted: an upstream of which it is written so, or a look at
-/// who is there. Signatures are not looked at either: from somebody unknown they say nothing, and many an old
-/// certificate cannot even be read.
+/// Accepts any certificate: for upstreams configured so, and for diagnosis. Signatures are not checked either: from an
+/// unknown peer they prove nothing, and some old certificates cannot even be parsed.
 #[derive(Debug)]
 struct Unchecked {
     schemes: Vec<SignatureScheme>,

@@ -1,4 +1,4 @@
-//! What a route changes, and which pages may read the client's own answers.
+//! Checks what a route changes, and its CORS policy.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::rewrite::{
     CHANGES_BYTES, CHANGES_MAX, Changes, HostHeader, Prefix, Rewrite, is_changeable,
 };
 
-/// What a page may use where a route says nothing else.
+/// Methods of a CORS policy that names none.
 const CORS_METHODS: &str = "GET, HEAD, PUT, PATCH, POST, DELETE";
 
 /// Most origins of one route.
@@ -84,7 +84,7 @@ impl Checker<'_> {
             "upstream" => return Some(HostHeader::Upstream),
             _ => {}
         }
-        // A name, and perhaps a port.
+        // A name, with or without a port.
         let authority = given.get_ref().parse::<http::uri::Authority>().ok();
         let authority = authority.filter(|authority| !authority.as_str().contains('@'));
         let value = authority.and_then(|name| HeaderValue::from_str(name.as_str()).ok());
@@ -127,7 +127,7 @@ impl Checker<'_> {
         let name = self.field_name(name, value.span(), key);
         let text = value.get_ref();
         let parsed = HeaderValue::from_str(text).ok();
-        // No wire carries white space around a value.
+        // HTTP carries no white space around a value.
         let parsed = parsed.filter(|_| text.trim() == text);
         if parsed.is_none() {
             let problem = "a field's value is printable ASCII without white space around it";
@@ -196,7 +196,7 @@ impl Checker<'_> {
         name
     }
 
-    /// Empty when any will do.
+    /// The allowed origins; empty for any.
     fn origins(&mut self, given: &Spanned<Vec<Text>>, credentials: bool) -> Vec<HeaderValue> {
         let key = "route.cors.origins";
         let texts = given.get_ref();
@@ -233,7 +233,7 @@ impl Checker<'_> {
     }
 }
 
-/// As browsers write it (RFC 6454 section 6.2), since it is compared byte for byte.
+/// An origin as browsers write it (RFC 6454 section 6.2): it is compared byte for byte.
 fn origin(text: &str) -> Option<HeaderValue> {
     let rest = (text.strip_prefix("https://")).or_else(|| text.strip_prefix("http://"))?;
     let is_host =
@@ -242,7 +242,7 @@ fn origin(text: &str) -> Option<HeaderValue> {
     fits.then(|| HeaderValue::from_str(text).ok()).flatten()
 }
 
-/// Whether every path of a pattern begins with these segments.
+/// Whether every path that a pattern matches begins with these segments.
 fn begins_with(path: &Pattern, prefix: &str) -> bool {
     let prefix = prefix.strip_prefix('/').unwrap_or(prefix);
     let mut own = path.segments().iter();

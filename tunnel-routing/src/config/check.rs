@@ -1,5 +1,4 @@
-//! From routes as written to routes that can be used. It goes on after a fault, so that all are told
-//! at once.
+//! Checks routes as written. The check goes on after a fault, so that all are reported at once.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,21 +20,21 @@ use super::{
 use crate::matcher::ROUTES_MAX;
 use crate::template::is_dns_label;
 
-/// Checks the routes of one file.
+/// The state of the check of one file.
 pub(super) struct Checker<'a> {
     pub(super) file: &'a TomlFile,
-    /// What counts where a route says nothing.
+    /// What applies where a route has no setting of its own.
     pub(super) defaults: &'a RouteDefaults,
-    /// Whether the files that routes name are read.
+    /// Whether files that routes name are read.
     pub(super) reads_files: bool,
-    /// Those that were read, since many routes name the same, and the system's roots are many.
+    /// Roots that were read: many routes name the same file, and the system has many.
     roots: HashMap<Option<PathBuf>, Roots>,
     pub(super) faults: &'a mut Vec<ConfigFileError>,
 }
 
 impl RouteList {
-    /// Checks the routes of a file, and reads the files that they name if `reads_files`. Each fault is pushed;
-    /// `None` if a route by itself is not good.
+    /// Checks the routes of a file, and reads the files that they name if `reads_files`. Faults are added to `faults`;
+    /// `None` if a route is not good by itself.
     pub fn check(
         routes: &[RawRoute],
         file: &TomlFile,
@@ -56,10 +55,10 @@ impl RouteList {
             return None;
         }
         checker.names(routes);
-        // All of them, also after the first that is not good.
+        // All routes, also after one that is not good.
         let checked: Vec<_> = routes.iter().map(|raw| checker.route(raw)).collect();
         let checked: Option<Vec<_>> = checked.into_iter().collect();
-        // How they go together can be told only when all could be read.
+        // How routes go together can be checked only when all could be read.
         let list = Self(checked?);
         checker.overlaps(&list, routes);
         checker.preflights(&list, routes);
@@ -72,7 +71,7 @@ impl Checker<'_> {
         self.faults.push(self.file.error_at(span, key, problem));
     }
 
-    /// The value, or a fault where it stands.
+    /// The value; or a fault at its position.
     pub(super) fn take<T>(&mut self, text: &Text, key: &str) -> Option<T>
     where
         T: FromStr<Err: ToString>,
@@ -111,7 +110,7 @@ impl Checker<'_> {
             .ok()
     }
 
-    /// The system's roots, and those of a CA file.
+    /// The system's roots and those of a CA file.
     pub(super) fn roots(&mut self, ca_file: Option<&Path>, span: Range<usize>) -> Option<Roots> {
         let key = ca_file.map(Path::to_owned);
         if let Some(roots) = self.roots.get(&key) {
@@ -157,7 +156,7 @@ impl Checker<'_> {
     }
 
     fn route(&mut self, raw: &RawRoute) -> Option<RouteConfig> {
-        // Each part is looked at, whatever is wrong with another.
+        // Each part is checked, whatever is wrong with another.
         let conditions = self.conditions(raw);
         let cors = match &raw.cors {
             Some(cors) => self.cors(cors).map(Some),
@@ -181,7 +180,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Before a page asks by a route with CORS, its browser asks with OPTIONS; that a route for the same
+    /// Before a page sends a request by a route with CORS, its browser sends `OPTIONS`, which a route for the same
     /// paths must take.
     fn preflights(&mut self, routes: &RouteList, raw: &[RawRoute]) {
         let takes = |conditions: &Conditions| {

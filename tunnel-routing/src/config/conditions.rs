@@ -1,4 +1,4 @@
-//! Which requests a route takes, and what their segments may be.
+//! Checks the conditions of a route, and the allowed values of its segments.
 
 use http::Method;
 
@@ -10,7 +10,7 @@ use crate::odd::OddParts;
 use crate::pattern::{Pattern, Segment};
 use crate::template::{Template, is_dns_label};
 
-/// Most values that a segment may be allowed.
+/// Most allowed values of a segment.
 const VALUES_MAX: usize = 4096;
 
 /// Most methods of one route.
@@ -34,8 +34,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The odd parts that a path may have: those that the route names. A route that denies takes all, so that it
-    /// denies odd paths too.
+    /// The odd parts that the route allows. A route that denies takes all, so that it denies odd paths too.
     fn odd_parts(&mut self, raw: &RawRoute) -> Option<OddParts> {
         if let Some(old) = &raw.allow_odd_paths {
             let problem = "it is not known any more: name what the route's paths may have, such as \
@@ -116,9 +115,9 @@ impl Checker<'_> {
         let mut all = Some(Vec::new());
         for (name, given) in &raw.values {
             let key = format!("route.values.{name}");
-            let place = path.place_of(name);
+            let index = path.index_of(name);
             let problem = match given.get_ref().len() {
-                _ if place.is_none() => format!("the path has no segment `{{{name}}}`"),
+                _ if index.is_none() => format!("the path has no segment `{{{name}}}`"),
                 0 => "no value is named: leave it out for all, or use `deny`".to_owned(),
                 1..=VALUES_MAX => String::new(),
                 _ => format!("there may be at most {VALUES_MAX} values"),
@@ -142,7 +141,7 @@ impl Checker<'_> {
             let values = given.get_ref().iter();
             let values = SegmentValues {
                 name: name.as_str().into(),
-                place: place.unwrap_or_default(),
+                index: index.unwrap_or_default(),
                 values: values
                     .map(|value| value.get_ref().as_str().into())
                     .collect(),
@@ -155,7 +154,7 @@ impl Checker<'_> {
         all
     }
 
-    /// A value that no label can be would never be let through.
+    /// Reports values that cannot be a label of the template's host, and so would always be refused.
     pub(super) fn values_of_template(
         &mut self,
         raw: &RawRoute,

@@ -1,4 +1,4 @@
-//! What a new table of routes has that the one before had not, for people: names, and not too many of them.
+//! The difference between two tables of routes, for the log: names, and not too many.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::{RouteConfig, RouteList};
 
-/// Most names of one kind that are told; a table may have a thousand.
-const TOLD: usize = 10;
+/// Most names of one kind that are shown; a table may have a thousand.
+const NAMES_SHOWN: usize = 10;
 
-/// From one table to the next, by the names of its routes.
+/// Names of routes that were added, removed or changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RoutesDifference {
     added: Vec<Arc<str>>,
@@ -18,8 +18,8 @@ pub struct RoutesDifference {
 }
 
 impl RoutesDifference {
-    /// What `after` has that `before` had not. Where a route stands in the file decides nothing, and what is in
-    /// the files that it names is a part of it.
+    /// The difference from `before` to `after`. The order of routes does not count; the content of files that routes
+    /// name does.
     pub fn between<'a>(
         before: impl IntoIterator<Item = &'a RouteConfig>,
         after: &RouteList,
@@ -30,7 +30,7 @@ impl RoutesDifference {
         for route in after {
             let names = match before.remove(&*route.name) {
                 None => &mut difference.added,
-                Some(other) if !route.says_what(other) => &mut difference.changed,
+                Some(other) if !route.equals_but_for_line(other) => &mut difference.changed,
                 Some(_) => continue,
             };
             names.push(Arc::clone(&route.name));
@@ -41,15 +41,15 @@ impl RoutesDifference {
         difference
     }
 
-    /// Whether there is none.
+    /// Whether nothing differs.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl RouteConfig {
-    /// Whether another one says the same, on whatever line.
-    fn says_what(&self, other: &Self) -> bool {
+    /// Whether another route is equal, on whatever line.
+    fn equals_but_for_line(&self, other: &Self) -> bool {
         let line = other.line;
         let moved = Self {
             line,
@@ -68,9 +68,13 @@ impl fmt::Display for RoutesDifference {
         ];
         let mut separator = "";
         for (kind, names) in kinds.into_iter().filter(|(_, names)| !names.is_empty()) {
-            let told = names.get(..TOLD).unwrap_or(names).join(", ");
-            write!(f, "{separator}{kind} {told}")?;
-            if let Some(more) = names.len().checked_sub(TOLD).filter(|more| *more > 0) {
+            let shown = names.get(..NAMES_SHOWN).unwrap_or(names).join(", ");
+            write!(f, "{separator}{kind} {shown}")?;
+            if let Some(more) = names
+                .len()
+                .checked_sub(NAMES_SHOWN)
+                .filter(|more| *more > 0)
+            {
                 write!(f, " and {more} more")?;
             }
             separator = "; ";

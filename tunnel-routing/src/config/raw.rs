@@ -1,4 +1,4 @@
-//! A route as written, each word with its place, so that a fault in it can be pointed at.
+//! A route as written, each value with its position, so that a fault can be located.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use toml::Spanned;
 use tunnel_ops::config_value::{self, ValueError};
 use tunnel_ops::settings::FileOnly;
 
-/// A text with its place.
+/// A text with its position.
 pub(super) type Text = Spanned<String>;
 
 /// `[[route]]`, not checked yet.
@@ -22,13 +22,13 @@ pub struct RawRoute {
     pub(super) path: Text,
     #[serde(default)]
     pub(super) allow_paths_with: Vec<Text>,
-    /// What `allow_paths_with` was once, for an error that says so.
+    /// The former name of `allow_paths_with`, for an error that says so.
     pub(super) allow_odd_paths: Option<Spanned<bool>>,
     #[serde(default)]
     pub(super) values: BTreeMap<String, Spanned<Vec<Text>>>,
     pub(super) upstream: Option<Text>,
     pub(super) upstreams: Option<Spanned<Vec<RawMember>>>,
-    pub(super) respond: Option<Spanned<RawAnswer>>,
+    pub(super) respond: Option<Spanned<RawDirectResponse>>,
     pub(super) deny: Option<Text>,
     pub(super) strip_prefix: Option<Text>,
     pub(super) replace_prefix: Option<Spanned<RawPrefix>>,
@@ -49,7 +49,7 @@ pub struct RawRoute {
     pub(super) ejection: Option<Spanned<RawEjection>>,
 }
 
-/// One of several upstreams.
+/// An element of `upstreams`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawMember {
@@ -60,7 +60,7 @@ pub(super) struct RawMember {
 /// `respond`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawAnswer {
+pub(super) struct RawDirectResponse {
     pub(super) status: Option<Spanned<i64>>,
     pub(super) content_type: Option<Text>,
     pub(super) body: Option<Text>,
@@ -133,8 +133,8 @@ pub(super) struct RawEjection {
     pub(super) duration: Option<Text>,
 }
 
-/// Reads a duration or a size as a text, and a number as its own text: what is wrong with `5` in such a place
-/// its own type says best.
+/// Reads a duration or a size as a text, and a number as its digits, so that the type of the value reports what is
+/// wrong with a number without a unit.
 fn value_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Text>, D::Error> {
     struct Value(String);
 

@@ -83,7 +83,7 @@ fn a_whole_table_is_read() {
     assert_eq!(conditions.methods, [Method::POST, Method::OPTIONS]);
     let parts = OddParts::ENCODED_SLASH.with(OddParts::SEMICOLON);
     assert_eq!(conditions.allow_paths_with, parts);
-    assert_eq!(hooks.values[0].place, 1);
+    assert_eq!(hooks.values[0].index, 1);
     assert_eq!(hooks.check_values(b"/webhooks/argo/x"), Ok(()));
     assert_eq!(
         &*hooks.check_values(b"/webhooks/other/x").unwrap_err().name,
@@ -165,7 +165,7 @@ deny = "no"
 #[test]
 fn an_unknown_key_is_named_with_its_line() {
     let route = "[[route]]\nname = \"a\"\npath = \"/\"\ndeny = \"no\"\n";
-    for (line, place) in [
+    for (line, index) in [
         ("strip_prefx = \"/a\"", "r.toml:5:1: route.strip_prefx: "),
         (
             "cors = { origin = [\"https://a\"] }",
@@ -174,7 +174,7 @@ fn an_unknown_key_is_named_with_its_line() {
     ] {
         let text = format!("{route}{line}\n");
         let error = RouteList::from_toml("r.toml", &text).unwrap_err();
-        assert!(error.to_string().starts_with(place), "{error}");
+        assert!(error.to_string().starts_with(index), "{error}");
     }
 }
 

@@ -1,5 +1,4 @@
-//! What a route does with a request: the upstreams it leads to and how they are spoken to, or the
-//! answer that it gives by itself.
+//! Checks what a route does with a request: its upstreams and their options, or its direct response.
 
 use std::time::Duration;
 
@@ -12,9 +11,9 @@ use tunnel_ops::config_value::SizeText;
 use tunnel_ops::tls_files::Identity;
 
 use super::check::Checker;
-use super::raw::{RawAnswer, RawEjection, RawHealth, RawMember, RawRoute, RawTls, Text};
+use super::raw::{RawDirectResponse, RawEjection, RawHealth, RawMember, RawRoute, RawTls, Text};
 use super::{
-    EjectionOptions, FixedAnswer, HealthOptions, RouteAction, TlsOptions, UpstreamMember,
+    DirectResponse, EjectionOptions, HealthOptions, RouteAction, TlsOptions, UpstreamMember,
     UpstreamOptions, UpstreamsConfig,
 };
 use crate::pattern::Pattern;
@@ -24,8 +23,8 @@ use crate::url::{UpstreamScheme, UpstreamUrl};
 /// Most upstreams of one route.
 const MEMBERS_MAX: usize = 64;
 
-/// Longest content of a fixed answer, and longest words of a denial, in bytes.
-const ANSWER_BYTES: usize = 64 * 1024;
+/// Longest content of a direct response, and longest text of a denial, in bytes.
+const DIRECT_RESPONSE_BYTES: usize = 64 * 1024;
 const DENY_BYTES: usize = 256;
 
 impl Checker<'_> {
@@ -42,11 +41,11 @@ impl Checker<'_> {
             return None;
         }
         if let Some(answer) = &raw.respond {
-            self.leads_nowhere(raw);
-            return self.answer(answer).map(RouteAction::Respond);
+            self.check_direct(raw);
+            return self.direct_response(answer).map(RouteAction::Respond);
         }
         if let Some(words) = &raw.deny {
-            self.leads_nowhere(raw);
+            self.check_direct(raw);
             if let Some(changes) = &raw.response_headers {
                 let problem = "a denial is not an upstream's answer: leave it out";
                 self.fault(changes.span(), "route.response_headers", problem);
@@ -59,8 +58,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Whoever writes how an upstream is reached expects one to be.
-    fn leads_nowhere(&mut self, raw: &RawRoute) {
+    /// Reports settings of upstreams on a route that has none.
+    fn check_direct(&mut self, raw: &RawRoute) {
         let spans = [
             ("strip_prefix", raw.strip_prefix.as_ref().map(Spanned::span)),
             (
@@ -91,7 +90,7 @@ impl Checker<'_> {
         }
     }
 
-    fn answer(&mut self, raw: &Spanned<RawAnswer>) -> Option<FixedAnswer> {
+    fn direct_response(&mut self, raw: &Spanned<RawDirectResponse>) -> Option<DirectResponse> {
         let raw = raw.get_ref();
         let status = self.count::<200, 599>(raw.status.as_ref(), "route.respond.status", 200);
         let content_type = match &raw.content_type {
@@ -112,14 +111,14 @@ impl Checker<'_> {
             Some(status) if has_none(status) && !bytes.is_empty() => {
                 "an answer with this status has no body"
             }
-            _ if bytes.len() > ANSWER_BYTES => "a fixed answer has at most 64 KiB",
+            _ if bytes.len() > DIRECT_RESPONSE_BYTES => "a fixed answer has at most 64 KiB",
             _ => "",
         };
         if let Some(body) = body.filter(|_| !problem.is_empty()) {
             self.fault(body.span(), "route.respond.body", problem);
             return None;
         }
-        Some(FixedAnswer {
+        Some(DirectResponse {
             status: StatusCode::from_u16(u16::try_from(status?).ok()?).ok()?,
             content_type: content_type?,
             body: Bytes::copy_from_slice(bytes),
@@ -128,7 +127,7 @@ impl Checker<'_> {
 
     fn deny(&mut self, words: &Text) -> Option<RouteAction> {
         let text = words.get_ref();
-        // They travel as a field.
+        // The text is sent in a field.
         let fits = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if text.is_empty() || text.len() > DENY_BYTES || !fits {
             let problem = "expected a few words for whoever is denied, in ASCII, at most 256 bytes";
@@ -246,7 +245,7 @@ impl Checker<'_> {
         };
         let tls = match (&raw.tls, has_https) {
             (Some(tls), false) => {
-                // Its upstream may be what could not be read.
+                // The upstream may have a fault of its own.
                 let problem = "no upstream of this route is spoken to over TLS: use https:// or leave this out";
                 self.fault(tls.span(), "route.tls", problem);
                 None
@@ -363,8 +362,7 @@ impl Checker<'_> {
     }
 }
 
-/// The name that the route's requests give to the upstream, if it is always the same; whether it is
-/// one is looked at elsewhere.
+/// The `Host` that the route gives to all requests, if it does; it is checked elsewhere.
 fn named_host(route: &RawRoute) -> Option<HeaderValue> {
     let name = route.host_header.as_ref()?.get_ref().as_str();
     let is_name = !matches!(name, "keep" | "upstream");

@@ -7,7 +7,7 @@ use proptest::sample::select;
 
 use super::*;
 
-/// A route as somebody would write it, which the reference reads anew for each request.
+/// A route as written, which the reference matcher parses for each request.
 #[derive(Debug, Clone)]
 struct Written {
     host: Option<&'static str>,
@@ -59,8 +59,8 @@ impl Written {
         let given: Vec<&str> = path.split('/').collect();
         let own: Vec<&str> = self.path.split('/').collect();
         let mut scores = Vec::new();
-        for (place, own) in own.iter().enumerate() {
-            match (given.get(place), *own) {
+        for (index, own) in own.iter().enumerate() {
+            match (given.get(index), *own) {
                 (_, "*") => return Some(scores),
                 (Some(given), own) if own.starts_with('{') && !given.is_empty() => scores.push(2),
                 (Some(given), own) if !own.starts_with('{') && own == *given => scores.push(3),
@@ -112,15 +112,15 @@ fn reference(
 ) -> Result<usize, NoRoute> {
     let scored = routes.iter().enumerate();
     let scored =
-        scored.filter_map(|(place, route)| Some((route.score(host, method, path)?, place)));
+        scored.filter_map(|(index, route)| Some((route.score(host, method, path)?, index)));
     // The first of those that say most; only those that overlap say the same.
     let best = scored
         .max_by(|(a, first), (b, second)| a.cmp(b).then(second.cmp(first)))
-        .map(|(_, place)| place);
+        .map(|(_, index)| index);
     match best {
         None => Err(NoRoute::Unknown),
-        Some(place) if looks_odd(path) && !routes[place].takes_odd => Err(NoRoute::OddPath(place)),
-        Some(place) => Ok(place),
+        Some(index) if looks_odd(path) && !routes[index].takes_odd => Err(NoRoute::OddPath(index)),
+        Some(index) => Ok(index),
     }
 }
 
@@ -198,7 +198,7 @@ fn conditions(host: Option<&str>, methods: &[Method], path: &str) -> Conditions 
     }
 }
 
-/// The same, as a route that denies has it.
+/// The pattern of a route that denies.
 fn denial(conditions: Conditions) -> Conditions {
     Conditions {
         allow_paths_with: OddParts::ALL,
@@ -423,13 +423,13 @@ fn normal(path: &str) -> String {
     }
     let mut segments: Vec<&str> = Vec::new();
     let given: Vec<_> = text.split('/').skip(1).collect();
-    for (place, segment) in given.iter().enumerate() {
+    for (index, segment) in given.iter().enumerate() {
         match *segment {
             "." | ".." => {
                 if *segment == ".." {
                     segments.pop();
                 }
-                if place + 1 == given.len() {
+                if index + 1 == given.len() {
                     segments.push("");
                 }
             }
@@ -487,11 +487,11 @@ proptest! {
         paths in vec(disguised_path(), 1..16),
     ) {
         for path in &paths {
-            if let Ok(place) = found(&routes, "", Method::GET, &normal(path))
-                && routes[place].is_denial
+            if let Ok(index) = found(&routes, "", Method::GET, &normal(path))
+                && routes[index].is_denial
             {
                 let takes = found(&routes, "", Method::GET, path);
-                let is_forwarded = takes.is_ok_and(|place| !routes[place].is_denial);
+                let is_forwarded = takes.is_ok_and(|index| !routes[index].is_denial);
                 prop_assert!(!is_forwarded, "{} {:?} {:?}", path, takes, routes);
             }
         }
@@ -511,7 +511,7 @@ proptest! {
         let (matcher, overlaps) = Matcher::new(&routes);
         // Those that overlap are refused when they are loaded, so no request is asked for them.
         let written: Vec<_> = written.into_iter().enumerate()
-            .filter(|(place, _)| overlaps.iter().all(|overlap| overlap.second != *place))
+            .filter(|(index, _)| overlaps.iter().all(|overlap| overlap.second != *index))
             .map(|(_, written)| written)
             .collect();
         let routes: Vec<_> = written.iter().map(Written::conditions).collect();

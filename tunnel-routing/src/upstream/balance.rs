@@ -1,9 +1,8 @@
-//! Which of several upstreams is asked next, by weights and by how they have done: no clock, no
-//! network.
+//! Weighted round-robin over several upstreams, with ejection: no clock, no network.
 //!
-//! An upstream is out while its checks fail, or for a growing time after it failed too often in a
-//! row. Those that are out are passed over as long as any other is there; when all are, all are asked
-//! again: perhaps it is the checks that are wrong.
+//! An upstream is out while its health checks fail, or for a growing time after consecutive failures. Upstreams that
+//! are out are passed over while there is any other; when all are out, all get requests again, since the checks may be
+//! wrong.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,68 +10,59 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Largest weight: with the number of upstreams that a file can name, sums stay far from any limit.
-pub(crate) const WEIGHT_MAX: u32 = 1000;
-/// Most times that the time out is grown by.
+use super::settings::EjectionOptions;
+
+/// Most times that the ejection time is added.
 const GROWTH_MAX: u32 = 10;
 
-/// When an upstream that fails is left alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EjectionSettings {
-    /// Failures in a row, to connect or to answer. At least 1.
-    pub(crate) after: u32,
-    /// For how long the first time; each further time in a row for as much more, up to ten times it.
-    pub(crate) duration: Duration,
-}
-
-impl EjectionSettings {
-    /// For how long an upstream is left alone when it is put out for this time in a row.
+impl EjectionOptions {
+    /// The duration of an ejection, the `times`th in a row.
     fn out(&self, times: u32) -> Duration {
         self.duration.saturating_mul(times.min(GROWTH_MAX))
     }
 }
 
-/// What is known of an upstream, wherever its place is.
+/// The state of a member, for another balance.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Known {
+pub(super) struct MemberState {
     is_unhealthy: bool,
     failures: u32,
     ejections: u32,
-    /// Since when it is out, and until when.
+    /// The start and end of its ejection.
     out: Option<(Instant, Instant)>,
 }
 
-/// The upstreams' places.
+/// The upstreams' members.
 pub(super) struct Balance {
-    places: Vec<Place>,
-    /// How far each place is ahead of its share.
+    members: Vec<Member>,
+    /// Credits of the members: how far each is ahead of its share.
     turns: Mutex<Vec<i64>>,
-    ejection: Option<EjectionSettings>,
-    /// From where times are counted.
+    ejection: Option<EjectionOptions>,
+    /// The origin of stored times.
     start: Instant,
 }
 
-struct Place {
+struct Member {
     weight: u32,
     is_unhealthy: AtomicBool,
-    /// In a row.
+    /// Consecutive failures.
     failures: AtomicU32,
-    /// Ejections in a row.
+    /// Consecutive ejections.
     ejections: AtomicU32,
-    /// Until when it is out, in milliseconds from the start; 0 for not at all.
+    /// End of the ejection, in milliseconds from `start`; 0 for none.
     out_until: AtomicU64,
-    /// When it was put out the last time, counted in the same way.
+    /// Start of the last ejection, in milliseconds from `start`.
     out_since: AtomicU64,
 }
 
 impl Balance {
-    /// Places with these weights, none of them out.
+    /// Members with these weights, none of them out.
     pub(super) fn new(
         weights: impl IntoIterator<Item = u32>,
-        ejection: Option<EjectionSettings>,
+        ejection: Option<EjectionOptions>,
         start: Instant,
     ) -> Self {
-        let place = |weight| Place {
+        let member = |weight| Member {
             weight,
             is_unhealthy: AtomicBool::new(false),
             failures: AtomicU32::new(0),
@@ -80,61 +70,65 @@ impl Balance {
             out_until: AtomicU64::new(0),
             out_since: AtomicU64::new(0),
         };
-        let places: Vec<_> = weights.into_iter().map(place).collect();
+        let members: Vec<_> = weights.into_iter().map(member).collect();
         Self {
-            turns: Mutex::new(vec![0; places.len()]),
-            places,
+            turns: Mutex::new(vec![0; members.len()]),
+            members,
             ejection,
             start,
         }
     }
 
-    /// What is known of the upstream at a place.
-    pub(super) fn known(&self, index: usize) -> Known {
-        let place = &self.places[index];
+    /// What is state of the upstream at a member.
+    pub(super) fn state(&self, index: usize) -> MemberState {
+        let member = &self.members[index];
         let time = |millis: &AtomicU64| {
             let since = Duration::from_millis(millis.load(Ordering::Relaxed));
             self.start.checked_add(since)
         };
-        let is_out = place.out_until.load(Ordering::Relaxed) > 0;
-        Known {
-            is_unhealthy: place.is_unhealthy.load(Ordering::Relaxed),
-            failures: place.failures.load(Ordering::Relaxed),
-            ejections: place.ejections.load(Ordering::Relaxed),
-            out: time(&place.out_since)
-                .zip(time(&place.out_until))
+        let is_out = member.out_until.load(Ordering::Relaxed) > 0;
+        MemberState {
+            is_unhealthy: member.is_unhealthy.load(Ordering::Relaxed),
+            failures: member.failures.load(Ordering::Relaxed),
+            ejections: member.ejections.load(Ordering::Relaxed),
+            out: time(&member.out_since)
+                .zip(time(&member.out_until))
                 .filter(|_| is_out),
         }
     }
 
-    /// Takes over what was known of an upstream elsewhere, as far as something here can take it back:
+    /// Takes over what was state of an upstream elsewhere, as far as something here can take it back:
     /// checks, if there are any, and time, which is no longer than it would be here.
-    pub(super) fn learn(&self, index: usize, known: &Known, is_checked: bool) {
-        let place = &self.places[index];
-        let is_unhealthy = known.is_unhealthy && is_checked;
-        place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
+    pub(super) fn restore(&self, index: usize, state: &MemberState, is_checked: bool) {
+        let member = &self.members[index];
+        let is_unhealthy = state.is_unhealthy && is_checked;
+        member.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
         let Some(settings) = self.ejection else {
             return;
         };
-        place.failures.store(known.failures, Ordering::Relaxed);
-        place.ejections.store(known.ejections, Ordering::Relaxed);
-        if let Some((since, until)) = known.out {
-            let longest = since.checked_add(settings.out(known.ejections));
+        member.failures.store(state.failures, Ordering::Relaxed);
+        member.ejections.store(state.ejections, Ordering::Relaxed);
+        if let Some((since, until)) = state.out {
+            let longest = since.checked_add(settings.out(state.ejections));
             let until = longest.map_or(until, |longest| longest.min(until));
-            place.out_since.store(self.millis(since), Ordering::Relaxed);
-            place.out_until.store(self.millis(until), Ordering::Relaxed);
+            member
+                .out_since
+                .store(self.millis(since), Ordering::Relaxed);
+            member
+                .out_until
+                .store(self.millis(until), Ordering::Relaxed);
         }
     }
 
-    /// The next place by its weight, but none of these; `None` when there is no other.
+    /// The next member by weight, except these; `None` when there is no other.
     pub(super) fn next(&self, except: &[usize], now: Instant) -> Option<usize> {
         let other = |index: &usize| !except.contains(index);
         let is_in = |index: &usize| other(index) && !self.is_out(*index, now);
         self.turn(is_in).or_else(|| self.turn(other))
     }
 
-    /// The turn of one of these. Each gets ahead by its weight, and who is furthest goes back by the
-    /// weight of all: so turns are spread as evenly as they can be.
+    /// Smooth weighted round-robin among the members for which `is_asked` holds: each gains its weight, the one ahead
+    /// of all is picked and loses the sum of the weights. So picks are spread as evenly as possible.
     fn turn(&self, is_asked: impl Fn(&usize) -> bool) -> Option<usize> {
         let mut turns = self.turns.lock();
         let (mut best, mut all) = (None, 0);
@@ -143,7 +137,7 @@ impl Balance {
             .enumerate()
             .filter(|(index, _)| is_asked(index))
         {
-            let weight = i64::from(self.places[index].weight);
+            let weight = i64::from(self.members[index].weight);
             *turn += weight;
             all += weight;
             if best.is_none_or(|(_, most)| *turn > most) {
@@ -155,77 +149,76 @@ impl Balance {
         Some(index)
     }
 
-    /// Whether a place is passed over.
+    /// Whether a member is passed over.
     pub(super) fn is_out(&self, index: usize, now: Instant) -> bool {
         self.is_unhealthy(index) || self.is_ejected(index, now)
     }
 
-    /// Whether its checks fail.
+    /// Whether its health checks fail.
     pub(super) fn is_unhealthy(&self, index: usize) -> bool {
-        self.places[index].is_unhealthy.load(Ordering::Relaxed)
+        self.members[index].is_unhealthy.load(Ordering::Relaxed)
     }
 
-    /// Whether it is left alone for a time.
+    /// Whether it is ejected.
     pub(super) fn is_ejected(&self, index: usize, now: Instant) -> bool {
-        let until = self.places[index].out_until.load(Ordering::Relaxed);
+        let until = self.members[index].out_until.load(Ordering::Relaxed);
         until > 0 && until > self.millis(now)
     }
 
-    /// What its checks say. When they hold again, what was before is forgotten.
+    /// Records the result of the health checks. A success forgets earlier failures.
     pub(super) fn set_unhealthy(&self, index: usize, is_unhealthy: bool) {
-        let place = &self.places[index];
-        place.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
+        let member = &self.members[index];
+        member.is_unhealthy.store(is_unhealthy, Ordering::Relaxed);
         if !is_unhealthy {
             self.forget(index);
         }
     }
 
-    /// It answered whom it was picked for at this time. An answer that was on its way when the place
-    /// was put out says nothing of how it is since.
+    /// Records a response to a request for which it was picked at this time. A response that was under way when the
+    /// member was ejected says nothing about it since.
     pub(super) fn on_success(&self, index: usize, picked: Instant) {
-        let place = &self.places[index];
-        let was_out = place.out_until.load(Ordering::Relaxed) > 0;
-        if was_out && self.millis(picked) < place.out_since.load(Ordering::Relaxed) {
+        let member = &self.members[index];
+        let was_out = member.out_until.load(Ordering::Relaxed) > 0;
+        if was_out && self.millis(picked) < member.out_since.load(Ordering::Relaxed) {
             return;
         }
         self.forget(index);
     }
 
-    /// Nothing is held against it any more.
+    /// Forgets failures and ejections.
     fn forget(&self, index: usize) {
-        let place = &self.places[index];
-        // Nothing is written while all is well: others read it.
-        for count in [&place.failures, &place.ejections] {
+        let member = &self.members[index];
+        // No write while there is nothing to forget: other threads read these.
+        for count in [&member.failures, &member.ejections] {
             if count.load(Ordering::Relaxed) > 0 {
                 count.store(0, Ordering::Relaxed);
             }
         }
-        if place.out_until.load(Ordering::Relaxed) > 0 {
-            place.out_until.store(0, Ordering::Relaxed);
+        if member.out_until.load(Ordering::Relaxed) > 0 {
+            member.out_until.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It could not be reached, or did not answer. For how long it is left alone, if that was one
-    /// time too often.
+    /// Records a failure; returns the duration of the ejection if it causes one.
     pub(super) fn on_failure(&self, index: usize, now: Instant) -> Option<Duration> {
         let settings = self.ejection?;
-        let place = &self.places[index];
-        let failures = place.failures.fetch_add(1, Ordering::Relaxed) + 1;
-        // What was asked before it was out may fail after.
+        let member = &self.members[index];
+        let failures = member.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        // Requests from before the ejection may fail after it began.
         if failures < settings.after || self.is_ejected(index, now) {
             return None;
         }
-        place.failures.store(0, Ordering::Relaxed);
-        let times = place.ejections.load(Ordering::Relaxed).saturating_add(1);
-        place.ejections.store(times, Ordering::Relaxed);
+        member.failures.store(0, Ordering::Relaxed);
+        let times = member.ejections.load(Ordering::Relaxed).saturating_add(1);
+        member.ejections.store(times, Ordering::Relaxed);
         let out = settings.out(times);
         let until = self.millis(now.checked_add(out).unwrap_or(now)).max(1);
-        place.out_since.store(self.millis(now), Ordering::Relaxed);
-        place.out_until.store(until, Ordering::Relaxed);
+        member.out_since.store(self.millis(now), Ordering::Relaxed);
+        member.out_until.store(until, Ordering::Relaxed);
         Some(out)
     }
 
-    /// A time as it is kept.
+    /// A time as it is stored.
     fn millis(&self, time: Instant) -> u64 {
         let since = time.saturating_duration_since(self.start).as_millis();
         u64::try_from(since).unwrap_or(u64::MAX)
@@ -239,7 +232,7 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const EJECTION: EjectionSettings = EjectionSettings {
+    const EJECTION: EjectionOptions = EjectionOptions {
         after: 3,
         duration: Duration::from_secs(10),
     };
@@ -300,7 +293,7 @@ mod tests {
             assert_eq!(out, EJECTION.duration * times);
             assert!(balance.is_ejected(0, now + out - SECOND));
             assert_eq!(balance.on_failure(0, now), None, "it is out already");
-            balance.places[0].failures.store(0, Ordering::Relaxed);
+            balance.members[0].failures.store(0, Ordering::Relaxed);
             now += out;
             assert!(!balance.is_ejected(0, now));
         }
@@ -340,10 +333,10 @@ mod tests {
         }
     }
 
-    /// What is known of the first place, at another one that is put out by these settings.
-    fn handed_over(from: &Balance, ejection: Option<EjectionSettings>, now: Instant) -> Balance {
+    /// What is state of the first member, at another one that is put out by these settings.
+    fn handed_over(from: &Balance, ejection: Option<EjectionOptions>, now: Instant) -> Balance {
         let to = Balance::new([1, 1], ejection, now);
-        to.learn(1, &from.known(0), true);
+        to.restore(1, &from.state(0), true);
         to
     }
 
@@ -370,7 +363,7 @@ mod tests {
         let (from, start) = balance(&[1, 1]);
         let out = (0..3).find_map(|_| from.on_failure(0, start));
         assert_eq!(out, Some(10 * SECOND));
-        let short = EjectionSettings {
+        let short = EjectionOptions {
             after: 1,
             duration: 3 * SECOND,
         };
@@ -382,9 +375,9 @@ mod tests {
         assert!(!to.is_ejected(1, start + SECOND));
         from.set_unhealthy(0, true);
         let to = Balance::new([1], Some(EJECTION), start);
-        to.learn(0, &from.known(0), false);
+        to.restore(0, &from.state(0), false);
         assert!(!to.is_unhealthy(0));
-        to.learn(0, &from.known(0), true);
+        to.restore(0, &from.state(0), true);
         assert!(to.is_unhealthy(0));
     }
 

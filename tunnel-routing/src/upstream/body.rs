@@ -1,13 +1,13 @@
-//! The content of an upstream's response on its way into the tunnel.
+//! The content of an upstream's response.
 //!
 //! ```text
-//!             request sent ──▶ Http1: this body polls the connection, and rests it at the end
+//!             request sent ──▶ Http1: the body polls the connection, and returns it to the pool at the end
 //!   head ──┤
-//!             still sending ─▶ Split: a task sends, since neither direction may hold up the other
+//!             still sending ─▶ Split: a task sends, so that neither direction holds up the other
 //! ```
 //!
-//! A connection goes back to its pool only at the clean end of both messages. Dropped before, the
-//! connection is closed, or the stream reset, which tells the upstream that nobody listens.
+//! A connection returns to its pool only after the clean end of both messages. When the body is dropped before, the
+//! connection is closed or the stream reset, so that the upstream stops.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,26 +24,26 @@ use super::http2::Lease;
 use super::idle::Idle;
 use super::pool::Pool;
 use super::progress::Progress;
-use super::upgrade::Switched;
+use super::upgrade::UpgradedConnection;
 
 /// A response's content.
 pub struct UpstreamBody {
-    kind: Kind,
+    source: BodySource,
     /// Where the route has a limit.
     idle: Option<Box<Idle>>,
 }
 
-enum Kind {
+enum BodySource {
     Ended,
     Http1(Box<Connection>, Arc<Pool>),
     Split(Box<Split>),
     Http2 {
         incoming: ReceivedBody,
         _lease: Lease,
-        /// That of the request, which may fail meanwhile.
+        /// Progress of the request, whose content may fail meanwhile.
         progress: Arc<Progress>,
     },
-    Upgraded(Switched),
+    Upgraded(UpgradedConnection),
 }
 
 type NextFrame = Option<Result<Frame<Bytes>, UpstreamBodyError>>;
@@ -54,18 +54,18 @@ impl UpstreamBody {
         Self::new(match (connection.is_sent(), connection.has_ended()) {
             (true, true) => {
                 pool.put(connection);
-                Kind::Ended
+                BodySource::Ended
             }
-            (true, false) => Kind::Http1(connection, Arc::clone(pool)),
-            // The rest of the request is of no use to anybody.
-            (false, true) => Kind::Ended,
-            (false, false) => Kind::Split(Box::new(connection.split())),
+            (true, false) => BodySource::Http1(connection, Arc::clone(pool)),
+            // The response is complete; the rest of the request is dropped.
+            (false, true) => BodySource::Ended,
+            (false, false) => BodySource::Split(Box::new(connection.split())),
         })
     }
 
     /// The content that comes over a stream of HTTP/2.
     pub(super) fn http2(incoming: ReceivedBody, lease: Lease, progress: &Arc<Progress>) -> Self {
-        Self::new(Kind::Http2 {
+        Self::new(BodySource::Http2 {
             incoming,
             _lease: lease,
             progress: Arc::clone(progress),
@@ -73,56 +73,56 @@ impl UpstreamBody {
     }
 
     /// The bytes that come over an upgraded connection.
-    pub(super) fn upgraded(switched: Switched) -> Self {
-        Self::new(Kind::Upgraded(switched))
+    pub(super) fn upgraded(switched: UpgradedConnection) -> Self {
+        Self::new(BodySource::Upgraded(switched))
     }
 
-    fn new(kind: Kind) -> Self {
-        Self { kind, idle: None }
+    fn new(source: BodySource) -> Self {
+        Self { source, idle: None }
     }
 
-    /// The same, ended when nothing moves for too long.
+    /// Ends the content with a problem when nothing moves for too long.
     pub(super) fn watched(mut self, idle: Option<Box<Idle>>) -> Self {
         self.idle = idle.filter(|_| !self.is_end_stream());
         self
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
-        let Poll::Ready((frame, has_ended)) = self.kind.poll_frame(cx) else {
+        let Poll::Ready((frame, has_ended)) = self.source.poll_frame(cx) else {
             return self.poll_idle(cx);
         };
         if let Some(idle) = &mut self.idle {
             idle.on_input();
         }
         match &frame {
-            Some(Err(_)) => self.kind = Kind::Ended,
+            Some(Err(_)) => self.source = BodySource::Ended,
             Some(Ok(frame)) if !has_ended && !frame.is_trailers() => {}
             _ => self.end(),
         }
         Poll::Ready(frame)
     }
 
-    /// Nothing came.
+    /// Polls the idle timer after nothing came.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
         let Some(idle) = &mut self.idle else {
             return Poll::Pending;
         };
         let problem = ready!(idle.poll(cx));
-        self.kind = Kind::Ended;
+        self.source = BodySource::Ended;
         Poll::Ready(Some(Err(problem.into())))
     }
 
     /// The content is whole.
     fn end(&mut self) {
-        match std::mem::replace(&mut self.kind, Kind::Ended) {
-            Kind::Http1(connection, pool) => pool.put(connection),
-            Kind::Upgraded(switched) => switched.end(),
-            Kind::Split(_) | Kind::Http2 { .. } | Kind::Ended => {}
+        match std::mem::replace(&mut self.source, BodySource::Ended) {
+            BodySource::Http1(connection, pool) => pool.put(connection),
+            BodySource::Upgraded(switched) => switched.end(),
+            BodySource::Split(_) | BodySource::Http2 { .. } | BodySource::Ended => {}
         }
     }
 }
 
-impl Kind {
+impl BodySource {
     /// The next frame, and whether all of the content was taken with it.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<(NextFrame, bool)> {
         Poll::Ready(match self {
@@ -140,7 +140,7 @@ impl Kind {
             } => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
                 let failed = |error| match progress.failure() {
-                    // The stream was reset by us.
+                    // This side reset the stream.
                     Some(failure) => failure.clone().into(),
                     None => UpstreamBodyError::from(error),
                 };
@@ -168,6 +168,6 @@ impl Body for UpstreamBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.kind, Kind::Ended)
+        matches!(self.source, BodySource::Ended)
     }
 }

@@ -1,8 +1,7 @@
-//! Upstreams that are made when a template first leads to them.
+//! The upstreams of one template, each made when a request first leads to it.
 //!
-//! In: a URL, filled in by a request and checked by the route. Out: its upstream, the same for all
-//! who ask for it at once. There is a limit to how many are kept, and to how long without a use;
-//! exchanges that are under way go on whatever becomes of theirs.
+//! In: a URL that a request has filled in and the route has checked. Out: its upstream, one for all requests with that
+//! URL. Number and idle time are bounded; open exchanges go on when their upstream leaves the cache.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,17 +17,18 @@ use super::tls::TlsOffers;
 use super::{Upstream, tls_for};
 use crate::url::{UpstreamScheme, UpstreamUrl};
 
-/// Most upstreams that are kept for one template. When there are more, one that was never reached goes,
-/// and only if there is none the one unused for the longest: requests can name many that do not exist.
+/// Most upstreams that are kept for one template. Beyond that one that was never reached goes first, else the least
+/// recently used: requests can name many hosts that do not exist.
 const UPSTREAMS: usize = 256;
-/// How often unused ones are looked for, and after how many such looks without a use one goes.
+/// Time between two sweeps, and sweeps without a use after which an upstream goes.
 const SWEEP: Duration = Duration::from_secs(30);
 const SWEEPS: u32 = 10;
 
 /// The upstreams of one template.
 pub(crate) struct UpstreamCache {
+    scheme: UpstreamScheme,
     options: UpstreamOptions,
-    /// That of all of them.
+    /// The TLS setup that all share.
     tls: Option<TlsOffers>,
     shared: Arc<UpstreamShared>,
     kept: Mutex<Kept>,
@@ -37,23 +37,23 @@ pub(crate) struct UpstreamCache {
 #[derive(Default)]
 struct Kept {
     upstreams: HashMap<UpstreamUrl, Entry>,
-    /// Uses so far, to tell which upstream was used last.
+    /// Number of uses so far, which orders upstreams by their last use.
     uses: u64,
     sweeps: u32,
-    /// None is kept any more.
+    /// Set when supervision has ended.
     is_closed: bool,
 }
 
 struct Entry {
     upstream: Arc<Upstream>,
     used: u64,
-    /// Sweeps before its last use.
+    /// The sweep count at its last use.
     sweeps: u32,
-    /// Ends with the entry. Who still uses the upstream does not need it.
-    _tending: Owned<()>,
+    /// Ends with the entry. Exchanges that still use the upstream do not need it.
+    _supervision: Owned<()>,
 }
 
-/// Lets all upstreams of a cache go when it is dropped.
+/// Empties and closes a cache when dropped.
 struct Retiring<'a>(&'a UpstreamCache);
 
 impl Drop for Retiring<'_> {
@@ -67,7 +67,7 @@ impl Drop for Retiring<'_> {
 }
 
 impl UpstreamCache {
-    /// For a template with this scheme.
+    /// A cache for a template with this scheme.
     ///
     /// # Errors
     /// See [`UpstreamError`].
@@ -78,10 +78,16 @@ impl UpstreamCache {
     ) -> Result<Self, UpstreamError> {
         Ok(Self {
             tls: tls_for(scheme, &"of a template", options)?,
+            scheme,
             options: options.clone(),
             shared: Arc::clone(shared),
             kept: Mutex::default(),
         })
+    }
+
+    /// Whether a cache made from these would be like this one.
+    pub(crate) fn is_from(&self, scheme: UpstreamScheme, options: &UpstreamOptions) -> bool {
+        self.scheme == scheme && self.options == *options
     }
 
     /// The upstream at this URL. Must be called within a runtime.
@@ -108,12 +114,12 @@ impl UpstreamCache {
         if kept.is_closed {
             return upstream;
         }
-        let tended = Arc::clone(&upstream);
+        let supervised = Arc::clone(&upstream);
         let entry = Entry {
             upstream: Arc::clone(&upstream),
             used,
             sweeps,
-            _tending: Owned::spawn("upstream", async move { tended.tend().await }),
+            _supervision: Owned::spawn("upstream", async move { supervised.supervise().await }),
         };
         kept.upstreams.insert(url, entry);
         upstream
@@ -125,9 +131,9 @@ impl UpstreamCache {
         self.kept.lock().upstreams.len()
     }
 
-    /// Lets those go that nobody has used for long, for as long as it is polled. Dropped, it lets all go
-    /// and has no others kept: exchanges that are under way end, but no request is to come any more.
-    pub(crate) async fn tend(&self) {
+    /// Removes upstreams without a use for a while, for as long as it is polled. Dropping it empties the cache and
+    /// keeps no new ones: open exchanges end, and no more are to come.
+    pub(crate) async fn supervise(&self) {
         let _retiring = Retiring(self);
         let mut ticks = interval(SWEEP);
         loop {
@@ -154,16 +160,16 @@ mod tests {
 
     fn cache() -> UpstreamCache {
         let options = UpstreamOptions {
-            tls: super::super::UpstreamTls::default(),
+            tls: None,
             connect_timeout: Duration::from_secs(5),
             head_timeout: Duration::from_secs(5),
             idle_timeout: None,
             max_body: None,
-            idle_pool: 4,
         };
         let shared = Arc::new(UpstreamShared::new(
             &[],
             tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+            4,
         ));
         UpstreamCache::new(UpstreamScheme::Http, &options, &shared).unwrap()
     }
@@ -211,7 +217,7 @@ mod tests {
     async fn what_nobody_uses_goes_after_some_minutes() {
         let cache = cache();
         let held = cache.get(url(1));
-        let tending = async {
+        let supervision = async {
             let minute = Duration::from_secs(60);
             for _ in 0..4 {
                 cache.get(url(2));
@@ -224,8 +230,8 @@ mod tests {
             tokio::time::sleep(6 * minute).await;
         };
         tokio::select! {
-            () = cache.tend() => {}
-            () = tending => {}
+            () = cache.supervise() => {}
+            () = supervision => {}
         }
         assert_eq!(cache.len(), 0);
         // Nobody else has it, not even a task.
@@ -234,15 +240,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_not_tended_any_more_keeps_none() {
+    async fn one_that_is_not_supervised_any_more_keeps_none() {
         let cache = Arc::new(cache());
         let held = cache.get(url(1));
-        let tended = Arc::clone(&cache);
-        let tending = Owned::spawn("cache", async move { tended.tend().await });
+        let supervised = Arc::clone(&cache);
+        let supervision = Owned::spawn("cache", async move { supervised.supervise().await });
         tokio::task::yield_now().await;
         assert_eq!(cache.len(), 1);
-        tending.abort();
-        let _ = tending.await;
+        supervision.abort();
+        let _ = supervision.await;
         assert_eq!(cache.len(), 0);
         cache.get(url(2));
         assert_eq!(cache.len(), 0);

@@ -1,10 +1,9 @@
-//! What a client may reach: the upstream that its own configuration names, and nothing else.
+//! Where an upstream is, and which of its addresses may be dialled.
 //!
-//! No part of a request becomes a part of a destination, but for segments that a template of the
-//! configuration asks for. Names may be made to point elsewhere by whoever serves them, so addresses
-//! at which only the machine itself, its neighbours or a cloud's metadata service answer are reached
-//! only by who wrote the very address into the configuration, or `localhost` for the machine itself.
-//! Each address of a name is looked at after each lookup.
+//! No part of a request becomes part of a destination, except for segments that a template of the configuration asks
+//! for. DNS may make a name point anywhere, so addresses of the machine itself, its link and cloud metadata services
+//! are dialled only if the configuration has the address itself, or `localhost` for the machine. The addresses of a
+//! name are checked after each look-up.
 
 mod forbidden;
 
@@ -14,38 +13,38 @@ use std::path::Path;
 
 use http::uri::Scheme;
 
-use self::forbidden::Kind;
+use self::forbidden::AddressKind;
 use crate::url::{UpstreamScheme, UpstreamUrl};
 
-/// Most addresses of one name that are tried: the time for the step is shared among them.
+/// Most addresses of a name that are tried: the step's time is shared among them.
 const ADDRESSES: usize = 8;
 
-/// Where an upstream is, and how it is spoken to.
+/// The destination of an upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct Destination {
     url: UpstreamUrl,
     /// The host, if it is an address.
     address: Option<IpAddr>,
-    /// The name as it is looked up, where that is not the host as it stands.
+    /// The name for the look-up, where it differs from the host.
     whole_name: Option<Box<str>>,
-    meaning: Meaning,
+    origin: HostOrigin,
 }
 
-/// What the host stands for, by who wrote it.
+/// Where the host comes from, which decides what it may lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
-    /// An address that the configuration has: meant, whatever it is.
+enum HostOrigin {
+    /// An address in the configuration, which may be any.
     Address,
     /// `localhost` in the configuration: the machine itself is meant.
     Localhost,
-    /// A name, or anything that a request had a part in.
+    /// Another name, or a host made from a request.
     Other,
-    /// Whatever a test needs: the machine itself is all that it has.
+    /// Anything, for tests, which have only the machine itself.
     #[cfg(test)]
     Anywhere,
 }
 
-/// Why a name is not followed.
+/// A name leads only to addresses that may not be dialled.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{host}` leads to {address} ({kind}), where only an address written into the configuration \
@@ -54,47 +53,47 @@ enum Meaning {
 pub(super) struct Denied {
     host: String,
     address: IpAddr,
-    kind: Kind,
+    kind: AddressKind,
     localhost: &'static str,
 }
 
 impl Destination {
-    /// What the configuration names.
+    /// A destination from the configuration.
     pub(crate) fn new(url: UpstreamUrl) -> Self {
         let address = url.host().parse().ok();
-        let meaning = match address {
-            Some(_) => Meaning::Address,
-            None if is_localhost(url.host()) => Meaning::Localhost,
-            None => Meaning::Other,
+        let origin = match address {
+            Some(_) => HostOrigin::Address,
+            None if is_localhost(url.host()) => HostOrigin::Localhost,
+            None => HostOrigin::Other,
         };
         Self {
             url,
             address,
             whole_name: None,
-            meaning,
+            origin,
         }
     }
 
-    /// What a template of the configuration became by a request: nothing in it was written out.
+    /// A destination that a request has filled into a template.
     pub(super) fn of_template(url: UpstreamUrl) -> Self {
         Self {
             address: url.host().parse().ok(),
             whole_name: whole_name(url.host()),
             url,
-            meaning: Meaning::Other,
+            origin: HostOrigin::Other,
         }
     }
 
-    /// A destination whose name may lead anywhere.
+    /// A destination that may lead anywhere.
     #[cfg(test)]
     pub(super) fn anywhere(url: UpstreamUrl) -> Self {
         Self {
-            meaning: Meaning::Anywhere,
+            origin: HostOrigin::Anywhere,
             ..Self::new(url)
         }
     }
 
-    /// Where it is.
+    /// The URL.
     pub(super) fn url(&self) -> &UpstreamUrl {
         &self.url
     }
@@ -104,13 +103,12 @@ impl Destination {
         self.url.host()
     }
 
-    /// The host's one address, if it is no name.
+    /// The address, if the host is one.
     pub(super) fn address(&self) -> Option<IpAddr> {
         self.address
     }
 
-    /// The name that has to be looked up, if there is one; with a last dot if it is to be taken as it
-    /// is.
+    /// The name to look up, if there is one; with a last dot if search domains are not to be tried.
     pub(super) fn name(&self) -> Option<&str> {
         let is_named = self.address.is_none() && self.socket_path().is_none();
         is_named.then(|| self.whole_name.as_deref().unwrap_or_else(|| self.host()))
@@ -133,16 +131,15 @@ impl Destination {
         }
     }
 
-    /// The host that a request names when it came with none.
+    /// The authority for a request without a host.
     pub(super) fn authority(&self) -> &str {
         self.url.authority()
     }
 
-    /// Those of the host's addresses that may be dialled, IPv4 first, each kind from the `turn`th on
-    /// so that dials are spread over all.
+    /// The addresses that may be dialled, IPv4 first, each family rotated by `turn` so that dials spread over all.
     ///
     /// # Errors
-    /// When none of them may be.
+    /// When there are addresses and none may be dialled.
     pub(super) fn allowed(
         &self,
         addresses: &[IpAddr],
@@ -167,20 +164,20 @@ impl Destination {
         }
     }
 
-    /// Why an address may not be dialled; `None` when it may.
+    /// The reason not to dial an address; `None` if it may be dialled.
     fn judge(&self, address: IpAddr) -> Option<Denied> {
         let kind = forbidden::kind(address)?;
-        match self.meaning {
-            Meaning::Address => None,
+        match self.origin {
+            HostOrigin::Address => None,
             #[cfg(test)]
-            Meaning::Anywhere => None,
-            Meaning::Localhost if kind == Kind::Loopback => None,
-            Meaning::Localhost | Meaning::Other => Some(Denied {
+            HostOrigin::Anywhere => None,
+            HostOrigin::Localhost if kind == AddressKind::Loopback => None,
+            HostOrigin::Localhost | HostOrigin::Other => Some(Denied {
                 host: self.host().to_owned(),
                 address,
                 kind,
                 localhost: match kind {
-                    Kind::Loopback => ", or localhost",
+                    AddressKind::Loopback => ", or localhost",
                     _ => "",
                 },
             }),
@@ -194,15 +191,14 @@ impl fmt::Display for Destination {
     }
 }
 
-/// The name for which nothing else may stand in, if this is a whole one: with two dots or more. Which
-/// name it is depends on a request, and if there is no such name, then a wildcard in one of the
-/// system's search domains must not answer in its place.
+/// The name with a last dot, if it has two dots or more. The name depends on a request: if it does not exist, a
+/// wildcard in one of the system's search domains must not answer instead.
 fn whole_name(host: &str) -> Option<Box<str>> {
     let is_whole = !host.ends_with('.') && host.matches('.').count() >= 2;
     is_whole.then(|| format!("{host}.").into())
 }
 
-/// Whether this is the one name that means the machine itself.
+/// Whether this is the name of the machine itself.
 pub(super) fn is_localhost(name: &str) -> bool {
     name.strip_suffix('.').unwrap_or(name) == "localhost"
 }

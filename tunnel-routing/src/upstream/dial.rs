@@ -1,6 +1,5 @@
-//! From a destination to a connection: name, TCP, and TLS where the scheme says so; or a Unix socket.
-//!
-//! What fails becomes the [`Problem`] that the platform client is told.
+//! From a destination to a connection: name, TCP, and TLS for `https`; or a Unix socket. An error becomes the
+//! [`Problem`] that the platform client is sent.
 
 use std::fmt;
 use std::io;
@@ -17,15 +16,15 @@ use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::{Denied, Destination};
-use super::resolve::Answer;
+use super::resolve::Resolution;
 use super::settings::UpstreamShared;
 use super::socket::Socket;
 use super::tls::{Offer, TlsOffers};
 use crate::url::UpstreamScheme;
 
-/// Keepalive of connections to upstreams: 20 s, the time for which bytes may stay unacknowledged there. Where
-/// that limit is set, the kernel goes by it instead of the number of probes, so that longer intervals
-/// would end a connection after one lost probe.
+/// Keepalive of connections to upstreams: a lost peer is found after 20 s, like unacknowledged bytes. While those are
+/// limited the kernel goes by that limit and not by the number of probes, so that longer intervals would end a
+/// connection after one lost probe.
 const KEEPALIVE: Keepalive = Keepalive {
     idle: Duration::from_secs(8),
     interval: Duration::from_secs(4),
@@ -39,15 +38,14 @@ pub(super) struct UpstreamDialler {
     /// For each step.
     limit: Duration,
     shared: Arc<UpstreamShared>,
-    /// Dials so far, which are spread over a name's addresses.
+    /// Number of dials, to spread them over the addresses of a name.
     dials: AtomicUsize,
 }
 
 /// A new connection.
 pub(super) struct Dialled {
     pub(super) socket: Socket,
-    /// The address of the destination's name that it leads to, and all of them; none when it has no
-    /// name.
+    /// The connected address and all addresses of the name; `None` without a name.
     pub(super) named: Option<(IpAddr, Arc<[IpAddr]>)>,
 }
 
@@ -74,16 +72,16 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why a connection that was only tried cannot be made.
+/// Why a probe could not connect.
 #[derive(Debug)]
-pub struct NotReached {
-    /// As an exchange would be told.
+pub struct ProbeError {
+    /// The problem that an exchange would fail with.
     pub problem: Problem,
-    /// What is wrong with the certificate, if that is it.
+    /// The error of the certificate, if that is the cause.
     pub certificate: Option<CertificateError>,
 }
 
-/// Why there is no connection.
+/// Why a dial failed.
 #[derive(Debug, thiserror::Error)]
 enum UpstreamDialError {
     #[error(transparent)]
@@ -93,7 +91,7 @@ enum UpstreamDialError {
 }
 
 impl UpstreamDialler {
-    /// `tls` is needed for `https`, and used for nothing else.
+    /// A dialler; `tls` is needed for `https` and not used otherwise.
     pub(super) fn new(
         destination: Destination,
         tls: Option<TlsOffers>,
@@ -109,7 +107,7 @@ impl UpstreamDialler {
         }
     }
 
-    /// Where what is read from upstreams counts.
+    /// The account for bytes read from upstreams.
     pub(super) fn memory(&self) -> &Arc<MemoryAccount> {
         &self.shared.memory
     }
@@ -121,10 +119,10 @@ impl UpstreamDialler {
             .map_err(|error| self.problem(&error))
     }
 
-    /// Makes a connection and lets it go.
-    pub(super) async fn try_dial(&self) -> Result<(), NotReached> {
+    /// Connects and closes the connection.
+    pub(super) async fn try_dial(&self) -> Result<(), ProbeError> {
         let dialled = self.take_steps(Offer::Any).await;
-        dialled.map(drop).map_err(|error| NotReached {
+        dialled.map(drop).map_err(|error| ProbeError {
             problem: self.problem(&error),
             certificate: match error {
                 UpstreamDialError::Step(error) => error.certificate().cloned(),
@@ -133,8 +131,8 @@ impl UpstreamDialler {
         })
     }
 
-    /// The addresses of the destination's name now; none when it has no name.
-    pub(super) async fn look_up(&self) -> Option<io::Result<Answer>> {
+    /// The current addresses of the name; `None` without a name.
+    pub(super) async fn look_up(&self) -> Option<io::Result<Resolution>> {
         let name = self.destination.name()?;
         let answer = self.shared.resolver.look_up(name).await;
         Some(answer.map_err(io::Error::from))
@@ -160,7 +158,7 @@ impl UpstreamDialler {
         Ok(Dialled { socket, named })
     }
 
-    /// A TCP connection, and where the name led to if there is one.
+    /// A TCP connection, and the addresses of the name if there is one.
     async fn connect(
         &self,
     ) -> Result<(TcpStream, Option<(IpAddr, Arc<[IpAddr]>)>), UpstreamDialError> {
@@ -185,7 +183,7 @@ impl UpstreamDialler {
         offers: Option<&TlsOffers>,
         offer: Offer,
     ) -> io::Result<Socket> {
-        // Never without, whatever went wrong before.
+        // `https` never goes without TLS.
         let offers = offers.ok_or_else(|| io::Error::other("TLS is not set up"))?;
         let name = offers.name(self.destination.host())?;
         let stream = tls::handshake(tcp, offers.config(offer), name).await?;
@@ -214,7 +212,7 @@ fn reason(error: &StepError) -> Reason {
             Reason::TlsCertificateError
         }
         StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
-        // Nobody listens on a Unix socket: the file is there, or not even that.
+        // Nobody listens on a Unix socket whose file is there, or is missing.
         StepError::Failed(_, error)
             if matches!(
                 error.kind(),
@@ -237,7 +235,7 @@ mod tests {
     use tunnel_ops::task::Owned;
     use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 
-    use super::super::settings::{UpstreamError, UpstreamTls};
+    use super::super::settings::{TlsOptions, UpstreamError};
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(500);
@@ -245,13 +243,13 @@ mod tests {
     async fn reason(url: &str, roots: Option<&Roots>) -> Reason {
         let destination = Destination::new(url.parse().unwrap());
         let tls = roots.map(|roots| {
-            TlsOffers::new(&UpstreamTls {
+            TlsOffers::new(&TlsOptions {
                 roots: Some(roots.clone()),
-                ..UpstreamTls::default()
+                ..TlsOptions::default()
             })
         });
         let tls = tls.transpose().unwrap();
-        let shared = Arc::new(UpstreamShared::new(&[], MemoryAccount::new(usize::MAX)));
+        let shared = Arc::new(UpstreamShared::new(&[], MemoryAccount::new(usize::MAX), 1));
         let dialler = UpstreamDialler::new(destination, tls, LIMIT, &shared);
         match dialler.dial(Offer::Any).await {
             Ok(_) => panic!("{url} was reached"),
@@ -278,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn https_is_never_spoken_without_tls() {
-        let made = TlsOffers::new(&UpstreamTls::default());
+        let made = TlsOffers::new(&TlsOptions::default());
         let error = made.err().unwrap();
         assert!(matches!(error, UpstreamError::Tls(TlsFilesError::NoRoots)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,19 +1,19 @@
-//! What went wrong between the client and an upstream, as the problem that the platform client is
-//! told.
+//! Errors between the client and an upstream, as problems for the platform client.
 
 use std::error::Error;
 use std::io;
 
 use tunnel_http::received::ReceiveError;
-use tunnel_proto::exchange::{AsProblem, BodyError};
+use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::http1::{ContentError, NoAnswer};
+use super::http1::{ContentError, ResponseError};
+use super::outgoing_body::content_problem;
 
 const BREAKS_HTTP: &str = "the upstream's answer breaks HTTP";
 const NO_ANSWER: &str = "the upstream ended the connection before it answered";
 
-/// A response's content that broke off, or failed otherwise.
+/// The content of a response broke off or failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UpstreamBodyError(Problem);
@@ -47,7 +47,7 @@ impl From<ReceiveError> for UpstreamBodyError {
 impl From<ContentError> for UpstreamBodyError {
     fn from(error: ContentError) -> Self {
         if let ContentError::Request(error) = &error {
-            return Self(no_content(error));
+            return Self(content_problem(error));
         }
         let what = "the upstream's response broke off";
         Self(upstream(Reason::ResponseIncomplete, what, &error))
@@ -61,7 +61,7 @@ impl From<io::Error> for UpstreamBodyError {
     }
 }
 
-/// A request that got no response over HTTP/2, and whose content has not failed.
+/// The problem of a request without a response over HTTP/2, whose content has not failed.
 pub(super) fn no_response(error: &hyper::Error) -> Problem {
     if is_invalid(error) {
         return upstream(Reason::ResponseInvalid, BREAKS_HTTP, error);
@@ -69,27 +69,19 @@ pub(super) fn no_response(error: &hyper::Error) -> Problem {
     upstream(Reason::ConnectionTerminated, NO_ANSWER, error)
 }
 
-/// A request that got no response over HTTP/1.1.
-pub(super) fn no_answer(error: &NoAnswer) -> Problem {
+/// The problem of a request without a response over HTTP/1.1.
+pub(super) fn response_error(error: &ResponseError) -> Problem {
     match error {
-        NoAnswer::Content(error) => no_content(error),
-        NoAnswer::Head(error) => upstream(Reason::ResponseInvalid, BREAKS_HTTP, error),
-        NoAnswer::Io(_) | NoAnswer::Ended => {
+        ResponseError::Content(error) => content_problem(error),
+        ResponseError::Head(error) => upstream(Reason::ResponseInvalid, BREAKS_HTTP, error),
+        ResponseError::Io(_) | ResponseError::Ended => {
             upstream(Reason::ConnectionTerminated, NO_ANSWER, error)
         }
     }
 }
 
-/// The platform client, or the tunnel, ended the request: the upstream is not to blame.
-pub(super) fn no_content(error: &BodyError) -> Problem {
-    match error {
-        BodyError::Aborted(problem) => problem.clone(),
-        _ => Problem::new(Hop::Client, Reason::RequestIncomplete, error.to_string()),
-    }
-}
-
-/// Whether the upstream has surely done nothing about a request (RFC 9113 section 8.7): it refused
-/// the stream, or began to leave before the stream came.
+/// Whether the upstream has certainly not acted on the request (RFC 9113 section 8.7): it refused the stream, or left
+/// before the stream came.
 pub(super) fn is_untouched(error: &hyper::Error) -> bool {
     source::<h2::Error>(error).is_some_and(|error| {
         let has_left = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
@@ -97,18 +89,17 @@ pub(super) fn is_untouched(error: &hyper::Error) -> bool {
     })
 }
 
-/// Whether the connection is lost for all who use it, be it broken or left by the upstream, rather
-/// than one request.
+/// Whether the whole connection is lost, broken or left by the upstream, and not only one request.
 pub(super) fn is_lost(error: &hyper::Error) -> bool {
     let is_left = |error: &h2::Error| error.is_go_away() && error.is_remote();
     // hyper takes the error of the connection below out of that of HTTP/2.
     source::<io::Error>(error).is_some() || source::<h2::Error>(error).is_some_and(is_left)
 }
 
-/// The upstream broke the protocol, rather than the connection.
+/// Whether the upstream broke the protocol, not the connection.
 fn is_invalid(error: &hyper::Error) -> bool {
     let of_http2 = |error: &h2::Error| {
-        // What it resets, or ends in order, is its decision; the rest is what ours had to end.
+        // A remote reset or an orderly end is the decision of the upstream; other errors are found on this side.
         !error.is_io() && !error.is_remote() && error.reason() != Some(h2::Reason::NO_ERROR)
     };
     error.is_parse() || source::<h2::Error>(error).is_some_and(of_http2)

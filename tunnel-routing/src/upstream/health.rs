@@ -1,8 +1,7 @@
-//! Checks of an upstream that are made whether anybody asks for it or not.
+//! Active health checks of an upstream.
 //!
-//! In: an upstream, and how it is to be checked. Out: each change of what the checks say. A check is
-//! a GET over the upstream's own connections, by the rules of any request, that has to be answered
-//! with a 2xx or 3xx in time.
+//! In: an upstream and its settings. Out: each change of its health. A check is a GET over the upstream's own
+//! connections, by the rules of any request; a 2xx or 3xx in time is a success.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -14,38 +13,22 @@ use http_body_util::{BodyExt, Limited};
 use tokio::time::{sleep, timeout};
 use tunnel_proto::exchange::AsProblem;
 
-use super::{Asked, Upstream};
+use super::settings::HealthOptions;
+use super::{RoutedRequest, Upstream};
 
-/// Longest answer that is read to its end, so that the connection can be used again.
+/// Longest response that is read to its end, so that its connection can be used again.
 const BODY_BYTES: usize = 64 * 1024;
 
-/// How upstreams are checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HealthSettings {
-    /// What is asked for: a path, and a query if it has one.
-    pub(crate) path: PathAndQuery,
-    /// The host that is named, if it is not the upstream's own.
-    pub(crate) host: Option<HeaderValue>,
-    /// Time between two checks.
-    pub(crate) interval: Duration,
-    /// For a whole check.
-    pub(crate) timeout: Duration,
-    /// Failures in a row that make it unhealthy. At least 1.
-    pub(crate) unhealthy_after: u32,
-    /// Successes in a row that make it healthy again. At least 1.
-    pub(crate) healthy_after: u32,
-}
-
-/// What the checks of one upstream say so far.
+/// The result of the checks of one upstream so far.
 #[derive(Debug)]
 pub(super) struct Health {
     is_unhealthy: bool,
-    /// Results in a row that say otherwise.
+    /// Consecutive results to the contrary.
     against: u32,
 }
 
 impl Health {
-    /// As it is known to be, until checks say otherwise.
+    /// Starts from what is known of the upstream.
     pub(super) fn new(is_unhealthy: bool) -> Self {
         Self {
             is_unhealthy,
@@ -53,8 +36,8 @@ impl Health {
         }
     }
 
-    /// Takes note of a result. What it is from now on, if that is a change.
-    pub(super) fn on_checked(&mut self, is_good: bool, settings: &HealthSettings) -> Option<bool> {
+    /// Records a result; returns the new state if it changes.
+    pub(super) fn on_checked(&mut self, is_good: bool, settings: &HealthOptions) -> Option<bool> {
         if is_good != self.is_unhealthy {
             self.against = 0;
             return None;
@@ -73,13 +56,14 @@ impl Health {
     }
 }
 
-/// Checks an upstream again and again, for as long as it is polled, and tells each result.
+/// Checks an upstream periodically, for as long as it is polled, and passes on each result.
 pub(super) async fn keep_checking(
     upstream: &Upstream,
-    settings: &HealthSettings,
+    settings: &HealthOptions,
     mut on_checked: impl FnMut(Result<(), String>),
 ) {
-    // All clients of a rollout start at once, and so do all routes of one.
+    // The first check comes after a random part of the interval: all clients of a rollout start at once, and so do all
+    // routes of a client.
     sleep(share(settings.interval / 10)).await;
     loop {
         let checked = check(
@@ -93,7 +77,7 @@ pub(super) async fn keep_checking(
     }
 }
 
-/// One check within a time; why it failed.
+/// Makes one check; an error says why it failed.
 pub(super) async fn check(
     upstream: &Upstream,
     path: &PathAndQuery,
@@ -102,29 +86,29 @@ pub(super) async fn check(
 ) -> Result<(), String> {
     let mut request = Request::new(());
     *request.uri_mut() = Uri::from(path.clone());
-    // The first of the fields, where it is looked for.
+    // `Host` is the first field, where the sender looks for it.
     if let Some(host) = host {
         request.headers_mut().insert(HOST, host.clone());
     }
     let by = HeaderValue::from_static("tunnel-client/health");
     request.headers_mut().insert(USER_AGENT, by);
-    let mut asked = Asked::bare(request.into_parts().0);
+    let mut request = RoutedRequest::bare(request.into_parts().0);
     let checking = async {
         let response = upstream
-            .ask(&mut asked)
+            .forward(&mut request)
             .await
             .map_err(|problem| problem.to_string())?;
         let status = response.status();
         if !status.is_success() && !status.is_redirection() {
             return Err(format!("status {}", status.as_u16()));
         }
-        // What it says is of no interest, but that it can be said.
+        // The content does not matter, but that it arrives does.
         let mut body = pin!(Limited::new(response.into_body(), BODY_BYTES));
         while let Some(frame) = body.frame().await {
             let Err(error) = frame else { continue };
             return match error.downcast::<super::failure::UpstreamBodyError>() {
                 Ok(error) => Err(error.as_problem().to_string()),
-                // It is long, which is no fault.
+                // A long content is no failure.
                 Err(_) => Ok(()),
             };
         }
@@ -136,9 +120,9 @@ pub(super) async fn check(
     }
 }
 
-/// A random part of a time.
+/// A random part of `time`.
 fn share(time: Duration) -> Duration {
-    // One that is not random only makes checks less spread.
+    // Without random numbers checks are only less spread.
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);
     time.mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
@@ -149,7 +133,7 @@ mod tests {
 
     #[test]
     fn it_takes_some_results_in_a_row_to_change_a_mind() {
-        let settings = HealthSettings {
+        let settings = HealthOptions {
             path: "/healthz".parse().unwrap(),
             host: None,
             interval: Duration::from_secs(5),

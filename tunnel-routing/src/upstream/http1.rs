@@ -1,13 +1,13 @@
-//! One HTTP/1.1 connection to an upstream, driven by whoever uses it: it has no task of its own.
+//! One HTTP/1.1 connection to an upstream. It has no task of its own; the exchange that uses it polls it.
 //!
 //! ```text
-//!   task of an exchange ── send ───▶ sending ─▶ upstream
-//!                       ── poll ───▶ head, content ◀─ input ◀─┘
+//!   exchange ── send ───▶ sending ─▶ upstream
+//!            ── poll ───▶ head, content ◀─ input ◀─┘
 //! ```
 //!
-//! In: a request's head as bytes, and its content. Out: the head of the response, then its content.
-//! A request is sent and its response is read side by side, in the task that waits for the response,
-//! so that a request costs no change of tasks. Between two requests nobody polls anything.
+//! In: a request's head as bytes, and its content. Out: the head of the response, then its content. The request is
+//! sent and the response read side by side in one task, so that a request costs no task switch. An idle connection is
+//! not polled.
 
 mod content;
 mod head;
@@ -35,37 +35,37 @@ use self::head::HeadError;
 use self::input::Input;
 use self::sending::Sending;
 pub(super) use self::sending::{Framing, SendError, field};
-use super::outgoing::OutgoingBody;
+use super::outgoing_body::OutgoingBody;
 use super::socket::Socket;
 use tunnel_ops::alarm::Alarm;
 
-/// A connection that can be asked one thing at a time.
+/// A connection for one request at a time.
 pub(super) struct Connection {
     socket: Socket,
-    /// Where a name led to; none when there was no name.
+    /// The address of the upstream's name; `None` without a name.
     peer: Option<IpAddr>,
     input: Input,
     sending: Sending,
-    /// Why no more of the request can be sent.
+    /// Why the rest of the request cannot be sent.
     broken: Option<io::Error>,
-    /// What was asked is answered by a head alone.
+    /// Whether the request is a `HEAD`.
     is_head: bool,
-    /// The upstream keeps it for another request.
+    /// Whether the upstream keeps the connection open.
     is_kept: bool,
     content: Content,
-    /// For the heads of its responses.
+    /// The timer for heads of responses.
     pub(super) alarm: Alarm,
     /// See [`Socket::limit_unacknowledged`].
     is_limited: bool,
-    /// How long the upstream keeps it open between two requests, as it said with its last response.
+    /// How long it may be idle, as the upstream said with its last response.
     keep_alive: Option<Duration>,
-    /// Until when it may be used again, if the upstream said so.
+    /// Until when an idle connection may be used, if the upstream said so.
     usable_until: Option<Instant>,
 }
 
 /// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoAnswer {
+pub(super) enum ResponseError {
     #[error("{0}")]
     Content(BodyError),
     #[error("{0}")]
@@ -77,8 +77,8 @@ pub(super) enum NoAnswer {
 }
 
 impl Connection {
-    /// A new connection, to this address of the upstream's name if it has one. What it reads at once counts
-    /// in `memory`.
+    /// A new connection; `peer` is the address of the upstream's name if it has one. What is read at once counts in
+    /// `memory`.
     pub(super) fn new(socket: Socket, peer: Option<IpAddr>, memory: &Arc<MemoryAccount>) -> Self {
         socket.limit_unacknowledged(true);
         Self {
@@ -97,8 +97,7 @@ impl Connection {
         }
     }
 
-    /// Limits the time for which sent bytes may stay unacknowledged, or lifts the limit. Costs a system
-    /// call only where that changes something.
+    /// Sets or lifts the limit for unacknowledged bytes. Makes a system call only if that is a change.
     pub(super) fn limit_unacknowledged(&mut self, is_limited: bool) {
         if self.is_limited != is_limited {
             self.is_limited = is_limited;
@@ -106,12 +105,12 @@ impl Connection {
         }
     }
 
-    /// The address of the upstream's name that it leads to.
+    /// The address of the upstream's name.
     pub(super) fn peer(&self) -> Option<IpAddr> {
         self.peer
     }
 
-    /// Begins a request whose head `write` writes; it says how the content is framed.
+    /// Starts a request. `write` writes the head and says how the content is framed.
     pub(super) fn send(
         &mut self,
         method: &Method,
@@ -124,19 +123,18 @@ impl Connection {
         self.sending.begin(framing, body);
     }
 
-    /// Waits for the head of the response, the request sent on meanwhile. `on_informational` gets
-    /// the heads that come before it.
+    /// Polls for the head of the response while the request is sent. `on_informational` gets the heads before it.
     pub(super) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
         mut on_informational: impl FnMut(StatusCode, HeaderMap),
-    ) -> Poll<Result<Response<()>, NoAnswer>> {
+    ) -> Poll<Result<Response<()>, ResponseError>> {
         if !self.sending.is_done() && self.broken.is_none() {
             match self.sending.poll(&mut self.socket, cx) {
                 Poll::Ready(Err(SendError::Content(error))) => {
-                    return Poll::Ready(Err(NoAnswer::Content(error)));
+                    return Poll::Ready(Err(ResponseError::Content(error)));
                 }
-                // It may have answered before it closed its end.
+                // The upstream may have responded before it closed its end.
                 Poll::Ready(Err(SendError::Write(error))) => self.broken = Some(error),
                 Poll::Ready(Ok(())) | Poll::Pending => {}
             }
@@ -160,24 +158,26 @@ impl Connection {
             }
             match self.input.poll_fill(&mut self.socket, cx) {
                 Poll::Ready(Ok(true)) => {}
-                Poll::Ready(Ok(false)) => return Poll::Ready(Err(self.no_answer())),
+                Poll::Ready(Ok(false)) => return Poll::Ready(Err(self.response_error())),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                Poll::Pending if self.is_dead() => return Poll::Ready(Err(self.no_answer())),
+                Poll::Pending if self.is_dead() => return Poll::Ready(Err(self.response_error())),
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// Whether nothing more is to be expected. Of an upstream that takes no more, because it has
-    /// closed its end, what it said before may not have been looked at; its end is news in any case.
+    /// Whether nothing more can come. After a failed write, what the upstream sent before may be unread, so its end
+    /// has to be read first.
     fn is_dead(&self) -> bool {
         let closes = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
         let kind = self.broken.as_ref().map(io::Error::kind);
         kind.is_some_and(|kind| !closes.contains(&kind))
     }
 
-    fn no_answer(&mut self) -> NoAnswer {
-        self.broken.take().map_or(NoAnswer::Ended, NoAnswer::Io)
+    fn response_error(&mut self) -> ResponseError {
+        self.broken
+            .take()
+            .map_or(ResponseError::Ended, ResponseError::Io)
     }
 
     /// The next part of the response's content.
@@ -188,17 +188,17 @@ impl Connection {
         poll_frame(&mut self.content, &mut self.input, &mut self.socket, cx)
     }
 
-    /// Whether not a byte of an answer came.
+    /// Whether no byte of the response has come.
     pub(super) fn is_silent(&self) -> bool {
         self.input.is_empty()
     }
 
-    /// The content, if the upstream has seen nothing of the request; `None` inside for none at all.
+    /// Takes the content back, if no byte of the request was sent; the inner `None` means that it had no content.
     pub(super) fn take_back(&mut self) -> Option<Option<OutgoingBody>> {
         self.sending.take_back()
     }
 
-    /// Whether all of the request is sent.
+    /// Whether the whole request is sent.
     pub(super) fn is_sent(&self) -> bool {
         self.sending.is_done()
     }
@@ -208,21 +208,21 @@ impl Connection {
         self.content.has_ended()
     }
 
-    /// Whether everything asked is answered to its end, and another request may follow.
-    pub(super) fn is_at_rest(&self) -> bool {
+    /// Whether request and response are complete and another request may follow.
+    pub(super) fn is_idle(&self) -> bool {
         self.is_kept && self.is_sent() && self.has_ended() && self.input.is_empty()
     }
 
-    /// Gives memory back that it only needs while it is busy, and notes until when the upstream keeps
-    /// it open. The clock is read only where the upstream said so.
-    pub(super) fn rest(&mut self) {
+    /// Releases memory that only a busy connection needs, and notes until when the upstream keeps it open. Reads the
+    /// clock only if the upstream gave a time.
+    pub(super) fn on_idle(&mut self) {
         self.usable_until = self.keep_alive.map(|limit| Instant::now() + limit);
-        self.input.rest();
-        self.sending.rest();
+        self.input.release_memory();
+        self.sending.release_memory();
     }
 
-    /// Whether a connection that rested may be used: it is false near the end of the time for which
-    /// the upstream keeps it, and when the upstream has closed it or sent what nobody asked for.
+    /// Whether an idle connection may be used: not near the end of the time that the upstream announced, and not if
+    /// the upstream has closed it or sent anything.
     pub(super) fn is_alive(&mut self) -> bool {
         if self
             .usable_until
@@ -235,22 +235,22 @@ impl Connection {
         read.is_pending()
     }
 
-    /// The connection below, and what was read of it past the last head.
+    /// The socket, and what was read past the last head.
     pub(super) fn into_parts(mut self) -> (Socket, Bytes) {
         self.limit_unacknowledged(false);
         let unread = std::mem::take(self.input.bytes()).freeze();
         (self.socket, unread)
     }
 
-    /// Has the rest of the request sent by a task, so that neither direction holds up the other.
+    /// Moves the rest of the request to a task, so that neither direction holds up the other.
     pub(super) fn split(mut self) -> Split {
-        // The host has answered, and the upstream may take the rest as slowly as it likes.
+        // The host is alive, and the upstream may take the rest as slowly as it likes.
         self.limit_unacknowledged(false);
         let (reader, mut writer) = tokio::io::split(self.socket);
         let mut sending = self.sending;
         let sending = Owned::spawn("upstream request", async move {
             let sent = std::future::poll_fn(|cx| sending.poll(&mut writer, cx)).await;
-            // The content that failed is the platform client's, the connection is the upstream's.
+            // Only the content's own error counts; an error of the connection shows in the response.
             match sent {
                 Err(SendError::Content(error)) => Some(error),
                 Err(SendError::Write(_)) | Ok(()) => None,
@@ -265,12 +265,12 @@ impl Connection {
     }
 }
 
-/// A connection whose request goes on while its response is read.
+/// A connection whose request is still sent while its response is read.
 pub(super) struct Split {
     reader: ReadHalf<Socket>,
     input: Input,
     content: Content,
-    /// Tells how the request's content failed, if it did.
+    /// Ends with the error of the request's content, if it failed.
     sending: Option<Owned<Option<BodyError>>>,
 }
 

@@ -1,7 +1,7 @@
-//! HTTP/2 connections to one upstream, shared by all of its exchanges.
+//! HTTP/2 connections to one upstream, shared by its exchanges.
 //!
-//! One is enough until an upstream allows no more streams on it; then another is made, and closed
-//! when nobody needs it any more. Their tasks belong to them and end with them.
+//! There is one until the upstream allows no more streams on it; then another is made, and closed when it is unused.
+//! The tasks of a connection end with it.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -22,46 +22,45 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 use super::outgoing::Http2Content;
 use super::socket::Socket;
 
-/// Receive window of a stream, in bytes, which is what waits when the tunnel takes nothing more. Upstreams are
-/// near: over a round trip of a millisecond this is half a gigabit a second for each stream.
+/// Receive window of a stream, in bytes: what waits when the tunnel takes nothing more. Upstreams are near: over a
+/// round trip of a millisecond this is half a gigabit per second for each stream.
 const STREAM_WINDOW: u32 = 64 * 1024;
-/// Most exchanges on one connection, whatever the upstream allows. Those beyond get another one.
+/// Most exchanges on one connection, whatever the upstream allows. Further ones get another connection.
 const STREAMS: usize = limits::EXCHANGES;
-/// Receive window of a connection, in bytes: as large as the windows of all its streams together, so that
-/// streams which nobody reads never keep the others waiting.
+/// Receive window of a connection, in bytes: that of all its streams together, so that unread streams never hold up
+/// others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS as u32;
-/// Bytes that wait on a stream to be sent.
+/// Bytes of a stream that may wait to be sent.
 const SEND_BUFFER: usize = 256 * 1024;
-/// How long a connection is new: the time in which its settings, the first frame, have to come.
+/// How long a connection is new: its settings are the first frame, and have to come in this time.
 const SETTINGS_WAIT: Duration = Duration::from_secs(1);
-/// Time between two looks at the settings of a new connection, and of any other.
-const SETTINGS_LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// Time between two polls of the settings of a new connection, and of any other.
+const SETTINGS_POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// The connections of one upstream.
 #[derive(Default)]
 pub(super) struct Http2 {
-    connections: Mutex<Vec<Shared>>,
-    /// No connection is shared any more.
+    connections: Mutex<Vec<SharedConnection>>,
+    /// Set by [`Http2::close`].
     is_closed: AtomicBool,
 }
 
 /// One connection.
-struct Shared {
-    /// Where a name led to; none when there was no name.
+struct SharedConnection {
+    /// The address of the upstream's name; `None` without a name.
     peer: Option<IpAddr>,
     sender: SendRequest<Http2Content>,
     settings: watch::Receiver<Settings>,
-    /// The connection's tasks, which end with the last who holds them: the connection itself, and
-    /// all who use it.
+    /// The tasks of the connection; they end with their last holder: the connection itself, and its exchanges.
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
-/// What an upstream said of a connection.
+/// The settings of the upstream for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Settings {
-    /// RFC 8441.
+    /// Whether it accepts extended CONNECT (RFC 8441).
     extended_connect: bool,
-    /// Streams that may be open at once.
+    /// Streams that it allows at once.
     streams: usize,
 }
 
@@ -69,22 +68,22 @@ struct Settings {
 pub(super) struct Lease {
     pub(super) sender: SendRequest<Http2Content>,
     settings: watch::Receiver<Settings>,
-    /// An exchange that is under way keeps its connection's tasks alive, and is counted by that.
+    /// Keeps the tasks alive for an open exchange, and counts it.
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Http2 {
-    /// A connection that has room for one more exchange.
+    /// A connection with room for one more exchange.
     pub(super) fn take(&self) -> Option<Lease> {
         let mut connections = self.connections.lock();
         connections.retain(|connection| !connection.sender.is_closed());
-        connections.iter().find_map(Shared::lease)
+        connections.iter().find_map(SharedConnection::lease)
     }
 
-    /// Begins to speak HTTP/2, and shares the connection from here on. `peer` is the address of the
-    /// upstream's name that it leads to, if it has one.
+    /// Starts HTTP/2 on a socket and shares the connection. `peer` is the address of the upstream's name if it has
+    /// one.
     pub(super) async fn add(&self, socket: Socket, peer: Option<IpAddr>) -> Result<Lease, Problem> {
-        let connection = Shared::new(socket, peer).await.map_err(|error| {
+        let connection = SharedConnection::new(socket, peer).await.map_err(|error| {
             let detail = format!("the upstream does not speak HTTP/2: {error}");
             Problem::new(Hop::Client, Reason::ResponseInvalid, detail)
         })?;
@@ -96,28 +95,26 @@ impl Http2 {
         Ok(lease)
     }
 
-    /// Shares a connection no more that was lost.
-    pub(super) fn let_go(&self, lost: &Lease) {
-        let is_other = |connection: &Shared| !Arc::ptr_eq(&connection.tasks, &lost.tasks);
+    /// No longer shares a connection that was lost.
+    pub(super) fn remove(&self, lost: &Lease) {
+        let is_other = |connection: &SharedConnection| !Arc::ptr_eq(&connection.tasks, &lost.tasks);
         self.connections.lock().retain(is_other);
     }
 
-    /// Whether there is none.
+    /// Whether there is no connection.
     pub(super) fn is_empty(&self) -> bool {
         self.connections.lock().is_empty()
     }
 
-    /// Takes no new exchange on a connection that leads to none of these addresses. What is under way
-    /// there goes on, and ends it.
-    pub(super) fn keep_to(&self, addresses: &[IpAddr]) {
-        let is_current = |connection: &mut Shared| {
+    /// No longer shares connections to other addresses than these. Open exchanges go on.
+    pub(super) fn retain_addresses(&self, addresses: &[IpAddr]) {
+        let is_current = |connection: &mut SharedConnection| {
             (connection.peer).is_none_or(|peer| addresses.contains(&peer))
         };
         self.connections.lock().retain_mut(is_current);
     }
 
-    /// Shares none of the connections any more. Those that nobody uses are closed, the others end with
-    /// their last use.
+    /// No longer shares any connection. Unused ones are closed, the others end with their last exchange.
     pub(super) fn close(&self) {
         let mut connections = self.connections.lock();
         self.is_closed.store(true, Ordering::Relaxed);
@@ -126,7 +123,7 @@ impl Http2 {
         drop(all);
     }
 
-    /// Closes the connections that nobody uses, all but one.
+    /// Closes unused connections, all but one.
     pub(super) fn sweep(&self) {
         let mut connections = self.connections.lock();
         let mut has_spare = false;
@@ -137,13 +134,13 @@ impl Http2 {
     }
 }
 
-impl Shared {
+impl SharedConnection {
     async fn new(socket: Socket, peer: Option<IpAddr>) -> hyper::Result<Self> {
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
         let executor = ConnectionTasks(Arc::downgrade(&tasks));
-        // No PING frames: gRPC servers count those that come without data, and end the connection with
-        // `too_many_pings` where their interval is below five minutes. The kernel finds a host that has
-        // vanished: by unacknowledged data, and by keepalive probes while nothing is sent.
+        // No PING frames: gRPC servers count those without data, and end the connection with `too_many_pings` if their
+        // interval is below five minutes. The kernel detects a vanished host, by unacknowledged data and by keepalive
+        // probes.
         socket.limit_unacknowledged(true);
         let (sender, driver) = http2::Builder::new(executor)
             .initial_stream_window_size(STREAM_WINDOW)
@@ -152,8 +149,8 @@ impl Shared {
             .max_header_list_size(limits::HEAD_BYTES as u32)
             .handshake(TokioIo::new(socket))
             .await?;
-        let (told, settings) = watch::channel(settings(&driver));
-        tasks.lock().spawn(drive(driver, told));
+        let (published, settings) = watch::channel(settings(&driver));
+        tasks.lock().spawn(drive(driver, published));
         Ok(Self {
             peer,
             sender,
@@ -162,7 +159,7 @@ impl Shared {
         })
     }
 
-    /// Exchanges on this connection.
+    /// The number of exchanges on this connection.
     fn users(&self) -> usize {
         Arc::strong_count(&self.tasks) - 1
     }
@@ -182,36 +179,35 @@ impl Shared {
 }
 
 impl Lease {
-    /// Whether the upstream has said already that it takes upgrades over HTTP/2.
+    /// Whether the upstream is known to accept upgrades over HTTP/2.
     pub(super) fn is_extended_connect_known(&self) -> bool {
         self.settings.borrow().extended_connect
     }
 
-    /// Whether the upstream takes upgrades over HTTP/2. A new connection's settings are waited for.
+    /// Whether the upstream accepts upgrades over HTTP/2; waits for the settings of a new connection.
     pub(super) async fn has_extended_connect(&mut self) -> bool {
-        let told = self.settings.wait_for(|settings| settings.extended_connect);
-        matches!(timeout(SETTINGS_WAIT, told).await, Ok(Ok(_)))
+        let published = self.settings.wait_for(|settings| settings.extended_connect);
+        matches!(timeout(SETTINGS_WAIT, published).await, Ok(Ok(_)))
     }
 }
 
 type Driver = http2::Connection<TokioIo<Socket>, Http2Content, ConnectionTasks>;
 
-/// Polls a connection, and tells what its settings are.
+/// Polls a connection and publishes its settings.
 ///
-/// Nothing tells when they change, so they are looked at: often while the connection is new, since
-/// they are the first that an upstream sends, and seldom later.
-async fn drive(mut driver: Driver, told: watch::Sender<Settings>) {
+/// hyper does not signal a change, so they are polled: often while the connection is new, rarely later.
+async fn drive(mut driver: Driver, published: watch::Sender<Settings>) {
     let new_until = Instant::now() + SETTINGS_WAIT;
     loop {
         let is_new = Instant::now() < new_until;
-        let (often, seldom) = SETTINGS_LOOK;
+        let (often, seldom) = SETTINGS_POLL;
         tokio::select! {
-            // How it ended is told to each of its exchanges.
+            // Each exchange gets the error of the connection.
             _ = &mut driver => return,
             () = sleep(if is_new { often } else { seldom }) => {}
         }
         let now = settings(&driver);
-        told.send_if_modified(|known| std::mem::replace(known, now) != now);
+        published.send_if_modified(|known| std::mem::replace(known, now) != now);
     }
 }
 
@@ -222,7 +218,7 @@ fn settings(driver: &Driver) -> Settings {
     }
 }
 
-/// Starts the tasks of one connection, as long as there is the connection.
+/// Starts tasks of a connection while it exists.
 #[derive(Clone)]
 struct ConnectionTasks(Weak<Mutex<JoinSet<()>>>);
 
@@ -246,7 +242,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream, UnixStream};
     use tunnel_ops::task::Owned;
 
-    use super::super::outgoing::OutgoingBody;
+    use super::super::outgoing_body::OutgoingBody;
     use super::super::progress::Progress;
     use super::*;
 
@@ -365,9 +361,9 @@ mod tests {
         let stream = TcpStream::connect(address).await.unwrap();
         let socket = Socket::Plain(stream);
         let lease = http2.add(socket, Some(address.ip())).await.unwrap();
-        http2.keep_to(&[address.ip()]);
+        http2.retain_addresses(&[address.ip()]);
         assert!(!http2.is_empty());
-        http2.keep_to(&[]);
+        http2.retain_addresses(&[]);
         assert!(http2.is_empty() && http2.take().is_none());
         assert!(!lease.sender.is_closed(), "what is under way goes on");
         let (mut theirs, _) = listener.accept().await.unwrap();

@@ -1,8 +1,8 @@
-//! The watch over an exchange on which nothing moves.
+//! The idle timer of an exchange.
 //!
-//! In: each moment in which there is nothing to read from the upstream. Out: the [`Problem`], when
-//! not a byte came or went for as long as the route allows. A platform client that takes nothing
-//! stops the watch: then nobody asks whether there is anything.
+//! In: each poll at which the upstream has nothing to read. Out: the [`Problem`] when no byte moved in either
+//! direction for as long as the route allows. While the platform client takes nothing the body is not polled, and the
+//! timer stands still.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,20 +12,19 @@ use tokio::time::Instant;
 use tunnel_ops::alarm::Alarm;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use super::progress::{Moved, Progress};
+use super::progress::{Progress, ProgressMark};
 
-/// The watch over one exchange.
+/// The idle timer of one exchange.
 pub(super) struct Idle {
     limit: Duration,
-    /// If the last that was seen of the upstream was nothing: what had gone to it then, and until when that
-    /// may last.
-    since: Option<(Moved, Instant)>,
+    /// Set while the upstream is silent: the progress of the request when that began, and when the limit is over.
+    since: Option<(ProgressMark, Instant)>,
     alarm: Alarm,
     progress: Arc<Progress>,
 }
 
 impl Idle {
-    /// Watches from the first moment of nothing.
+    /// A timer that starts with the first silent poll.
     pub(super) fn new(limit: Duration, progress: &Arc<Progress>) -> Box<Self> {
         Box::new(Self {
             limit,
@@ -35,22 +34,22 @@ impl Idle {
         })
     }
 
-    /// Something came.
+    /// The upstream sent something.
     pub(super) fn on_input(&mut self) {
         self.since = None;
     }
 
-    /// Nothing is there; ready when that has been so for too long.
+    /// Polled while the upstream is silent; ready with the problem after the limit.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Problem> {
-        let moved = self.progress.moved();
-        let anew = || (moved, Instant::now() + self.limit);
+        let mark = self.progress.mark();
+        let anew = || (mark, Instant::now() + self.limit);
         let (mut since, mut due) = self.since.unwrap_or_else(anew);
         while self.alarm.poll(cx, due).is_ready() {
-            if since == moved {
+            if since == mark {
                 let detail = format!("not a byte came or went for {:?}", self.limit);
                 return Poll::Ready(Problem::new(Hop::Client, Reason::IdleTimeout, detail));
             }
-            (since, due) = (moved, Instant::now() + self.limit);
+            (since, due) = (mark, Instant::now() + self.limit);
         }
         self.since = Some((since, due));
         Poll::Pending

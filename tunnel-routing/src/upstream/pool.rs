@@ -1,8 +1,8 @@
-//! HTTP/1.1 connections at rest between two exchanges.
+//! Idle HTTP/1.1 connections of one upstream.
 //!
-//! Nobody polls them there. The one that rested the shortest is taken first, so that a pool which
-//! is larger than it needs to be shrinks; each is looked at when it is taken, since an upstream may
-//! have closed it meanwhile. One to an address that the upstream's name has lost is not kept.
+//! Idle connections are not polled. The one that was used last is taken first, so that a pool larger than needed
+//! shrinks. Each is checked when it is taken, since the upstream may have closed it. A connection to an address that
+//! the upstream's name no longer has is not kept.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,114 +10,113 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Connection;
+use super::http1::Connection;
 
-/// How long a connection may rest, unless the upstream announces a shorter time in `Keep-Alive`. Most
-/// upstreams wait longer; where one closes before, the look at the connection when it is taken and the
-/// one safe retry do the rest.
-pub(super) const REST: Duration = Duration::from_secs(30);
+/// How long a connection may be idle, unless the upstream announces a shorter time in `Keep-Alive`. Most upstreams
+/// wait longer; where one closes before, the check on taking and the one safe retry suffice.
+pub(super) const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Sweeps in that time. Age is counted in them: a look at the clock for each exchange is not free.
+/// Sweeps in that time. Age is counted in sweeps, since reading the clock for each exchange costs time.
 pub(super) const SWEEPS: u32 = 2;
 
-/// The connections of one upstream.
+/// The idle connections of one upstream.
 pub(super) struct Pool {
-    resting: Mutex<AtRest>,
-    /// Most that are kept.
+    idle: Mutex<IdleConnections>,
+    /// Most connections that are kept.
     limit: usize,
 }
 
 #[derive(Default)]
-struct AtRest {
-    /// In the order in which they came to rest, each with the number of sweeps before.
+struct IdleConnections {
+    /// In the order in which they became idle, each with the sweep count at that time.
     connections: Vec<(Box<Connection>, u32)>,
     sweeps: u32,
-    /// Nothing is kept any more.
+    /// Set by [`Pool::close`].
     is_closed: bool,
-    /// The addresses of the upstream's name; none when it has no name, or was not asked for.
+    /// The current addresses of the upstream's name; `None` if it has no name or was not looked up yet.
     addresses: Option<Arc<[IpAddr]>>,
 }
 
 impl Pool {
     pub(super) fn new(limit: usize) -> Self {
         Self {
-            resting: Mutex::default(),
+            idle: Mutex::default(),
             limit,
         }
     }
 
-    /// A connection that can be used at once.
+    /// Takes a connection that is alive.
     pub(super) fn take(&self) -> Option<Box<Connection>> {
         loop {
-            let (mut connection, _) = self.resting.lock().connections.pop()?;
+            let (mut connection, _) = self.idle.lock().connections.pop()?;
             if connection.is_alive() {
                 return Some(connection);
             }
         }
     }
 
-    /// Keeps a connection for the next exchange, if it is at rest and there is room.
+    /// Keeps a connection, if it is idle and there is room.
     pub(super) fn put(&self, mut connection: Box<Connection>) {
-        if !connection.is_at_rest() {
+        if !connection.is_idle() {
             return;
         }
-        connection.rest();
-        let mut resting = self.resting.lock();
-        let has_room = !resting.is_closed && resting.connections.len() < self.limit;
-        if has_room && resting.is_current(&connection) {
-            let sweeps = resting.sweeps;
-            resting.connections.push((connection, sweeps));
+        connection.on_idle();
+        let mut idle = self.idle.lock();
+        let has_room = !idle.is_closed && idle.connections.len() < self.limit;
+        if has_room && idle.is_current(&connection) {
+            let sweeps = idle.sweeps;
+            idle.connections.push((connection, sweeps));
         }
     }
 
-    /// Closes all, and keeps none from here on.
+    /// Closes all connections; later ones are not kept.
     pub(super) fn close(&self) {
-        let mut resting = self.resting.lock();
-        resting.is_closed = true;
-        let all = std::mem::take(&mut resting.connections);
-        drop(resting);
+        let mut idle = self.idle.lock();
+        idle.is_closed = true;
+        let all = std::mem::take(&mut idle.connections);
+        drop(idle);
         drop(all);
     }
 
-    /// Whether none is kept.
+    /// Whether the pool is empty.
     pub(super) fn is_empty(&self) -> bool {
-        self.resting.lock().connections.is_empty()
+        self.idle.lock().connections.is_empty()
     }
 
-    /// Keeps connections to these addresses only from here on.
-    pub(super) fn keep_to(&self, addresses: &Arc<[IpAddr]>) {
-        let mut resting = self.resting.lock();
-        let known = resting.addresses.as_ref();
+    /// From now on keeps only connections to these addresses.
+    pub(super) fn retain_addresses(&self, addresses: &Arc<[IpAddr]>) {
+        let mut idle = self.idle.lock();
+        let known = idle.addresses.as_ref();
         if known.is_some_and(|known| Arc::ptr_eq(known, addresses)) {
             return;
         }
-        resting.addresses = Some(Arc::clone(addresses));
-        let all = std::mem::take(&mut resting.connections);
-        let (current, lost) = (all.into_iter())
-            .partition::<Vec<_>, _>(|(connection, _)| resting.is_current(connection));
-        resting.connections = current;
-        drop(resting);
+        idle.addresses = Some(Arc::clone(addresses));
+        let all = std::mem::take(&mut idle.connections);
+        let (current, lost) =
+            (all.into_iter()).partition::<Vec<_>, _>(|(connection, _)| idle.is_current(connection));
+        idle.connections = current;
+        drop(idle);
         drop(lost);
     }
 
-    /// Closes those that have rested for too long. To be called [`SWEEPS`] times in [`REST`].
+    /// Closes connections that were idle for too long. To be called [`SWEEPS`] times in [`IDLE_LIMIT`].
     pub(super) fn sweep(&self) {
-        let mut resting = self.resting.lock();
-        resting.sweeps = resting.sweeps.wrapping_add(1);
-        let now = resting.sweeps;
+        let mut idle = self.idle.lock();
+        idle.sweeps = idle.sweeps.wrapping_add(1);
+        let now = idle.sweeps;
         let is_old = |since: u32| now.wrapping_sub(since) > SWEEPS;
-        let young = resting
+        let young = idle
             .connections
             .partition_point(|(_, since)| is_old(*since));
-        let old: Vec<_> = resting.connections.drain(..young).collect();
-        drop(resting);
-        // Closing them is a system call each, for which nobody should have to wait.
+        let old: Vec<_> = idle.connections.drain(..young).collect();
+        drop(idle);
+        // Outside of the lock: closing is a system call each.
         drop(old);
     }
 }
 
-impl AtRest {
-    /// Whether the upstream's name still leads to where a connection does.
+impl IdleConnections {
+    /// Whether the upstream's name still has the address of a connection.
     fn is_current(&self, connection: &Connection) -> bool {
         match (&self.addresses, connection.peer()) {
             (Some(addresses), Some(peer)) => addresses.contains(&peer),

@@ -1,5 +1,4 @@
-//! What becomes known of an exchange's request while it is sent, shared by those who send it and
-//! those who wait for the response.
+//! The progress of a request, shared by its sender and by those that wait for the response.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -7,31 +6,31 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use prometheus::IntCounter;
 use tunnel_proto::problem::Problem;
 
-/// How far a request has come. Written by the one who sends it.
+/// The progress of a request, written by its sender.
 #[derive(Debug)]
 pub struct Progress {
-    /// Those of all exchanges; none when they are not counted.
+    /// Counts the bytes of all exchanges; `None` for a request of the client itself.
     all_bytes: Option<IntCounter>,
     bytes: AtomicU64,
     has_ended: AtomicBool,
-    /// The platform client's content was asked for, and there was none.
+    /// The upstream would take more content than has arrived.
     is_starved: AtomicBool,
     /// Informational responses.
-    heard: AtomicU32,
+    informational: AtomicU32,
     is_flooded: AtomicBool,
-    /// Why the content was ended before it was whole. Rare, and so boxed.
+    /// Why the content failed. Rare, and so boxed.
     failure: OnceLock<Box<Problem>>,
 }
 
-/// What has moved of a request so far; two that are equal mean that nothing did in between.
+/// What has mark of a request so far; two that are equal mean that nothing did in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moved {
+pub(super) struct ProgressMark {
     bytes: u64,
-    heard: u32,
+    informational: u32,
 }
 
 impl Progress {
-    /// Nothing is sent yet. What will be counts in `all_bytes` as well.
+    /// Nothing sent yet. Sent bytes count in `all_bytes` as well.
     pub fn new(all_bytes: IntCounter) -> Self {
         Self {
             all_bytes: Some(all_bytes),
@@ -39,30 +38,30 @@ impl Progress {
         }
     }
 
-    /// The same for what is no exchange.
+    /// Nothing sent yet, and bytes are not counted.
     pub(super) fn uncounted() -> Self {
         Self {
             all_bytes: None,
             bytes: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
             is_starved: AtomicBool::new(false),
-            heard: AtomicU32::new(0),
+            informational: AtomicU32::new(0),
             is_flooded: AtomicBool::new(false),
             failure: OnceLock::new(),
         }
     }
 
-    /// Bytes of content that were handed to the upstream's connection.
+    /// Bytes of content handed to the connection.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether all of the request was handed to the upstream's connection, or no more of it will be.
+    /// Whether the whole request was handed to the connection, or no more of it will be.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// Whether the upstream would take more of the content than the platform client has sent.
+    /// Whether the upstream would take more content than has arrived.
     pub(super) fn is_starved(&self) -> bool {
         self.is_starved.load(Ordering::Relaxed) && !self.has_ended()
     }
@@ -71,31 +70,30 @@ impl Progress {
         self.is_starved.store(!is_there, Ordering::Relaxed);
     }
 
-    /// Whether an informational response came.
-    pub(super) fn was_heard(&self) -> bool {
-        self.heard.load(Ordering::Relaxed) > 0
+    /// Whether an informational response has come.
+    pub(super) fn has_informational(&self) -> bool {
+        self.informational.load(Ordering::Relaxed) > 0
     }
 
-    /// What has moved so far.
-    pub(super) fn moved(&self) -> Moved {
-        Moved {
+    /// What has mark so far.
+    pub(super) fn mark(&self) -> ProgressMark {
+        ProgressMark {
             bytes: self.bytes(),
-            heard: self.heard.load(Ordering::Relaxed),
+            informational: self.informational.load(Ordering::Relaxed),
         }
     }
 
-    /// Whether more informational responses came than are sent on.
+    /// Whether more informational responses came than may be forwarded.
     pub(super) fn is_flooded(&self) -> bool {
         self.is_flooded.load(Ordering::Relaxed)
     }
 
-    /// Why the content was ended before it was whole, if it was: that is never the upstream's fault,
-    /// whatever it does then.
+    /// Why the content failed, if it did; that is never the fault of the upstream.
     pub(super) fn failure(&self) -> Option<&Problem> {
         self.failure.get().map(|problem| &**problem)
     }
 
-    /// The first counts.
+    /// Records why the content failed. The first failure counts.
     pub(super) fn on_failed(&self, problem: Problem) {
         let _ = self.failure.set(Box::new(problem));
     }
@@ -112,7 +110,7 @@ impl Progress {
     }
 
     pub(super) fn on_informational(&self, was_taken: bool) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
+        self.informational.fetch_add(1, Ordering::Relaxed);
         if !was_taken {
             self.is_flooded.store(true, Ordering::Relaxed);
         }
@@ -121,7 +119,7 @@ impl Progress {
 
 #[cfg(test)]
 impl Progress {
-    /// One that counts for itself.
+    /// A progress with a counter of its own.
     pub(crate) fn of_test() -> std::sync::Arc<Self> {
         let bytes = IntCounter::new("bytes", "bytes");
         std::sync::Arc::new(Self::new(bytes.unwrap()))

@@ -1,21 +1,20 @@
-//! From an upstream's name to its addresses, as the name servers have them now.
+//! From an upstream's name to its current addresses.
 //!
 //! ```text
-//!   dial, tend ─▶ look_up ─▶ known ── fresh ──────────────▶ addresses
-//!                              └──── else ─▶ stub ─▶ name servers, /etc/hosts
+//!   dial, supervise ─▶ look_up ─▶ cached ── fresh ───────────▶ addresses
+//!                                   └────── expired ─▶ stub ─▶ name servers, /etc/hosts
 //! ```
 //!
-//! An answer is used for as long as its records say, within bounds; that a name is not there is
-//! believed for a moment; and when no name server answers, the last good addresses go on for a while.
-//! Each name is asked for once, whoever waits for it. What may be dialled of the answer is decided
-//! elsewhere, see [`super::destination`].
+//! An answer is used for as long as its records say, within bounds; a missing name is cached for a few seconds; while
+//! no name server answers, the last good addresses are used for up to an hour. Each name is queried once at a time,
+//! for all that wait. Which addresses may be dialled is decided in [`super::destination`].
 
-mod known;
+mod answer;
+mod cached;
 mod stub;
 
 use std::collections::HashMap;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,68 +22,36 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use self::known::Known;
+pub(super) use self::answer::Resolution;
+use self::answer::{DnsAnswer, LookUpError};
+use self::cached::CachedName;
 use self::stub::Stub;
 use super::destination::is_localhost;
 
-/// Most names that are known at once. The one unused for the longest goes when there are more.
+/// Most names that are cached. Beyond that the least recently used goes.
 const NAMES: usize = 1024;
-/// How long an answer is waited for where old addresses would do.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for an answer when stale addresses would do.
+const STALE_WAIT: Duration = Duration::from_secs(2);
 
-/// Looks up names, and remembers.
+/// Looks up names and caches the answers.
 pub(crate) struct Resolver {
     stub: Stub,
     names: Mutex<HashMap<Box<str>, Arc<Entry>>>,
-    /// Look-ups so far, to tell which name was used last.
+    /// Number of look-ups so far, which orders names by their last use.
     used: AtomicU64,
 }
 
 /// One name.
 #[derive(Default)]
 struct Entry {
-    known: Mutex<Known>,
-    /// Held by the one who asks for all.
-    asking: tokio::sync::Mutex<()>,
+    cached: Mutex<CachedName>,
+    /// Held during a query, which is for all that wait.
+    querying: tokio::sync::Mutex<()>,
     used: AtomicU64,
 }
 
-/// What a name leads to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
-    /// Never empty. The same as long as nothing changes.
-    pub(crate) addresses: Arc<[IpAddr]>,
-    /// When to ask again.
-    pub(crate) until: Instant,
-}
-
-/// What a look-up found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Found {
-    /// Not empty.
-    addresses: Vec<IpAddr>,
-    /// How long that holds.
-    ttl: Duration,
-    /// Addresses of the other kind may be there as well: nobody could tell.
-    is_half: bool,
-}
-
-/// Why a name has no address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LookUpError {
-    /// The name servers say that there is none.
-    #[error("no such name, or one without an address")]
-    NotFound,
-    /// No name server answered in time.
-    #[error("no name server answered in time")]
-    TimedOut,
-    /// They could not be asked, or could not tell.
-    #[error("{0}")]
-    Failed(Arc<str>),
-}
-
 impl Resolver {
-    /// Asks these name servers, or the system's if there are none. Nothing is read or asked yet.
+    /// A resolver that queries these name servers, or the system's if there are none. Reads no file yet.
     pub(crate) fn new(dns_servers: &[SocketAddr]) -> Self {
         Self {
             stub: Stub::new(dns_servers),
@@ -93,31 +60,31 @@ impl Resolver {
         }
     }
 
-    /// The addresses of a name, which must be none itself.
+    /// The addresses of a name, which must not be an address itself.
     ///
     /// # Errors
     /// See [`LookUpError`].
-    pub(crate) async fn look_up(&self, name: &str) -> Result<Answer, LookUpError> {
+    pub(crate) async fn look_up(&self, name: &str) -> Result<Resolution, LookUpError> {
         let entry = self.entry(name);
-        if let Some(known) = entry.known.lock().at(Instant::now()) {
-            return known;
+        if let Some(cached) = entry.cached.lock().at(Instant::now()) {
+            return cached;
         }
-        let _asking = entry.asking.lock().await;
-        // Perhaps the one before has asked.
-        if let Some(known) = entry.known.lock().at(Instant::now()) {
-            return known;
+        let _asking = entry.querying.lock().await;
+        // The holder before may have got the answer.
+        if let Some(cached) = entry.cached.lock().at(Instant::now()) {
+            return cached;
         }
-        let has_good = entry.known.lock().has_good(Instant::now());
-        let asked = if has_good {
-            let asking = timeout(PATIENCE, self.ask(name));
-            asking.await.unwrap_or(Err(LookUpError::TimedOut))
+        let has_good = entry.cached.lock().has_good(Instant::now());
+        let answer = if has_good {
+            let querying = timeout(STALE_WAIT, self.query(name));
+            querying.await.unwrap_or(Err(LookUpError::TimedOut))
         } else {
-            self.ask(name).await
+            self.query(name).await
         };
-        let mut known = entry.known.lock();
-        let was_stale = known.is_stale();
-        let answer = known.on_asked(asked, Instant::now());
-        if let Some(error) = known.why_stale().filter(|_| !was_stale) {
+        let mut cached = entry.cached.lock();
+        let was_stale = cached.is_stale();
+        let answer = cached.on_answer(answer, Instant::now());
+        if let Some(error) = cached.why_stale().filter(|_| !was_stale) {
             tracing::warn!(
                 name,
                 %error,
@@ -127,16 +94,16 @@ impl Resolver {
         answer
     }
 
-    async fn ask(&self, name: &str) -> Result<Found, LookUpError> {
+    async fn query(&self, name: &str) -> Result<DnsAnswer, LookUpError> {
         if !is_localhost(name) {
-            return self.stub.ask(name).await;
+            return self.stub.query(name).await;
         }
-        // Never a question for name servers (RFC 6761 section 6.3).
-        let known = self.stub.in_hosts(name);
-        Ok(known.unwrap_or_else(|| Found {
+        // `localhost` is never a question for name servers (RFC 6761 section 6.3).
+        let cached = self.stub.in_hosts(name);
+        Ok(cached.unwrap_or_else(|| DnsAnswer {
             addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-            ttl: known::LONGEST,
-            is_half: false,
+            ttl: cached::LONGEST,
+            is_partial: false,
         }))
     }
 
@@ -159,11 +126,10 @@ impl Resolver {
     }
 }
 
-/// Forgets a name: one without addresses if there is any, else the one that was not used for the
-/// longest. Whoever is about to ask for it goes on.
+/// Removes a name: one without addresses if there is any, else the least recently used. A query under way goes on.
 fn make_room(names: &mut HashMap<Box<str>, Arc<Entry>>) {
     let worth = |entry: &Entry| {
-        let has_good = entry.known.lock().has_good(Instant::now());
+        let has_good = entry.cached.lock().has_good(Instant::now());
         (has_good, entry.used.load(Ordering::Relaxed))
     };
     let least = names.iter().min_by_key(|(_, entry)| worth(entry));
@@ -172,19 +138,10 @@ fn make_room(names: &mut HashMap<Box<str>, Arc<Entry>>) {
     }
 }
 
-impl From<LookUpError> for io::Error {
-    fn from(error: LookUpError) -> Self {
-        let kind = match error {
-            LookUpError::NotFound => io::ErrorKind::NotFound,
-            LookUpError::TimedOut => io::ErrorKind::TimedOut,
-            LookUpError::Failed(_) => io::ErrorKind::Other,
-        };
-        Self::new(kind, error)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[tokio::test]
@@ -203,13 +160,13 @@ mod tests {
     #[test]
     fn names_are_bounded_and_those_with_addresses_stay() {
         let resolver = Resolver::new(&[]);
-        let found = Found {
+        let found = DnsAnswer {
             addresses: vec![Ipv4Addr::LOCALHOST.into()],
             ttl: Duration::from_secs(1),
-            is_half: false,
+            is_partial: false,
         };
         let good = resolver.entry("good");
-        let _ = good.known.lock().on_asked(Ok(found), Instant::now());
+        let _ = good.cached.lock().on_answer(Ok(found), Instant::now());
         for number in 0..2 * NAMES {
             resolver.entry(&format!("name-{number}"));
         }

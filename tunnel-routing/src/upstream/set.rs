@@ -1,13 +1,13 @@
-//! The upstreams of one route: one or several of the same.
+//! The upstreams of one route.
 //!
 //! ```text
-//!   exchange ─▶ ask ─▶ balance ─▶ upstream ── refused ─▶ another
-//!                         ▲ failures, answers
-//!   tend ─▶ health ───────┘
+//!   request ─▶ forward ─▶ balance ─▶ upstream ── failed untouched ─▶ another
+//!                            ▲ failures, successes
+//!   supervise ─▶ health ─────┘
 //! ```
 //!
-//! In: a request that the route sends here. Out: the response of one of them, or the [`Problem`]. A
-//! route with one upstream asks it, and none of the rest is touched.
+//! In: a request that the route sends here. Out: the response of one of them, or the [`Problem`]. With a single
+//! upstream there is no balancing.
 
 use std::sync::Arc;
 
@@ -16,21 +16,20 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tunnel_proto::problem::{Fault, Hop, Problem, Reason};
 
-use super::ask::Failed;
-use super::balance::{Balance, Known, WEIGHT_MAX};
+use super::balance::{Balance, MemberState};
 use super::destination::Destination;
-use super::health::{self, Health, HealthSettings};
-use super::settings::{UpstreamError, UpstreamOptions, UpstreamShared};
+use super::forward::ForwardError;
+use super::health::{self, Health};
+use super::settings::{HealthOptions, UpstreamError, UpstreamShared, UpstreamsConfig, WEIGHT_MAX};
 use super::tls::TlsOffers;
-use super::{Asked, Reach, Upstream, UpstreamBody, tls_for};
+use super::{LastDial, RoutedRequest, Upstream, UpstreamBody, tls_for};
 use crate::url::{UpstreamScheme, UpstreamUrl};
-
-pub(crate) use super::balance::EjectionSettings;
 
 /// The upstreams of one route.
 pub(crate) struct UpstreamSet {
+    config: UpstreamsConfig,
     members: Arc<Members>,
-    health: Option<Arc<HealthSettings>>,
+    health: Option<Arc<HealthOptions>>,
 }
 
 struct Members {
@@ -38,18 +37,18 @@ struct Members {
     balance: Balance,
 }
 
-/// What is known of an upstream.
+/// The condition of an upstream, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpstreamCondition {
-    /// Nothing: it was not needed so far.
+    /// Not connected to so far.
     Unknown,
-    /// The last connection to it was made.
+    /// The last dial succeeded.
     Up,
-    /// The last connection to it failed.
+    /// The last dial failed.
     Unreachable,
-    /// It is left alone for a time, after failures in a row.
+    /// Passed over for a while, after failures in a row.
     Ejected,
-    /// Its checks fail.
+    /// Its health checks fail.
     Unhealthy,
 }
 
@@ -67,45 +66,46 @@ impl UpstreamCondition {
     }
 }
 
-/// What one set knows of an upstream, for another that has it too.
+/// What a set knows of an upstream, for the set of another route or table.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KnownUpstream {
-    place: Known,
-    reach: Reach,
+pub(crate) struct UpstreamState {
+    member: MemberState,
+    last_dial: LastDial,
 }
 
 impl UpstreamSet {
-    /// A route's upstreams, each with its share. What is `known` of them, by their URLs, from sets before
-    /// this one, is taken over, so that a reload never has anybody asked who is known to be dead. The
-    /// settings need not be the same: those of this set take it back when they find otherwise, and what
-    /// they never could is not taken over.
+    /// The upstreams of a route. `state` gives what sets before this one know of an upstream, so that after a reload
+    /// no request goes to one that is known to be down. Only what this set can revise is taken over: health with
+    /// checks, ejection with its setting.
     ///
     /// # Errors
     /// See [`UpstreamError`].
     pub(crate) fn new(
-        members: Vec<(UpstreamUrl, u32)>,
-        options: &UpstreamOptions,
-        health: Option<HealthSettings>,
-        ejection: Option<EjectionSettings>,
+        config: &UpstreamsConfig,
         shared: &Arc<UpstreamShared>,
-        known: impl Fn(&UpstreamUrl) -> Option<KnownUpstream>,
+        state: impl Fn(&UpstreamUrl) -> Option<UpstreamState>,
     ) -> Result<Self, UpstreamError> {
+        let UpstreamsConfig {
+            members, options, ..
+        } = config;
         if members.is_empty() {
             return Err(UpstreamError::NoUpstream);
         }
-        if members
-            .iter()
-            .any(|(_, weight)| !(1..=WEIGHT_MAX).contains(weight))
+        let weights = members.iter().map(|member| member.weight);
+        if !weights
+            .clone()
+            .all(|weight| (1..=WEIGHT_MAX).contains(&weight))
         {
             return Err(UpstreamError::Weight);
         }
-        let is_https = |(url, _): &(UpstreamUrl, u32)| url.scheme() == UpstreamScheme::Https;
-        let scheme = members.iter().find(|member| is_https(member));
-        let tls = scheme.map(|(url, _)| tls_for(url.scheme(), url, options));
+        let urls = members.iter().map(|member| &member.url);
+        let https = urls
+            .clone()
+            .find(|url| url.scheme() == UpstreamScheme::Https);
+        let tls = https.map(|url| tls_for(url.scheme(), url, options));
         let tls: Option<TlsOffers> = tls.transpose()?.flatten();
-        let (urls, weights): (Vec<_>, Vec<u32>) = members.into_iter().unzip();
-        let upstream = |url| {
-            let destination = Destination::new(url);
+        let upstream = |url: &UpstreamUrl| {
+            let destination = Destination::new(url.clone());
             Arc::new(Upstream::with_tls(
                 destination,
                 tls.clone(),
@@ -113,71 +113,80 @@ impl UpstreamSet {
                 shared,
             ))
         };
-        // One alone is asked in any case, and nobody counts how it does.
-        let ejection = ejection.filter(|_| urls.len() > 1);
+        // A single upstream gets all requests, whatever became of the last ones.
+        let ejection = config.ejection.filter(|_| members.len() > 1);
         let balance = Balance::new(weights, ejection, Instant::now());
-        let upstreams: Vec<_> = urls.into_iter().map(upstream).collect();
+        let upstreams: Vec<_> = urls.map(upstream).collect();
         for (index, upstream) in upstreams.iter().enumerate() {
-            if let Some(known) = known(upstream.url()) {
-                balance.learn(index, &known.place, health.is_some());
-                upstream.learn(known.reach);
+            if let Some(state) = state(upstream.url()) {
+                balance.restore(index, &state.member, config.health.is_some());
+                upstream.restore(state.last_dial);
             }
         }
         Ok(Self {
             members: Arc::new(Members { upstreams, balance }),
-            health: health.map(Arc::new),
+            health: config.health.clone().map(Arc::new),
+            config: config.clone(),
         })
     }
 
-    /// Sends a request to the one whose turn it is, and waits for the head of its response. As long as
-    /// nobody has acted on it for sure, the others are asked, each once; one other when it does no harm
-    /// to ask twice.
-    pub(crate) async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+    /// Whether a set made from `config` would be like this one.
+    pub(crate) fn is_from(&self, config: &UpstreamsConfig) -> bool {
+        self.config == *config
+    }
+
+    /// Sends a request to the next upstream and waits for the head of its response. While a request has certainly not
+    /// been acted on, the other upstreams are tried, each once; when that is unknown but a repetition is harmless, one
+    /// other.
+    pub(crate) async fn forward(
+        &self,
+        request: &mut RoutedRequest,
+    ) -> Result<Response<UpstreamBody>, Problem> {
         match &self.members.upstreams[..] {
-            [one] => one.ask(asked).await,
-            _ => self.members.ask(asked).await,
+            [one] => one.forward(request).await,
+            _ => self.members.forward(request).await,
         }
     }
 
-    /// Tends all upstreams, and checks them if that is wanted, for as long as it is polled.
-    pub(crate) async fn tend(&self) {
+    /// Supervises all upstreams and runs their health checks, for as long as it is polled.
+    pub(crate) async fn supervise(&self) {
         let mut tasks = JoinSet::new();
         for (index, upstream) in self.members.upstreams.iter().enumerate() {
-            let tended = Arc::clone(upstream);
-            tasks.spawn(async move { tended.tend().await });
+            let upstream = Arc::clone(upstream);
+            tasks.spawn(async move { upstream.supervise().await });
             if let Some(health) = &self.health {
                 let (members, health) = (Arc::clone(&self.members), Arc::clone(health));
-                tasks.spawn(async move { members.keep_checking(index, &health).await });
+                tasks.spawn(async move { members.check_health(index, &health).await });
             }
         }
-        // None ends by itself, so that this is a fault of ours; the others go on.
+        // None of the tasks ends by itself: one that does is a defect, and the others go on.
         while let Some(ended) = tasks.join_next().await {
             if let Err(error) = ended {
-                tracing::error!(%error, "an upstream is not tended any more");
+                tracing::error!(%error, "an upstream is no longer supervised");
             }
         }
         std::future::pending().await
     }
 
-    /// What is known of the one with this URL, if there is one.
-    pub(crate) fn known(&self, url: &UpstreamUrl) -> Option<KnownUpstream> {
-        let mut all = self.all_known();
-        all.find_map(|(one, known)| (one == url).then_some(known))
+    /// The state of the upstream with this URL, if there is one.
+    pub(crate) fn state(&self, url: &UpstreamUrl) -> Option<UpstreamState> {
+        let mut all = self.states();
+        all.find_map(|(one, state)| (one == url).then_some(state))
     }
 
-    /// What is known of each of them.
-    pub(crate) fn all_known(&self) -> impl Iterator<Item = (&UpstreamUrl, KnownUpstream)> {
+    /// The state of each upstream.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (&UpstreamUrl, UpstreamState)> {
         let all = self.members.upstreams.iter().enumerate();
         all.map(|(index, upstream)| {
-            let known = KnownUpstream {
-                place: self.members.balance.known(index),
-                reach: upstream.reach(),
+            let state = UpstreamState {
+                member: self.members.balance.state(index),
+                last_dial: upstream.last_dial(),
             };
-            (upstream.url(), known)
+            (upstream.url(), state)
         })
     }
 
-    /// How each of them is.
+    /// The condition of each upstream.
     pub(crate) fn conditions(&self) -> impl Iterator<Item = UpstreamCondition> {
         let now = Instant::now();
         let all = self.members.upstreams.iter().enumerate();
@@ -187,10 +196,10 @@ impl UpstreamSet {
             } else if self.members.balance.is_ejected(index, now) {
                 UpstreamCondition::Ejected
             } else {
-                match upstream.reach() {
-                    Reach::Unknown => UpstreamCondition::Unknown,
-                    Reach::Reached => UpstreamCondition::Up,
-                    Reach::Failed => UpstreamCondition::Unreachable,
+                match upstream.last_dial() {
+                    LastDial::None => UpstreamCondition::Unknown,
+                    LastDial::Succeeded => UpstreamCondition::Up,
+                    LastDial::Failed => UpstreamCondition::Unreachable,
                 }
             }
         })
@@ -198,51 +207,56 @@ impl UpstreamSet {
 }
 
 impl Members {
-    async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
-        // There is always one.
+    async fn forward(
+        &self,
+        request: &mut RoutedRequest,
+    ) -> Result<Response<UpstreamBody>, Problem> {
+        // There is at least one member.
         let now = Instant::now();
         let first = self.balance.next(&[], now).unwrap_or_default();
         let are_all_out = self.balance.is_out(first, now);
-        match self.ask_one(first, asked, now).await {
+        match self.forward_to(first, request, now).await {
             Ok(response) => Ok(response),
-            Err(failed) if !failed.may_ask_another => Err(failed.problem),
-            Err(failed) => Box::pin(self.ask_others(first, are_all_out, failed, asked)).await,
+            Err(failed) if !failed.may_try_another => Err(failed.problem),
+            Err(failed) => {
+                Box::pin(self.forward_to_others(first, are_all_out, failed, request)).await
+            }
         }
     }
 
-    /// Asks the others, after one has failed. Of those that are out one is asked, or all, each once, when
-    /// there were no others to begin with: some of them may be well again.
-    async fn ask_others(
+    /// Tries the other upstreams after one has failed. Of those that are out one is tried; or all, each once, if all
+    /// were out to begin with, since some may be well again.
+    async fn forward_to_others(
         &self,
         first: usize,
         are_all_out: bool,
-        mut failed: Failed,
-        asked: &mut Asked,
+        mut failed: ForwardError,
+        request: &mut RoutedRequest,
     ) -> Result<Response<UpstreamBody>, Problem> {
         let mut tried = vec![first];
         loop {
             let now = Instant::now();
             let next = self.balance.next(&tried, now).filter(|next| {
-                // One that is out is better than none, but not worth the time of a dial after others.
+                // An upstream that is out is better than none, but not worth the time of a dial after others.
                 are_all_out || tried.len() == 1 || !self.balance.is_out(*next, now)
             });
             let Some(next) = next else {
                 return Err(self.none_reached(&failed.problem));
             };
-            tracing::debug!(problem = %failed.problem, "another upstream is asked");
+            tracing::debug!(problem = %failed.problem, "another upstream is tried");
             let was_untouched = failed.is_untouched;
-            failed = match self.ask_one(next, asked, now).await {
+            failed = match self.forward_to(next, request, now).await {
                 Ok(response) => return Ok(response),
                 Err(failed) => failed,
             };
-            if !(was_untouched && failed.is_untouched && failed.may_ask_another) {
+            if !(was_untouched && failed.is_untouched && failed.may_try_another) {
                 return Err(failed.problem);
             }
             tried.push(next);
         }
     }
 
-    /// Nobody is left to be asked, of whom none was reached; how the last one failed.
+    /// The problem when no upstream was reached; `last` is that of the last one tried.
     fn none_reached(&self, last: &Problem) -> Problem {
         let detail = format!(
             "none of the route's {} upstreams can be reached: {}",
@@ -252,33 +266,33 @@ impl Members {
         Problem::new(Hop::Client, Reason::UpstreamsDown, detail)
     }
 
-    /// Asks one whose turn came at this time, and takes note of how it did.
-    async fn ask_one(
+    /// Tries one upstream, picked at this time, and records the result for balancing.
+    async fn forward_to(
         &self,
         index: usize,
-        asked: &mut Asked,
+        request: &mut RoutedRequest,
         picked: Instant,
-    ) -> Result<Response<UpstreamBody>, Failed> {
+    ) -> Result<Response<UpstreamBody>, ForwardError> {
         let upstream = &self.upstreams[index];
-        let answered = upstream.try_ask(asked).await;
-        match &answered {
+        let result = upstream.try_forward(request).await;
+        match &result {
             Ok(_) => self.balance.on_success(index, picked),
-            Err(failed) if is_failure(&failed.problem) && !failed.is_known => {
+            Err(failed) if is_failure(&failed.problem) && !failed.is_shared => {
                 if let Some(out) = self.balance.on_failure(index, Instant::now()) {
                     tracing::warn!(
                         upstream = %upstream.url(),
                         ?out,
                         problem = %failed.problem,
-                        "an upstream failed too often, and is left alone for a while"
+                        "an upstream failed too often, and is passed over for a while"
                     );
                 }
             }
             Err(_) => {}
         }
-        answered
+        result
     }
 
-    async fn keep_checking(&self, index: usize, settings: &HealthSettings) {
+    async fn check_health(&self, index: usize, settings: &HealthOptions) {
         let upstream = &self.upstreams[index];
         let mut health = Health::new(self.balance.is_unhealthy(index));
         health::keep_checking(upstream, settings, |checked| {
@@ -297,7 +311,7 @@ impl Members {
     }
 }
 
-/// Whether a problem says that an upstream is not well; that it refuses an upgrade does not.
+/// Whether a problem counts as a failure of the upstream. A refused upgrade does not.
 fn is_failure(problem: &Problem) -> bool {
     problem.reason().fault() == Fault::Upstream && problem.reason() != Reason::UpgradeFailed
 }

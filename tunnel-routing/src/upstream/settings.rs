@@ -1,83 +1,141 @@
-//! What a route, or the whole client, says of how its upstreams are reached.
+//! What the configuration says of upstreams, and what all upstreams of a client share.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+use http::uri::PathAndQuery;
 use tunnel_ops::tls_files::{Identity, Roots, TlsFilesError};
 use tunnel_proto::memory::MemoryAccount;
 
 use super::resolve::Resolver;
 use super::upgrade::HalfClosed;
+use crate::url::UpstreamUrl;
 
-/// How upstreams are reached and asked, wherever they are.
+/// Largest weight: with the most upstreams that a route may have, sums stay far from overflow.
+pub(crate) const WEIGHT_MAX: u32 = 1000;
+
+/// The upstreams of a route.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UpstreamsConfig {
+    /// At least one.
+    pub members: Vec<UpstreamMember>,
+    /// How each is connected to and asked.
+    pub options: UpstreamOptions,
+    /// Active health checks; `None` for none.
+    pub health: Option<HealthOptions>,
+    /// Ejection of upstreams that fail requests; `None` for none.
+    pub ejection: Option<EjectionOptions>,
+}
+
+/// One of a route's upstreams.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UpstreamOptions {
-    /// For those that are spoken to over TLS.
-    pub(crate) tls: UpstreamTls,
-    /// For each step of a dial.
-    pub(crate) connect_timeout: Duration,
-    /// For the head of a response, from the end of the request.
-    pub(crate) head_timeout: Duration,
-    /// How long an exchange may go on without a byte either way; none for as long as it likes. What
-    /// the platform client does not take does not count.
-    pub(crate) idle_timeout: Option<Duration>,
-    /// Largest content of a request, in bytes. Upgraded connections have none.
-    pub(crate) max_body: Option<u64>,
-    /// HTTP/1.1 connections kept at rest, for each upstream.
-    pub(crate) idle_pool: usize,
+pub struct UpstreamMember {
+    /// Its URL.
+    pub url: UpstreamUrl,
+    /// Its share of the requests relative to those of the other members, from 1 to 1,000.
+    pub weight: u32,
 }
 
-/// How TLS is spoken with upstreams.
+/// How an upstream is connected to and asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamOptions {
+    /// Limit of each step of a dial.
+    pub connect_timeout: Duration,
+    /// Limit from the end of a request to the head of its response.
+    pub head_timeout: Duration,
+    /// How long an exchange may go on without a byte in either direction; `None` for no limit. Time in which the
+    /// platform client takes nothing does not count.
+    pub idle_timeout: Option<Duration>,
+    /// Largest content of a request, in bytes; `None` for no limit. Upgraded connections have none.
+    pub max_body: Option<u64>,
+    /// TLS settings; `None` where no upstream of the route is an `https` one.
+    pub tls: Option<TlsOptions>,
+}
+
+/// How TLS is spoken to an upstream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct UpstreamTls {
-    /// Whom their certificates may come from; needed for `https`, unless `insecure`.
-    pub(crate) roots: Option<Roots>,
-    /// The name that they are asked by, and that their certificates have to be for, if it is not the
-    /// URL's host.
-    pub(crate) server_name: Option<String>,
-    /// What is shown to those that ask for a certificate.
-    pub(crate) identity: Option<Identity>,
-    /// Any certificate is taken, from anybody.
-    pub(crate) insecure: bool,
+pub struct TlsOptions {
+    /// The trusted CA certificates. Needed to connect unless `insecure`; `None` where the files were not to be read.
+    pub roots: Option<Roots>,
+    /// The name in SNI and in the upstream's certificate; `None` for the URL's host.
+    pub server_name: Option<Box<str>>,
+    /// The client certificate for upstreams that ask for one.
+    pub identity: Option<Identity>,
+    /// Whether any certificate is accepted.
+    pub insecure: bool,
 }
 
-/// Why upstreams cannot be as they were asked for.
+/// Active health checks of an upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthOptions {
+    /// The path that a check requests, perhaps with a query. A status from 200 to 399 is a success.
+    pub path: PathAndQuery,
+    /// The `Host` of a check, where the route's `host_header` is a name; `None` for the upstream's own.
+    pub host: Option<HeaderValue>,
+    /// Time between two checks.
+    pub interval: Duration,
+    /// Limit of one check.
+    pub timeout: Duration,
+    /// Consecutive failures that make the upstream unhealthy. At least 1.
+    pub unhealthy_after: u32,
+    /// Consecutive successes that make it healthy again. At least 1.
+    pub healthy_after: u32,
+}
+
+/// When an upstream that fails requests is ejected: passed over for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EjectionOptions {
+    /// Consecutive failures, to connect or to respond, that eject it. At least 1.
+    pub after: u32,
+    /// Duration of the first ejection; each further one in a row is longer by it, up to ten times.
+    pub duration: Duration,
+}
+
+/// Why upstreams cannot be made as configured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpstreamError {
-    /// TLS.
+    /// The TLS configuration.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
-    /// A name that no certificate can be for.
+    /// A `server_name` that is neither a DNS name nor an IP address.
     #[error(
         "`{0}` is no name that a certificate can be checked for: give a DNS name or an IP address"
     )]
     ServerName(String),
-    /// A route without an upstream.
+    /// A set without members.
     #[error("no upstream is named")]
     NoUpstream,
-    /// A weight that is no share.
-    #[error("an upstream's weight must be a number from 1 to {max}", max = super::balance::WEIGHT_MAX)]
+    /// A weight out of range.
+    #[error("an upstream's weight must be a number from 1 to {max}", max = WEIGHT_MAX)]
     Weight,
 }
 
-/// What all upstreams of a client share, whatever becomes of its routes: what is known of names, and
-/// upgraded connections that are half over.
+/// What all upstreams of a client share, and what outlives a table of routes: known names, half-closed upgraded
+/// connections, the memory account.
 pub struct UpstreamShared {
     pub(super) resolver: Resolver,
     pub(super) half_closed: Arc<HalfClosed>,
-    /// Where what is read from upstreams counts.
+    /// The account for bytes read from upstreams.
     pub(super) memory: Arc<MemoryAccount>,
+    /// Idle HTTP/1.1 connections kept for each upstream.
+    pub(super) idle_pool: usize,
 }
 
 impl UpstreamShared {
-    /// Names are looked up at these name servers, or at the system's if there are none. What is read from
-    /// upstreams counts in `memory`.
-    pub fn new(dns_servers: &[std::net::SocketAddr], memory: Arc<MemoryAccount>) -> Self {
+    /// Names are looked up at `dns_servers`, or at the system's name servers if there are none. Bytes read from
+    /// upstreams count in `memory`; each upstream keeps up to `idle_pool` idle HTTP/1.1 connections.
+    pub fn new(
+        dns_servers: &[std::net::SocketAddr],
+        memory: Arc<MemoryAccount>,
+        idle_pool: usize,
+    ) -> Self {
         Self {
             memory,
             resolver: Resolver::new(dns_servers),
             half_closed: Arc::default(),
+            idle_pool,
         }
     }
 }

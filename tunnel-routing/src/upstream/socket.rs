@@ -10,11 +10,11 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 use tunnel_ops::socket::set_user_timeout;
 
-/// Longest time for which bytes that were sent may stay unacknowledged: several retransmissions get
-/// lost in it, one of them after more than 6 s.
+/// Longest time for which sent bytes may stay unacknowledged: long enough for several lost retransmissions, of which
+/// one comes after more than 6 s.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 
-/// One of the three.
+/// A connected socket.
 pub(crate) enum Socket {
     /// Without TLS.
     Plain(TcpStream),
@@ -42,15 +42,14 @@ impl Socket {
         }
     }
 
-    /// Says whether the kernel ends the connection, with `ETIMEDOUT`, when the peer acknowledges
-    /// nothing for [`UNACKNOWLEDGED`]. Without that, a request to a host that has vanished waits for
-    /// minutes, since keepalive probes are not sent while data is unacknowledged. The kernel counts a
-    /// closed receive window in the same way, so this is off while an upstream may have reason to
-    /// close it.
+    /// Sets or lifts the limit after which the kernel ends the connection with `ETIMEDOUT` because the peer
+    /// acknowledges nothing ([`UNACKNOWLEDGED`]). Without it, a request to a host that has vanished waits for minutes,
+    /// since keepalive probes are not sent while data is unacknowledged. A closed receive window counts too, so the
+    /// limit is lifted while the upstream may have reason to close its window.
     pub(super) fn limit_unacknowledged(&self, is_limited: bool) {
         if let Some(stream) = self.tcp() {
             let limit = is_limited.then_some(UNACKNOWLEDGED);
-            // A connection without the limit is as good as any other until its host vanishes.
+            // A connection without the limit works until its host vanishes.
             let _ = set_user_timeout(stream, limit);
         }
     }

@@ -28,7 +28,7 @@ use tunnel_proto::problem::{Problem, Reason};
 use tunnel_proto::session::{Session, SessionEvent, SessionEvents, SessionSettings, Side};
 
 use super::*;
-use crate::request::{IncomingBody, Informational};
+use crate::request::{Informational, RequestBody};
 
 /// Longest time for anything that is to happen soon.
 const SOON: Duration = Duration::from_secs(10);
@@ -48,12 +48,11 @@ struct Route {
 
 fn options() -> UpstreamOptions {
     UpstreamOptions {
-        tls: UpstreamTls::default(),
+        tls: None,
         connect_timeout: SOON,
         head_timeout: SOON,
         idle_timeout: None,
         max_body: None,
-        idle_pool: 64,
     }
 }
 
@@ -61,6 +60,7 @@ fn shared() -> Arc<UpstreamShared> {
     Arc::new(UpstreamShared::new(
         &[],
         tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        64,
     ))
 }
 
@@ -70,10 +70,13 @@ fn upstream(url: &str, options: &UpstreamOptions) -> Arc<Upstream> {
 }
 
 impl Target {
-    async fn ask(&self, asked: &mut Asked) -> Result<Response<UpstreamBody>, Problem> {
+    async fn forward(
+        &self,
+        request: &mut RoutedRequest,
+    ) -> Result<Response<UpstreamBody>, Problem> {
         match self {
-            Self::One(upstream) => upstream.ask(asked).await,
-            Self::Several(set) => set.ask(asked).await,
+            Self::One(upstream) => upstream.forward(request).await,
+            Self::Several(set) => set.forward(request).await,
         }
     }
 }
@@ -81,20 +84,23 @@ impl Target {
 impl Route {
     /// To one upstream.
     fn to(upstream: Arc<Upstream>) -> Self {
-        let tended = Arc::clone(&upstream);
-        let tending = Owned::spawn("tending", async move { tended.tend().await });
-        Self::new(Target::One(upstream), tending)
+        let supervised = Arc::clone(&upstream);
+        let supervising = Owned::spawn("supervising", async move { supervised.supervise().await });
+        Self::new(Target::One(upstream), supervising)
     }
 
     /// To several.
     fn to_set(set: UpstreamSet) -> (Self, Arc<UpstreamSet>) {
         let set = Arc::new(set);
-        let tended = Arc::clone(&set);
-        let tending = Owned::spawn("tending", async move { tended.tend().await });
-        (Self::new(Target::Several(Arc::clone(&set)), tending), set)
+        let supervised = Arc::clone(&set);
+        let supervising = Owned::spawn("supervising", async move { supervised.supervise().await });
+        (
+            Self::new(Target::Several(Arc::clone(&set)), supervising),
+            set,
+        )
     }
 
-    fn new(target: Target, tending: Owned<()>) -> Self {
+    fn new(target: Target, supervising: Owned<()>) -> Self {
         let (server_io, client_io) = duplex(64 * 1024);
         let settings = SessionSettings::default();
         let (session, server_events, driver) =
@@ -120,10 +126,10 @@ impl Route {
                     move |request: Request<RecvBody>, informational| {
                         let target = Arc::clone(&target);
                         let progress = Progress::of_test();
-                        let request = request.map(IncomingBody::Session);
+                        let request = request.map(RequestBody::Session);
                         let informational = Informational::Session(informational);
-                        let mut asked = Asked::new(request, informational, progress);
-                        async move { target.ask(&mut asked).await }
+                        let mut routed = RoutedRequest::new(request, informational, progress);
+                        async move { target.forward(&mut routed).await }
                     },
                 ));
             }
@@ -131,7 +137,7 @@ impl Route {
         Self {
             session,
             _events: server_events,
-            _tasks: vec![driving, client_driving, serving, tending],
+            _tasks: vec![driving, client_driving, serving, supervising],
         }
     }
 

@@ -1,4 +1,4 @@
-//! How TLS is spoken with upstreams: whom they may be, what they are shown, which name they have.
+//! TLS to upstreams: trusted certificates, the client certificate, the name, the protocols offered.
 
 use std::io;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use rustls_pki_types::ServerName;
 use tunnel_ops::connect::tls;
 use tunnel_ops::tls_files::{self, TlsFilesError};
 
-use super::settings::{UpstreamError, UpstreamTls};
+use super::settings::{TlsOptions, UpstreamError};
 
-/// HTTP/2 or HTTP/1.1, as the upstream likes.
+/// HTTP/2 or HTTP/1.1, as the upstream chooses.
 const ANY: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// HTTP/1.1 alone.
 const HTTP1: [&[u8]; 1] = [b"http/1.1"];
 
-/// What a connection is to speak.
+/// The protocols that a handshake offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offer {
     /// HTTP/2 or HTTP/1.1.
@@ -24,23 +24,23 @@ pub(super) enum Offer {
     Http1,
 }
 
-/// What is offered to upstreams; clones share the sessions that can be resumed.
+/// The TLS setup of a route's upstreams; clones share the sessions that can be resumed.
 #[derive(Clone)]
 pub(super) struct TlsOffers {
     any: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
-    /// The one name of all of them, if it is not each one's host.
+    /// The configured name; `None` for the host of each upstream.
     name: Option<ServerName<'static>>,
 }
 
 impl TlsOffers {
-    /// As a route says.
+    /// The setup for a route.
     ///
     /// # Errors
     /// See [`UpstreamError`].
-    pub(super) fn new(options: &UpstreamTls) -> Result<Self, UpstreamError> {
+    pub(super) fn new(options: &TlsOptions) -> Result<Self, UpstreamError> {
         let name = options.server_name.as_ref().map(|name| {
-            tls::server_name(name).map_err(|_| UpstreamError::ServerName(name.clone()))
+            tls::server_name(name).map_err(|_| UpstreamError::ServerName(name.to_string()))
         });
         let config = |alpn: &[&[u8]]| match &options.roots {
             _ if options.insecure => tls::unchecked(options.identity.as_ref(), alpn),
@@ -61,7 +61,7 @@ impl TlsOffers {
         }
     }
 
-    /// The name that the certificate of an upstream with this host has to be for.
+    /// The name that the certificate of an upstream with this host must have.
     pub(super) fn name(&self, host: &str) -> io::Result<ServerName<'static>> {
         match &self.name {
             Some(name) => Ok(name.clone()),

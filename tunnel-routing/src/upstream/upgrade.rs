@@ -1,13 +1,13 @@
-//! Upgraded connections: a `CONNECT` of the tunnel becomes the upgrade that the upstream knows, and
-//! its answer becomes a 200 whose content is what the upstream sends.
+//! Upgraded connections.
 //!
 //! ```text
 //!   tunnel ── content of the request ──▶ task ──▶ upstream
 //!          ◀── content of the response ── body ◀──
 //! ```
 //!
-//! Over HTTP/1.1 that is RFC 6455 with its 101, over HTTP/2 it is RFC 8441. The request's content
-//! is not touched before the upstream has agreed. Each direction ends by itself.
+//! An extended `CONNECT` becomes the upgrade that the upstream's protocol has: RFC 6455 with its 101 over HTTP/1.1,
+//! RFC 8441 over HTTP/2. An upstream that agrees becomes a 200 whose content is what the upstream sends. The content
+//! of the request is not touched before. Each direction ends by itself.
 
 use std::io::{self, Cursor};
 use std::pin::Pin;
@@ -35,20 +35,21 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http2::Lease;
-use super::outgoing::{self, Http2Content, OutgoingBody};
+use super::outgoing::{self, Http2Content};
+use super::outgoing_body::OutgoingBody;
 use super::progress::Progress;
 
 /// How long the platform client's direction may stay open after the upstream has ended its own.
 const LINGER: Duration = Duration::from_secs(60 * 60);
 
-/// Upgraded connections of which only the direction to the upstream is left.
+/// Upgraded connections whose upstream has ended its direction.
 #[derive(Default)]
 pub(super) struct HalfClosed {
     tasks: Mutex<JoinSet<()>>,
 }
 
 /// An upgraded connection: the direction from the upstream, and the task that serves the other.
-pub(super) struct Switched {
+pub(super) struct UpgradedConnection {
     received: Pin<Box<dyn Body<Data = Bytes, Error = io::Error> + Send>>,
     sending: Owned<()>,
     half_closed: Arc<HalfClosed>,
@@ -56,27 +57,27 @@ pub(super) struct Switched {
     lease: Option<Lease>,
 }
 
-/// The key of an upgrade over HTTP/1.1, and whose it is.
+/// The `Sec-WebSocket-Key` of an upgrade over HTTP/1.1.
 pub(super) enum Key {
-    /// The platform client's, who also checks what answers it.
+    /// That of the platform client, which checks the response to it.
     PlatformClients,
-    /// Our own, since the platform client speaks HTTP/2 and has none.
+    /// Made here, since a platform client that speaks HTTP/2 sends none.
     Own(String),
 }
 
-/// The upgrade as HTTP/1.1 has it.
+/// The request for the upgrade over HTTP/1.1.
 pub(super) fn http1(
-    asked: &Parts,
+    head: &Parts,
     protocol: Protocol,
     to: &Destination,
 ) -> Result<(Request<()>, Key), Problem> {
     let mut request = Request::new(());
-    *request.uri_mut() = Uri::from(outgoing::target(asked));
+    *request.uri_mut() = Uri::from(outgoing::target(head));
     let headers = request.headers_mut();
-    if !outgoing::names_host(asked) {
+    if !outgoing::names_host(head) {
         headers.insert(HOST, value(to.authority())?);
     }
-    outgoing::for_each_field(asked, |name, value| {
+    outgoing::for_each_field(head, |name, value| {
         headers.append(name.clone(), value.clone());
     });
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -94,16 +95,16 @@ pub(super) fn http1(
     Ok((request, key))
 }
 
-/// The upgrade as HTTP/2 has it.
+/// The request for the upgrade over HTTP/2.
 pub(super) fn http2(
-    asked: &Parts,
+    head: &Parts,
     protocol: Protocol,
     to: &Destination,
     progress: &Arc<Progress>,
 ) -> Result<Request<Http2Content>, Problem> {
-    let mut request = outgoing::http2(asked, to, OutgoingBody::empty(Arc::clone(progress)))?;
+    let mut request = outgoing::http2(head, to, OutgoingBody::empty(Arc::clone(progress)))?;
     *request.method_mut() = Method::CONNECT;
-    // RFC 8441 section 5: the stream itself proves what the key would. See `http2_agreed`.
+    // The stream takes the place of the key (RFC 8441 section 5), see `http2_agreed`.
     request.headers_mut().remove(SEC_WEBSOCKET_KEY);
     request
         .extensions_mut()
@@ -111,7 +112,7 @@ pub(super) fn http2(
     Ok(request)
 }
 
-/// The answer to an upgrade over HTTP/1.1 that the upstream agreed to.
+/// Checks the 101 of an upstream.
 pub(super) fn check_switch(
     mut headers: HeaderMap,
     protocol: Protocol,
@@ -138,19 +139,19 @@ pub(super) fn check_switch(
     Ok(agreed(headers))
 }
 
-/// The answer to an upgrade over HTTP/2 that the upstream agreed to, with these fields.
-pub(super) fn http2_agreed(mut headers: HeaderMap, asked: &Parts) -> Result<Response<()>, Problem> {
-    // A platform client that speaks HTTP/1.1 has a key, which the upstream has not seen.
-    match asked.headers.get(SEC_WEBSOCKET_KEY) {
+/// The response to an upgrade that the upstream has agreed to over HTTP/2, with these fields.
+pub(super) fn http2_agreed(mut headers: HeaderMap, head: &Parts) -> Result<Response<()>, Problem> {
+    // A platform client over HTTP/1.1 has a key, which the upstream has not received.
+    match head.headers.get(SEC_WEBSOCKET_KEY) {
         Some(key) => headers.insert(SEC_WEBSOCKET_ACCEPT, value(&accept_key(key.as_bytes()))?),
         None => headers.remove(SEC_WEBSOCKET_ACCEPT),
     };
     Ok(agreed(headers))
 }
 
-/// The answer that tells the tunnel server of an upgrade.
+/// The response that means an upgrade in the tunnel.
 fn agreed(mut headers: HeaderMap) -> Response<()> {
-    // Of no content, some say; here it would be the length of what the upstream will send.
+    // Some upstreams send `Content-Length: 0`; here it would limit what the upstream sends.
     headers.remove(CONTENT_LENGTH);
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::OK;
@@ -162,7 +163,7 @@ fn value(text: &str) -> Result<HeaderValue, Problem> {
     HeaderValue::from_str(text).map_err(|error| failed(error.to_string()))
 }
 
-/// Refuses an answer that the tunnel would take for an agreement.
+/// Refuses a response without upgrade that the tunnel would take for an agreement.
 pub(super) fn check_declined(status: StatusCode) -> Result<(), Problem> {
     if status.is_success() {
         let detail = format!(
@@ -174,13 +175,13 @@ pub(super) fn check_declined(status: StatusCode) -> Result<(), Problem> {
     Ok(())
 }
 
-/// An upgrade that cannot be.
+/// The problem of an upgrade that failed.
 pub(super) fn failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
     Problem::new(Hop::Client, Reason::UpgradeFailed, detail)
 }
 
-impl Switched {
-    /// Joins an upgraded connection to the two contents. `unread` are bytes read past the answer.
+impl UpgradedConnection {
+    /// Joins an upgraded connection to the two contents. `unread` was read past the response.
     pub(super) fn new<IO>(
         io: IO,
         unread: Bytes,
@@ -193,7 +194,7 @@ impl Switched {
     {
         let (read, write) = tokio::io::split(io);
         let sending = Owned::spawn("upgrade", async move {
-            // When it fails, the connection or the exchange has, which the other direction sees.
+            // An error is one of the connection or of the exchange, which the other direction sees.
             let _ = copy_body(content, write).await;
         });
         Self {
@@ -211,7 +212,7 @@ impl Switched {
         self.received.as_mut().poll_frame(cx)
     }
 
-    /// The upstream has ended its direction; the other one goes on.
+    /// The upstream has ended its direction; the other goes on, for a limited time.
     pub(super) fn end(self) {
         if self.sending.is_finished() {
             return;
@@ -230,7 +231,7 @@ impl Switched {
 mod tests {
     use super::*;
 
-    fn asked(fields: &[(&str, &str)]) -> Parts {
+    fn head(fields: &[(&str, &str)]) -> Parts {
         let mut request = Request::connect("/socket?x=1").header("host", "a.test");
         for (name, value) in fields {
             request = request.header(*name, *value);
@@ -243,7 +244,7 @@ mod tests {
     }
 
     fn over_http1(fields: &[(&str, &str)]) -> (Request<()>, Key) {
-        http1(&asked(fields), Protocol::WEBSOCKET, &destination()).unwrap()
+        http1(&head(fields), Protocol::WEBSOCKET, &destination()).unwrap()
     }
 
     fn switch(fields: &[(&str, &str)], key: &Key) -> Result<Response<()>, Reason> {
@@ -325,12 +326,12 @@ mod tests {
 
     #[test]
     fn over_http2_there_is_no_key() {
-        let asked = asked(&[
+        let head = head(&[
             ("sec-websocket-key", "x"),
             ("sec-websocket-protocol", "chat"),
         ]);
         let request = http2(
-            &asked,
+            &head,
             Protocol::WEBSOCKET,
             &destination(),
             &Progress::of_test(),

@@ -14,7 +14,7 @@ const EDNS: u16 = 41;
 
 /// What is said of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum Reply {
     /// These addresses, and for how many seconds.
     Addresses(Vec<IpAddr>, u32),
     /// Those of IPv6 among these; for IPv4 the server cannot tell.
@@ -36,7 +36,7 @@ pub(crate) struct NameServer {
 
 #[derive(Default)]
 struct Shared {
-    names: HashMap<String, Said>,
+    names: HashMap<String, Reply>,
     /// Every name that was asked for, with its type.
     asked: Vec<(String, u16)>,
 }
@@ -69,14 +69,14 @@ impl NameServer {
     }
 
     /// From now on this is said of a whole name, which is written without its last dot.
-    pub(crate) fn say(&self, name: &str, said: Said) {
+    pub(crate) fn say(&self, name: &str, said: Reply) {
         self.shared.lock().names.insert(name.to_owned(), said);
     }
 
     /// These addresses, for so many seconds.
     pub(crate) fn say_addresses(&self, name: &str, addresses: &[&str], ttl: u32) {
         let addresses = addresses.iter().map(|text| text.parse().unwrap());
-        self.say(name, Said::Addresses(addresses.collect(), ttl));
+        self.say(name, Reply::Addresses(addresses.collect(), ttl));
     }
 
     /// The name is no more.
@@ -101,14 +101,14 @@ fn answer(packet: &[u8], shared: &mut Shared) -> Option<Vec<u8>> {
     let said = shared.names.get(&name);
     let (code, addresses, ttl) = match said {
         None => (3, Vec::new(), 0),
-        Some(Said::Failure) => (2, Vec::new(), 0),
-        Some(Said::Silence) => return None,
-        Some(Said::SilentOnIpv6(..)) if kind == AAAA => return None,
-        Some(Said::OnlyIpv6(..)) if kind == A => (2, Vec::new(), 0),
+        Some(Reply::Failure) => (2, Vec::new(), 0),
+        Some(Reply::Silence) => return None,
+        Some(Reply::SilentOnIpv6(..)) if kind == AAAA => return None,
+        Some(Reply::OnlyIpv6(..)) if kind == A => (2, Vec::new(), 0),
         Some(
-            Said::Addresses(addresses, ttl)
-            | Said::OnlyIpv6(addresses, ttl)
-            | Said::SilentOnIpv6(addresses, ttl),
+            Reply::Addresses(addresses, ttl)
+            | Reply::OnlyIpv6(addresses, ttl)
+            | Reply::SilentOnIpv6(addresses, ttl),
         ) => (0, addresses.clone(), *ttl),
     };
     let of_kind =

@@ -67,7 +67,7 @@ impl Scripted {
         Self::start_at("127.0.0.1:0".parse().unwrap(), script).await
     }
 
-    /// The same at an address of the test's choice.
+    /// Starts at an address that the test chooses.
     pub(crate) async fn start_at<F>(
         address: SocketAddr,
         script: impl Fn(Connection) -> F + Send + Sync + 'static,

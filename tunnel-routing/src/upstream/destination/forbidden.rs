@@ -1,13 +1,11 @@
-//! Addresses that a name may not lead to, in all the forms in which IPv6 can carry IPv4.
-//!
-//! In: an address. Out: what it is, if it is one of those.
+//! Addresses that a name may not lead to, in all forms in which IPv6 embeds IPv4.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What an address is that is reached only by who wrote it out.
+/// The kind of an address that is dialled only if the configuration has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AddressKind {
     Unspecified,
     Loopback,
     LinkLocal,
@@ -16,15 +14,14 @@ pub(super) enum Kind {
     Translator,
 }
 
-/// Where clouds tell a machine its secrets, beyond the link-local 169.254.0.0/16: Alibaba, Azure's
-/// host, Oracle.
+/// Metadata services of clouds outside of the link-local 169.254.0.0/16: Alibaba, Azure's host, Oracle.
 const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200),
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(192, 0, 0, 192),
 ];
 
-/// The same over IPv6: two of Amazon, Google, Scaleway, Oracle, Alibaba, Akamai.
+/// Metadata services over IPv6: two of Amazon, Google, Scaleway, Oracle, Alibaba, Akamai.
 const METADATA_V6: [Ipv6Addr; 7] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
@@ -35,52 +32,52 @@ const METADATA_V6: [Ipv6Addr; 7] = [
     Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
 ];
 
-/// What a forbidden address is; `None` for any other.
-pub(super) fn kind(address: IpAddr) -> Option<Kind> {
+/// The kind of a forbidden address; `None` for any other.
+pub(super) fn kind(address: IpAddr) -> Option<AddressKind> {
     match address {
         IpAddr::V4(address) => of_v4(address),
         IpAddr::V6(address) => of_v6(address).or_else(|| carried(address).and_then(of_v4)),
     }
 }
 
-fn of_v4(address: Ipv4Addr) -> Option<Kind> {
-    // All of 0.0.0.0/8 is "this host on this network" (RFC 1122); systems differ in what they reach.
+fn of_v4(address: Ipv4Addr) -> Option<AddressKind> {
+    // 0.0.0.0/8 is "this host on this network" (RFC 1122); systems differ in what they reach by it.
     if address.octets()[0] == 0 {
-        Some(Kind::Unspecified)
+        Some(AddressKind::Unspecified)
     } else if address.is_loopback() {
-        Some(Kind::Loopback)
+        Some(AddressKind::Loopback)
     } else if METADATA_V4.contains(&address) || address == Ipv4Addr::new(169, 254, 169, 254) {
-        Some(Kind::Metadata)
+        Some(AddressKind::Metadata)
     } else if address.is_link_local() {
-        Some(Kind::LinkLocal)
+        Some(AddressKind::LinkLocal)
     } else if address.is_multicast() || address.is_broadcast() {
-        Some(Kind::Multicast)
+        Some(AddressKind::Multicast)
     } else {
         None
     }
 }
 
-fn of_v6(address: Ipv6Addr) -> Option<Kind> {
+fn of_v6(address: Ipv6Addr) -> Option<AddressKind> {
     if address.is_unspecified() {
-        Some(Kind::Unspecified)
+        Some(AddressKind::Unspecified)
     } else if address.is_loopback() {
-        Some(Kind::Loopback)
+        Some(AddressKind::Loopback)
     } else if METADATA_V6.contains(&address) {
-        Some(Kind::Metadata)
+        Some(AddressKind::Metadata)
     } else if address.is_unicast_link_local() {
-        Some(Kind::LinkLocal)
+        Some(AddressKind::LinkLocal)
     } else if address.is_multicast() {
-        Some(Kind::Multicast)
+        Some(AddressKind::Multicast)
     } else if matches!(address.segments(), [0x64, 0xff9b, 1, ..]) {
-        // A network's own NAT64 (RFC 8215): where in it the IPv4 address lies only that network knows
-        // (RFC 6052 section 2.2), so that nobody can tell what it is.
-        Some(Kind::Translator)
+        // A network's own NAT64 (RFC 8215): only that network knows where in it the IPv4 address is (RFC 6052 section
+        // 2.2).
+        Some(AddressKind::Translator)
     } else {
         None
     }
 }
 
-/// The IPv4 address that an IPv6 address leads to by way of a translator or a tunnel.
+/// The IPv4 address that an IPv6 address embeds for a translator or a tunnel.
 fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
     match address.segments() {
@@ -92,13 +89,13 @@ fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => Some(v4(high, low)),
-        // Teredo (RFC 4380), which has the address upside down.
+        // Teredo (RFC 4380), which inverts the bits of the address.
         [0x2001, 0, _, _, _, _, high, low] => Some(v4(!high, !low)),
         _ => None,
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for AddressKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unspecified => "unspecified",
@@ -118,7 +115,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(expected: Option<Kind>, addresses: &[&str]) {
+    fn check(expected: Option<AddressKind>, addresses: &[&str]) {
         for address in addresses {
             assert_eq!(kind(address.parse().unwrap()), expected, "{address}");
         }
@@ -126,17 +123,20 @@ mod tests {
 
     #[test]
     fn each_kind_is_known_at_its_borders() {
-        check(Some(Kind::Unspecified), &["0.0.0.0", "0.255.255.255", "::"]);
         check(
-            Some(Kind::Loopback),
+            Some(AddressKind::Unspecified),
+            &["0.0.0.0", "0.255.255.255", "::"],
+        );
+        check(
+            Some(AddressKind::Loopback),
             &["127.0.0.0", "127.255.255.255", "::1"],
         );
         check(
-            Some(Kind::LinkLocal),
+            Some(AddressKind::LinkLocal),
             &["169.254.0.0", "169.254.255.255", "fe80::", "febf:ffff::1"],
         );
         check(
-            Some(Kind::Metadata),
+            Some(AddressKind::Metadata),
             &[
                 "169.254.169.254",
                 "100.100.100.200",
@@ -145,7 +145,7 @@ mod tests {
             ],
         );
         check(
-            Some(Kind::Metadata),
+            Some(AddressKind::Metadata),
             &[
                 "fd00:ec2::254",
                 "fd00:ec2::23",
@@ -157,7 +157,7 @@ mod tests {
             ],
         );
         check(
-            Some(Kind::Translator),
+            Some(AddressKind::Translator),
             &[
                 "64:ff9b:1::",
                 "64:ff9b:1:a9fe:a9:fe00::",
@@ -166,7 +166,7 @@ mod tests {
             ],
         );
         check(
-            Some(Kind::Multicast),
+            Some(AddressKind::Multicast),
             &["224.0.0.0", "239.255.255.255", "255.255.255.255", "ff02::1"],
         );
         check(
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn no_form_of_ipv6_hides_what_it_carries() {
         check(
-            Some(Kind::Metadata),
+            Some(AddressKind::Metadata),
             &[
                 "::ffff:169.254.169.254",
                 "::ffff:0:169.254.169.254",

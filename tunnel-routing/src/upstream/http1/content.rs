@@ -1,7 +1,6 @@
-//! The content of a response, taken out of its framing (RFC 9112 sections 6 and 7).
+//! Decodes the content of a response (RFC 9112 sections 6 and 7).
 //!
-//! In: what was read. Out: data and trailers as they come, and whether the message is whole. It
-//! neither reads nor waits.
+//! In: bytes that were read. Out: data and trailers, and whether the message is complete. It neither reads nor waits.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -10,25 +9,24 @@ use httparse::Status;
 use tunnel_proto::exchange::BodyError;
 use tunnel_proto::limits;
 
-use super::input::Input;
-use crate::upstream::HEAD_BYTES;
+use super::input::{HEAD_BYTES, Input};
 
-/// Longest line with a chunk's size and its extensions, which nobody uses.
+/// Longest line of a chunk's size and its extensions, which are ignored.
 const SIZE_LINE_BYTES: usize = 4 * 1024;
 
-/// What is left of a content.
+/// The state of the decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum Content {
-    /// So many bytes.
+    /// This many bytes are left.
     Length(u64),
     Chunked(Chunks),
-    /// All that comes.
+    /// Everything up to the end of the connection.
     ToEnd,
-    /// Nothing.
+    /// Complete.
     Ended,
 }
 
-/// What comes next of chunks.
+/// What comes next of a chunked content.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum Chunks {
     Size,
@@ -37,7 +35,7 @@ pub(in crate::upstream) enum Chunks {
     Trailers,
 }
 
-/// Why a content is not whole.
+/// Why a content is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::upstream) enum ContentError {
     #[error("the connection ended before the content did")]
@@ -62,12 +60,12 @@ impl Content {
         }
     }
 
-    /// Whether all of it was taken.
+    /// Whether the content is complete and taken.
     pub(in crate::upstream) fn has_ended(&self) -> bool {
         *self == Self::Ended
     }
 
-    /// What is there of the next part; `None` at the end, or when more has to be read for it.
+    /// The next frame; `None` at the end, or when more has to be read.
     pub(super) fn next(&mut self, input: &mut Input) -> Result<Option<Frame<Bytes>>, ContentError> {
         loop {
             match self {
@@ -102,12 +100,12 @@ impl Content {
         }
     }
 
-    /// Takes the end along if it is there already, so that it is known with the last data.
+    /// Takes the end of the content if it was read already, so that it is known with the last data.
     pub(super) fn try_end(&mut self, input: &mut Input) {
         while let Self::Chunked(chunks @ (Chunks::Size | Chunks::DataEnd)) = self {
             match chunks.step(input) {
                 Ok(Step::Next(next)) => *chunks = next,
-                // What is wrong is found again.
+                // The next call finds the error again.
                 _ => return,
             }
         }
@@ -117,7 +115,7 @@ impl Content {
         }
     }
 
-    /// No more comes.
+    /// The connection has ended.
     pub(super) fn on_end_of_input(&mut self) -> Result<(), ContentError> {
         match std::mem::replace(self, Self::Ended) {
             Self::ToEnd | Self::Ended => Ok(()),
@@ -126,7 +124,7 @@ impl Content {
     }
 }
 
-/// What a look at the framing of chunks came to.
+/// The result of reading chunk framing.
 enum Step {
     More,
     Next(Chunks),
@@ -134,7 +132,7 @@ enum Step {
 }
 
 impl Chunks {
-    /// Reads framing; the data is for others.
+    /// Reads framing, but no data.
     fn step(&self, input: &mut Input) -> Result<Step, ContentError> {
         match self {
             Self::Size => match httparse::parse_chunk_size(input.bytes()) {
@@ -165,8 +163,8 @@ impl Chunks {
     }
 }
 
-/// Whether a line has a size, and but one end: the parser takes none for zero, which would make an end
-/// of what is none.
+/// Whether a line has a size and one line end: the parser reads an empty size as zero, which would be a wrong end of
+/// the content.
 fn is_size_line(line: &[u8]) -> bool {
     let text = line.strip_suffix(b"\r\n").unwrap_or(b"\n");
     text.first().is_some_and(u8::is_ascii_hexdigit)

@@ -1,7 +1,7 @@
-//! The head of a response: what httparse reads of it, and what follows it.
+//! The head of a response, parsed by httparse.
 //!
-//! In: what was read so far. Out: a head once all of it is there, and how its content is framed
-//! (RFC 9112 section 6.3). What may be sent on of it is judged by others.
+//! In: bytes that were read. Out: the head once it is complete, and how its content is framed (RFC 9112 section 6.3).
+//! What may be forwarded of it is checked in `response.rs`.
 
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -12,31 +12,30 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tunnel_proto::{fields, limits};
 
 use super::content::{Chunks, Content};
-use super::input::Input;
-use crate::upstream::HEAD_BYTES;
+use super::input::{HEAD_BYTES, Input};
 
-/// Fields for which there is room without asking for memory. Almost no head has more.
+/// Fields that fit without an allocation. Almost no head has more.
 const USUAL_FIELDS: usize = 32;
 
-/// The name of the field with which a server says for how long it keeps an idle connection.
+/// The field with which a server says how long it keeps an idle connection.
 const KEEP_ALIVE: &str = "keep-alive";
 
-/// Time before the end of what a server announces in which its connection is not used any more: a
-/// request that is on its way when the server closes is lost.
+/// An idle connection is not used in the last second of the announced time: a request under way when the server closes
+/// is lost.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// The head of a response.
 pub(super) struct Head {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
-    /// The upstream keeps the connection for another request.
+    /// Whether the upstream keeps the connection open.
     pub(super) is_kept: bool,
-    /// How long the connection may be idle before it is used again, if the upstream says so.
+    /// How long the connection may be idle, if the upstream says so.
     pub(super) keep_alive: Option<Duration>,
     pub(super) content: Content,
 }
 
-/// Why a head can't be read.
+/// Why a head cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::upstream) enum HeadError {
     #[error("{0}")]
@@ -49,24 +48,23 @@ pub(in crate::upstream) enum HeadError {
     Http(#[from] http::Error),
 }
 
-/// Takes the next head from what was read, if all of it is there. `is_head` when the request was one
-/// of the method `HEAD`.
+/// Takes the next head, if all of it was read. `is_head` says that the request was a `HEAD`.
 pub(super) fn next(input: &mut Input, is_head: bool) -> Result<Option<Head>, HeadError> {
-    // Tolerated before a head, as RFC 9112 section 2.2 has it for a request.
+    // Empty lines are tolerated before a head, as RFC 9112 section 2.2 allows for requests.
     while let [b'\r' | b'\n', ..] = input.bytes()[..] {
         input.bytes().advance(1);
     }
-    // A head seldom comes in pieces, and is then not read anew for each of them.
+    // Parsed again only when an empty line is there: a head rarely comes in pieces.
     if input.is_scanned() && input.empty_line().is_none() {
         return partial(input);
     }
-    let mut usual = [Place::default(); USUAL_FIELDS];
+    let mut usual = [FieldSpan::default(); USUAL_FIELDS];
     let read = match parse(input.bytes(), &mut usual) {
         Err(HeadError::Syntax(httparse::Error::TooManyHeaders)) => {
-            let mut all = vec![Place::default(); limits::FIELDS];
-            parse(input.bytes(), &mut all)?.map(|line| head(input, &line, &all, is_head))
+            let mut all = vec![FieldSpan::default(); limits::FIELDS];
+            parse(input.bytes(), &mut all)?.map(|layout| head(input, &layout, &all, is_head))
         }
-        read => read?.map(|line| head(input, &line, &usual, is_head)),
+        read => read?.map(|layout| head(input, &layout, &usual, is_head)),
     };
     match read {
         Some(head) => head.map(Some),
@@ -75,7 +73,7 @@ pub(super) fn next(input: &mut Input, is_head: bool) -> Result<Option<Head>, Hea
     }
 }
 
-/// More has to be read, if more may come.
+/// More has to be read; an error if the head is too large already.
 fn partial(input: &mut Input) -> Result<Option<Head>, HeadError> {
     if input.bytes().len() > HEAD_BYTES {
         return Err(HeadError::TooLarge);
@@ -83,15 +81,15 @@ fn partial(input: &mut Input) -> Result<Option<Head>, HeadError> {
     Ok(None)
 }
 
-/// Where a field's name and its value start and end in a head.
+/// Start and end of a field's name and value in a head.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct FieldSpan {
     name: (u32, u32),
     value: (u32, u32),
 }
 
-/// What the first line says, and how much there is.
-struct Line {
+/// The status line and size of a head.
+struct HeadLayout {
     status: StatusCode,
     is_http11: bool,
     /// Bytes of the whole head.
@@ -99,15 +97,14 @@ struct Line {
     fields: usize,
 }
 
-/// Finds a head's fields, so that they can be taken out of what was read without being copied.
-/// `None` when more has to be read.
-fn parse(bytes: &[u8], places: &mut [Place]) -> Result<Option<Line>, HeadError> {
+/// Locates the fields of a head, so that they are taken without a copy. `None` when more has to be read.
+fn parse(bytes: &[u8], spans: &mut [FieldSpan]) -> Result<Option<HeadLayout>, HeadError> {
     let mut usual = [const { MaybeUninit::uninit() }; USUAL_FIELDS];
     let mut all = Vec::new();
-    let space = match usual.get_mut(..places.len()) {
+    let space = match usual.get_mut(..spans.len()) {
         Some(usual) => usual,
         None => {
-            all.resize(places.len(), MaybeUninit::uninit());
+            all.resize(spans.len(), MaybeUninit::uninit());
             &mut all[..]
         }
     };
@@ -121,16 +118,16 @@ fn parse(bytes: &[u8], places: &mut [Place]) -> Result<Option<Line>, HeadError> 
         return Err(HeadError::TooLarge);
     }
     let start = bytes.as_ptr().addr();
-    let place = |part: &[u8]| {
+    let span = |part: &[u8]| {
         let at = part.as_ptr().addr() - start;
         (at as u32, (at + part.len()) as u32)
     };
-    for (found, field) in places.iter_mut().zip(response.headers.iter()) {
-        found.name = place(field.name.as_bytes());
-        found.value = place(field.value);
+    for (found, field) in spans.iter_mut().zip(response.headers.iter()) {
+        found.name = span(field.name.as_bytes());
+        found.value = span(field.value);
     }
     let status = response.code.unwrap_or_default();
-    Ok(Some(Line {
+    Ok(Some(HeadLayout {
         status: StatusCode::from_u16(status).map_err(http::Error::from)?,
         is_http11: response.version == Some(1),
         bytes: end,
@@ -138,21 +135,21 @@ fn parse(bytes: &[u8], places: &mut [Place]) -> Result<Option<Line>, HeadError> 
     }))
 }
 
-/// Takes a head that is all there.
+/// Takes a complete head.
 fn head(
     input: &mut Input,
-    line: &Line,
-    places: &[Place],
+    layout: &HeadLayout,
+    spans: &[FieldSpan],
     is_head: bool,
 ) -> Result<Head, HeadError> {
-    let bytes = input.take(line.bytes);
-    let mut headers = HeaderMap::with_capacity(line.fields);
-    let (mut is_kept, mut is_closed, mut has_coding) = (line.is_http11, false, false);
+    let bytes = input.take(layout.bytes);
+    let mut headers = HeaderMap::with_capacity(layout.fields);
+    let (mut is_kept, mut is_closed, mut has_coding) = (layout.is_http11, false, false);
     let mut keep_alive = None;
-    for place in &places[..line.fields] {
-        let name = &bytes[place.name.0 as usize..place.name.1 as usize];
+    for span in &spans[..layout.fields] {
+        let name = &bytes[span.name.0 as usize..span.name.1 as usize];
         let name = HeaderName::from_bytes(name).map_err(http::Error::from)?;
-        let value = bytes.slice(place.value.0 as usize..place.value.1 as usize);
+        let value = bytes.slice(span.value.0 as usize..span.value.1 as usize);
         let value = HeaderValue::from_maybe_shared(value).map_err(http::Error::from)?;
         if name == CONNECTION {
             is_closed |= has_option(&value, b"close");
@@ -164,10 +161,10 @@ fn head(
         }
         headers.try_append(name, value).map_err(http::Error::from)?;
     }
-    if has_coding && !line.is_http11 {
+    if has_coding && !layout.is_http11 {
         return Err(HeadError::OldTransferEncoding);
     }
-    let status = line.status;
+    let status = layout.status;
     let is_bare = is_head
         || status.is_informational()
         || status == StatusCode::NO_CONTENT
@@ -180,15 +177,15 @@ fn head(
     Ok(Head {
         status,
         headers,
-        // What ends with its connection leaves none behind.
+        // A content that ends with its connection leaves none to keep.
         is_kept: is_kept && !is_closed && !matches!(content, Content::ToEnd),
         keep_alive,
         content,
     })
 }
 
-/// How long an idle connection may be used, from a `Keep-Alive` field such as `timeout=5, max=100`: a
-/// second less than the server keeps it, or half of a single second. None without a time.
+/// How long an idle connection may be used, from a field such as `Keep-Alive: timeout=5, max=100`: a second less than
+/// the server says, or half of a single second. `None` without a time.
 fn idle_limit(value: &HeaderValue) -> Option<Duration> {
     let mut parameters = value.to_str().ok()?.split(',');
     let seconds = parameters.find_map(|parameter| {
@@ -209,8 +206,8 @@ fn has_option(value: &HeaderValue, option: &[u8]) -> bool {
     options.any(|found| found.trim_ascii().eq_ignore_ascii_case(option))
 }
 
-/// What follows a head that has something follow it. Whoever judges the head refuses a length that
-/// is none, and every coding but `chunked`.
+/// The framing of the content after a head that has one. Invalid lengths and codings other than `chunked` are refused
+/// in `response.rs`.
 fn content(headers: &HeaderMap, has_coding: bool) -> Content {
     if has_coding {
         return Content::Chunked(Chunks::Size);

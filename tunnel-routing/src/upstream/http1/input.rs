@@ -1,7 +1,7 @@
-//! Bytes that were read from an upstream and are not used yet.
+//! Bytes that were read from an upstream and not used yet.
 //!
-//! In: a connection. Out: its bytes, as much at once as it turns out to have. What a busy connection reads at
-//! once counts in the client's account of memory; while that is half full, connections read little.
+//! Reads grow with what the connection has to offer. The growth counts in the client's memory account; while that is
+//! half full, connections read little at once.
 
 use std::future::Future;
 use std::io;
@@ -11,20 +11,26 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tunnel_proto::limits;
 use tunnel_proto::memory::MemoryAccount;
 
-/// Room for what is read at once, which is as much as waits when the tunnel takes nothing more: little for a connection that rests, more for one that is busy.
+/// Largest head of a response, in bytes. Its form in the tunnel is no larger, but for a few lengths of up to four
+/// bytes.
+pub(super) const HEAD_BYTES: usize = limits::HEAD_BYTES - 64;
+
+/// Bytes to read at once, which is what waits when the tunnel takes nothing more: little for a connection that was
+/// idle, more for a busy one.
 const READ_BYTES: (usize, usize) = (8 * 1024, 128 * 1024);
-/// Less room than this is not worth a read.
+/// Least free space for a read.
 const LEAST_ROOM: usize = 1024;
 
 /// What was read.
 pub(super) struct Input {
     bytes: BytesMut,
-    /// Bytes to read at once. What it is above the least counts in `memory`.
+    /// Bytes to read at once. The part above the least counts in `memory`.
     room: usize,
     memory: Arc<MemoryAccount>,
-    /// Up to where no empty line ends.
+    /// Up to here no empty line ends.
     scanned: usize,
 }
 
@@ -38,7 +44,7 @@ impl Input {
         }
     }
 
-    /// What is there.
+    /// The bytes.
     pub(super) fn bytes(&mut self) -> &mut BytesMut {
         &mut self.bytes
     }
@@ -47,7 +53,7 @@ impl Input {
         self.bytes.is_empty()
     }
 
-    /// Reads more; false when no more comes.
+    /// Reads more; `false` at the end of the connection.
     pub(super) fn poll_fill(
         &mut self,
         connection: &mut (impl AsyncRead + Unpin),
@@ -59,7 +65,7 @@ impl Input {
         if self.bytes.capacity() - self.bytes.len() < LEAST_ROOM.max(self.room / 4) {
             self.bytes.reserve(self.room);
         }
-        // The future keeps nothing between two polls, so it may be made anew for each.
+        // The future has no state between polls, so a new one for each poll will do.
         let read = ready!(pin!(connection.read_buf(&mut self.bytes)).poll(cx))?;
         if self.bytes.len() == self.bytes.capacity() {
             self.grow();
@@ -75,25 +81,25 @@ impl Input {
         }
     }
 
-    /// Reads little from here on, and gives memory back.
+    /// Reads little from now on, and releases memory.
     fn shrink(&mut self) {
         self.memory.release(self.room - READ_BYTES.0);
         self.room = READ_BYTES.0;
         self.bytes = BytesMut::from(&self.bytes[..]);
     }
 
-    /// Takes this much out.
+    /// Takes this many bytes.
     pub(super) fn take(&mut self, bytes: usize) -> Bytes {
         self.scanned = 0;
         self.bytes.split_to(bytes).freeze()
     }
 
-    /// Whether an empty line was looked for in vain.
+    /// Whether the bytes were searched for an empty line already.
     pub(super) fn is_scanned(&self) -> bool {
         self.scanned > 0
     }
 
-    /// Where the first empty line ends, once it is there. No byte is looked at twice for it.
+    /// The end of the first empty line, if there is one. No byte is searched twice.
     pub(super) fn empty_line(&mut self) -> Option<usize> {
         let unseen = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n');
         while let Some(at) = unseen(&self.bytes[self.scanned..]) {
@@ -109,8 +115,8 @@ impl Input {
         None
     }
 
-    /// Gives memory back that only a busy connection needs.
-    pub(super) fn rest(&mut self) {
+    /// Releases memory that only a busy connection needs.
+    pub(super) fn release_memory(&mut self) {
         if self.room > READ_BYTES.0 {
             self.shrink();
             self.scanned = 0;
@@ -128,7 +134,7 @@ impl Drop for Input {
 
 #[cfg(test)]
 impl Input {
-    /// One into which these bytes were read.
+    /// An input with these bytes.
     pub(super) fn of_test(bytes: &[u8]) -> Self {
         let mut input = Self::new(&MemoryAccount::new(usize::MAX));
         input.bytes.extend_from_slice(bytes);

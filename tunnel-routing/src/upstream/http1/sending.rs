@@ -1,7 +1,7 @@
-//! One request on its way to an upstream: its head, then its content as that comes.
+//! Sends one request: its head, then its content as it comes.
 //!
-//! Head, first content and end go out as one write when they are there together. Large pieces of
-//! content are not copied together; they are written from where they lie.
+//! Head, first content and end go out in one write when they are ready together. Large pieces of content are written
+//! in place instead of being copied.
 
 use std::io::{self, IoSlice, Write as _};
 use std::pin::Pin;
@@ -13,9 +13,9 @@ use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
 use tunnel_proto::exchange::BodyError;
 
-use crate::upstream::outgoing::OutgoingBody;
+use crate::upstream::outgoing_body::OutgoingBody;
 
-/// Content up to this many bytes is copied behind what is waiting.
+/// Content up to this many bytes is copied behind the bytes that wait.
 const COPY_BYTES: usize = 8 * 1024;
 
 /// The end of a chunk's data, and of all chunks.
@@ -23,7 +23,7 @@ const CHUNK_END: &[u8] = b"\r\n";
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 const CHUNK_END_AND_LAST: &[u8] = b"\r\n0\r\n\r\n";
 
-/// Why a request was not sent to its end.
+/// Why a request was not sent completely.
 #[derive(Debug)]
 pub(in crate::upstream) enum SendError {
     Content(BodyError),
@@ -33,28 +33,28 @@ pub(in crate::upstream) enum SendError {
 /// How a request's content is framed.
 #[derive(Debug, Default)]
 pub(in crate::upstream) enum Framing {
-    /// By a length in its head, or there is none.
+    /// By a length in the head, or no content.
     #[default]
     Length,
-    /// In chunks. These trailers were announced, and no others are sent.
+    /// Chunked. Only these trailers were announced, and no others are sent.
     Chunked(Vec<HeaderName>),
 }
 
-/// What is to be sent.
+/// A request that is being sent.
 pub(super) struct Sending<B = OutgoingBody> {
-    /// `None` once its end is among what waits.
+    /// `None` once its end is among the bytes that wait.
     body: Option<B>,
     framing: Framing,
-    /// Waits to be written, from `written` on.
+    /// Bytes that wait, from `written` on.
     out: Vec<u8>,
     written: usize,
     /// A large piece of content that follows `out`.
     content: Bytes,
     /// Follows `content`.
     tail: &'static [u8],
-    /// A connection may keep what was written until it is told not to.
+    /// Whether written bytes may still be buffered below.
     is_unflushed: bool,
-    /// The upstream may have seen something of it.
+    /// Whether any byte may have reached the upstream.
     has_begun: bool,
 }
 
@@ -74,14 +74,14 @@ impl<B> Default for Sending<B> {
 }
 
 impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
-    /// The place where a request's head is to be written.
+    /// The buffer for the request's head.
     pub(super) fn head(&mut self) -> &mut Vec<u8> {
         self.out.clear();
         self.written = 0;
         &mut self.out
     }
 
-    /// Begins with the content that follows the head.
+    /// Starts the content that follows the head.
     pub(super) fn begin(&mut self, framing: Framing, body: B) {
         self.body = Some(body).filter(|body| !body.is_end_stream());
         self.framing = framing;
@@ -89,24 +89,24 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         self.has_begun = false;
     }
 
-    /// Whether all of it is written.
+    /// Whether everything is written.
     pub(super) fn is_done(&self) -> bool {
         self.body.is_none() && !self.is_unflushed
     }
 
-    /// Takes the content back, should the upstream not have seen anything of the request.
+    /// Takes the content back, if no byte was sent; the inner `None` means no content.
     pub(super) fn take_back(&mut self) -> Option<Option<B>> {
         (!self.has_begun).then(|| self.body.take())
     }
 
-    /// Moves the request on; ready when its end is written.
+    /// Sends what it can; ready when the end is written.
     pub(super) fn poll(
         &mut self,
         connection: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), SendError>> {
         loop {
-            // What follows the content counts too: a write may have ended between the two.
+            // `tail` counts too: a write may have ended right before it.
             let is_content_waiting = !self.content.is_empty() || !self.tail.is_empty();
             if self.body.is_none() || is_content_waiting || self.out.len() >= COPY_BYTES {
                 ready!(self.poll_write(connection, cx)).map_err(SendError::Write)?;
@@ -131,7 +131,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
     }
 
     fn take_frame(&mut self, frame: Frame<Bytes>) {
-        // What was taken can't be given back.
+        // A content of which a frame was taken cannot be given back.
         self.has_begun = true;
         self.is_unflushed = true;
         let data = match frame.into_data() {
@@ -155,13 +155,13 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
                 self.out.extend_from_slice(CHUNK_END);
             }
         }
-        // An end that is known already goes out with the last piece.
+        // An end that is known goes out with the last piece.
         if self.body.as_ref().is_some_and(Body::is_end_stream) {
             self.end(None);
         }
     }
 
-    /// The content is over.
+    /// Ends the content.
     fn end(&mut self, trailers: Option<HeaderMap>) {
         self.body = None;
         self.is_unflushed = true;
@@ -184,7 +184,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// Writes all that waits.
+    /// Writes the bytes that wait.
     fn poll_write(
         &mut self,
         connection: &mut (impl AsyncWrite + Unpin),
@@ -226,8 +226,8 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         self.tail = &self.tail[written - of_content..];
     }
 
-    /// Gives memory back that a resting connection does not need.
-    pub(super) fn rest(&mut self) {
+    /// Releases memory that an idle connection does not need.
+    pub(super) fn release_memory(&mut self) {
         if self.out.capacity() > COPY_BYTES {
             self.out = Vec::new();
         }

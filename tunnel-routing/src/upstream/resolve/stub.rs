@@ -1,9 +1,8 @@
-//! One question to the name servers, by way of the hosts file and the search list.
+//! One query to the name servers, after the hosts file and along the search list.
 //!
-//! hickory asks for the records of one whole name at a time; which names are tried, and what their
-//! answers come to, is decided here: its own search takes a later "no such name" for an answer
-//! even when the name before it got none, and the two mean different things to whoever has
-//! connections to it.
+//! hickory queries the records of one full name; which names are tried, and what their answers mean, is decided here:
+//! hickory's own search takes a later "no such name" as the answer even if an earlier name got none, and callers treat
+//! the two differently.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -21,42 +20,42 @@ use hickory_resolver::{Hosts, TokioResolver, system_conf};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{Found, LookUpError};
+use super::answer::{DnsAnswer, LookUpError};
 
-/// The files that say where and how to ask.
+/// The files that configure the look-up.
 const FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
-/// How often they are looked at, at most; and for how long an answer of the hosts file holds.
-const LOOK: Duration = Duration::from_secs(5);
-/// Longest wait for one answer: a question that was lost is sent again while somebody still waits.
+/// Least time between two checks of the files, and how long an answer of the hosts file holds.
+const FILES_CHECK: Duration = Duration::from_secs(5);
+/// Longest wait for one answer; a query that was lost is sent again in this time.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
-/// How long the answer for one kind of addresses is waited for when those of the other are there:
-/// some name servers drop the questions for IPv6.
-const OTHER_KIND_WAIT: Duration = Duration::from_millis(300);
-/// Most addresses that are taken of an answer.
+/// How long to wait for the second address family when the first has an answer: some name servers drop queries for
+/// IPv6.
+const OTHER_FAMILY_WAIT: Duration = Duration::from_millis(300);
+/// Most addresses that are taken from an answer.
 const ADDRESSES: usize = 64;
 
-/// Asks name servers.
+/// Queries name servers.
 pub(super) struct Stub {
-    /// Those that the configuration names; none means the system's.
+    /// The configured name servers; empty for the system's.
     servers: Vec<SocketAddr>,
-    /// Made by the first question.
-    setup: Mutex<Option<Current>>,
+    /// Made by the first query.
+    setup: Mutex<Option<LoadedSetup>>,
 }
 
-/// How to ask, as of the system's files.
-struct Current {
+/// The setup, and the state of the files it was read from.
+struct LoadedSetup {
     setup: Arc<Setup>,
-    /// When the files were looked at, and what they were then.
-    looked: Instant,
+    /// When the files were checked, and their modification times then.
+    checked: Instant,
     files: [Option<SystemTime>; FILES.len()],
 }
 
-/// How to ask.
+/// How names are looked up.
 struct Setup {
     hosts: Hosts,
     search: Vec<Name>,
     ndots: usize,
-    /// Or why there is none.
+    /// The resolver, or why there is none.
     resolver: Result<TokioResolver, LookUpError>,
 }
 
@@ -69,40 +68,40 @@ impl Stub {
     }
 
     /// The addresses of a name.
-    pub(super) async fn ask(&self, name: &str) -> Result<Found, LookUpError> {
-        self.setup().ask(name).await
+    pub(super) async fn query(&self, name: &str) -> Result<DnsAnswer, LookUpError> {
+        self.setup().query(name).await
     }
 
-    /// What the hosts file alone says of a name.
-    pub(super) fn in_hosts(&self, name: &str) -> Option<Found> {
+    /// The answer of the hosts file alone.
+    pub(super) fn in_hosts(&self, name: &str) -> Option<DnsAnswer> {
         self.setup().in_hosts(&Name::from_ascii(name).ok()?)
     }
 
-    /// How to ask now.
+    /// The current setup.
     fn setup(&self) -> Arc<Setup> {
         let now = Instant::now();
         let mut current = self.setup.lock();
         if let Some(current) = &mut *current {
-            let is_due = now.saturating_duration_since(current.looked) >= LOOK;
-            current.looked = if is_due { now } else { current.looked };
+            let is_due = now.saturating_duration_since(current.checked) >= FILES_CHECK;
+            current.checked = if is_due { now } else { current.checked };
             if !is_due || current.files == changed() {
                 return Arc::clone(&current.setup);
             }
             tracing::info!("the system's name servers or hosts have changed, and are read again");
         }
-        // Before they are read: what changes meanwhile is read again.
+        // Before the files are read, so that a later change is noticed.
         let files = changed();
         let setup = Arc::new(Setup::new(&self.servers));
-        *current = Some(Current {
+        *current = Some(LoadedSetup {
             setup: Arc::clone(&setup),
-            looked: now,
+            checked: now,
             files,
         });
         setup
     }
 }
 
-/// When the system's files were changed last.
+/// The modification times of the system's files.
 fn changed() -> [Option<SystemTime>; FILES.len()] {
     FILES.map(|file| {
         std::fs::metadata(file)
@@ -112,7 +111,7 @@ fn changed() -> [Option<SystemTime>; FILES.len()] {
 }
 
 impl Setup {
-    /// Reads the system's files; the name servers are these, if there are any.
+    /// Reads the system's files; `servers` replace its name servers if there are any.
     fn new(servers: &[SocketAddr]) -> Self {
         let hosts = Hosts::from_system().unwrap_or_default();
         match (system_conf::read_system_conf(), servers) {
@@ -133,14 +132,14 @@ impl Setup {
         }
     }
 
-    /// As these files say, but with these name servers, if there are any.
+    /// A setup from these files; `servers` replace their name servers if there are any.
     fn with(
         hosts: Hosts,
         (config, mut options): (ResolverConfig, ResolverOpts),
         servers: &[SocketAddr],
     ) -> Self {
         options.timeout = options.timeout.min(ANSWER_WAIT);
-        // What is known is kept elsewhere, with rules of its own.
+        // No cache in hickory: see `cached.rs`.
         options.cache_size = 0;
         let mut search = config.search;
         if search.is_empty() {
@@ -159,7 +158,7 @@ impl Setup {
     }
 
     /// The addresses of a name.
-    async fn ask(&self, name: &str) -> Result<Found, LookUpError> {
+    async fn query(&self, name: &str) -> Result<DnsAnswer, LookUpError> {
         let name = Name::from_ascii(name).map_err(|error| failed(&error))?;
         if let Some(found) = self.in_hosts(&name) {
             return Ok(found);
@@ -167,12 +166,12 @@ impl Setup {
         let resolver = self.resolver.as_ref().map_err(LookUpError::clone)?;
         let mut worst = LookUpError::NotFound;
         for candidate in candidates(&name, &self.search, self.ndots) {
-            match ask_one(resolver, candidate).await {
+            match query_one(resolver, candidate).await {
                 Err(LookUpError::NotFound) => {}
-                // What a name means must not depend on which answers were lost on the way: the next
-                // one may be somebody else's.
+                // The meaning of a name must not depend on lost answers: the next candidate may belong to somebody
+                // else.
                 Err(LookUpError::TimedOut) => return Err(LookUpError::TimedOut),
-                // A server that cannot tell of one domain may know the next: so does the system.
+                // A server that fails for one domain may know the next: the system tries on, too.
                 Err(error) => worst = error,
                 found => return found,
             }
@@ -180,18 +179,18 @@ impl Setup {
         Err(worst)
     }
 
-    /// What the hosts file says of a name.
-    fn in_hosts(&self, name: &Name) -> Option<Found> {
+    /// The answer of the hosts file.
+    fn in_hosts(&self, name: &Name) -> Option<DnsAnswer> {
         let of = |record_type| {
             let query = Query::query(name.clone(), record_type);
             self.hosts.lookup_static_host(&query)
         };
         let lookups = [of(RecordType::A), of(RecordType::AAAA)];
         let addresses: Vec<_> = lookups.iter().flatten().flat_map(addresses).collect();
-        (!addresses.is_empty()).then_some(Found {
+        (!addresses.is_empty()).then_some(DnsAnswer {
             addresses,
-            ttl: LOOK,
-            is_half: false,
+            ttl: FILES_CHECK,
+            is_partial: false,
         })
     }
 }
@@ -214,8 +213,8 @@ fn name_server(address: &SocketAddr) -> NameServerConfig {
     server
 }
 
-/// The whole names that a name may stand for, in the order in which they are tried (resolv.conf(5)):
-/// one with enough dots is tried as it is first.
+/// The full names that a name may stand for, in the order in which they are tried (resolv.conf(5)): a name with enough
+/// dots is tried as it is first.
 fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
     let mut whole = name.clone();
     whole.set_fqdn(true);
@@ -223,7 +222,7 @@ fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
         return vec![whole];
     }
     let dots = usize::from(name.num_labels()).saturating_sub(1);
-    // Too long a name is none.
+    // A candidate that is too long is left out.
     let found = search.iter().filter_map(|domain| {
         let mut found = name.clone().append_domain(domain).ok()?;
         found.set_fqdn(true);
@@ -234,19 +233,19 @@ fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
     names
 }
 
-/// Asks for both kinds of addresses of a whole name.
-async fn ask_one(resolver: &TokioResolver, name: Name) -> Result<Found, LookUpError> {
+/// Queries both address families of a full name.
+async fn query_one(resolver: &TokioResolver, name: Name) -> Result<DnsAnswer, LookUpError> {
     let mut asking_v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
     let mut asking_v6 = pin!(resolver.lookup(name, RecordType::AAAA));
     let (v4, v6) = tokio::select! {
         v4 = &mut asking_v4 => {
             let v4 = found(v4);
-            let v6 = other_kind(&v4, asking_v6).await;
+            let v6 = other_family(&v4, asking_v6).await;
             (v4, v6)
         }
         v6 = &mut asking_v6 => {
             let v6 = found(v6);
-            (other_kind(&v6, asking_v4).await, v6)
+            (other_family(&v6, asking_v4).await, v6)
         }
     };
     match (v4, v6) {
@@ -255,29 +254,29 @@ async fn ask_one(resolver: &TokioResolver, name: Name) -> Result<Found, LookUpEr
             v4.ttl = v4.ttl.min(v6.ttl);
             Ok(v4)
         }
-        // One kind is enough to go on with; that there is none of the other only an answer says.
-        (Ok(found), Err(error)) | (Err(error), Ok(found)) => Ok(Found {
-            is_half: error != LookUpError::NotFound,
+        // One family is enough; only an answer says that the other has none.
+        (Ok(found), Err(error)) | (Err(error), Ok(found)) => Ok(DnsAnswer {
+            is_partial: error != LookUpError::NotFound,
             ..found
         }),
-        // Only two that agree say that there is none.
+        // Only two equal answers say that there is none.
         (Err(LookUpError::NotFound), Err(error)) | (Err(error), Err(_)) => Err(error),
     }
 }
 
-/// The addresses of the second kind, for which the wait is short when the first answer has some.
-async fn other_kind(
-    first: &Result<Found, LookUpError>,
-    asking: impl Future<Output = Result<Lookup, NetError>>,
-) -> Result<Found, LookUpError> {
+/// The answer for the second family, with a short wait if the first has addresses.
+async fn other_family(
+    first: &Result<DnsAnswer, LookUpError>,
+    querying: impl Future<Output = Result<Lookup, NetError>>,
+) -> Result<DnsAnswer, LookUpError> {
     if first.is_err() {
-        return found(asking.await);
+        return found(querying.await);
     }
-    let answered = timeout(OTHER_KIND_WAIT, asking).await;
-    answered.map_or(Err(LookUpError::TimedOut), found)
+    let answer = timeout(OTHER_FAMILY_WAIT, querying).await;
+    answer.map_or(Err(LookUpError::TimedOut), found)
 }
 
-fn found(looked_up: Result<Lookup, NetError>) -> Result<Found, LookUpError> {
+fn found(looked_up: Result<Lookup, NetError>) -> Result<DnsAnswer, LookUpError> {
     let lookup = looked_up.map_err(|error| match &error {
         NetError::Timeout => LookUpError::TimedOut,
         NetError::Dns(DnsError::NoRecordsFound(none)) => match none.response_code {
@@ -290,12 +289,12 @@ fn found(looked_up: Result<Lookup, NetError>) -> Result<Found, LookUpError> {
     if addresses.is_empty() {
         return Err(LookUpError::NotFound);
     }
-    // Those of the aliases on the way count too.
+    // The TTLs of aliases count too.
     let seconds = lookup.answers().iter().map(|record| record.ttl).min();
-    Ok(Found {
+    Ok(DnsAnswer {
         addresses,
         ttl: Duration::from_secs(seconds.unwrap_or_default().into()),
-        is_half: false,
+        is_partial: false,
     })
 }
 
@@ -311,7 +310,7 @@ fn failed(error: &dyn std::error::Error) -> LookUpError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::tests::dns::{NameServer, Said};
+    use crate::upstream::tests::dns::{NameServer, Reply};
 
     fn names(name: &str, ndots: usize) -> Vec<String> {
         let search: Vec<_> = ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"]
@@ -350,8 +349,8 @@ mod tests {
         Setup::with(hosts, system, &[server.address()])
     }
 
-    async fn asked(setup: &Setup, name: &str) -> Result<(Vec<String>, u64), LookUpError> {
-        let found = setup.ask(name).await?;
+    async fn query(setup: &Setup, name: &str) -> Result<(Vec<String>, u64), LookUpError> {
+        let found = setup.query(name).await?;
         let addresses = found.addresses.iter().map(ToString::to_string);
         Ok((addresses.collect(), found.ttl.as_secs()))
     }
@@ -364,20 +363,20 @@ mod tests {
         server.say_addresses("app.other.svc.cluster.local", &["10.0.0.2"], 5);
         server.say_addresses("api.example.test", &["192.0.2.7"], 600);
         let both = (vec!["10.0.0.1".to_owned(), "fd00::1".to_owned()], 30);
-        assert_eq!(asked(&setup, "app").await.unwrap(), both);
+        assert_eq!(query(&setup, "app").await.unwrap(), both);
         assert_eq!(server.asked("app.ns.svc.cluster.local"), 1);
         assert_eq!(server.asked("app"), 0);
         for name in ["app.other", "app.other.svc", "app.other.svc.cluster.local."] {
-            let found = asked(&setup, name).await.unwrap();
+            let found = query(&setup, name).await.unwrap();
             assert_eq!(found, (vec!["10.0.0.2".to_owned()], 5), "{name}");
         }
-        let outside = asked(&setup, "api.example.test").await.unwrap();
+        let outside = query(&setup, "api.example.test").await.unwrap();
         assert_eq!(outside, (vec!["192.0.2.7".to_owned()], 600));
         assert_eq!(server.asked("api.example.test.ns.svc.cluster.local"), 1);
-        assert_eq!(asked(&setup, "nobody").await, Err(LookUpError::NotFound));
+        assert_eq!(query(&setup, "nobody").await, Err(LookUpError::NotFound));
         // Names of container networks often have one.
         server.say_addresses("my_app", &["10.0.0.3"], 5);
-        assert_eq!(asked(&setup, "my_app").await.unwrap().0, ["10.0.0.3"]);
+        assert_eq!(query(&setup, "my_app").await.unwrap().0, ["10.0.0.3"]);
     }
 
     #[tokio::test]
@@ -385,7 +384,7 @@ mod tests {
         let server = NameServer::start().await;
         let setup = cluster(&server);
         server.say_addresses("listed.ns.svc.cluster.local", &["10.0.0.1"], 30);
-        let (addresses, _) = asked(&setup, "listed").await.unwrap();
+        let (addresses, _) = query(&setup, "listed").await.unwrap();
         assert_eq!(addresses, ["10.0.0.9", "fd00::9"]);
     }
 
@@ -395,11 +394,11 @@ mod tests {
         let setup = cluster(&server);
         // Somebody else's, further down the list.
         server.say_addresses("app.cluster.local", &["10.6.6.6"], 30);
-        server.say("app.ns.svc.cluster.local", Said::Silence);
-        assert_eq!(asked(&setup, "app").await, Err(LookUpError::TimedOut));
+        server.say("app.ns.svc.cluster.local", Reply::Silence);
+        assert_eq!(query(&setup, "app").await, Err(LookUpError::TimedOut));
         // A server that cannot tell is passed over, but what follows it does not mean "not there".
-        server.say("gone.ns.svc.cluster.local", Said::Failure);
-        let failed = asked(&setup, "gone").await.unwrap_err();
+        server.say("gone.ns.svc.cluster.local", Reply::Failure);
+        let failed = query(&setup, "gone").await.unwrap_err();
         assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
     }
 
@@ -409,13 +408,13 @@ mod tests {
         let setup = cluster(&server);
         let addresses = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
         let name = "app.ns.svc.cluster.local";
-        server.say(name, Said::OnlyIpv6(addresses, 300));
-        let found = setup.ask("app").await.unwrap();
-        assert!(found.is_half);
+        server.say(name, Reply::OnlyIpv6(addresses, 300));
+        let found = setup.query("app").await.unwrap();
+        assert!(found.is_partial);
         assert_eq!(found.addresses, ["fd00::1".parse::<IpAddr>().unwrap()]);
         server.say_addresses(name, &["fd00::1"], 300);
         assert!(
-            !setup.ask("app").await.unwrap().is_half,
+            !setup.query("app").await.unwrap().is_partial,
             "there is no other"
         );
     }
@@ -427,12 +426,16 @@ mod tests {
         let addresses = vec!["10.0.0.1".parse().unwrap()];
         server.say(
             "app.ns.svc.cluster.local",
-            Said::SilentOnIpv6(addresses, 300),
+            Reply::SilentOnIpv6(addresses, 300),
         );
         let start = Instant::now();
-        let found = setup.ask("app").await.unwrap();
-        assert!(start.elapsed() <= OTHER_KIND_WAIT, "{:?}", start.elapsed());
-        assert_eq!((found.addresses.len(), found.is_half), (1, true));
+        let found = setup.query("app").await.unwrap();
+        assert!(
+            start.elapsed() <= OTHER_FAMILY_WAIT,
+            "{:?}",
+            start.elapsed()
+        );
+        assert_eq!((found.addresses.len(), found.is_partial), (1, true));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::dns::{NameServer, Said};
+use super::dns::{NameServer, Reply};
 use super::scripted::{Connection, Scripted};
 use super::*;
 
@@ -18,6 +18,7 @@ fn named(server: &NameServer, port: u16, options: &UpstreamOptions) -> Arc<Upstr
     let shared = Arc::new(UpstreamShared::new(
         &[server.address()],
         tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        64,
     ));
     let destination = Destination::anywhere(url);
     Arc::new(Upstream::with_tls(destination, None, options, &shared))
@@ -123,7 +124,7 @@ async fn the_last_addresses_go_on_while_the_name_servers_are_down() {
     let route = Route::to(named(&server, upstream.address().port(), &options()));
     route.fetch(get("/")).await;
     let before = server.asked(NAME);
-    server.say(NAME, Said::Failure);
+    server.say(NAME, Reply::Failure);
     let asked = async {
         while server.asked(NAME) == before {
             route.fetch(get("/")).await;
@@ -167,6 +168,7 @@ async fn a_name_that_leads_where_it_may_not_is_refused_by_name() {
     let shared = Arc::new(UpstreamShared::new(
         &[server.address()],
         tunnel_proto::memory::MemoryAccount::new(usize::MAX),
+        64,
     ));
     for address in [
         "127.0.0.1",
@@ -228,7 +230,7 @@ async fn a_template_reaches_no_address_that_is_only_for_who_writes_it() {
 #[tokio::test]
 async fn a_name_server_that_says_nothing_costs_no_more_than_the_limit() {
     let server = NameServer::start().await;
-    server.say(NAME, Said::Silence);
+    server.say(NAME, Reply::Silence);
     let short = UpstreamOptions {
         connect_timeout: Duration::from_millis(200),
         ..options()

@@ -67,8 +67,11 @@ async fn secure(identity: &Identity, client_auth: Option<&ClientAuth>) -> (Strin
     (url, serving)
 }
 
-async fn ask(url: &str, tls: UpstreamTls) -> Result<String, Reason> {
-    let options = UpstreamOptions { tls, ..options() };
+async fn ask(url: &str, tls: TlsOptions) -> Result<String, Reason> {
+    let options = UpstreamOptions {
+        tls: Some(tls),
+        ..options()
+    };
     let route = Route::to(upstream(url, &options));
     let response = route
         .ask(get("/"))
@@ -82,21 +85,21 @@ async fn ask(url: &str, tls: UpstreamTls) -> Result<String, Reason> {
 async fn a_wrong_certificate_is_refused_unless_any_is_taken() {
     let (right, wrong) = (certificate("127.0.0.1"), certificate("127.0.0.1"));
     let (url, _upstream) = secure(&right.identity, None).await;
-    let trusting = |roots: &Roots| UpstreamTls {
+    let trusting = |roots: &Roots| TlsOptions {
         roots: Some(roots.clone()),
-        ..UpstreamTls::default()
+        ..TlsOptions::default()
     };
     assert_eq!(ask(&url, trusting(&right.roots)).await.unwrap(), "none");
     let refused = ask(&url, trusting(&wrong.roots)).await.unwrap_err();
     assert_eq!(refused, Reason::TlsCertificateError);
-    let insecure = UpstreamTls {
+    let insecure = TlsOptions {
         insecure: true,
         ..trusting(&wrong.roots)
     };
     assert_eq!(ask(&url, insecure).await.unwrap(), "none");
-    let without_roots = UpstreamTls {
+    let without_roots = TlsOptions {
         insecure: true,
-        ..UpstreamTls::default()
+        ..TlsOptions::default()
     };
     assert_eq!(ask(&url, without_roots).await.unwrap(), "none");
 }
@@ -105,10 +108,10 @@ async fn a_wrong_certificate_is_refused_unless_any_is_taken() {
 async fn a_server_name_is_asked_for_and_checked_in_place_of_the_host() {
     let made = certificate("app.internal.test");
     let (url, _upstream) = secure(&made.identity, None).await;
-    let named = |name: Option<&str>| UpstreamTls {
+    let named = |name: Option<&str>| TlsOptions {
         roots: Some(made.roots.clone()),
-        server_name: name.map(str::to_owned),
-        ..UpstreamTls::default()
+        server_name: name.map(Box::from),
+        ..TlsOptions::default()
     };
     let right = ask(&url, named(Some("app.internal.test"))).await;
     assert_eq!(right.unwrap(), "app.internal.test");
@@ -117,7 +120,7 @@ async fn a_server_name_is_asked_for_and_checked_in_place_of_the_host() {
         assert_eq!(refused, Reason::TlsCertificateError, "{wrong:?}");
     }
     let options = UpstreamOptions {
-        tls: named(Some("no name")),
+        tls: Some(named(Some("no name"))),
         ..options()
     };
     let made = Upstream::new(url.parse().unwrap(), &options, &shared());
@@ -133,10 +136,10 @@ async fn a_client_certificate_is_shown_to_who_asks_for_one() {
         is_required: true,
     };
     let (url, _upstream) = secure(&server.identity, Some(&client_auth)).await;
-    let with = |identity: Option<&Identity>| UpstreamTls {
+    let with = |identity: Option<&Identity>| TlsOptions {
         roots: Some(server.roots.clone()),
         identity: identity.cloned(),
-        ..UpstreamTls::default()
+        ..TlsOptions::default()
     };
     assert_eq!(
         ask(&url, with(Some(&client.identity))).await.unwrap(),

@@ -37,15 +37,15 @@ fn post() -> Request<Full<Bytes>> {
         .unwrap()
 }
 
-fn ejection() -> EjectionSettings {
-    EjectionSettings {
+fn ejection() -> EjectionOptions {
+    EjectionOptions {
         after: 2,
         duration: Duration::from_secs(600),
     }
 }
 
-fn checks() -> HealthSettings {
-    HealthSettings {
+fn checks() -> HealthOptions {
+    HealthOptions {
         path: "/healthz?full".parse().unwrap(),
         host: None,
         interval: Duration::from_millis(50),
@@ -58,27 +58,32 @@ fn checks() -> HealthSettings {
 fn set(
     addresses: &[(SocketAddr, u32)],
     options: &UpstreamOptions,
-    health: Option<HealthSettings>,
-    ejection: Option<EjectionSettings>,
+    health: Option<HealthOptions>,
+    ejection: Option<EjectionOptions>,
 ) -> (Route, Arc<UpstreamSet>) {
     set_after(&[], addresses, options, health, ejection)
 }
 
-/// The same after others, as a reload makes it.
+/// A set that takes over the states of these sets, as after a reload.
 fn set_after(
     earlier: &[&UpstreamSet],
     addresses: &[(SocketAddr, u32)],
     options: &UpstreamOptions,
-    health: Option<HealthSettings>,
-    ejection: Option<EjectionSettings>,
+    health: Option<HealthOptions>,
+    ejection: Option<EjectionOptions>,
 ) -> (Route, Arc<UpstreamSet>) {
-    let members = addresses.iter().map(|(address, weight)| {
-        let url = format!("http://{address}").parse().unwrap();
-        (url, *weight)
+    let members = addresses.iter().map(|(address, weight)| UpstreamMember {
+        url: format!("http://{address}").parse().unwrap(),
+        weight: *weight,
     });
-    let (members, shared) = (members.collect(), shared());
-    let known = |url: &UpstreamUrl| earlier.iter().find_map(|set| set.known(url));
-    let set = UpstreamSet::new(members, options, health, ejection, &shared, known);
+    let config = UpstreamsConfig {
+        members: members.collect(),
+        options: options.clone(),
+        health,
+        ejection,
+    };
+    let state = |url: &UpstreamUrl| earlier.iter().find_map(|set| set.state(url));
+    let set = UpstreamSet::new(&config, &shared(), state);
     Route::to_set(set.unwrap())
 }
 
@@ -234,16 +239,21 @@ async fn as_many_are_asked_as_it_takes_while_nothing_was_sent() {
 #[tokio::test]
 async fn one_dial_that_fails_for_many_counts_once() {
     let members = [(closed().await, 1), (closed().await, 1)];
-    let members = members.map(|(address, weight)| {
-        let url = format!("h2c://{address}").parse().unwrap();
-        (url, weight)
+    let members = members.map(|(address, weight)| UpstreamMember {
+        url: format!("h2c://{address}").parse().unwrap(),
+        weight,
     });
-    let once = EjectionSettings {
+    let once = EjectionOptions {
         after: 5,
         ..ejection()
     };
-    let (members, shared) = (members.into(), shared());
-    let set = UpstreamSet::new(members, &options(), None, Some(once), &shared, |_| None);
+    let config = UpstreamsConfig {
+        members: members.into(),
+        options: options(),
+        health: None,
+        ejection: Some(once),
+    };
+    let set = UpstreamSet::new(&config, &shared(), |_| None);
     let (route, set) = Route::to_set(set.unwrap());
     let route = Arc::new(route);
     let mut all = JoinSet::new();
@@ -298,7 +308,7 @@ async fn checks_name_the_host_that_they_are_told() {
         (Some("app.example"), "app.example".to_owned()),
         (None, checked.address().to_string()),
     ] {
-        let checks = HealthSettings {
+        let checks = HealthOptions {
             host: host.map(http::HeaderValue::from_static),
             ..checks()
         };
@@ -398,7 +408,7 @@ async fn who_is_left_alone_is_left_alone_after_a_reload() {
         head_timeout: SOON / 2,
         ..options()
     };
-    let once = EjectionSettings {
+    let once = EjectionOptions {
         after: 1,
         ..ejection()
     };
@@ -439,7 +449,7 @@ async fn who_was_unhealthy_is_so_after_a_reload_until_its_new_checks_hold() {
     let (_route, first) = set(&members, &options(), Some(checks()), None);
     become_so(&first, &["unhealthy", "up"]).await;
     let before = checked.asked();
-    let other = HealthSettings {
+    let other = HealthOptions {
         path: "/healthz?other".parse().unwrap(),
         unhealthy_after: 5,
         ..checks()
@@ -520,8 +530,18 @@ async fn one_alone_is_asked_whatever_its_checks_say() {
 #[tokio::test]
 async fn a_set_needs_members_and_shares() {
     let url: UpstreamUrl = "http://127.0.0.1:1".parse().unwrap();
-    let make =
-        |members| UpstreamSet::new(members, &options(), None, None, &shared(), |_| None).err();
+    let make = |members: Vec<(UpstreamUrl, u32)>| {
+        let members = members.into_iter();
+        let config = UpstreamsConfig {
+            members: members
+                .map(|(url, weight)| UpstreamMember { url, weight })
+                .collect(),
+            options: options(),
+            health: None,
+            ejection: None,
+        };
+        UpstreamSet::new(&config, &shared(), |_| None).err()
+    };
     assert!(matches!(make(Vec::new()), Some(UpstreamError::NoUpstream)));
     for weight in [0, 1001] {
         let made = make(vec![(url.clone(), weight)]);

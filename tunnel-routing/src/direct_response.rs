@@ -1,10 +1,8 @@
-//! Answers that the client gives by itself: fixed ones, and problems that a page may read.
+//! Responses of the client itself: configured ones, and problems that a page may read.
 //!
-//! Without the fields of CORS a browser shows a page an error of its own in place of what happened, so
-//! that "is starting" looks like "may not". A route that has a [`CorsPolicy`] says what happened: its
-//! problems become answers here, and a preflight that only failed since the upstream is away is
-//! granted, so that the page sees the reason with its real request. All other problems go to the
-//! tunnel server, which makes the answer.
+//! Without CORS fields a browser hides a response from a page. A route with a [`CorsPolicy`] therefore makes responses
+//! of its problems, and grants a preflight that failed only because the upstream is away, so that the page sees the
+//! reason with its actual request. Other problems go to the front door, which makes the response.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -25,51 +23,51 @@ use tunnel_proto::problem::Problem;
 
 use crate::upstream::UpstreamBody;
 
-/// The content of an answer.
-pub enum AnswerBody {
-    /// An upstream's.
+/// The content of a response.
+pub enum RoutedBody {
+    /// From an upstream.
     Upstream(UpstreamBody),
-    /// Our own, until it is taken.
+    /// From the client itself; `None` once it is taken.
     Own(Option<Bytes>),
 }
 
-/// An answer that is always the same.
+/// A response from the configuration (`respond`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FixedAnswer {
-    /// Its status.
+pub struct DirectResponse {
+    /// The status.
     pub status: StatusCode,
-    /// What kind of content it has.
+    /// The `Content-Type`.
     pub content_type: Option<HeaderValue>,
-    /// Its content.
+    /// The content.
     pub body: Bytes,
 }
 
-/// Which pages may read the client's own answers on a route.
+/// Which pages may read the client's own responses on a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsPolicy {
-    /// The origins; empty means any.
+    /// The allowed origins; empty for any.
     pub origins: Vec<HeaderValue>,
-    /// What a preflight is told of methods.
+    /// `Access-Control-Allow-Methods` of a preflight.
     pub methods: HeaderValue,
-    /// What a preflight is told of fields; `None` when there are none to be told.
+    /// `Access-Control-Allow-Headers` of a preflight; `None` for none.
     pub headers: Option<HeaderValue>,
-    /// Whether a page may send what it knows the user by.
+    /// Whether requests may carry credentials.
     pub credentials: bool,
-    /// How long a preflight counts.
+    /// `Access-Control-Max-Age` of a preflight.
     pub max_age: Option<Duration>,
 }
 
-/// A request of a page that may read the answer.
-pub(crate) struct AskingPage<'a> {
+/// A request of a page that may read the response.
+pub(crate) struct CorsRequest<'a> {
     policy: &'a CorsPolicy,
     origin: HeaderValue,
-    /// Whether it only asks if it may ask. A plain `OPTIONS` is a request like another.
+    /// Whether it is a preflight. A plain `OPTIONS` is not.
     is_preflight: bool,
 }
 
-impl FixedAnswer {
-    /// The answer to a request with this method.
-    pub(crate) fn respond(&self, method: &Method) -> Response<AnswerBody> {
+impl DirectResponse {
+    /// The response to a request with this method.
+    pub(crate) fn response(&self, method: &Method) -> Response<RoutedBody> {
         let mut answer = own(self.status, self.body.clone(), method);
         if let Some(content_type) = &self.content_type {
             answer
@@ -81,11 +79,11 @@ impl FixedAnswer {
 }
 
 impl CorsPolicy {
-    /// The page that asks, if it is one that may read the answer.
-    pub(crate) fn page(&self, head: &Parts) -> Option<AskingPage<'_>> {
+    /// The CORS request, if it comes from a page that may read the response.
+    pub(crate) fn page(&self, head: &Parts) -> Option<CorsRequest<'_>> {
         let origin = head.headers.get(ORIGIN)?;
         let is_allowed = self.origins.is_empty() || self.origins.contains(origin);
-        is_allowed.then(|| AskingPage {
+        is_allowed.then(|| CorsRequest {
             policy: self,
             origin: origin.clone(),
             is_preflight: head.method == Method::OPTIONS
@@ -94,13 +92,17 @@ impl CorsPolicy {
     }
 }
 
-impl AskingPage<'_> {
-    /// Tells the page of a problem.
-    pub(crate) fn tell(&self, problem: &Problem, method: &Method) -> Response<AnswerBody> {
+impl CorsRequest<'_> {
+    /// The response for a problem; a preflight is granted.
+    pub(crate) fn problem_response(
+        &self,
+        problem: &Problem,
+        method: &Method,
+    ) -> Response<RoutedBody> {
         if self.is_preflight {
             return self.grant();
         }
-        // The connection is another's, who may end it.
+        // Whether the connection ends is up to the front door.
         let told = answer::problem(problem, false);
         let mut answer = own(told.status, told.content.into(), method);
         let headers = answer.headers_mut();
@@ -109,8 +111,8 @@ impl AskingPage<'_> {
         answer
     }
 
-    /// Lets the page read an answer that is no problem; a preflight of it is granted.
-    pub(crate) fn permit(&self, mut answer: Response<AnswerBody>) -> Response<AnswerBody> {
+    /// Lets the page read a response that is no problem; a preflight is granted.
+    pub(crate) fn allow_response(&self, mut answer: Response<RoutedBody>) -> Response<RoutedBody> {
         if self.is_preflight {
             return self.grant();
         }
@@ -118,7 +120,7 @@ impl AskingPage<'_> {
         answer
     }
 
-    fn grant(&self) -> Response<AnswerBody> {
+    fn grant(&self) -> Response<RoutedBody> {
         let mut answer = own(StatusCode::NO_CONTENT, Bytes::new(), &Method::OPTIONS);
         let headers = answer.headers_mut();
         self.allow_origin(headers);
@@ -148,24 +150,24 @@ impl AskingPage<'_> {
     }
 }
 
-/// Says that the answer to another page would be another one, so that no cache gives it this one.
+/// Marks a response as dependent on `Origin`, for caches.
 pub(crate) fn vary_by_origin(headers: &mut HeaderMap) {
     headers.append(VARY, HeaderValue::from_static("origin"));
 }
 
-fn own(status: StatusCode, body: Bytes, method: &Method) -> Response<AnswerBody> {
+fn own(status: StatusCode, body: Bytes, method: &Method) -> Response<RoutedBody> {
     let length = HeaderValue::from(body.len());
     let has_content = *method != Method::HEAD && !body.is_empty();
-    let mut answer = Response::new(AnswerBody::Own(has_content.then_some(body)));
+    let mut answer = Response::new(RoutedBody::Own(has_content.then_some(body)));
     *answer.status_mut() = status;
-    // RFC 9110 section 8.6: it would be the length of nothing.
+    // These have no content whose length it could be (RFC 9110 section 8.6).
     if !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
         answer.headers_mut().insert(CONTENT_LENGTH, length);
     }
     answer
 }
 
-impl Body for AnswerBody {
+impl Body for RoutedBody {
     type Data = Bytes;
     type Error = <UpstreamBody as Body>::Error;
 
@@ -215,15 +217,15 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn text(answer: &Response<AnswerBody>, name: &str) -> String {
+    fn text(answer: &Response<RoutedBody>, name: &str) -> String {
         let value = answer.headers().get(name);
         value.map_or(String::new(), |value| value.to_str().unwrap().to_owned())
     }
 
-    fn content(answer: Response<AnswerBody>) -> Bytes {
+    fn content(answer: Response<RoutedBody>) -> Bytes {
         match answer.into_body() {
-            AnswerBody::Own(content) => content.unwrap_or_default(),
-            AnswerBody::Upstream(_) => panic!("nobody was asked"),
+            RoutedBody::Own(content) => content.unwrap_or_default(),
+            RoutedBody::Upstream(_) => panic!("nobody was asked"),
         }
     }
 
@@ -231,7 +233,10 @@ mod tests {
     fn a_page_reads_what_went_wrong() {
         let (policy, head) = (policy(), asked(Method::POST, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        let answer = policy
+            .page(&head)
+            .unwrap()
+            .problem_response(&problem, &head.method);
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(
             text(&answer, "access-control-allow-origin"),
@@ -252,7 +257,10 @@ mod tests {
     fn a_preflight_is_granted_so_that_the_page_sees_the_reason() {
         let (policy, head) = (policy(), asked(Method::OPTIONS, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        let answer = policy
+            .page(&head)
+            .unwrap()
+            .problem_response(&problem, &head.method);
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert_eq!(text(&answer, "access-control-allow-methods"), "GET, POST");
         assert_eq!(
@@ -270,10 +278,13 @@ mod tests {
         let mut head = asked(Method::OPTIONS, "https://g.test");
         head.headers.remove("access-control-request-method");
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy.page(&head).unwrap().tell(&problem, &head.method);
+        let answer = policy
+            .page(&head)
+            .unwrap()
+            .problem_response(&problem, &head.method);
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         let fixed = own(StatusCode::OK, Bytes::from_static(b"ok"), &head.method);
-        let answer = policy.page(&head).unwrap().permit(fixed);
+        let answer = policy.page(&head).unwrap().allow_response(fixed);
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(
             text(&answer, "access-control-allow-origin"),
@@ -299,12 +310,12 @@ mod tests {
 
     #[test]
     fn a_fixed_answer_to_head_has_its_length_and_no_content() {
-        let fixed = FixedAnswer {
+        let fixed = DirectResponse {
             status: StatusCode::OK,
             content_type: Some(HeaderValue::from_static("text/plain")),
             body: Bytes::from_static(b"ok"),
         };
-        let answer = fixed.respond(&Method::HEAD);
+        let answer = fixed.response(&Method::HEAD);
         assert_eq!(
             (
                 text(&answer, "content-length"),
@@ -313,6 +324,6 @@ mod tests {
             ("2".into(), "text/plain".into())
         );
         assert!(answer.body().is_end_stream());
-        assert_eq!(content(fixed.respond(&Method::GET)), "ok");
+        assert_eq!(content(fixed.response(&Method::GET)), "ok");
     }
 }

@@ -1,8 +1,8 @@
-//! The check of what an upstream answers, and what of it is sent on.
+//! Checks the response of an upstream, and reduces it to what is forwarded.
 //!
-//! An upstream may be hostile, or broken: hyper takes responses that a gateway must not pass on
-//! (RFC 9110 section 6.4, RFC 9112 sections 6.1 and 6.3). Out comes a head of which every field may
-//! travel, or the problem; the connection of a response with a problem is never used again.
+//! An upstream may be hostile or broken: hyper accepts responses that a gateway must not forward (RFC 9110 section
+//! 6.4, RFC 9112 sections 6.1 and 6.3). Out comes a head of which every field may be forwarded, or the problem; a
+//! connection with such a problem is not used again.
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -10,8 +10,8 @@ use http_body::Body;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 use tunnel_proto::{fields, limits};
 
-/// Makes a response's head what is sent on, but for those fields that no head in the tunnel has since
-/// each ends at its connection. After a problem it is of no use.
+/// Reduces a head to what is forwarded, except for hop-by-hop fields that never enter the tunnel. After an error the
+/// head is useless.
 pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
     let status = response.status();
     check_status(status)?;
@@ -27,14 +27,14 @@ pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
         return Err(invalid("a field value with white space around it"));
     }
     if status == StatusCode::NO_CONTENT {
-        // RFC 9110 section 8.6: it would be the length of nothing.
+        // A 204 or 304 has no content whose length it could be (RFC 9110 section 8.6).
         headers.remove(CONTENT_LENGTH);
     }
     Ok(())
 }
 
-/// Refuses an answer over HTTP/2 that ended with its head although it declares content (RFC 9113 section
-/// 8.1.1): content that comes is counted below, but not none at all.
+/// Refuses a response over HTTP/2 that ended with its head although it declares content (RFC 9113 section 8.1.1). h2
+/// counts content that comes, but not its absence.
 pub(super) fn check_declared<B: Body>(
     response: &Response<B>,
     method: &Method,
@@ -60,7 +60,7 @@ fn check_status(status: StatusCode) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Refuses what two readers could understand in two ways.
+/// Refuses framing that two parsers could read differently.
 fn check_framing(headers: &HeaderMap) -> Result<(), Problem> {
     fields::content_length(headers).map_err(|error| invalid(error.to_string()))?;
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
@@ -70,14 +70,15 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.contains_key(CONTENT_LENGTH) {
         return Err(invalid("both transfer-encoding and content-length"));
     }
-    // Any other coding would have to be undone here before the field may be removed.
+    // Another coding would have to be decoded before the field may be removed.
     if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
         return Err(invalid("a transfer-encoding other than chunked"));
     }
     Ok(())
 }
 
-/// HTTP/1.1 cannot carry such a value, and HTTP/2 must not (RFC 9113 section 8.2.1).
+/// Whether a value has white space around it, which HTTP/1.1 cannot carry and HTTP/2 must not (RFC 9113 section
+/// 8.2.1).
 fn has_space_around(value: &HeaderValue) -> bool {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     is_space(value.as_bytes().first()) || is_space(value.as_bytes().last())
