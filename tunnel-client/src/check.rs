@@ -51,7 +51,7 @@ use self::words::{moment, printable, span};
 use crate::client::networks;
 use crate::config::{Config, Given, Source};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
-use crate::dial::glance::{Glance, Look};
+use crate::dial::probe::{ProbeMode, ProbeResponse};
 use crate::dial::{DialError, Dialler, Step, StepError};
 
 /// The longest idle time that can be asked for.
@@ -61,7 +61,7 @@ pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// Look for the idle limit of the path, with sessions that are idle for up to this time.
+    /// ProbeMode for the idle limit of the path, with sessions that are idle for up to this time.
     pub idle_probe: Option<Duration>,
 }
 
@@ -169,7 +169,9 @@ impl Server {
     /// Checks the path to the server without a credential, up to TLS.
     async fn check_path(&self, evidence: Evidence, reporter: &mut Reporter<'_>) {
         let mut observer = DialObserver::new(evidence, Some(&mut *reporter), false);
-        let probing = self.dialler.glance_observed(Look::Proven, &mut observer);
+        let probing = self
+            .dialler
+            .probe_observed(ProbeMode::Verified, &mut observer);
         let probed = Box::pin(probing).await;
         let (mut evidence, failed) = (observer.evidence, observer.failed);
         match probed {
@@ -189,7 +191,7 @@ impl Server {
     async fn check(&self, mut evidence: Evidence, options: Options, reporter: &mut Reporter<'_>) {
         if !evidence.is_token_in_time() {
             // Such a token is not sent. Whether the clock is wrong only the server's answer tells.
-            self.probe(Some(Look::Unproven), &mut evidence).await;
+            self.probe(Some(ProbeMode::Unverified), &mut evidence).await;
             let token = evidence.token.as_ref();
             let words = token.map_or_else(String::new, |token| token.line(evidence.now));
             reporter.failed(StepName::Token, words, verdict::token_time(&evidence));
@@ -230,7 +232,9 @@ impl Server {
     ) {
         let probe = match error {
             DialError::Step { error, .. } => probe_after(error),
-            DialError::Refused { .. } if evidence.is_response_of_another() => Some(Look::Proven),
+            DialError::Refused { .. } if evidence.is_response_of_another() => {
+                Some(ProbeMode::Verified)
+            }
             _ => None,
         };
         self.probe(probe, evidence).await;
@@ -247,9 +251,9 @@ impl Server {
 
     /// Sends a request without a credential and for no session, if there is a reason to, and adds the response to the
     /// evidence. A probe that fails adds nothing.
-    async fn probe(&self, look: Option<Look>, evidence: &mut Evidence) {
-        if let Some(look) = look
-            && let Ok(response) = Box::pin(self.dialler.glance(look)).await
+    async fn probe(&self, mode: Option<ProbeMode>, evidence: &mut Evidence) {
+        if let Some(mode) = mode
+            && let Ok(response) = Box::pin(self.dialler.probe(mode)).await
         {
             add_probe(response, evidence);
         }
@@ -354,7 +358,7 @@ fn unobserved(error: &DialError) -> StepReport {
 
 /// The probe that tells more after a step failed: a peer without a valid certificate, or without TLS, may still say
 /// what it is.
-fn probe_after(error: &StepError) -> Option<Look> {
+fn probe_after(error: &StepError) -> Option<ProbeMode> {
     if error.step() != Step::Tls {
         return None;
     }
@@ -368,13 +372,13 @@ fn probe_after(error: &StepError) -> Option<Look> {
             | CertificateError::NotValidYet
             | CertificateError::NotValidYetContext { .. }
             | CertificateError::Other(_),
-        ) => Some(Look::Unproven),
-        TlsError::InvalidMessage(_) => Some(Look::Plain),
+        ) => Some(ProbeMode::Unverified),
+        TlsError::InvalidMessage(_) => Some(ProbeMode::Plain),
         _ => None,
     }
 }
 
-fn add_probe((status, fields, content): Glance, evidence: &mut Evidence) {
+fn add_probe((status, fields, content): ProbeResponse, evidence: &mut Evidence) {
     let response = ResponseEvidence::read_probe(status, &fields, &content);
     let clock = ClockEvidence::read(&response, &fields, SystemTime::now());
     evidence.clock = evidence.clock.or(clock);

@@ -131,8 +131,7 @@ impl Client {
         })
     }
 
-    /// The same from what was given, whose routes are then read again when their files change, and on
-    /// SIGHUP.
+    /// Starts a client from what was given. Its routes are read again when their files change, and on SIGHUP.
     ///
     /// # Errors
     /// See [`ClientError`].

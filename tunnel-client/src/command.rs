@@ -23,8 +23,8 @@ enum Failure {
     Configuration(String),
     /// It could not be done.
     Running(String),
-    /// The same, and standard output says why.
-    Told,
+    /// It could not be done, and standard output says why.
+    Reported,
 }
 
 /// Does what the command line says.
@@ -40,7 +40,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Configuration(text)) => (ExitCode::from(EXIT_BAD_CONFIGURATION), text),
         Err(Failure::Running(text)) => (ExitCode::FAILURE, text),
-        Err(Failure::Told) => return ExitCode::FAILURE,
+        Err(Failure::Reported) => return ExitCode::FAILURE,
     };
     for line in text.lines() {
         eprintln!("error: {line}");

@@ -10,9 +10,9 @@
 //! the same first three steps, never by a proxy, see [`tunnel_routing::upstream`]. Nothing is tried twice here:
 //! when to dial again is the tunnel's business.
 
-pub(crate) mod glance;
 mod link;
 pub(crate) mod observe;
+pub(crate) mod probe;
 pub(crate) mod proxy;
 pub(crate) mod resolve;
 mod step;
@@ -37,7 +37,7 @@ use tunnel_proto::limits;
 use tunnel_proto::refusal::Finality;
 
 use self::link::Link;
-use self::observe::{Logged, Observer, Seen, Walk};
+use self::observe::{Logged, Observation, Observer, Walk};
 use self::proxy::Proxy;
 pub(crate) use self::step::{Step, StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
@@ -174,7 +174,7 @@ impl Dialler {
         self.dial_observed(greeting, &mut Logged).await
     }
 
-    /// The same, while somebody watches.
+    /// Takes all the steps once, with an observer.
     pub(crate) async fn dial_observed(
         &self,
         greeting: &Greeting,
@@ -216,7 +216,7 @@ impl Dialler {
     async fn reach(&self, walk: &mut Walk<'_>) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.host.as_str(), self.port);
         let proxy = self.proxy();
-        walk.sees(Seen::Way { host, port, proxy });
+        walk.observe(Observation::Way { host, port, proxy });
         match &self.proxy {
             Some(proxy) => proxy.reach(host, port, walk).await,
             None => {
@@ -252,7 +252,7 @@ impl Dialler {
         let asking = Box::pin(upgrade::upgrade(io, host, greeting, token, limit));
         let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
             if let Ok(answered) = ended {
-                observer.sees(Seen::UpgradeAnswer {
+                observer.observe(Observation::UpgradeAnswer {
                     status: answered.status,
                     fields: &answered.fields,
                     text: &answered.text,
@@ -278,7 +278,7 @@ async fn look_up(
 ) -> Result<Vec<SocketAddr>, StepError> {
     walk.step(step, resolve::resolve(host, port), |ended, observer| {
         if let Ok(addresses) = ended {
-            observer.sees(Seen::Addresses { host, addresses });
+            observer.observe(Observation::Addresses { host, addresses });
         }
     })
     .await
@@ -294,7 +294,7 @@ async fn connect_any(
     let connecting = connect(addresses, limit, KEEPALIVE);
     let won = walk.step_with_limit(step, limit, connecting, |ended, observer| {
         if let Ok(won) = ended {
-            observer.sees(Seen::Connected {
+            observer.observe(Observation::Connected {
                 address: won.address,
                 failed: &won.failed,
             });
@@ -534,15 +534,21 @@ mod tests {
             self.0.push(format!("{}:", step.name()));
         }
 
-        fn sees(&mut self, seen: Seen<'_>) {
-            self.0.push(match seen {
-                Seen::Way { host, proxy, .. } => format!("way to {host}, {}", proxy.is_some()),
-                Seen::Addresses { addresses, .. } => format!("{} addresses", addresses.len()),
-                Seen::Connected { failed, .. } => format!("connected after {}", failed.len()),
-                Seen::Chain(chain) => format!("chain of {}", chain.len()),
-                Seen::Tls { version } => format!("tls {}", version.is_some()),
-                Seen::ProxyAnswer(answer) => answer.words.clone(),
-                Seen::UpgradeAnswer { status, text, .. } => {
+        fn observe(&mut self, observation: Observation<'_>) {
+            self.0.push(match observation {
+                Observation::Way { host, proxy, .. } => {
+                    format!("way to {host}, {}", proxy.is_some())
+                }
+                Observation::Addresses { addresses, .. } => {
+                    format!("{} addresses", addresses.len())
+                }
+                Observation::Connected { failed, .. } => {
+                    format!("connected after {}", failed.len())
+                }
+                Observation::Chain(chain) => format!("chain of {}", chain.len()),
+                Observation::Tls { version } => format!("tls {}", version.is_some()),
+                Observation::ProxyAnswer(answer) => answer.words.clone(),
+                Observation::UpgradeAnswer { status, text, .. } => {
                     format!("{status} {}", String::from_utf8_lossy(text))
                 }
             });

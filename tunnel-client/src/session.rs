@@ -12,7 +12,7 @@
 //! exchanges are about.
 
 mod offers;
-mod telling;
+mod route_report;
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -37,7 +37,7 @@ use tunnel_proto::session::{
 use tunnel_routing::request::{Informational, RequestBody};
 
 use self::offers::{Answer, Offers};
-use self::telling::{LOOK, Telling};
+use self::route_report::{INTERVAL, RouteReporter};
 use crate::admin::{LiveSession, LiveSessions};
 use crate::config::TellRoutes;
 use crate::credential::Credential;
@@ -48,9 +48,9 @@ use crate::metrics::Metrics;
 /// Things the server said that wait for the tunnel. It says each once in a session's life.
 const NOTICES: usize = 8;
 /// Bounds of the time for a session's end to be told and answered.
-const FAREWELL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+const CLOSE_TIMES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// The part of the grace period that this may take: who is given a time is gone when it is over.
-const FAREWELL_PART: u32 = 5;
+const CLOSE_PART: u32 = 5;
 /// Bounds of the time for which a session that leaves has to be at rest: the server's last exchange
 /// may be on its way while the server is told.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -203,7 +203,7 @@ impl Session {
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
             Err(_) => {
                 handle.close(CloseReason::ProtocolError);
-                let _ = timeout(FAREWELL.1, task).await;
+                let _ = timeout(CLOSE_TIMES.1, task).await;
                 Err(NotWelcome::Late(parts.welcome_limit))
             }
         }
@@ -320,7 +320,7 @@ impl Session {
     pub(crate) async fn leave(mut self, grace: Duration) {
         self.say_drain();
         tokio::select! {
-            _ = timeout(grace.saturating_sub(farewell(grace)), at_rest(&self.handle)) => {}
+            _ = timeout(grace.saturating_sub(close_time(grace)), at_rest(&self.handle)) => {}
             () = self.handle.closed() => {}
         }
         self.end(grace).await;
@@ -337,13 +337,14 @@ impl Session {
             );
         }
         handle.close(CloseReason::Left);
-        let _ = timeout(farewell(grace), task).await;
+        let _ = timeout(close_time(grace), task).await;
     }
 }
 
-fn farewell(grace: Duration) -> Duration {
-    let (shortest, longest) = FAREWELL;
-    (grace / FAREWELL_PART).clamp(shortest, longest)
+/// The part of the grace period that is kept for the close handshake.
+fn close_time(grace: Duration) -> Duration {
+    let (shortest, longest) = CLOSE_TIMES;
+    (grace / CLOSE_PART).clamp(shortest, longest)
 }
 
 /// Asks the server to go on by this credential.
@@ -406,8 +407,8 @@ where
     let mut look = interval(parts.settings.ping_interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Begins with the welcome.
-    let mut telling: Option<Telling> = None;
-    let mut tell = interval(LOOK);
+    let mut reporter: Option<RouteReporter> = None;
+    let mut tell = interval(INTERVAL);
     tell.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -421,8 +422,8 @@ where
                     streams.spawn(serve(stream, answer));
                 }
                 Some(SessionEvent::Control(control)) => {
-                    if matches!(control, Control::Welcome { .. }) && telling.is_none() {
-                        telling = Some(Telling::new(Instant::now()));
+                    if matches!(control, Control::Welcome { .. }) && reporter.is_none() {
+                        reporter = Some(RouteReporter::new(Instant::now()));
                         tell.reset_immediately();
                     }
                     on_control(control, &notices);
@@ -440,7 +441,7 @@ where
                     parts.metrics.on_round_trip(time);
                 }
             }
-            _ = tell.tick() => tell_routes(&mut telling, &session, &parts),
+            _ = tell.tick() => tell_routes(&mut reporter, &session, &parts),
         }
     }
     match driving.join_next().await {
@@ -450,15 +451,15 @@ where
 }
 
 /// Tells the server of the routes, if there is something new to tell.
-fn tell_routes(telling: &mut Option<Telling>, session: &Handle, parts: &SessionParts) {
+fn tell_routes(reporter: &mut Option<RouteReporter>, session: &Handle, parts: &SessionParts) {
     let with_upstreams = match parts.tell_routes {
         TellRoutes::Full => true,
         TellRoutes::Names => false,
         TellRoutes::None => return,
     };
     let now = Instant::now();
-    if let Some(telling) = telling.as_mut().filter(|telling| telling.is_due(now))
-        && let Some(routes) = telling.look(parts.exchanges.routes(with_upstreams), now)
+    if let Some(reporter) = reporter.as_mut().filter(|reporter| reporter.is_due(now))
+        && let Some(routes) = reporter.next(parts.exchanges.routes(with_upstreams), now)
     {
         // A session that has ended says so by itself.
         let _ = session.send(Control::Routes(routes));

@@ -1,17 +1,17 @@
 //! Keeps the tunnel up: its sessions with the server, and what follows each.
 //!
 //! ```text
-//!   Tunnel ─┬─ places (place.rs), one for each session, each for itself:
+//!   Tunnel ─┬─ slots (slot.rs), one for each session, each for itself:
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
-//!           ├─ dialling (dialling.rs): one place at a time; when (redial.rs, path.rs)
-//!           ├─ the clock (clock.rs): after a jump each place renews its session
-//!           ├─ ages (age.rs): where there is a bound, one place after the other does
-//!           └─ ending: asked to stop, superseded, refused with no session left: all places leave
+//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs)
+//!           ├─ the clock (clock.rs): after a jump each slot renews its session
+//!           ├─ ages (age.rs): where there is a bound, one slot after the other does
+//!           └─ ending: asked to stop, superseded, refused with no session left: all slots leave
 //! ```
 //!
-//! What ends the tunnel ends it as a whole: whatever the place that hears of it, all of them take no
+//! What ends the tunnel ends it as a whole: whatever the slot that hears of it, all of them take no
 //! new exchange, finish those that are open, and leave. Then the client waits and begins anew; after a
 //! refusal that a person has to mend it ends instead, if it is set to.
 
@@ -20,8 +20,8 @@ mod clock;
 mod dialling;
 mod leaving;
 mod path;
-mod place;
 mod redial;
+mod slot;
 mod starting;
 
 use std::sync::Arc;
@@ -39,9 +39,9 @@ use self::clock::{Clock, Reading, Renewal, Renewals, TICK};
 use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
 use self::leaving::Owners;
-use self::place::Place;
 pub(crate) use self::redial::RedialSettings;
 use self::redial::Standby;
+use self::slot::Slot;
 use crate::credential::Credentials;
 use crate::session::Session;
 
@@ -73,11 +73,11 @@ pub(crate) struct Tunnel {
     wall: WallClock,
 }
 
-/// What all places share.
+/// What all slots share.
 struct Shared {
     dialling: Dialling,
     credentials: Arc<Credentials>,
-    /// Why all places have to leave; the first reason counts.
+    /// Why all slots have to leave; the first reason counts.
     ending: watch::Sender<Option<Ending>>,
     /// When all sessions are to be replaced.
     renewals: watch::Sender<Option<Renewal>>,
@@ -86,7 +86,7 @@ struct Shared {
     grace_period: Duration,
 }
 
-/// Why a tunnel ends, with all of its places.
+/// Why a tunnel ends, with all of its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ending {
     /// The program is asked to stop.
@@ -202,27 +202,27 @@ impl Shared {
     ) -> Ending {
         self.ending.send_replace(None);
         self.dialling.begin();
-        let mut places = JoinSet::new();
+        let mut slots = JoinSet::new();
         for _ in 0..sessions {
-            places.spawn(Place::new(Arc::clone(self)).run());
+            slots.spawn(Slot::new(Arc::clone(self)).run());
         }
         let ending = tokio::select! {
             ending = self.ended() => ending,
             () = shutdown.asked() => self.end(Ending::Asked),
-            // No place ends before the tunnel does, unless by a fault of ours.
-            Some(Err(error)) = places.join_next() => {
-                self.end(Ending::Fault(format!("a place for a session failed: {error}")))
+            // No slot ends before the tunnel does, unless by a fault of ours.
+            Some(Err(error)) = slots.join_next() => {
+                self.end(Ending::Fault(format!("a slot for a session failed: {error}")))
             }
             never = self.follow_clock(wall) => match never {},
         };
         tokio::select! {
-            () = async { while places.join_next().await.is_some() {} } => {}
+            () = async { while slots.join_next().await.is_some() {} } => {}
             () = shutdown.forced() => {}
         }
         ending
     }
 
-    /// Has all places leave, unless they do already; why they do.
+    /// Has all slots leave, unless they do already; why they do.
     fn end(&self, ending: Ending) -> Ending {
         let mut first = ending.clone();
         self.ending.send_if_modified(|standing| {
@@ -236,7 +236,7 @@ impl Shared {
         first
     }
 
-    /// Returns when all places have to leave.
+    /// Returns when all slots have to leave.
     async fn ended(&self) -> Ending {
         let mut ending = self.ending.subscribe();
         match ending.wait_for(Option::is_some).await.as_deref() {

@@ -14,7 +14,7 @@ use super::evidence::{ClockEvidence, Evidence, ResponseEvidence};
 use super::reporter::Reporter;
 use super::step::{StepReport, StepResult};
 use super::words::{listed, printable};
-use crate::dial::observe::{Observer, Seen};
+use crate::dial::observe::{Observation, Observer};
 use crate::dial::{Step, StepError};
 
 /// Observes one dial.
@@ -65,31 +65,31 @@ impl Observer for DialObserver<'_, '_> {
         self.chain.clear();
     }
 
-    fn sees(&mut self, seen: Seen<'_>) {
-        match seen {
-            Seen::Way { host, port, proxy } => {
+    fn observe(&mut self, observation: Observation<'_>) {
+        match observation {
+            Observation::Way { host, port, proxy } => {
                 self.evidence.host = host.to_owned();
                 self.evidence.port = port;
                 self.evidence.proxy = proxy.map(ToString::to_string);
                 self.evidence.proxy_host =
                     proxy.map_or_else(String::new, |proxy| proxy.host().to_owned());
             }
-            Seen::Addresses { host, addresses } => {
+            Observation::Addresses { host, addresses } => {
                 let addresses: Vec<_> = addresses.iter().map(|address| address.ip()).collect();
                 self.words = format!("{host}: {}", listed(&addresses));
             }
-            Seen::Connected { address, failed } => {
+            Observation::Connected { address, failed } => {
                 self.words = address.to_string();
                 for Attempt { address, error } in failed {
                     self.words += &format!("; failed: {address} ({error})");
                 }
             }
-            Seen::Chain(chain) => {
+            Observation::Chain(chain) => {
                 self.chain = CertificateEvidence::read_chain(chain);
                 self.evidence.chain.clone_from(&self.chain);
             }
-            Seen::Tls { version } => self.words = tls_words(version, &self.chain),
-            Seen::ProxyAnswer(answer) => {
+            Observation::Tls { version } => self.words = tls_words(version, &self.chain),
+            Observation::ProxyAnswer(answer) => {
                 let proxy = self.evidence.proxy.as_deref().unwrap_or("the proxy");
                 let from = &self.evidence.proxy_from;
                 self.words = format!("{proxy}, named by {from}: {}", answer.words);
@@ -97,7 +97,7 @@ impl Observer for DialObserver<'_, '_> {
                     self.words += &format!(", login {login}");
                 }
             }
-            Seen::UpgradeAnswer {
+            Observation::UpgradeAnswer {
                 status,
                 fields,
                 text,

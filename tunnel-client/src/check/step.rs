@@ -20,7 +20,7 @@ pub enum StepName {
     Token,
     /// Read the client's certificate and key.
     Certificate,
-    /// Look up the proxy's name.
+    /// ProbeMode up the proxy's name.
     ProxyDns,
     /// Connect to the proxy.
     ProxyTcp,
@@ -28,7 +28,7 @@ pub enum StepName {
     ProxyTls,
     /// Ask the proxy for a connection to the server.
     Proxy,
-    /// Look up the server's name.
+    /// ProbeMode up the server's name.
     Dns,
     /// Connect to the server.
     Tcp,

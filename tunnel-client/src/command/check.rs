@@ -36,7 +36,7 @@ pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
         }
         match report.is_ok() {
             true => Ok(()),
-            false => Err(Failure::Told),
+            false => Err(Failure::Reported),
         }
     })
 }

@@ -35,13 +35,13 @@ const NO_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 /// How a proxy is spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyScheme {
-    /// HTTP/1.1 `CONNECT`.
+    /// HTTP/1.1 `CONNECT`, without TLS to the proxy.
     Http,
-    /// The same under TLS.
+    /// HTTP/1.1 `CONNECT`, under TLS to the proxy.
     Https,
-    /// SOCKS version 5, which is told an address.
+    /// SOCKS version 5, with an address.
     Socks5,
-    /// SOCKS version 5, which is told the name, and looks it up.
+    /// SOCKS version 5, with a name that the proxy looks up.
     Socks5h,
 }
 

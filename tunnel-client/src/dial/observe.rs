@@ -1,6 +1,6 @@
-//! A dial that is watched: what each step sees, for whoever wants to tell a person about it.
+//! Observers of a dial: what each step finds, for the report of a check and for the log.
 //!
-//! In a normal run only the log does ([`Logged`]), at the level `debug`.
+//! In a normal run the only observer is [`Logged`], at the level `debug`.
 
 use std::future::Future;
 use std::io;
@@ -18,51 +18,53 @@ use super::proxy::ProxyAnswer;
 use super::step::{Step, StepError};
 use crate::config::ProxyUrl;
 
-/// Watches a dial. Each step begins, may see something, and ends; one may come twice, such as the
-/// connection to a proxy that closes it after its first answer.
+/// Observes a dial. Each step begins, may have observations, and ends. A step may come twice, such as the connection to a
+/// proxy that closes it after its first answer.
 pub(crate) trait Observer: Send {
     /// A step begins.
     fn begins(&mut self, _step: Step) {}
 
-    /// The step that has begun has seen something.
-    fn sees(&mut self, _seen: Seen<'_>) {}
+    /// The current step has observed something.
+    fn observe(&mut self, _observation: Observation<'_>) {}
 
     /// A step has ended after this long, with this error if it failed.
     fn ends(&mut self, _step: Step, _took: Duration, _error: Option<&StepError>) {}
 
-    /// Whether certificates are to be shown, those that are refused as well. No TLS session is resumed
-    /// then, since peers show none when one is.
+    /// Whether the observer wants certificates, refused ones too. Then no TLS session is resumed, since peers send no
+    /// certificates when one is.
     fn wants_chains(&self) -> bool {
         false
     }
 }
 
-/// Whoever reads the log watches, if the level is `debug`.
+/// Logs the observations at the level `debug`.
 #[derive(Debug)]
 pub(crate) struct Logged;
 
 impl Observer for Logged {
-    fn sees(&mut self, seen: Seen<'_>) {
-        match seen {
-            Seen::Way { host, port, proxy } => {
+    fn observe(&mut self, observation: Observation<'_>) {
+        match observation {
+            Observation::Way { host, port, proxy } => {
                 let proxy = proxy.map(tracing::field::display);
                 tracing::debug!(host, port, proxy, "a dial begins");
             }
-            Seen::Addresses { host, addresses } => {
+            Observation::Addresses { host, addresses } => {
                 tracing::debug!(host, ?addresses, "a name has addresses");
             }
-            Seen::Connected { address, failed } => {
-                tracing::debug!(%address, ?failed, "an address is reached");
+            Observation::Connected { address, failed } => {
+                tracing::debug!(%address, ?failed, "connected");
             }
-            Seen::Chain(chain) => tracing::debug!(length = chain.len(), "a peer shows itself"),
-            Seen::Tls { version } => tracing::debug!(?version, "TLS is agreed on"),
-            Seen::ProxyAnswer(answer) => tracing::debug!(
+            Observation::Chain(chain) => {
+                tracing::debug!(length = chain.len(), "a peer sent its certificates")
+            }
+            Observation::Tls { version } => tracing::debug!(?version, "TLS is agreed on"),
+            Observation::ProxyAnswer(answer) => tracing::debug!(
                 words = answer.words,
                 schemes = ?answer.schemes,
                 login = answer.login,
                 "the proxy answers"
             ),
-            Seen::UpgradeAnswer {
+            Observation::UpgradeAnswer {
                 status,
                 fields,
                 text,
@@ -89,8 +91,8 @@ impl Observer for Logged {
     }
 }
 
-/// What a dial sees.
-pub(crate) enum Seen<'a> {
+/// What a dial observes.
+pub(crate) enum Observation<'a> {
     /// Before the first step: what is dialled, and by which proxy.
     Way {
         /// The host that stands for the server, an IPv6 address without brackets.
@@ -111,17 +113,17 @@ pub(crate) enum Seen<'a> {
     Connected {
         /// To whom.
         address: SocketAddr,
-        /// Addresses that were tried before in vain.
+        /// Attempts that failed before.
         failed: &'a [Attempt],
     },
-    /// The certificates that a peer showed, its own first, accepted or not.
+    /// The certificates of a peer, its own first, accepted or not.
     Chain(&'a [CertificateDer<'static>]),
     /// TLS was agreed on.
     Tls {
         /// Its version.
         version: Option<ProtocolVersion>,
     },
-    /// The last word of the proxy, good or bad.
+    /// The last answer of the proxy, whether it accepts or refuses.
     ProxyAnswer(&'a ProxyAnswer),
     /// The answer to the request for a session.
     UpgradeAnswer {
@@ -134,14 +136,14 @@ pub(crate) enum Seen<'a> {
     },
 }
 
-/// Takes one step after another, each within the same limit, and has them watched.
+/// Takes the steps of a dial, each within one limit, and calls the observer.
 pub(super) struct Walk<'a> {
     limit: Duration,
     observer: &'a mut dyn Observer,
 }
 
 impl<'a> Walk<'a> {
-    /// Each step may take as long as `limit`.
+    /// `limit` is the time-out of each step.
     pub(super) fn new(limit: Duration, observer: &'a mut dyn Observer) -> Self {
         Self { limit, observer }
     }
@@ -156,12 +158,12 @@ impl<'a> Walk<'a> {
         self.observer.wants_chains()
     }
 
-    /// Tells what has been seen.
-    pub(super) fn sees(&mut self, seen: Seen<'_>) {
-        self.observer.sees(seen);
+    /// Passes an observation on.
+    pub(super) fn observe(&mut self, observation: Observation<'_>) {
+        self.observer.observe(observation);
     }
 
-    /// Takes one step; `show` tells the observer what came of it.
+    /// Takes one step; `show` passes its result on to the observer.
     pub(super) async fn step<T>(
         &mut self,
         step: Step,
@@ -172,7 +174,7 @@ impl<'a> Walk<'a> {
         self.watched(step, within(step, limit, work), show).await
     }
 
-    /// The same for a step that keeps its limit itself, which may be a part of the walk's.
+    /// Takes a step that keeps its own limit, which may be shorter than that of the others.
     pub(super) async fn step_with_limit<T>(
         &mut self,
         step: Step,

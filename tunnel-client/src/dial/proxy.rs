@@ -30,7 +30,7 @@ use self::refused_login::RefusedLogin;
 use self::socks5::Target;
 pub(crate) use self::words::{one_line, page_words};
 use super::link::Link;
-use super::observe::{Seen, Walk};
+use super::observe::{Observation, Walk};
 use super::step::{Step, StepError, proxy_error};
 use super::tls::Tls;
 use crate::config::{
@@ -250,7 +250,7 @@ async fn ask_http(
         };
         answer
             .into_iter()
-            .for_each(|answer| observer.sees(Seen::ProxyAnswer(answer)));
+            .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
     });
     match asked.await? {
         Asked::Through(link, _) => Ok(Some(link)),
@@ -276,7 +276,7 @@ async fn ask_socks(
         };
         answer
             .into_iter()
-            .for_each(|answer| observer.sees(Seen::ProxyAnswer(answer)));
+            .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
     });
     asked.await?;
     Ok(link)

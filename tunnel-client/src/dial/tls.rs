@@ -17,7 +17,7 @@ use tokio_rustls::client::TlsStream;
 use tunnel_ops::connect::tls::{handshake, server_name};
 use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
 
-use super::observe::{Seen, Walk};
+use super::observe::{Observation, Walk};
 use super::step::{Step, StepError};
 use crate::config::Trust;
 
@@ -93,11 +93,11 @@ impl Tls {
             if let Some(chain) = chain.as_ref().map(|chain| chain.lock())
                 && !chain.is_empty()
             {
-                observer.sees(Seen::Chain(&chain));
+                observer.observe(Observation::Chain(&chain));
             }
             if let Ok(stream) = ended {
                 let version = stream.get_ref().1.protocol_version();
-                observer.sees(Seen::Tls { version });
+                observer.observe(Observation::Tls { version });
             }
         })
         .await

@@ -96,7 +96,7 @@ where
 }
 
 /// Asks for nothing and shows nothing: what whoever answers says to that.
-pub(super) async fn look<IO>(
+pub(super) async fn probe<IO>(
     io: IO,
     host: &str,
     limit: Duration,

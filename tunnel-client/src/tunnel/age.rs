@@ -18,7 +18,7 @@ pub(super) struct Ages {
     turn: Arc<Mutex<()>>,
 }
 
-/// Belongs to the place that replaces its session for its age, until the next one serves.
+/// Belongs to the slot that replaces its session for its age, until the next one serves.
 pub(super) type Turn = OwnedMutexGuard<()>;
 
 impl Ages {

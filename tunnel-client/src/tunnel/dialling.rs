@@ -1,7 +1,7 @@
-//! Which place dials, and when: one at a time, after the wait that all of them share.
+//! Which slot dials, and when: one at a time, after the wait that all of them share.
 //!
-//! In: a place that wants a session. Out: a session that the server has welcomed, or why the whole
-//! tunnel has to end. Each attempt is one turn, so that a place whose attempt failed lets the others
+//! In: a slot that wants a session. Out: a session that the server has welcomed, or why the whole
+//! tunnel has to end. Each attempt is one turn, so that a slot whose attempt failed lets the others
 //! try before it tries again.
 
 use std::net::SocketAddr;
@@ -44,13 +44,13 @@ pub(crate) struct DiallingParts {
     pub(crate) redial: RedialSettings,
 }
 
-/// Dials for all places.
+/// Dials for all slots.
 pub(super) struct Dialling {
     parts: DiallingParts,
     turn: Queue<Turn>,
     redial: Mutex<Redial>,
     refusals: Mutex<Refusals>,
-    /// When the runtime was taken: the first welcome since the places began.
+    /// When the runtime was taken: the first welcome since the slots began.
     held_since: Mutex<Option<Instant>>,
     /// Whether it was said what finds out more about a dial that failed on the way.
     has_hinted: AtomicBool,
@@ -121,7 +121,7 @@ impl Dialling {
         }
     }
 
-    /// The places begin, and hold nothing yet.
+    /// The slots begin, and hold nothing yet.
     pub(super) fn begin(&self) {
         *self.held_since.lock() = None;
     }
@@ -137,7 +137,7 @@ impl Dialling {
         refusals.on_refusal(Instant::now(), random())
     }
 
-    /// A fault of this program has ended all places.
+    /// A fault of this program has ended all slots.
     pub(super) fn after_fault(&self) {
         let mut redial = self.redial.lock();
         redial.after_fault(Instant::now(), random());

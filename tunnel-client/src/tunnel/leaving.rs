@@ -1,4 +1,4 @@
-//! The sessions that a place has done with, until they have ended.
+//! The sessions that a slot has done with, until they have ended.
 //!
 //! ```text
 //!   drained by the server ── moved ─▶ stands until the server ends it ──────────┐
@@ -104,7 +104,7 @@ impl Leaving {
         self.see_in(start);
     }
 
-    /// The tunnel ends, and with it what else the place has. Returns when all have left.
+    /// The tunnel ends, and with it what else the slot has. Returns when all have left.
     pub(super) async fn end(mut self, current: Option<Session>, start: Option<Start>) {
         if let Some(current) = current {
             self.see_off(current, EndedBy::Client);

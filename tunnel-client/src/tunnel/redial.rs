@@ -2,7 +2,7 @@
 //!
 //! Pure: the random numbers and the times come as arguments. The waits are drawn from the whole
 //! range up to a bound that doubles ("full jitter"), so that clients that lost the same server do
-//! not come back together. All places of a tunnel share one [`Redial`], so that many of them dial a
+//! not come back together. All slots of a tunnel share one [`Redial`], so that many of them dial a
 //! server that is down no more often than one would.
 
 use std::time::Duration;
@@ -532,8 +532,8 @@ mod tests {
             prop_assert!((wait + mirrored).abs_diff(SECOND) < Duration::from_micros(1));
         }
 
-        /// However many places there are, and whatever befalls them, there are no more dials than
-        /// one place alone could make; but each stable session that is lost lets the waits start
+        /// However many slots there are, and whatever befalls them, there are no more dials than
+        /// one slot alone could make; but each stable session that is lost lets the waits start
         /// over, once.
         #[test]
         fn a_server_that_is_down_is_dialled_no_more_often_by_many(

@@ -1,8 +1,8 @@
-//! The session of one place that has begun, and that the server has not welcomed yet.
+//! The session of one slot that has begun, and that the server has not welcomed yet.
 //!
 //! In: a connection that the server has accepted. Out: the session, or why there is none. From the 101
 //! on the server may have the session in its books, and route to it once it has said welcome: so its
-//! start belongs to the place, and goes on when the dial that it is a part of is dropped.
+//! start belongs to the slot, and goes on when the dial that it is a part of is dropped.
 
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! One place for a session: dials one, serves by it, and sees to the next in time.
+//! A slot for one session: dials it, serves its exchanges, and replaces it in time.
 //!
 //! ```text
 //!                 ┌───────────── dial (dialling.rs) ◀──────────────┐
@@ -31,8 +31,8 @@ use crate::session::{Event, Session};
 /// Longest time over which a server can have its clients spread their redials.
 const SPREAD_MAX: Duration = Duration::from_secs(60);
 
-/// A place for one session; for two while one replaces the other.
-pub(super) struct Place {
+/// A slot for one session; for two while one replaces the other.
+pub(super) struct Slot {
     shared: Arc<Shared>,
     current: Option<Session>,
     /// The server wants the current session to be replaced, and ends it itself.
@@ -49,7 +49,7 @@ pub(super) struct Place {
     credentials: watch::Receiver<Option<Arc<Credential>>>,
 }
 
-/// Why a place needs another session.
+/// Why a slot needs another session.
 enum Need {
     /// The server wants the one that is there to leave, and clients to come within this time.
     Drained(Duration),
@@ -63,8 +63,8 @@ enum Need {
     Renewal(Renewal),
 }
 
-impl Place {
-    /// An empty place.
+impl Slot {
+    /// An empty slot.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             current: None,
@@ -255,7 +255,7 @@ impl Place {
 
     /// Serves by another session from here on; the one before leaves without loss.
     fn replace(&mut self, session: Session) {
-        // It may have been read before another place heard of a newer one.
+        // It may have been read before another slot heard of a newer one.
         self.credentials.mark_changed();
         self.due = self.shared.ages.due(Instant::now(), random());
         self.aged = None;

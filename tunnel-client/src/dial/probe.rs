@@ -1,0 +1,86 @@
+//! A probe of what answers in place of the server: a request on the path of a dial, without a credential and for no
+//! session, that helps to explain why a dial failed.
+//!
+//! A peer whose certificate is not valid is probed as well: neither token nor certificate of the client is sent, and the
+//! response is only shown to a person.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use tunnel_ops::connect;
+use tunnel_ops::tls_files::TlsFilesError;
+
+use super::observe::{Logged, Observer, Walk};
+use super::step::{Step, StepError};
+use super::{Dialler, tls, upgrade};
+
+/// How a peer is probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProbeMode {
+    /// Its certificate has to be valid.
+    Verified,
+    /// Its certificate is not verified.
+    Unverified,
+    /// Without TLS.
+    Plain,
+}
+
+/// The response to a probe: its status, its fields, and the beginning of its content.
+pub(crate) type ProbeResponse = (StatusCode, HeaderMap, Bytes);
+
+impl Dialler {
+    /// Sends one request without a credential, and returns its response.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub(crate) async fn probe(&self, mode: ProbeMode) -> Result<ProbeResponse, StepError> {
+        self.probe_observed(mode, &mut Logged).await
+    }
+
+    /// Probes as [`Dialler::probe`] does, with an observer of its steps.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub(crate) async fn probe_observed(
+        &self,
+        mode: ProbeMode,
+        observer: &mut dyn Observer,
+    ) -> Result<ProbeResponse, StepError> {
+        let mut walk = Walk::new(self.limit, observer);
+        let (link, _) = Box::pin(self.reach(&mut walk)).await?;
+        let (name, limit) = (&self.server_name, walk.limit());
+        let io = match mode {
+            ProbeMode::Plain => {
+                let asking = Box::pin(upgrade::probe(link, &self.host_field, limit));
+                let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+                return asked.await;
+            }
+            ProbeMode::Verified => {
+                self.tls
+                    .secure(&mut walk, Step::Tls, link, name, None)
+                    .await?
+            }
+            ProbeMode::Unverified => {
+                let handshake = async {
+                    let config = unverified_config().map_err(io::Error::other)?;
+                    connect::tls::handshake(link, &config, connect::tls::server_name(name)?).await
+                };
+                walk.step(Step::Tls, handshake, |_, _| {}).await?
+            }
+        };
+        let asking = Box::pin(upgrade::probe(io, &self.host_field, limit));
+        let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+        asked.await
+    }
+}
+
+fn unverified_config() -> Result<Arc<ClientConfig>, TlsFilesError> {
+    let mut config = Arc::unwrap_or_clone(connect::tls::unchecked(None, &tls::ALPN)?);
+    // A session with an unverified peer is not resumed.
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
