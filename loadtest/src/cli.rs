@@ -48,7 +48,7 @@ pub enum Command {
     Hop(hop::Args),
 }
 
-/// Flags for the result, the same for all scenarios.
+/// Flags for the result of any scenario.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Result")]
 pub struct OutputArgs {

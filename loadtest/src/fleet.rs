@@ -83,7 +83,7 @@ pub struct Args {
     pub stable: Duration,
 }
 
-/// Runs the clients until the process is ended, or nobody reads what it tells any more.
+/// Runs the clients until the process is ended, or its output is closed.
 ///
 /// # Errors
 /// The tokens cannot be read, or a thread has ended.
@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let counters = Arc::new(Counters::default());
     let dialer = dialer(args.server)?;
     // The line before the first dial says when that was.
-    tell(&counters)?;
+    write_status(&counters)?;
     let mut running = Vec::new();
     for share in shares {
         let (dialer, counters) = (dialer.clone(), counters.clone());
@@ -121,17 +121,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 Err(_) => bail!("a thread of the fleet panicked"),
             }
         }
-        // Nobody reads any more: the parent is gone, and this process with it.
-        tell(&counters)?;
+        // A closed output ends this process: its parent is gone.
+        write_status(&counters)?;
     }
 }
 
-fn tell(counters: &Counters) -> anyhow::Result<()> {
+fn write_status(counters: &Counters) -> anyhow::Result<()> {
     let line = serde_json::to_string(&counters.next())?;
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")
         .and_then(|()| out.flush())
-        .context("nobody listens to the fleet")
+        .context("cannot write how the fleet stands")
 }
 
 fn all(args: &Args) -> anyhow::Result<Vec<Worker>> {

@@ -61,7 +61,7 @@ async fn forward(
     upstream: SocketAddr,
     request: Request<Incoming>,
 ) -> anyhow::Result<Response<Incoming>> {
-    // The requests of a connection come one after another, so nobody else wants it meanwhile.
+    // The requests of a connection come one after another, so no other wants it meanwhile.
     let resting = connection
         .borrow_mut()
         .take()
@@ -83,7 +83,7 @@ async fn connect(upstream: SocketAddr) -> anyhow::Result<UpstreamConnection> {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
     let mut driver = JoinSet::new();
     driver.spawn_local(async move {
-        // Whoever waits for an answer is told the error.
+        // The future of the answer gets the error.
         drop(connection.await);
     });
     Ok(UpstreamConnection {

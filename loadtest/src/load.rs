@@ -135,7 +135,7 @@ pub struct Worker {
 
 impl Worker {
     /// Says that this worker could start, and waits until all can. Gives the window; the warm-up
-    /// begins with it. Whoever has no connection yet calls this too, and tries again afterwards.
+    /// begins with it. A worker without a connection calls this too, and tries again afterwards.
     pub async fn ready(&mut self) -> Window {
         // Dropping the sender is the message: control waits until all are gone.
         self.ready = None;
@@ -157,7 +157,7 @@ impl Worker {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Workers that do the same and are recorded together.
+/// Workers that run one kind of work and are recorded together.
 pub(crate) struct Group {
     name: String,
     workers: usize,
@@ -264,7 +264,7 @@ impl Load {
 
         progress.message("connecting");
         let all = tokio::time::timeout(timeout, all_ready.recv()).await;
-        // Whoever is ready drops its sender.
+        // A worker that is ready drops its sender.
         let missing = all.map_or_else(|_| all_ready.sender_strong_count(), |_| 0);
         let window = Window::from_now(warm_up, duration);
         opening.send_replace(Some(window));
@@ -297,15 +297,10 @@ impl Load {
         let usage = usage.or_else(|| meter.map(Meter::finish));
         let threads = threads.join()?;
         let seconds = measured_for(&window);
-        let recordings = collectors.into_iter();
-        let recordings = recordings.map(|collector| collector.finish(seconds));
-        Ok(Outcome {
-            recordings: recordings.collect(),
-            usage: usage.unwrap_or_default(),
-            threads,
-            workers,
-            missing,
-        })
+        let groups = collectors.into_iter();
+        let groups = groups.map(|collector| collector.finish(seconds));
+        let usage = usage.unwrap_or_default();
+        Ok(Outcome::new(groups, usage, threads, (workers, missing)))
     }
 }
 
@@ -327,6 +322,7 @@ mod tests {
     use tokio::{task::yield_now, time::sleep};
 
     use super::*;
+    use crate::report::Note;
 
     fn load(timeout: u64) -> Load {
         let stretch = Stretch {
@@ -355,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_ready_in_time_is_told() {
+    async fn workers_that_are_not_ready_in_time_are_reported() {
         let mut load = load(100);
         load.group("late", 3, Pace::Closed, |mut worker| async move {
             if worker.index == 2 {
@@ -365,9 +361,7 @@ mod tests {
         });
         let outcome = load.run(&Progress::none(), &Roles::generator()).await;
         let outcome = outcome.unwrap();
-        assert_eq!((outcome.workers, outcome.missing), (3, 1));
-        let notes = outcome.notes();
-        let told = |text: &str| notes.iter().any(|note| note.text.contains(text));
-        assert!(told("late: only 2 of 3 connections"), "{notes:?}");
+        let is_it = |note: &Note| note.text.contains("late: only 2 of 3 connections");
+        assert!(outcome.notes.iter().any(is_it), "{outcome:?}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Workers on a load thread share one [`Recorder`] for each group: no atomics, no locks, one
 //! histogram. At the end of each interval the thread hands over a [`Slice`]; the control thread
-//! merges slices into a [`Recording`]. Only what began within the [`Window`] counts, whenever it
+//! merges slices into a [`Collector`]. Only what began within the [`Window`] counts, whenever it
 //! ended: nothing is lost at the edges, and the warm-up never shows.
 
 pub mod errors;
@@ -22,7 +22,7 @@ use crate::{
         errors::{Errors, Kind},
         timeline::Timeline,
     },
-    report::{Interval, Run, latency::Latencies},
+    report::{Interval, Note, Run, latency::Latencies},
 };
 
 /// The measured stretch of time; the warm-up lies before it.
@@ -153,38 +153,6 @@ impl Recorder {
     }
 }
 
-/// Everything that one group recorded.
-#[derive(Debug)]
-pub struct Recording {
-    /// The group's name.
-    pub name: String,
-    /// Length of the window, seconds.
-    pub seconds: f64,
-    /// The sum of all slices.
-    pub total: Slice,
-    /// One entry for each interval.
-    pub timeline: Vec<Interval>,
-}
-
-impl Recording {
-    /// This recording as a run of a report. What programs used is filled in by the caller.
-    pub fn into_run(self, name: impl Into<String>) -> Run {
-        Run {
-            name: name.into(),
-            seconds: self.seconds,
-            completed: self.total.completed,
-            rate: self.total.completed as f64 / self.seconds,
-            bytes_up: self.total.bytes_up,
-            bytes_down: self.total.bytes_down,
-            latency: self.total.latencies.summary(),
-            errors: self.total.errors.by_name(),
-            timeline: self.timeline,
-            histogram: Some(self.total.latencies),
-            ..Run::default()
-        }
-    }
-}
-
 /// Merges the slices of all threads of one group.
 #[derive(Debug)]
 pub struct Collector {
@@ -219,14 +187,45 @@ impl Collector {
         self.timeline.last()
     }
 
-    /// All of it, over a window of this many seconds.
-    pub fn finish(self, seconds: f64) -> Recording {
-        Recording {
+    /// The run of this group over a window of so many seconds, and what to know about it. What programs used
+    /// is not in it yet.
+    pub fn finish(self, seconds: f64) -> (Run, Vec<Note>) {
+        let notes = self.notes();
+        let total = self.total;
+        let run = Run {
             name: self.name,
             seconds,
-            total: self.total,
+            completed: total.completed,
+            rate: total.completed as f64 / seconds,
+            bytes_up: total.bytes_up,
+            bytes_down: total.bytes_down,
+            latency: total.latencies.summary(),
+            errors: total.errors.by_name(),
             timeline: self.timeline.finish(seconds),
+            histogram: Some(total.latencies),
+            ..Run::default()
+        };
+        (run, notes)
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        let (name, total) = (&self.name, &self.total);
+        let mut notes = Vec::new();
+        let all = total.completed + total.errors.total();
+        if total.late * 100 > all {
+            let share = total.late as f64 * 100.0 / all as f64;
+            notes.push(Note::warning(format!(
+                "{name}: {share:.1} % of the requests were sent more than 1 ms later than planned \
+                 because the processors were busy, which is part of their latency"
+            )));
         }
+        let beyond = total.latencies.beyond();
+        if beyond > 0 {
+            notes.push(Note::warning(format!(
+                "{name}: {beyond} latencies were longer than two minutes and count as two minutes"
+            )));
+        }
+        notes
     }
 }
 

@@ -80,7 +80,7 @@ impl Progress {
 
     fn write(&self, text: String) {
         let mut out = io::stderr().lock();
-        // Nobody can be told that nobody can be told.
+        // There is no other place to report that it cannot be written.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   client ══▶ read ─▶ [ buffer: waits for the link, then travels ] ─▶ write ══▶ server
-//!   client ◀══ write ◀─ [ the same, with a rate of its own         ] ◀─ read ◀══ server
+//!   client ◀══ write ◀─ [ likewise, with a rate of its own         ] ◀─ read ◀══ server
 //! ```
 //!
 //! All connections share the link: its rate and its buffer are theirs together. When the buffer is

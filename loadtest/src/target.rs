@@ -70,7 +70,7 @@ impl TargetArgs {
         self.open_with(Plan::default()).await
     }
 
-    /// The same, with programs as planned where they are started.
+    /// Resolves the URL, or starts the programs as planned.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -100,7 +100,7 @@ impl TargetArgs {
         Ok(target)
     }
 
-    /// A target at another URL, with the same headers, protocol, trust and processes. `connect_to`
+    /// A target at another URL, with the headers, protocol, trust and processes of these flags. `connect_to`
     /// is used instead of the URL's host.
     ///
     /// # Errors

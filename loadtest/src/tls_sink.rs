@@ -48,7 +48,7 @@ pub struct Args {
     pub threads: u16,
 }
 
-/// Accepts until the process is ended, or nobody reads what it tells any more.
+/// Accepts until the process is ended, or its output is closed.
 ///
 /// # Errors
 /// The certificate is not usable, or it cannot listen there.
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let acceptor = TlsAcceptor::from(config(args)?);
     let listener = serve::on_this_thread(async { Ok(serve::listen(args.listen)?.into_std()?) });
     let listener = listener.with_context(|| format!("cannot listen on {}", args.listen))?;
-    tell(format_args!(
+    write_line(format_args!(
         "listening on http://{}",
         listener.local_addr()?
     ))?;
@@ -74,15 +74,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if running.iter().any(thread::JoinHandle::is_finished) {
             bail!("a thread has ended");
         }
-        tell(format_args!("handshakes {}", handshakes.load(Relaxed)))?;
+        write_line(format_args!("handshakes {}", handshakes.load(Relaxed)))?;
     }
 }
 
-fn tell(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
+fn write_line(line: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")
         .and_then(|()| out.flush())
-        .context("nobody listens to the TLS sink")
+        .context("cannot write how many handshakes there were")
 }
 
 /// As the tunnel server sets it up.

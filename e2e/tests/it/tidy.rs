@@ -75,7 +75,6 @@ const CIRCULAR: [&str; 5] = [
     "tunnel-ops",
     "tunnel-http",
     "e2e",
-    "loadtest",
 ];
 
 /// Words that would be a second name for what the design has a name for.

@@ -43,7 +43,7 @@ impl Outgoing {
         }
     }
 
-    /// So many bytes, none of them zero, so that nobody compresses them away for free.
+    /// So many bytes, none of them zero, so that nothing on the way compresses them for free.
     pub fn repeated(length: u64) -> Self {
         Self::Repeated {
             chunk: Bytes::from(vec![b'x'; CHUNK]),

@@ -83,7 +83,7 @@ impl Connection {
     fn driven(sender: Sender, driver: impl Future + 'static) -> Self {
         let mut tasks = JoinSet::new();
         tasks.spawn_local(async move {
-            // Whoever waits for an answer gets the error.
+            // The future of the answer gets the error.
             drop(driver.await);
         });
         Self {

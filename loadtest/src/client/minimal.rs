@@ -1,4 +1,4 @@
-//! HTTP/1.1 for requests that are the same each time: written in one piece, the answer's frame read
+//! HTTP/1.1 for one request that is sent over and over: written in one piece, the answer's frame read
 //! and its content counted, nothing kept.
 //!
 //! Costs a third of what a full client costs, which matters: the load generator shares the
@@ -83,7 +83,7 @@ impl Written {
 }
 
 impl Dialer {
-    /// Makes a connection for requests that are always the same, over HTTP/1.1.
+    /// Makes a connection for one request that is sent over and over, over HTTP/1.1.
     ///
     /// # Errors
     /// As [`Dialer::dial`].

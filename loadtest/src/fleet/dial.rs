@@ -103,7 +103,7 @@ async fn refused(answer: Response<Incoming>, mut connection: Connection) -> NoSe
     }
 }
 
-/// Seconds, as the tunnel server says it. A date, which only somebody on the way would send, is
+/// Seconds, as the tunnel server says it. A date, which only a proxy on the way would send, is
 /// taken for none.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Asks somebody, over plain TCP, who reads one head and answers with this.
+    /// Asks a server, over plain TCP, that reads one head and answers with this.
     async fn ask(answer: &str) -> Result<Link, NoSession> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = async {

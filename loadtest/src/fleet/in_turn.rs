@@ -1,6 +1,7 @@
 //! Asks many runtimes in turn, by their hosts, over few connections.
 
 use std::{
+    cell::RefCell,
     net::SocketAddr,
     sync::{
         Arc,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, StatusCode, header::HOST};
 use tokio::time::timeout;
 
@@ -74,22 +75,6 @@ impl InTurn {
             down: answer.length,
         })
     }
-
-    /// The same over a connection that is made when it is needed.
-    async fn ask_over(
-        &self,
-        connection: &mut Option<MinimalClient>,
-        number: usize,
-    ) -> Result<Moved, Failure> {
-        if connection.as_mut().is_some_and(|open| !open.is_open()) {
-            *connection = None;
-        }
-        let open = match connection.take() {
-            Some(open) => open,
-            None => self.dialer.minimal().await?,
-        };
-        self.ask(connection.insert(open), number).await
-    }
 }
 
 /// Sends each request once, over so many connections. Gives how many were answered, and what
@@ -100,25 +85,25 @@ pub async fn once_each(
     connections: usize,
 ) -> (u64, Errors) {
     let client = &InTurn::new(public, requests);
-    let worker = async || {
-        let mut connection = None;
-        let (mut answered, mut errors) = (0, Errors::default());
-        loop {
-            let number = client.next.fetch_add(1, Relaxed);
-            if number >= client.requests.len() {
-                return (answered, errors);
-            }
-            let asked = timeout(TIMEOUT, client.ask_over(&mut connection, number)).await;
-            match asked.unwrap_or_else(|_| Err(Failure::fatal(Kind::Timeout))) {
-                Ok(_) => answered += 1,
-                Err(failure) => errors.add(failure.kind, 1),
-            }
-        }
+    let resting = &RefCell::new(Vec::new());
+    let ask = async |number| {
+        let kept = resting.borrow_mut().pop();
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => client.dialer.minimal().await?,
+        };
+        let moved = client.ask(&mut connection, number).await?;
+        resting.borrow_mut().push(connection);
+        Ok(moved)
     };
+    let asked = stream::iter(0..client.requests.len()).map(|number| timeout(TIMEOUT, ask(number)));
     let (mut answered, mut errors) = (0, Errors::default());
-    for (more, failed) in join_all((0..connections).map(|_| worker())).await {
-        answered += more;
-        errors.merge(&failed);
+    let mut asked = std::pin::pin!(asked.buffer_unordered(connections));
+    while let Some(done) = asked.next().await {
+        match done.unwrap_or_else(|_| Err(Failure::fatal(Kind::Timeout))) {
+            Ok(_) => answered += 1,
+            Err(failure) => errors.add(failure.kind, 1),
+        }
     }
     (answered, errors)
 }

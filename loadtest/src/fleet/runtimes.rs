@@ -93,7 +93,7 @@ impl Token {
         let id = format!("{:016x}", getrandom::u64()?);
         let mut random = [0; SECRET_LETTERS];
         getrandom::fill(&mut random)?;
-        // Not quite even, which matters to nobody for a token that lives for minutes.
+        // Not quite even, which does not matter for a token that lives for minutes.
         let letters = random
             .iter()
             .filter_map(|byte| LETTERS.get(usize::from(*byte) % 62));

@@ -50,7 +50,7 @@ impl Pacer {
         })
     }
 
-    /// Wakes whoever is due, for ever. Gives only an error.
+    /// Wakes the workers that are due, for ever. Gives only an error.
     pub(super) async fn run(&self) -> io::Error {
         loop {
             match self.timer.readable().await {

@@ -135,7 +135,7 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
         reports: start.reports,
         interval: start.interval,
         timeout: start.timeout,
-        told: 0,
+        reported: 0,
         before: None,
         used: None,
     };
@@ -145,7 +145,7 @@ async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
         error = pacer.run() => Err(error),
         () = reporter.run(start.window) => Ok(()),
     };
-    reporter.tell().await;
+    reporter.report().await;
     // Workers may all have ended before the window was seen to.
     end.map(|()| reporter.used.unwrap_or_else(|| reporter.use_so_far()))
 }
@@ -169,7 +169,8 @@ struct Reporter {
     reports: mpsc::Sender<Report>,
     interval: Duration,
     timeout: Duration,
-    told: usize,
+    /// Intervals that were reported.
+    reported: usize,
     /// The window's begin, and what this thread had used by then.
     before: Option<(Instant, (Duration, Duration))>,
     /// Within the window; none before its end.
@@ -187,12 +188,12 @@ impl Reporter {
         let mut due = window.begin + self.interval;
         while due < window.end {
             sleep_until(due).await;
-            self.tell().await;
+            self.report().await;
             due += self.interval;
         }
         sleep_until(window.end).await;
         self.used = Some(self.use_so_far());
-        self.tell().await;
+        self.report().await;
         sleep_until(window.end + self.timeout + LATE).await;
     }
 
@@ -209,17 +210,17 @@ impl Reporter {
         }
     }
 
-    async fn tell(&mut self) {
+    async fn report(&mut self) {
         for (group, recorder) in self.recorders.iter().enumerate() {
             let report = Report {
                 group,
-                interval: self.told,
+                interval: self.reported,
                 slice: recorder.take(),
             };
-            // Nobody listens any more when the run was abandoned.
+            // The receiver is gone when the run was abandoned.
             drop(self.reports.send(report).await);
         }
-        self.told += 1;
+        self.reported += 1;
     }
 }
 

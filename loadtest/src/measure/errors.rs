@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, error::Error, fmt, io};
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Nobody listens at the target's address.
+    /// Nothing listens at the target's address.
     ConnectRefused,
     /// No connection within the time limit.
     ConnectTimeout,

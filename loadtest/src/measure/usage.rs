@@ -77,7 +77,7 @@ struct RoleUse {
     rss: u64,
 }
 
-/// For how long what descends from a process is believed to be the same: finding out reads all of /proc.
+/// How old a list of descendants of a process may be: making one reads all of /proc.
 const BELIEVED: Duration = Duration::from_secs(1);
 
 impl Meter {
@@ -146,7 +146,7 @@ impl Meter {
 pub struct Cpu {
     /// User and system time of all its threads, those that ended too; in steps of 10 ms.
     coarse: Duration,
-    /// The same of the threads that live, to the nanosecond.
+    /// User and system time of the threads that live, to the nanosecond.
     fine: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! Numbers as people read them: three significant digits, and a unit that keeps them short.
 //!
 //! In go bare values in seconds, bytes, events or quantiles; out come words such as `87.0 µs`. The
-//! renderings for people share it, so that a figure looks the same wherever it is shown. What is not
+//! renderings for people share it, so that a figure looks alike wherever it is shown. What is not
 //! finite is written as a dash. Nothing here knows what is being measured.
 
 use super::Unit;
@@ -89,7 +89,7 @@ pub(crate) fn value(unit: Unit, value: f64) -> String {
     }
 }
 
-/// A mark on an axis: no digit that says nothing, and the same unit as `reference` would have, so
+/// A mark on an axis: no digit that says nothing, and the unit that `reference` would have, so
 /// that the marks of an evenly spaced axis can be compared at a glance.
 pub(crate) fn tick(unit: Unit, value: f64, reference: f64) -> String {
     let (steps, suffix): (&[Step], _) = match unit {

@@ -9,7 +9,7 @@ use crate::report::Latency;
 /// The unit of the histogram, nanoseconds: what differs by less is not told apart.
 const LOWEST: u64 = 1_000;
 
-/// The longest that is told apart: twice the longest time limit that anybody sets for a request.
+/// The longest latency that is recorded as it is: twice the longest usual time limit of a request.
 const HIGHEST: u64 = 120_000_000_000;
 
 /// Three significant digits: at most 0.1 % off, at 150 KB for each histogram.
@@ -56,7 +56,7 @@ impl Latencies {
 
     /// Adds what `other` holds.
     pub fn merge(&mut self, other: &Self) {
-        // Both have the same bounds, so it cannot fail.
+        // All histograms have these bounds, so it cannot fail.
         let _ = self.histogram.add(&other.histogram);
         self.beyond += other.beyond;
     }

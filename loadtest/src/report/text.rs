@@ -6,7 +6,7 @@ use crate::report::{
     tables,
 };
 
-/// More than these nobody reads on a terminal when there are tables, which say it shorter.
+/// More runs than these are left out when there are tables, which say it shorter.
 const MOST_RUNS: usize = 10;
 
 /// The report as it is written to standard output.

@@ -27,7 +27,7 @@ pub fn is_target(role: &str) -> bool {
     ![GENERATOR, UPSTREAM, FLEET, RELAY].contains(&role)
 }
 
-/// Adds what the same roles used at another time: processor time adds up, and of memory the most
+/// Adds what roles used at another time: processor time adds up, and of memory the most
 /// and the latest count.
 pub fn add(sum: &mut BTreeMap<String, Usage>, more: &BTreeMap<String, Usage>) {
     for (role, used) in more {

@@ -126,7 +126,7 @@ pub enum Traffic {
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let choices = Choice::all(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
-    noise::tell_load_average(&mut report);
+    noise::report_load_average(&mut report);
     context.progress.message("starting the targets");
     let levels = args.levels();
     let environments = Environment::open_all(&args, &choices, &levels, &mut report).await?;
@@ -157,7 +157,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     report.note(rounds::meaning(args.rounds.into()));
     let is_named = choices.iter().any(Choice::has_unknown_processes);
     let mut upstreams = environments.iter().map(|environment| &environment.upstream);
-    noise.tell(
+    noise.report(
         is_named || upstreams.any(|upstream| upstream.pid.is_none()),
         &mut report,
     );

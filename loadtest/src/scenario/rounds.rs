@@ -21,7 +21,7 @@ const QUARTILES_FROM: usize = 8;
 /// The order in which `count` targets take their turn in this round, from zero.
 ///
 /// Each odd round goes backwards through the order of the round before, so that a steady drift
-/// favours nobody; every second round another target begins.
+/// favours no target; every second round another target begins.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..count)
         .map(|place| (place + round / 2) % count)

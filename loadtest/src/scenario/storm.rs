@@ -51,7 +51,7 @@ pub struct Args {
 
 /// What was seen from the kill on.
 #[derive(Debug)]
-struct Found {
+struct Measured {
     tunnels: u64,
     fleet_threads: u16,
     /// When the server was killed, and when its successor listened, by the fleet's clock.
@@ -81,8 +81,8 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let runtimes = Runtimes::write(&files, args.tunnels)?;
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
-    let found = measure(&args, &stack, &files, &runtimes, context).await?;
-    show::show(&mut report, &found);
+    let measured = measure(&args, &stack, &files, &runtimes, context).await?;
+    show::show(&mut report, &measured);
     Ok(report)
 }
 
@@ -92,7 +92,7 @@ async fn measure(
     files: &Files,
     runtimes: &Runtimes,
     context: &Context,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<Measured> {
     context.progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
     let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
@@ -136,7 +136,7 @@ async fn measure(
     let requests = in_turn::requests(server.public, &runtimes.hosts()?).await?;
     let asking = in_turn::once_each(server.public, requests, ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
-    Ok(Found {
+    Ok(Measured {
         tunnels: args.tunnels,
         fleet_threads: args.crowd.fleet_threads,
         killed,

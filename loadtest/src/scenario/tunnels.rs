@@ -32,7 +32,7 @@ use crate::{
     scenario::{
         Context,
         tunnels::{
-            show::Found,
+            show::Measured,
             spread::{Spread, SpreadArgs},
         },
     },
@@ -80,7 +80,7 @@ pub struct Args {
 /// Measures.
 ///
 /// # Errors
-/// The programs cannot be started, or nobody could connect.
+/// The programs cannot be started, or no client could connect.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let stack = args.crowd.stack("tunnels")?;
     context.progress.message("making runtimes and tokens");
@@ -94,11 +94,11 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     if args.tls_baseline {
         alone.extend(connect::baseline(&args.crowd, &files, halves[0], context).await?);
     }
-    let found = measure(&args, &stack, &files, &runtimes, context, &mut report).await?;
+    let measured = measure(&args, &stack, &files, &runtimes, context, &mut report).await?;
     if args.tls_baseline {
         alone.extend(connect::baseline(&args.crowd, &files, halves[1], context).await?);
     }
-    show::show(&mut report, found, &alone);
+    show::show(&mut report, measured, &alone);
     Ok(report)
 }
 
@@ -110,7 +110,7 @@ async fn measure(
     runtimes: &Runtimes,
     context: &Context,
     report: &mut Report,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<Measured> {
     context.progress.message("starting the tunnel server");
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
@@ -124,7 +124,7 @@ async fn measure(
     watch.meanwhile(sleep(args.settle)).await?;
     connected.settled = watch.server_rss();
     let (idle_seconds, idle) = rest(args.idle, &mut watch, context).await?;
-    let mut found = Found {
+    let mut measured = Measured {
         connected,
         idle_seconds,
         idle,
@@ -134,7 +134,7 @@ async fn measure(
     if args.real_client {
         context.progress.message("starting a real tunnel client");
         let resting = real_client(stack, files, &server, runtimes);
-        found.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
+        measured.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
         let spread = Spread {
@@ -146,10 +146,10 @@ async fn measure(
         let load = spread.measure(runtimes, context, report);
         watch.meanwhile(Box::pin(load)).await??;
     }
-    // While everything was done, nobody may have fallen.
+    // No session may have ended meanwhile.
     let end = watch.next().await?;
-    found.lost = end.lost;
-    Ok(found)
+    measured.lost = end.lost;
+    Ok(measured)
 }
 
 /// Watches the tunnels at rest; gives how long that was, and what the programs used.

@@ -220,7 +220,7 @@ fn listen(output: impl Read + Send + 'static, log: Arc<Log>) {
         }
         let written = log.written.clone();
         drop(log);
-        // Wakes whoever waits, to see that this was the end.
+        // Wakes the waiting tasks, to see that this was the end.
         written.send_modify(|count| *count += 1);
     });
 }

@@ -1,4 +1,4 @@
-//! Whom to believe when a target speaks TLS.
+//! Which certificates are believed when a target speaks TLS.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub enum Trust {
     System,
     /// Those of these authorities.
     Only(Vec<CertificateDer<'static>>),
-    /// Anybody's: the load is the point, not who takes it.
+    /// Any certificate: the load is the point, not who takes it.
     Anybody,
 }
 
@@ -62,7 +62,7 @@ fn roots(authorities: Vec<CertificateDer<'static>>) -> anyhow::Result<RootCertSt
     Ok(roots)
 }
 
-/// Believes anybody, but checks the handshake's own signature, which costs what it costs.
+/// Accepts any certificate, but checks the handshake's own signature, which costs what it costs.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

@@ -138,7 +138,7 @@ fn repeated(chunk: Bytes, length: u64) -> impl Body<Data = Bytes, Error = Infall
 async fn upload(content: Incoming) -> Response<Content> {
     match length(content).await {
         Ok(length) => text(StatusCode::OK, length.to_string()),
-        // Nobody is left who could read it.
+        // The peer that could read it is gone.
         Err(_) => text(StatusCode::BAD_REQUEST, "the content was cut\n"),
     }
 }

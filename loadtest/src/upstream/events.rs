@@ -1,10 +1,10 @@
 //! Server-Sent Events that carry the time of their sending.
 //!
 //! An event is `id: N` and `data: NS PAD`. NS are nanoseconds since the Unix epoch, so that a receiver
-//! on the same machine knows its delay; N rises by one from event to event and is the same for all
-//! subscribers of a rate, so that a receiver knows what it missed, even while it was not subscribed. `?rate=N` events come each second, `&count=N` in all, `&size=N` pads
-//! each to about so many bytes. All subscribers of one rate get theirs at the same time, as
-//! subscribers of one source do.
+//! on the same machine knows its delay; N rises by one from event to event, for all
+//! subscribers of a rate together, so that a receiver knows what it missed, even while it was not subscribed.
+//! `?rate=N` events come each second, `&count=N` in all, `&size=N` pads each to about so many bytes. All subscribers
+//! of one rate get each event at once, as subscribers of one source do.
 
 use std::{
     convert::Infallible,

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 /// Time between two pieces: short against what people notice, long against a timer's tick.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Whoever was slower than the rate by more than this does not get it back in one burst.
+/// A reader that was slower than the rate by more than this does not get the rest in one burst.
 const BURST: Duration = Duration::from_millis(100);
 
 /// Pieces of the chunk at a rate in bytes a second, without end or of this length in all.

@@ -24,7 +24,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Whether no other head follows for the same request.
+    /// Whether no other head follows for the request.
     pub(super) fn is_final(self) -> bool {
         self.status >= 200 || self.status == 101
     }

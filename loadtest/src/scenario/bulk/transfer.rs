@@ -206,7 +206,7 @@ impl Stream<'_> {
             let length = next.len();
             match timeout(self.limit, sender.send(next)).await {
                 Ok(Ok(())) => {}
-                // Nobody takes it any more: the one who waits for the answer is told why.
+                // It is not taken any more: the future of the answer says why.
                 Ok(Err(_)) => return std::future::pending().await,
                 Err(_) => return Err(Failure::fatal(Kind::Timeout)),
             }

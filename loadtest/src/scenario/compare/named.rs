@@ -1,4 +1,4 @@
-//! A target that somebody else started: `NAME=URL[,PID...][,IP:PORT]`.
+//! A target that was started by other means: `NAME=URL[,PID...][,IP:PORT]`.
 
 use std::{net::SocketAddr, str::FromStr};
 

@@ -39,14 +39,14 @@ impl Noise {
 
     /// Ends, and adds to the report what others used. Where not all processes that were measured are known
     /// (`is_partial`), theirs look like others', which is no reason to warn.
-    pub(super) fn tell(self, is_partial: bool, report: &mut Report) {
+    pub(super) fn report(self, is_partial: bool, report: &mut Report) {
         let usage = self.known.finish();
         let ours = usage.values().map(|usage| usage.cpu_seconds).sum();
         let each = rustix::param::clock_ticks_per_second().max(1) as f64;
         if let (Some(before), Some(after)) = (self.before, ticks())
             && let Some((others, stolen)) = shares(before, after, ours, each)
         {
-            tell(others, stolen, is_partial, report);
+            report_shares(others, stolen, is_partial, report);
         }
     }
 }
@@ -59,7 +59,7 @@ fn shares(before: Ticks, after: Ticks, ours: f64, each: f64) -> Option<(f64, f64
     (all > 0.0).then(|| (others / all, passed(|ticks| ticks.stolen) / all))
 }
 
-fn tell(others: f64, stolen: f64, is_partial: bool, report: &mut Report) {
+fn report_shares(others: f64, stolen: f64, is_partial: bool, report: &mut Report) {
     let known = if is_partial {
         ", among them targets and upstreams whose processes are not known,"
     } else {
@@ -79,7 +79,7 @@ fn tell(others: f64, stolen: f64, is_partial: bool, report: &mut Report) {
 }
 
 /// Adds to the report how many programs ran or wanted to, over the last minute.
-pub(super) fn tell_load_average(report: &mut Report) {
+pub(super) fn report_load_average(report: &mut Report) {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let average = text.split_ascii_whitespace().next();
     let Some(average) = average.and_then(|average| average.parse::<f64>().ok()) else {
@@ -147,9 +147,9 @@ mod tests {
     #[test]
     fn what_an_unknown_target_uses_is_no_reason_to_warn() {
         let mut report = Report::new("compare", "noise");
-        tell(0.3, 0.0, true, &mut report);
-        tell(0.3, 0.0, false, &mut report);
-        tell(0.0, 0.3, true, &mut report);
+        report_shares(0.3, 0.0, true, &mut report);
+        report_shares(0.3, 0.0, false, &mut report);
+        report_shares(0.0, 0.3, true, &mut report);
         let levels: Vec<_> = report.notes.iter().map(|note| note.level).collect();
         assert_eq!(levels, [Level::Info, Level::Warning, Level::Warning]);
     }

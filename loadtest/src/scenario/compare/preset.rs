@@ -24,7 +24,7 @@ use crate::{report::usage::UPSTREAM, stack::child::Child};
 const START_LIMIT: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A free port can be taken by somebody else before the program has it.
+/// A free port can be taken by another program before this one has it.
 const TRIES: usize = 3;
 
 /// Where the first process listens for requests; an address like those of [`Preset::addresses`].
@@ -361,7 +361,7 @@ fn certificate(directory: &Path, _: &mut Values) -> anyhow::Result<()> {
     Ok(fs::write(directory.join("server.key"), key)?)
 }
 
-/// Files of zeros of the sizes in the value `sizes`, under their size. nginx may read them as somebody else.
+/// Files of zeros of the sizes in the value `sizes`, under their size. nginx may read them as another user.
 fn content(directory: &Path, values: &mut Values) -> anyhow::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     let files = directory.join("bytes");

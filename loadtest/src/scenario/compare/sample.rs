@@ -82,9 +82,7 @@ pub(super) async fn measure(
             let client = Requests::new(target.endpoint(Method::GET, None)?, 0)?;
             let name = "small requests";
             load.requests(name, connections, Pace::Closed, Arc::new(client));
-            let outcome = load.run(progress, &target.roles).await?;
-            let (run, notes) = outcome.into_run(name);
-            return Ok((run.unwrap_or_default(), notes));
+            return Ok(load.run(progress, &target.roles).await?.into_run());
         }
         Level::Download(size) | Level::Upload(size) => size,
     };

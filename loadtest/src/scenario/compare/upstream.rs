@@ -78,7 +78,7 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// One that somebody else keeps running.
+    /// One that is kept running by other means.
     pub(super) fn at(about: &'static str, address: SocketAddr, pid: Option<u32>) -> Self {
         Self {
             about,

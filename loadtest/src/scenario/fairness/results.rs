@@ -26,13 +26,12 @@ pub(super) struct PhaseRounds {
 impl PhaseRounds {
     /// Adds a round.
     pub(super) fn add(&mut self, small: Outcome, beside: Option<Outcome>) {
-        let (run, mut notes) = small.into_run("small requests");
-        let mut run = run.unwrap_or_default();
+        let (mut run, mut notes) = small.into_run();
         if let Some(beside) = beside {
             // What programs used was for both.
             run.cpu_us_per_request = None;
-            let (run, of_beside) = beside.into_run("beside");
-            self.beside.add(run.unwrap_or_default(), Vec::new());
+            let (run, of_beside) = beside.into_run();
+            self.beside.add(run, Vec::new());
             notes.extend(of_beside);
         }
         self.small.add(run, notes);

@@ -119,7 +119,7 @@ impl Calls {
 impl Call {
     async fn send(&mut self, message: Bytes) {
         if let Some(sender) = &self.sender {
-            // When nobody takes it, the call is over, and its answer says why.
+            // When it is not taken, the call is over, and its answer says why.
             drop(sender.send(message).await);
         }
         self.sent += 1;

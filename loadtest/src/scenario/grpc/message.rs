@@ -28,7 +28,7 @@ pub(super) fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-/// A message that cannot be read: compressed, which nobody asked for, or too long.
+/// A message that cannot be read: compressed, which was not asked for, or too long.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 

@@ -1,6 +1,6 @@
 //! Server-Sent Events out of bytes as they come, in pieces of any size. Pure.
 
-/// Longer than this no line may be; whoever sends longer ones does not send events.
+/// The longest line; a source of longer ones does not send events.
 const LONGEST: usize = 1024 * 1024;
 
 /// An event, as far as this program cares.
@@ -37,7 +37,7 @@ impl Parser {
         let mut rest = piece;
         while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
             let (before, after) = rest.split_at(end);
-            // A line feed right after a carriage return belongs to the same line end.
+            // A line feed right after a carriage return belongs to its line end.
             let is_second = self.after_return && before.is_empty() && after.first() == Some(&b'\n');
             self.after_return = after.first() == Some(&b'\r');
             self.event.bytes += before.len() as u64 + 1;

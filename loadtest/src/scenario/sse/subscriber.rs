@@ -136,7 +136,7 @@ impl Listener<'_> {
         }
         let period = self.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
         let limit = self.limit.max(Duration::from_secs_f64(period));
-        // Longer than the time limit nobody waits for what was sent within the window.
+        // What was sent within the window is awaited for the time limit, no longer.
         let latest = self.window.end + self.limit;
         let mut parser = Parser::default();
         loop {

@@ -1,6 +1,6 @@
 //! From what was seen of a storm to a run, tables, charts and notes.
 
-use super::Found;
+use super::Measured;
 use crate::{
     fleet::watch::{Phase, kinds, peak_rate, thinned, when_reached},
     report::{
@@ -12,23 +12,23 @@ use crate::{
 
 type Line = Vec<(f64, f64)>;
 
-pub(super) fn show(report: &mut Report, found: &Found) {
-    let samples = &found.samples;
-    let served = fallen(samples.over_time(found.killed, |status| status.up));
-    let handshakes = samples.over_time(found.killed, |status| status.handshakes);
+pub(super) fn show(report: &mut Report, measured: &Measured) {
+    let samples = &measured.samples;
+    let served = fallen(samples.over_time(measured.killed, |status| status.up));
+    let handshakes = samples.over_time(measured.killed, |status| status.handshakes);
     let phase = Phase {
         role: TUNNEL_SERVER,
-        before: &found.before,
-        since: found.killed,
-        metered_since: found.listening,
-        fleet_threads: found.fleet_threads,
+        before: &measured.before,
+        since: measured.killed,
+        metered_since: measured.listening,
+        fleet_threads: measured.fleet_threads,
     };
-    let (mut run, _) = samples.run(phase, found.usage.clone());
+    let (mut run, _) = samples.run(phase, measured.usage.clone());
     "coming back".clone_into(&mut run.name);
-    report.tables.push(times(found, &served));
-    report.tables.push(load(found, &served, &handshakes));
+    report.tables.push(times(measured, &served));
+    report.tables.push(load(measured, &served, &handshakes));
     report.tables.extend(refusals(&run));
-    notes(report, found, &run);
+    notes(report, measured, &run);
     report.runs.push(run);
     report.charts.extend(charts(&served, &handshakes));
     let curve = build::latency_chart(&report.runs);
@@ -44,15 +44,15 @@ fn fallen(line: Line) -> Line {
     line.into_iter().skip(from).collect()
 }
 
-fn times(found: &Found, served: &Line) -> Table {
-    let since_listening = found.listening - found.killed;
-    let last = found.samples.last().filter(|_| found.all);
-    let share = |share: f64| when_reached(served, share * found.tunnels as f64);
+fn times(measured: &Measured, served: &Line) -> Table {
+    let since_listening = measured.listening - measured.killed;
+    let last = measured.samples.last().filter(|_| measured.all);
+    let share = |share: f64| when_reached(served, share * measured.tunnels as f64);
     let rows = [
         ("half", share(0.5)),
         ("90 %", share(0.9)),
         ("99 %", share(0.99)),
-        ("all", last.map(|last| last.connected_at - found.killed)),
+        ("all", last.map(|last| last.connected_at - measured.killed)),
     ];
     let cell = |at: Option<f64>| at.map_or_else(|| NONE.to_owned(), |at| seconds(at.max(0.0)));
     let row = |(name, at): (&str, Option<f64>)| {
@@ -71,9 +71,9 @@ fn times(found: &Found, served: &Line) -> Table {
     )
 }
 
-fn load(found: &Found, served: &Line, handshakes: &Line) -> Table {
+fn load(measured: &Measured, served: &Line, handshakes: &Line) -> Table {
     let most = |line: &Line| count(peak_rate(line, 1.0).round());
-    let cpu = peak_rate(&found.samples.server_cpu(found.killed), 1.0);
+    let cpu = peak_rate(&measured.samples.server_cpu(measured.killed), 1.0);
     let rows = [
         ("handshakes, most within one second", most(handshakes)),
         ("served again, most within one second", most(served)),
@@ -83,15 +83,15 @@ fn load(found: &Found, served: &Line, handshakes: &Line) -> Table {
         ),
         (
             "server memory, most",
-            bytes(found.samples.peak_rss() as f64),
+            bytes(measured.samples.peak_rss() as f64),
         ),
         (
             "server memory before the kill",
-            bytes(found.rss_before as f64),
+            bytes(measured.rss_before as f64),
         ),
         (
             "runtimes that answered afterwards",
-            count(found.answered as f64),
+            count(measured.answered as f64),
         ),
     ];
     let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
@@ -105,21 +105,21 @@ fn refusals(run: &Run) -> Option<Table> {
     (!rows.is_empty()).then(|| Table::new(title, &["kind", "dials"], rows))
 }
 
-fn notes(report: &mut Report, found: &Found, run: &Run) {
-    if !found.all {
-        let up = found.samples.last().map_or(0, |status| status.up);
-        let (up, all) = (count(up as f64), count(found.tunnels as f64));
+fn notes(report: &mut Report, measured: &Measured, run: &Run) {
+    if !measured.all {
+        let up = measured.samples.last().map_or(0, |status| status.up);
+        let (up, all) = (count(up as f64), count(measured.tunnels as f64));
         report.warn(format!("only {up} of {all} came back within the limit"));
     }
-    if found.unanswered.total() > 0 {
-        let kinds = kinds(&found.unanswered.by_name());
+    if measured.unanswered.total() > 0 {
+        let kinds = kinds(&measured.unanswered.by_name());
         report.warn(format!("runtimes that did not answer afterwards: {kinds}"));
     }
     if run.generator_bound {
         report.warn("the fleet was the limit: real clients would have come back faster");
     }
     report.note(
-        "failed dials within the outage are those that found nobody listening; each makes its \
+        "failed dials within the outage are those that found no listener; each makes its \
          client wait longer, at random up to 1 s, 2 s, 4 s and so on to 30 s, as real clients do",
     );
 }

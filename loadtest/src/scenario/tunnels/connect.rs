@@ -86,7 +86,7 @@ impl Sum {
 /// Waits until as many as wanted are connected, or the limit is over. `before` is the memory of the server.
 ///
 /// # Errors
-/// The fleet ended, or nobody was connected.
+/// The fleet ended, or no client was connected.
 pub(super) async fn connect(
     watch: &mut Watch,
     role: &str,
@@ -134,7 +134,7 @@ pub(super) async fn connect(
 /// None when there is no client to connect.
 ///
 /// # Errors
-/// Either does not start, or nobody could connect.
+/// Either does not start, or no client could connect.
 pub(super) async fn baseline(
     args: &CrowdArgs,
     files: &Files,

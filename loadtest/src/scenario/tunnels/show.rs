@@ -1,4 +1,4 @@
-//! From what was found to runs, tables, charts and notes.
+//! From what was measured to runs, tables, charts and notes.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::{
     },
 };
 
-/// What was found of a server's tunnels.
+/// What was measured of a server's tunnels.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Measured {
     pub(super) connected: Connected,
     /// Length of the time at rest, and what the programs used in it.
     pub(super) idle_seconds: f64,
     pub(super) idle: BTreeMap<String, Usage>,
-    /// Sessions that ended though nobody asked.
+    /// Sessions that ended by themselves.
     pub(super) lost: u64,
     /// Resident memory of a real client at rest.
     pub(super) real_client: Option<u64>,
@@ -28,13 +28,13 @@ pub(super) struct Found {
 const HALVES: [&str; 2] = ["TLS alone, first half", "TLS alone, second half"];
 
 /// Writes into the report, before what is there of requests over the tunnels. `alone` is TLS alone, in halves.
-pub(super) fn show(report: &mut Report, found: Found, alone: &[Connected]) {
-    let own = Sum::of(std::slice::from_ref(&found.connected));
+pub(super) fn show(report: &mut Report, measured: Measured, alone: &[Connected]) {
+    let own = Sum::of(std::slice::from_ref(&measured.connected));
     let library = Sum::of(alone);
-    let mut tables = vec![connecting(own, library), memory(&found, own, library)];
-    tables.extend(at_rest(&found, own));
+    let mut tables = vec![connecting(own, library), memory(&measured, own, library)];
+    tables.extend(at_rest(&measured, own));
     report.tables.splice(0..0, tables);
-    let all = || std::iter::once(&found.connected).chain(alone);
+    let all = || std::iter::once(&measured.connected).chain(alone);
     let mut runs: Vec<_> = all().map(|part| part.run.clone()).collect();
     for (run, name) in runs
         .iter_mut()
@@ -42,12 +42,12 @@ pub(super) fn show(report: &mut Report, found: Found, alone: &[Connected]) {
     {
         name.clone_into(&mut run.name);
     }
-    let mut charts = charts(&found, alone).to_vec();
+    let mut charts = charts(&measured, alone).to_vec();
     let curve = build::latency_chart(&runs);
     charts.extend(curve.map(|chart| chart.titled("Time to connect one")));
     report.charts.splice(0..0, charts);
     report.runs.splice(0..0, runs);
-    notes(report, &found, alone, own);
+    notes(report, &measured, alone, own);
 }
 
 type Row = (&'static str, String, String);
@@ -85,12 +85,12 @@ fn connecting(own: Option<Sum>, library: Option<Sum>) -> Table {
     table("Connecting", rows)
 }
 
-fn memory(found: &Found, own: Option<Sum>, library: Option<Sum>) -> Table {
+fn memory(measured: &Measured, own: Option<Sum>, library: Option<Sum>) -> Table {
     let none = || NONE.to_owned();
-    let connected = &found.connected;
+    let connected = &measured.connected;
     let [own, library] =
         [own, library].map(|sum| sum.map_or_else(none, |sum| bytes(sum.memory_each())));
-    let after_idle = found.idle.get(TUNNEL_SERVER);
+    let after_idle = measured.idle.get(TUNNEL_SERVER);
     let after_idle = after_idle.map_or(connected.settled, |usage| usage.rss);
     let grown = after_idle.saturating_sub(connected.before) as f64;
     let grown = grown / connected.run.completed.max(1) as f64;
@@ -102,16 +102,16 @@ fn memory(found: &Found, own: Option<Sum>, library: Option<Sum>) -> Table {
         ("for each, when settled", own, library),
         one("for each, after the time at rest", grown),
     ];
-    let real = found.real_client.map(|resident| resident as f64);
+    let real = measured.real_client.map(|resident| resident as f64);
     rows.extend(real.map(|resident| one("one real tunnel client at rest", resident)));
     table("Memory", rows)
 }
 
-fn at_rest(found: &Found, own: Option<Sum>) -> Option<Table> {
+fn at_rest(measured: &Measured, own: Option<Sum>) -> Option<Table> {
     let connected = own?.connected as f64;
     let used = |role: &str| {
-        let usage = found.idle.get(role)?;
-        Some(usage.cpu_seconds / found.idle_seconds)
+        let usage = measured.idle.get(role)?;
+        Some(usage.cpu_seconds / measured.idle_seconds)
     };
     let server = used(TUNNEL_SERVER)?;
     let rows = [
@@ -122,7 +122,7 @@ fn at_rest(found: &Found, own: Option<Sum>) -> Option<Table> {
             percent(used(FLEET).unwrap_or(0.0)),
         ),
     ];
-    let title = format!("CPU at rest, over {}", seconds(found.idle_seconds));
+    let title = format!("CPU at rest, over {}", seconds(measured.idle_seconds));
     let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
     Some(Table::new(
         title,
@@ -135,8 +135,8 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn notes(report: &mut Report, found: &Found, alone: &[Connected], own: Option<Sum>) {
-    let connected = &found.connected;
+fn notes(report: &mut Report, measured: &Measured, alone: &[Connected], own: Option<Sum>) {
+    let connected = &measured.connected;
     let failures = kinds(&connected.run.errors);
     if !connected.all {
         let up = count(own.map_or(0, |own| own.connected) as f64);
@@ -152,8 +152,8 @@ fn notes(report: &mut Report, found: &Found, alone: &[Connected], own: Option<Su
     {
         report.warn("not all handshakes with TLS alone went well: its figures are too low");
     }
-    if found.lost > 0 {
-        let lost = count(found.lost as f64);
+    if measured.lost > 0 {
+        let lost = count(measured.lost as f64);
         report.warn(format!("{lost} sessions ended though nobody asked"));
     }
     if connected.run.generator_bound {
@@ -171,11 +171,11 @@ fn notes(report: &mut Report, found: &Found, alone: &[Connected], own: Option<Su
     }
 }
 
-fn charts(found: &Found, alone: &[Connected]) -> [Chart; 2] {
-    let tunnels = Series::new("tunnels", found.connected.over_time.clone());
+fn charts(measured: &Measured, alone: &[Connected]) -> [Chart; 2] {
+    let tunnels = Series::new("tunnels", measured.connected.over_time.clone());
     let halves = alone.iter().zip(HALVES);
     let halves = halves.map(|(part, name)| Series::new(name, part.over_time.clone()));
-    let server = Series::new(TUNNEL_SERVER, found.connected.memory.clone());
+    let server = Series::new(TUNNEL_SERVER, measured.connected.memory.clone());
     let library = alone
         .first()
         .map(|part| Series::new(ALONE, part.memory.clone()));

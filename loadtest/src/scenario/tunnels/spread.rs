@@ -1,4 +1,4 @@
-//! Small requests over all tunnels in turn, against the same requests over one of them.
+//! Small requests over all tunnels in turn, against small requests over one of them.
 //!
 //! The two take turns, and who begins changes from round to round, so that what the machine does
 //! otherwise meets both alike.
@@ -87,8 +87,8 @@ impl Spread<'_> {
                 let label = format!("round {} of {}, {name}", round + 1, self.args.rounds);
                 context.progress.label(label);
                 let outcome = Box::pin(self.run(name, requests.clone(), context)).await?;
-                let (run, notes) = outcome.into_run(name);
-                results[which].add(run.unwrap_or_default(), notes);
+                let (run, notes) = outcome.into_run();
+                results[which].add(run, notes);
             }
         }
         context.progress.label("");

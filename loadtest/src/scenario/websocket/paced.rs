@@ -59,7 +59,7 @@ pub(super) async fn work(echo: Arc<Echo>, mut worker: Worker) {
         paced.fail_open(failure.kind);
         sleep(PAUSE).await;
     }
-    // What nobody took until the end is counted as not sent.
+    // What was not taken until the end is counted as not sent.
     let _ = schedule.take(&window, &worker.recorder);
     // The stretch is as long as it was planned, not until the last that was due is answered.
     sleep_until(window.end).await;

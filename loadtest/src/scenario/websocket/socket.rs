@@ -183,7 +183,7 @@ impl Numbers {
 fn config() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
-        // Nobody is measured with a message that must wait for the next.
+        // A message must not wait for the next.
         .write_buffer_size(0)
         .max_message_size(None)
         .max_frame_size(None)
