@@ -7,6 +7,7 @@
 pub mod body;
 pub mod connection;
 pub mod endpoint;
+pub mod http1;
 pub mod minimal;
 pub mod shared;
 

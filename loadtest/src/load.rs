@@ -96,9 +96,9 @@ pub trait Client: Send + Sync + 'static {
 
     /// Whether the connection may carry the next request; else it is made anew, as part of that.
     /// A peer may close what rests, and that is no failure.
-    fn is_open(connection: &mut Self::Connection) -> impl Future<Output = bool> {
+    fn is_open(connection: &mut Self::Connection) -> bool {
         let _ = connection;
-        std::future::ready(true)
+        true
     }
 }
 

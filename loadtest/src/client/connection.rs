@@ -1,4 +1,4 @@
-//! A connection that hyper speaks HTTP/1.1 or HTTP/2 over. A task of its own moves its bytes.
+//! A connection that hyper speaks HTTP/1.1 or HTTP/2 over.
 
 use std::rc::Rc;
 
@@ -7,34 +7,33 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::{
     body::{Body as _, Incoming},
-    client::conn::{http1, http2},
+    client::conn::http2::{self, SendRequest},
 };
 use hyper_util::rt::TokioIo;
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::JoinSet;
 
 use crate::{
-    client::{Dialer, Stream, body::Outgoing},
+    client::{Dialer, body::Outgoing, http1::Http1},
     measure::errors::{Failure, Kind},
 };
-
-/// The most that is read at once from HTTP/1.1: fewer and larger reads cost less for bulk, and small
-/// answers do not fill it.
-const READ_BUFFER: usize = 512 * 1024;
 
 /// Flow-control window of HTTP/2, as large as those of browsers: downloads must not wait for it.
 const WINDOW: u32 = 4 * 1024 * 1024;
 
 /// A connection to a target. Dropping it ends it.
 #[derive(Debug)]
-pub struct Connection {
-    sender: Sender,
-    _driver: Rc<JoinSet<()>>,
+pub enum Connection {
+    /// HTTP/1.1.
+    One(Box<Http1>),
+    /// HTTP/2.
+    Two(Http2),
 }
 
-#[derive(Debug)]
-enum Sender {
-    One(http1::SendRequest<Outgoing>),
-    Two(http2::SendRequest<Outgoing>),
+/// A handle of an HTTP/2 connection, whose bytes a task moves. The connection ends with its last handle.
+#[derive(Clone, Debug)]
+pub struct Http2 {
+    sender: SendRequest<Outgoing>,
+    _driver: Rc<JoinSet<()>>,
 }
 
 /// Runs the tasks of hyper on this thread. They end with the connection that they belong to.
@@ -48,61 +47,42 @@ impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for LocalExecutor 
 }
 
 impl Dialer {
-    /// Makes a connection; for HTTP/2 with prior knowledge when it is plain.
+    /// Makes a connection.
+    ///
+    /// # Errors
+    /// As [`Dialer::dial`] and [`Dialer::http2`].
+    pub async fn connect(&self, http2: bool) -> Result<Connection, Failure> {
+        if http2 {
+            return Ok(Connection::Two(self.http2().await?));
+        }
+        let http1 = Http1::new(self.dial().await?).await?;
+        Ok(Connection::One(Box::new(http1)))
+    }
+
+    /// Makes a connection for HTTP/2, with prior knowledge when it is plain.
     ///
     /// # Errors
     /// As [`Dialer::dial`], or the peer does not speak HTTP/2.
-    pub async fn connect(&self, http2: bool) -> Result<Connection, Failure> {
-        let stream = self.dial().await?;
-        if !http2 {
-            return Connection::http1(stream).await;
-        }
+    pub async fn http2(&self) -> Result<Http2, Failure> {
         let made = http2::Builder::new(LocalExecutor)
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(self.dial().await?))
             .await;
-        let (sender, driver) = made.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
-        Ok(Connection::driven(Sender::Two(sender), driver))
+        let (sender, connection) = made.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
+        let mut driver = JoinSet::new();
+        driver.spawn_local(async move {
+            // The future of the answer gets the error.
+            drop(connection.await);
+        });
+        Ok(Http2 {
+            sender,
+            _driver: Rc::new(driver),
+        })
     }
 }
 
 impl Connection {
-    /// Speaks HTTP/1.1 over `stream`.
-    ///
-    /// # Errors
-    /// Those of hyper's handshake, which sends nothing.
-    pub async fn http1(stream: Stream) -> Result<Self, Failure> {
-        let mut builder = http1::Builder::new();
-        builder.max_buf_size(READ_BUFFER);
-        let made = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, driver) = made.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
-        Ok(Self::driven(Sender::One(sender), driver.with_upgrades()))
-    }
-
-    fn driven(sender: Sender, driver: impl Future + 'static) -> Self {
-        let mut tasks = JoinSet::new();
-        tasks.spawn_local(async move {
-            // The future of the answer gets the error.
-            drop(driver.await);
-        });
-        Self {
-            sender,
-            _driver: Rc::new(tasks),
-        }
-    }
-
-    /// Another handle of an HTTP/2 connection; none of HTTP/1.1, which carries one request at a time.
-    pub(crate) fn share(&self) -> Option<Self> {
-        let Sender::Two(sender) = &self.sender else {
-            return None;
-        };
-        Some(Self {
-            sender: Sender::Two(sender.clone()),
-            _driver: self._driver.clone(),
-        })
-    }
-
     /// Sends a request and gives the head of its answer; the content comes by [`Self::frame`].
     ///
     /// # Errors
@@ -111,17 +91,10 @@ impl Connection {
         &mut self,
         request: Request<Outgoing>,
     ) -> Result<Response<Incoming>, Failure> {
-        let answer = match &mut self.sender {
-            Sender::One(sender) => match sender.ready().await {
-                Ok(()) => sender.send_request(request).await,
-                Err(error) => Err(error),
-            },
-            Sender::Two(sender) => match sender.ready().await {
-                Ok(()) => sender.send_request(request).await,
-                Err(error) => Err(error),
-            },
-        };
-        answer.map_err(|error| self.failure(&error))
+        match self {
+            Self::One(connection) => connection.send(request).await,
+            Self::Two(connection) => connection.send(request).await,
+        }
     }
 
     /// The next piece of an answer's content; none at its clean end. Trailers are skipped.
@@ -129,13 +102,10 @@ impl Connection {
     /// # Errors
     /// It ended before its announced end.
     pub async fn frame(&mut self, content: &mut Incoming) -> Result<Option<Bytes>, Failure> {
-        while let Some(frame) = content.frame().await {
-            let frame = frame.map_err(|error| self.content_failure(&error))?;
-            if let Ok(data) = frame.into_data() {
-                return Ok(Some(data));
-            }
+        match self {
+            Self::One(connection) => connection.frame(content).await,
+            Self::Two(connection) => connection.frame(content).await,
         }
-        Ok(None)
     }
 
     /// Takes the whole of an answer's content, and gives its length.
@@ -166,35 +136,50 @@ impl Connection {
     }
 
     /// Whether it may carry the next request: the peer has not closed it while it rested.
-    pub async fn is_open(&mut self) -> bool {
-        match &mut self.sender {
-            Sender::One(sender) => {
-                // The connection's task sees an end that has come already.
-                yield_now().await;
-                sender.ready().await.is_ok()
-            }
-            Sender::Two(sender) => !sender.is_closed(),
+    pub fn is_open(&mut self) -> bool {
+        match self {
+            Self::One(connection) => connection.is_open(),
+            Self::Two(connection) => connection.is_open(),
         }
     }
+}
 
-    /// A failure of an HTTP/2 stream leaves the connection usable.
+impl Http2 {
+    /// Sends a request, when a stream is free, and gives the head of its answer.
+    ///
+    /// # Errors
+    /// The connection or the stream broke.
+    pub async fn send(
+        &mut self,
+        request: Request<Outgoing>,
+    ) -> Result<Response<Incoming>, Failure> {
+        let ready = self.sender.ready().await;
+        ready.map_err(|error| self.failure(&error))?;
+        let answer = self.sender.send_request(request).await;
+        answer.map_err(|error| self.failure(&error))
+    }
+
+    async fn frame(&self, content: &mut Incoming) -> Result<Option<Bytes>, Failure> {
+        while let Some(frame) = content.frame().await {
+            let frame = frame.map_err(|error| self.failure(&error))?;
+            if let Ok(data) = frame.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether it may carry the next request.
+    pub fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// A failure that leaves the connection usable when it was only the stream's.
     pub(crate) fn failure(&self, error: &hyper::Error) -> Failure {
         let kind = Kind::of_hyper(error);
-        let is_open = matches!(&self.sender, Sender::Two(sender) if !sender.is_closed());
         Failure {
             kind,
-            connection_good: kind == Kind::StreamReset && is_open,
-        }
-    }
-
-    /// A failure after the head: the content is incomplete, however the connection ended.
-    fn content_failure(&self, error: &hyper::Error) -> Failure {
-        match self.failure(error) {
-            Failure {
-                kind: Kind::ClosedEarly,
-                ..
-            } => Failure::fatal(Kind::BodyShort),
-            other => other,
+            connection_good: kind == Kind::StreamReset && self.is_open(),
         }
     }
 }

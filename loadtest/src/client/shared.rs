@@ -10,12 +10,12 @@ use std::{
 use tokio::sync::Mutex;
 
 use crate::{
-    client::{Dialer, connection::Connection},
+    client::{Dialer, connection::Http2},
     measure::errors::Failure,
 };
 
 /// The connection of some workers. One that finds it closed makes it anew while the others wait.
-type Slot = Rc<Mutex<Option<Connection>>>;
+type Slot = Rc<Mutex<Option<Http2>>>;
 
 thread_local! {
     /// By group of workers, and by the number of the connection on this thread.
@@ -43,19 +43,16 @@ impl Shared {
     /// The HTTP/2 connection of the worker with this number, made if need be.
     ///
     /// # Errors
-    /// As [`Dialer::connect`].
-    pub async fn connect(&self, dialer: &Dialer, worker: usize) -> Result<Connection, Failure> {
+    /// As [`Dialer::http2`].
+    pub async fn connect(&self, dialer: &Dialer, worker: usize) -> Result<Http2, Failure> {
         let key = (self.group, worker / self.streams);
         let slot = SLOTS.with_borrow_mut(|slots| slots.entry(key).or_default().clone());
         let mut slot = slot.lock().await;
-        if let Some(connection) = slot.as_mut()
-            && connection.is_open().await
-            && let Some(shared) = connection.share()
-        {
-            return Ok(shared);
+        if let Some(connection) = slot.as_ref().filter(|connection| connection.is_open()) {
+            return Ok(connection.clone());
         }
-        let made = dialer.connect(true).await?;
-        *slot = made.share();
+        let made = dialer.http2().await?;
+        *slot = Some(made.clone());
         Ok(made)
     }
 }

@@ -10,14 +10,13 @@ use http::{
     header::{AUTHORIZATION, HOST, RETRY_AFTER},
 };
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use tunnel_proto::{
     handshake::{self, Greeting, Refusal},
     refusal::Finality,
 };
 
 use crate::{
-    client::{Stream, body::Outgoing, connection::Connection},
+    client::{Stream, body::Outgoing, connection::Connection, http1::Http1},
     fleet::HOST_NAME,
     measure::errors::{Failure, Kind},
 };
@@ -72,23 +71,16 @@ pub(super) async fn upgrade(
         .header(AUTHORIZATION, format!("Bearer {token}"))
         .body(Outgoing::Empty)
         .map_err(|_| Kind::Other("token_malformed"))?;
-    let mut connection = Connection::http1(stream).await?;
-    let mut answer = connection.send(request).await?;
+    let mut connection = Box::new(Http1::new(stream).await?);
+    let answer = connection.send(request).await?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(answer, connection).await);
+        return Err(refused(answer, Connection::One(connection)).await);
     }
     if !handshake::is_accepted(answer.headers(), greeting, &key) {
         return Err(Kind::Protocol.into());
     }
-    let upgraded = hyper::upgrade::on(&mut answer).await;
-    let upgraded = upgraded.map_err(|error| Kind::of_hyper(&error))?;
-    // It is the stream that the connection was made of.
-    let parts = upgraded.downcast::<TokioIo<Stream>>();
-    let parts = parts.map_err(|_| Kind::Protocol)?;
-    Ok(Link {
-        stream: parts.io.into_inner(),
-        unread: parts.read_buf,
-    })
+    let (stream, unread) = connection.into_stream();
+    Ok(Link { stream, unread })
 }
 
 async fn refused(answer: Response<Incoming>, mut connection: Connection) -> NoSession {

@@ -119,7 +119,7 @@ impl Client for InTurn {
         self.ask(connection, self.next.fetch_add(1, Relaxed)).await
     }
 
-    async fn is_open(connection: &mut MinimalClient) -> bool {
+    fn is_open(connection: &mut MinimalClient) -> bool {
         connection.is_open()
     }
 }

@@ -75,7 +75,7 @@ impl<C: Client> WorkerConnection<C> {
     /// Makes the connection if it is not there, or was closed while it rested.
     async fn connect(&mut self) -> Result<(), Failure> {
         if let Some(connection) = &mut self.connection
-            && !C::is_open(connection).await
+            && !C::is_open(connection)
         {
             self.connection = None;
         }

@@ -139,7 +139,8 @@ impl Client for Requests {
                 RequestConnection::Minimal(connection, written.clone())
             }
             None if self.endpoint.http2 => {
-                RequestConnection::Hyper(self.shared.connect(dialer, worker).await?)
+                let shared = self.shared.connect(dialer, worker).await?;
+                RequestConnection::Hyper(Connection::Two(shared))
             }
             None => RequestConnection::Hyper(dialer.connect(false).await?),
         })
@@ -166,10 +167,10 @@ impl Client for Requests {
         Ok(Moved { up, down })
     }
 
-    async fn is_open(connection: &mut RequestConnection) -> bool {
+    fn is_open(connection: &mut RequestConnection) -> bool {
         match connection {
             RequestConnection::Minimal(connection, _) => connection.is_open(),
-            RequestConnection::Hyper(connection) => connection.is_open().await,
+            RequestConnection::Hyper(connection) => connection.is_open(),
         }
     }
 }

@@ -61,7 +61,7 @@ fn plain_requests_and_others_share_a_connection() {
             let length = length(&mut connection, answer.into_body()).await;
             assert_eq!(length, expected, "{path}");
         }
-        assert!(connection.is_open().await);
+        assert!(connection.is_open());
     });
 }
 

@@ -110,7 +110,7 @@ impl Stream<'_> {
         // Only a transfer that went well gives it back.
         let mut kept = self.connection.take();
         if let Some(connection) = &mut kept
-            && !connection.is_open().await
+            && !connection.is_open()
         {
             kept = None;
         }

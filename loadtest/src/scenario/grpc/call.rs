@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::message::{self, Messages, PREFIX};
 use crate::{
-    client::{body::Outgoing, connection::Connection, endpoint::Endpoint, shared::Shared},
+    client::{body::Outgoing, connection::Http2, endpoint::Endpoint, shared::Shared},
     load::{Client, Moved},
     measure::errors::{Failure, Kind},
 };
@@ -30,7 +30,7 @@ pub(super) struct Calls {
 /// A connection, and the call that is going on.
 #[derive(Debug)]
 pub(super) struct CallConnection {
-    connection: Connection,
+    connection: Http2,
     call: Option<Call>,
 }
 
@@ -91,14 +91,14 @@ impl Client for Calls {
         })
     }
 
-    async fn is_open(state: &mut CallConnection) -> bool {
-        state.connection.is_open().await
+    fn is_open(state: &mut CallConnection) -> bool {
+        state.connection.is_open()
     }
 }
 
 impl Calls {
     /// Begins a call with its first message: a target may wait for it before it answers.
-    async fn begin(&self, connection: &mut Connection) -> Result<Call, Failure> {
+    async fn begin(&self, connection: &mut Http2) -> Result<Call, Failure> {
         let (sender, content) = if self.messages > 1 {
             let (sender, receiver) = mpsc::channel(1);
             // There is room for one.
@@ -151,7 +151,7 @@ impl Answer {
     }
 
     /// The next message; none when no more come.
-    async fn message(&mut self, connection: &Connection) -> Result<Option<Bytes>, Failure> {
+    async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
         loop {
             let message = self.messages.next();
             let message = message.map_err(|_| Failure::harmless(Kind::Protocol))?;
@@ -174,7 +174,7 @@ impl Answer {
     }
 
     /// Waits for the end, which has no more messages and a good status.
-    async fn end(&mut self, connection: &Connection) -> Result<(), Failure> {
+    async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
         let extra = self.message(connection).await?;
         match self.status {
             None => Err(Failure::harmless(Kind::Other("grpc_status_missing"))),

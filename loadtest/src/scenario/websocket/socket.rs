@@ -6,7 +6,7 @@ use futures_util::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use hyper::{ext::Protocol, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::{
@@ -18,9 +18,10 @@ use tokio_tungstenite::{
         protocol::{Role, WebSocketConfig},
     },
 };
+use tokio_util::either::Either;
 
 use crate::{
-    client::{body::Outgoing, connection::Connection, endpoint::Endpoint},
+    client::{Stream, body::Outgoing, connection::Http2, endpoint::Endpoint, http1::Http1},
     measure::errors::{Failure, Kind},
 };
 
@@ -38,7 +39,7 @@ pub(crate) struct Echo {
     pub(crate) size: usize,
 }
 
-type Web = WebSocketStream<TokioIo<Upgraded>>;
+type Web = WebSocketStream<Either<Stream, TokioIo<Upgraded>>>;
 
 /// A WebSocket whose two directions can be used at once.
 pub(crate) struct Socket {
@@ -51,7 +52,7 @@ pub(super) struct Sender {
     sink: SplitSink<Web, Message>,
     numbers: Numbers,
     /// A WebSocket over HTTP/2 ends with its connection.
-    _connection: Connection,
+    _connection: Option<Http2>,
 }
 
 /// Expects the next message.
@@ -63,36 +64,16 @@ pub(super) struct Receiver {
 impl Echo {
     /// Connects and agrees on a WebSocket.
     pub(super) async fn connect(&self) -> Result<Socket, Failure> {
-        let mut connection = self.endpoint.dialer.connect(self.endpoint.http2).await?;
-        let key = generate_key();
         let mut request = self.endpoint.request(Outgoing::Empty);
-        let headers = request.headers_mut();
         let version = HeaderValue::from_static("13");
+        let headers = request.headers_mut();
         headers.insert(header::SEC_WEBSOCKET_VERSION, version);
-        let expected = if self.endpoint.http2 {
-            *request.method_mut() = Method::CONNECT;
-            let protocol = Protocol::from_static("websocket");
-            request.extensions_mut().insert(protocol);
-            StatusCode::OK
+        let (web, connection) = if self.endpoint.http2 {
+            let (web, connection) = self.extended_connect(request).await?;
+            (web, Some(connection))
         } else {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-            headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-            // Sixteen bytes in base64 always are a header's value.
-            let key = HeaderValue::try_from(&key).ok();
-            headers.extend(key.map(|key| (header::SEC_WEBSOCKET_KEY, key)));
-            StatusCode::SWITCHING_PROTOCOLS
+            (self.upgrade(request).await?, None)
         };
-        let mut answer = connection.send(request).await?;
-        if answer.status() != expected {
-            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
-        }
-        if !self.endpoint.http2 {
-            check_upgrade(answer.headers(), &key)?;
-        }
-        let upgraded = hyper::upgrade::on(&mut answer).await;
-        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
-        let io = TokioIo::new(upgraded);
-        let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
         let (sink, stream) = web.split();
         Ok(Socket {
             sender: Sender {
@@ -106,6 +87,46 @@ impl Echo {
             },
         })
     }
+
+    async fn upgrade(&self, mut request: Request<Outgoing>) -> Result<Web, Failure> {
+        let key = generate_key();
+        let headers = request.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        // Sixteen bytes in base64 always are a header's value.
+        let value = HeaderValue::try_from(&key).ok();
+        headers.extend(value.map(|value| (header::SEC_WEBSOCKET_KEY, value)));
+        let mut connection = Http1::new(self.endpoint.dialer.dial().await?).await?;
+        let answer = connection.send(request).await?;
+        check_status(answer.status(), StatusCode::SWITCHING_PROTOCOLS)?;
+        check_upgrade(answer.headers(), &key)?;
+        let (stream, unread) = connection.into_stream();
+        let (io, unread) = (Either::Left(stream), unread.into());
+        let (role, config) = (Role::Client, Some(config()));
+        Ok(WebSocketStream::from_partially_read(io, unread, role, config).await)
+    }
+
+    async fn extended_connect(
+        &self,
+        mut request: Request<Outgoing>,
+    ) -> Result<(Web, Http2), Failure> {
+        *request.method_mut() = Method::CONNECT;
+        let protocol = Protocol::from_static("websocket");
+        request.extensions_mut().insert(protocol);
+        let mut connection = self.endpoint.dialer.http2().await?;
+        let mut answer = connection.send(request).await?;
+        check_status(answer.status(), StatusCode::OK)?;
+        let upgraded = hyper::upgrade::on(&mut answer).await;
+        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
+        let io = Either::Right(TokioIo::new(upgraded));
+        let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
+        Ok((web, connection))
+    }
+}
+
+fn check_status(status: StatusCode, expected: StatusCode) -> Result<(), Failure> {
+    let failure = Failure::fatal(Kind::Status(status.as_u16()));
+    (status == expected).then_some(()).ok_or(failure)
 }
 
 /// Checks that a 101 agrees to a WebSocket with this key.
