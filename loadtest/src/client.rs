@@ -6,10 +6,10 @@
 
 pub mod body;
 pub mod connection;
-pub mod endpoint;
 pub mod http1;
 pub mod minimal;
 pub mod shared;
+pub mod template;
 
 use std::{io, net::SocketAddr, sync::Arc};
 

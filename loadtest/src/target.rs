@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAnd
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 
 use crate::{
-    client::{Dialer, endpoint::Endpoint},
+    client::{Dialer, template::Template},
     measure::usage::{self, Roles},
     stack::{Plan, RUNTIME, Stack, StackArgs},
     target::tls::Trust,
@@ -201,16 +201,16 @@ impl Target {
     /// Requests for the URL's own path, or for `sample` at the sample upstream.
     ///
     /// # Errors
-    /// As [`Self::endpoint`].
-    pub fn sample_endpoint(&self, method: Method, sample: &str) -> anyhow::Result<Endpoint> {
-        self.endpoint(method, self.is_sample().then_some(sample))
+    /// As [`Self::template`].
+    pub fn sample_template(&self, method: Method, sample: &str) -> anyhow::Result<Template> {
+        self.template(method, self.is_sample().then_some(sample))
     }
 
     /// Requests for `path`, or for the URL's own path if there is none.
     ///
     /// # Errors
     /// The path cannot be one of a URL.
-    pub fn endpoint(&self, method: Method, path: Option<&str>) -> anyhow::Result<Endpoint> {
+    pub fn template(&self, method: Method, path: Option<&str>) -> anyhow::Result<Template> {
         let path = match path {
             Some(path) => PathAndQuery::try_from(path).context(path.to_owned())?,
             None => self
@@ -227,7 +227,7 @@ impl Target {
         } else {
             Uri::from(path)
         };
-        Ok(Endpoint {
+        Ok(Template {
             dialer: self.dialer.clone(),
             http2: self.http2,
             method,

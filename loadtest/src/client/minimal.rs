@@ -17,7 +17,7 @@ use http::Method;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, Stream, endpoint::Endpoint, minimal::framing::Framing},
+    client::{Dialer, Stream, minimal::framing::Framing, template::Template},
     measure::errors::{Failure, Kind},
 };
 
@@ -61,11 +61,11 @@ pub struct MinimalClient {
 }
 
 impl Written {
-    /// The request of `endpoint`, with this content.
-    pub fn new(endpoint: &Endpoint, content: &[u8]) -> Self {
-        let Endpoint { method, uri, .. } = endpoint;
+    /// The request of `template`, with this content.
+    pub fn new(template: &Template, content: &[u8]) -> Self {
+        let Template { method, uri, .. } = template;
         let mut bytes = format!("{method} {uri} HTTP/1.1\r\n").into_bytes();
-        for (name, value) in &endpoint.headers {
+        for (name, value) in &template.headers {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                 bytes.extend_from_slice(part);
             }

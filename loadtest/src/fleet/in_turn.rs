@@ -42,11 +42,11 @@ pub struct InTurn {
 pub async fn requests(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Arc<[Written]>> {
     let url = format!("http://{public}/").parse()?;
     let target = Target::at(&url, Some(public), &Manner::default()).await?;
-    let endpoint = target.endpoint(Method::GET, None)?;
+    let template = target.template(Method::GET, None)?;
     let written = hosts.iter().map(|host| {
-        let mut endpoint = endpoint.clone();
-        endpoint.headers.insert(HOST, host.clone());
-        Written::new(&endpoint, &[])
+        let mut template = template.clone();
+        template.headers.insert(HOST, host.clone());
+        Written::new(&template, &[])
     });
     Ok(written.collect())
 }

@@ -12,7 +12,7 @@ use std::{future::Future, pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
-    client::endpoint::PAUSE,
+    client::template::PAUSE,
     load::{Client, Moved, Worker},
     measure::errors::{Failure, Kind},
 };

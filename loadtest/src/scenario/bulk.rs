@@ -178,14 +178,14 @@ impl Args {
             (false, Some(rate), None) => (Method::GET, format!("/pace?rate={rate}")),
             (false, None, size) => (Method::GET, format!("/bytes/{}", size.unwrap_or(ENDLESS))),
         };
-        let mut endpoint = target.sample_endpoint(method, &sample)?;
+        let mut template = target.sample_template(method, &sample)?;
         if let (true, Some(size)) = (is_upload, size) {
             // The content comes piece by piece, but its length is known, and some services want it.
             let length = HeaderValue::from(size);
-            endpoint.headers.insert(header::CONTENT_LENGTH, length);
+            template.headers.insert(header::CONTENT_LENGTH, length);
         }
         Ok(Plan {
-            endpoint,
+            template,
             is_upload,
             size,
             is_sample,

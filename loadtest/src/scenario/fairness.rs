@@ -165,7 +165,7 @@ async fn measure(
 }
 
 fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
-    let client = Requests::new(target.sample_endpoint(Method::GET, "/")?, 0)?;
+    let client = Requests::new(target.sample_template(Method::GET, "/")?, 0)?;
     let mut load = Load::new(args.load.stretch(), 1);
     let pace = Pace::Open(args.rate.into());
     load.requests("small requests", args.connections, pace, Arc::new(client));

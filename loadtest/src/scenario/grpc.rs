@@ -104,13 +104,13 @@ impl TargetScenario for Args {
             Kind::Unary => "/grpc/unary",
             Kind::Stream => "/grpc/stream",
         };
-        let mut endpoint = target.sample_endpoint(Method::POST, sample)?;
+        let mut template = target.sample_template(Method::POST, sample)?;
         let kind = HeaderValue::from_static("application/grpc");
-        endpoint.headers.insert(header::CONTENT_TYPE, kind);
+        template.headers.insert(header::CONTENT_TYPE, kind);
         let trailers = HeaderValue::from_static("trailers");
-        endpoint.headers.insert(header::TE, trailers);
+        template.headers.insert(header::TE, trailers);
         let calls = Calls {
-            endpoint,
+            template,
             message: message::with_prefix(&message)?,
             is_echoed: target.is_sample(),
             messages: match self.kind {

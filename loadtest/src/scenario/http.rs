@@ -10,9 +10,9 @@ use crate::{
     client::{
         body::Outgoing,
         connection::Connection,
-        endpoint::Endpoint,
         minimal::{MOST_CONTENT, MinimalClient, Written},
         shared::Shared,
+        template::Template,
     },
     load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::{Failure, Kind},
@@ -81,8 +81,8 @@ impl TargetScenario for Args {
     }
 
     fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
-        let endpoint = target.endpoint(self.method.clone(), self.path.as_deref())?;
-        let mut client = Requests::new(endpoint, self.body_size.as_u64())?;
+        let template = target.template(self.method.clone(), self.path.as_deref())?;
+        let mut client = Requests::new(template, self.body_size.as_u64())?;
         client.shared = Shared::new(self.streams.get());
         let workers = self.connections.get() * self.streams.get();
         let pace = self.rate.map_or(Pace::Closed, Pace::Open);
@@ -94,7 +94,7 @@ impl TargetScenario for Args {
 /// Sends one request over and over, and takes every answer to its end.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    endpoint: Endpoint,
+    template: Template,
     /// How many workers share a connection of HTTP/2.
     shared: Shared,
     content: Bytes,
@@ -112,16 +112,16 @@ pub(crate) enum RequestConnection {
 }
 
 impl Requests {
-    /// Requests to `endpoint` with so much content.
+    /// Requests to `template` with so much content.
     ///
     /// # Errors
     /// The content is larger than memory can be.
-    pub(crate) fn new(endpoint: Endpoint, body_size: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(template: Template, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
-        let is_small = !endpoint.http2 && body_size <= MOST_CONTENT;
+        let is_small = !template.http2 && body_size <= MOST_CONTENT;
         Ok(Self {
-            written: is_small.then(|| Written::new(&endpoint, &content)),
-            endpoint,
+            written: is_small.then(|| Written::new(&template, &content)),
+            template,
             shared: Shared::new(1),
             content,
         })
@@ -132,13 +132,13 @@ impl Client for Requests {
     type Connection = RequestConnection;
 
     async fn connect(&self, worker: usize) -> Result<RequestConnection, Failure> {
-        let dialer = &self.endpoint.dialer;
+        let dialer = &self.template.dialer;
         Ok(match &self.written {
             Some(written) => {
                 let connection = Box::new(dialer.minimal().await?);
                 RequestConnection::Minimal(connection, written.clone())
             }
-            None if self.endpoint.http2 => {
+            None if self.template.http2 => {
                 let shared = self.shared.connect(dialer, worker).await?;
                 RequestConnection::Hyper(Connection::Two(shared))
             }
@@ -154,7 +154,7 @@ impl Client for Requests {
             }
             RequestConnection::Hyper(connection) => {
                 let content = Outgoing::full(self.content.clone());
-                let answer = connection.send(self.endpoint.request(content)).await?;
+                let answer = connection.send(self.template.request(content)).await?;
                 let status = answer.status().as_u16();
                 (status, connection.drain(answer.into_body()).await?)
             }

@@ -60,19 +60,19 @@ impl TargetScenario for Args {
     fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts> {
         let size = self.event_size.as_u64();
         let sample = format!("/events?rate={}&size={size}", self.rate);
-        let mut endpoint = target.sample_endpoint(Method::GET, &sample)?;
+        let mut template = target.sample_template(Method::GET, &sample)?;
         let wanted = HeaderValue::from_static("text/event-stream");
-        endpoint.headers.insert(header::ACCEPT, wanted);
+        template.headers.insert(header::ACCEPT, wanted);
         let rate = target.is_sample().then_some(self.rate);
         let counts = Arc::new(Counts::new(self.subscribers));
-        let shared = (Arc::new(endpoint), counts.clone());
+        let shared = (Arc::new(template), counts.clone());
         load.group(
             &target.name,
             self.subscribers,
             Pace::Closed,
             move |worker| {
-                let (endpoint, counts) = shared.clone();
-                subscriber::work(endpoint, counts, rate, worker)
+                let (template, counts) = shared.clone();
+                subscriber::work(template, counts, rate, worker)
             },
         );
         Ok((counts, rate))

@@ -57,7 +57,7 @@ impl TargetScenario for Args {
 
     fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
         let echo = Arc::new(Echo {
-            endpoint: target.sample_endpoint(Method::GET, "/echo")?,
+            template: target.sample_template(Method::GET, "/echo")?,
             size: usize::try_from(self.message_size.as_u64())?,
         });
         match self.rate {

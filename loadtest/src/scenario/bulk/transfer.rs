@@ -17,7 +17,7 @@ use crate::{
     client::{
         body::{CHUNK, Outgoing},
         connection::Connection,
-        endpoint::{Endpoint, PAUSE, within},
+        template::{PAUSE, Template, within},
     },
     load::Worker,
     measure::{
@@ -38,7 +38,7 @@ const LONGEST_COUNT: usize = 64;
 /// What all streams of one direction have in common.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) endpoint: Endpoint,
+    pub(super) template: Template,
     pub(super) is_upload: bool,
     /// Bytes of a transfer; none: no end.
     pub(super) size: Option<u64>,
@@ -54,7 +54,7 @@ pub(super) struct Plan {
 pub(super) async fn work(plan: Arc<Plan>, flow: Arc<Flow>, mut worker: Worker) {
     let limit = worker.timeout;
     // What fails here fails again below, and is counted there.
-    let connection = plan.endpoint.connect(limit).await.ok();
+    let connection = plan.template.connect(limit).await.ok();
     let window = worker.ready().await;
     let mut stream = Stream {
         plan: &plan,
@@ -116,7 +116,7 @@ impl Stream<'_> {
         }
         let mut connection = match kept {
             Some(connection) => connection,
-            None => self.plan.endpoint.connect(self.limit).await?,
+            None => self.plan.template.connect(self.limit).await?,
         };
         let done = if self.plan.is_upload {
             self.upload(&mut connection).await
@@ -145,7 +145,7 @@ impl Stream<'_> {
 
     async fn download(&self, connection: &mut Connection) -> Result<(), Failure> {
         let begun = Instant::now();
-        let mut content = self.plan.endpoint.ask(connection, self.limit).await?;
+        let mut content = self.plan.template.ask(connection, self.limit).await?;
         let mut pace = Pace::new(self.plan.pace);
         let mut length = 0;
         while let Some(data) = within(self.limit, connection.frame(&mut content)).await? {
@@ -164,7 +164,7 @@ impl Stream<'_> {
 
     async fn upload(&self, connection: &mut Connection) -> Result<(), Failure> {
         let (sender, receiver) = mpsc::channel(1);
-        let request = self.plan.endpoint.request(Outgoing::Channel(receiver));
+        let request = self.plan.template.request(Outgoing::Channel(receiver));
         let content = {
             let mut feed = pin!(self.feed(sender));
             let mut answer = pin!(connection.send(request));

@@ -10,8 +10,8 @@ use crate::{
     client::{
         body::Outgoing,
         connection::Connection,
-        endpoint::{Endpoint, within},
         minimal::{MinimalClient, Written},
+        template::{Template, within},
     },
     load::{BUSY, Load, Pace},
     measure::{
@@ -79,7 +79,7 @@ pub(super) async fn measure(
     let size = match level {
         Level::Http(connections) => {
             let mut load = Load::new(args.load.stretch(), args.load.threads.into());
-            let client = Requests::new(target.endpoint(Method::GET, None)?, 0)?;
+            let client = Requests::new(target.template(Method::GET, None)?, 0)?;
             let name = "small requests";
             load.requests(name, connections, Pace::Closed, Arc::new(client));
             return Ok(load.run(progress, &target.roles).await?.into_run());
@@ -105,7 +105,7 @@ fn longest(limit: Duration, size: u64) -> Duration {
 
 /// A transfer one way. It is made on the control thread itself, which has nothing else to do meanwhile.
 struct Transfer {
-    endpoint: Endpoint,
+    template: Template,
     is_upload: bool,
     size: u64,
 }
@@ -124,7 +124,7 @@ impl Transfer {
         };
         let path = below(target.uri().path(), &path);
         Ok(Self {
-            endpoint: target.endpoint(method, Some(&path))?,
+            template: target.template(method, Some(&path))?,
             is_upload,
             size,
         })
@@ -170,7 +170,7 @@ impl Transfer {
     }
 
     async fn connect(&self) -> Result<TransferConnection, Failure> {
-        let dialer = &self.endpoint.dialer;
+        let dialer = &self.template.dialer;
         Ok(if self.is_upload {
             TransferConnection::Up(dialer.connect(false).await?)
         } else {
@@ -182,7 +182,7 @@ impl Transfer {
     async fn make(&self, connection: &mut TransferConnection) -> Result<(), Failure> {
         let is_whole = match connection {
             TransferConnection::Down(connection) => {
-                let request = Written::new(&self.endpoint, &[]);
+                let request = Written::new(&self.template, &[]);
                 let answer = connection.exchange(&request).await?;
                 if answer.status != 200 {
                     return Err(Failure::fatal(Kind::Status(answer.status)));
@@ -190,7 +190,7 @@ impl Transfer {
                 answer.length == self.size
             }
             TransferConnection::Up(connection) => {
-                let request = self.endpoint.request(Outgoing::repeated(self.size));
+                let request = self.template.request(Outgoing::repeated(self.size));
                 let answer = connection.send(request).await?;
                 if answer.status() != 200 {
                     return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));

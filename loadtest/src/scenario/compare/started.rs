@@ -211,10 +211,10 @@ pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<UpstreamAnsw
 }
 
 async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
-    let endpoint = target.endpoint(Method::GET, None)?;
+    let template = target.template(Method::GET, None)?;
     let asked = timeout(ANSWER_LIMIT, async {
-        let mut connection = endpoint.dialer.connect(false).await?;
-        let request = endpoint.request(Outgoing::Empty);
+        let mut connection = template.dialer.connect(false).await?;
+        let request = template.request(Outgoing::Empty);
         let (head, content) = connection.send(request).await?.into_parts();
         Ok(UpstreamAnswer {
             status: head.status,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     client::{
         connection::Connection,
-        endpoint::{Endpoint, PAUSE},
+        template::{PAUSE, Template},
     },
     load::{Load, Pace, Worker},
     measure::{Recorder, errors::Failure},
@@ -25,7 +25,7 @@ use crate::{
 };
 
 struct Downloads {
-    endpoint: Endpoint,
+    template: Template,
     /// Bytes a second that are read, if not all that come.
     reads: Option<f64>,
     is_open: watch::Sender<bool>,
@@ -53,7 +53,7 @@ pub(super) fn load(
     };
     let (is_open, opened) = watch::channel(false);
     let downloads = Arc::new(Downloads {
-        endpoint: target.endpoint(Method::GET, Some(path))?,
+        template: target.template(Method::GET, Some(path))?,
         reads,
         is_open,
     });
@@ -65,24 +65,24 @@ pub(super) fn load(
 /// Adds a load that goes beyond a limit.
 fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
     let name = "beyond the limit";
-    let mut endpoint = target.endpoint(limit.method.clone(), Some(limit.path))?;
+    let mut template = target.template(limit.method.clone(), Some(limit.path))?;
     if limit.is_websocket {
-        let echo = Arc::new(Echo { endpoint, size: 64 });
+        let echo = Arc::new(Echo { template, size: 64 });
         load.requests(name, limit.connections, limit.pace, echo);
         return Ok(());
     }
     if limit.field > 0 {
         let large = HeaderValue::from_str(&"x".repeat(limit.field))?;
-        endpoint.headers.insert("x-large", large);
+        template.headers.insert("x-large", large);
     }
-    let client = Arc::new(Requests::new(endpoint, limit.upload)?);
+    let client = Arc::new(Requests::new(template, limit.upload)?);
     load.requests(name, limit.connections, limit.pace, client);
     Ok(())
 }
 
 async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
     let limit = worker.timeout;
-    let mut begun = downloads.endpoint.open(limit).await.ok();
+    let mut begun = downloads.template.open(limit).await.ok();
     let window = worker.ready().await;
     downloads.is_open.send_replace(true);
     while !window.is_over() {
@@ -91,7 +91,7 @@ async fn work(downloads: Arc<Downloads>, mut worker: Worker) {
         let download = async {
             let begun = match first {
                 Some(begun) => begun,
-                None => downloads.endpoint.open(limit).await?,
+                None => downloads.template.open(limit).await?,
             };
             downloads.read(begun, &worker.recorder).await
         };

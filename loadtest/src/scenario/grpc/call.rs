@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::message::{self, Messages, PREFIX};
 use crate::{
-    client::{body::Outgoing, connection::Http2, endpoint::Endpoint, shared::Shared},
+    client::{body::Outgoing, connection::Http2, shared::Shared, template::Template},
     load::{Client, Moved},
     measure::errors::{Failure, Kind},
 };
@@ -16,7 +16,7 @@ use crate::{
 /// Makes calls of one message or many. Each message is answered before the next is sent.
 #[derive(Debug)]
 pub(super) struct Calls {
-    pub(super) endpoint: Endpoint,
+    pub(super) template: Template,
     /// The message, behind its prefix.
     pub(super) message: Bytes,
     /// Whether each message must come back as it is.
@@ -47,7 +47,7 @@ impl Client for Calls {
 
     async fn connect(&self, worker: usize) -> Result<CallConnection, Failure> {
         Ok(CallConnection {
-            connection: self.shared.connect(&self.endpoint.dialer, worker).await?,
+            connection: self.shared.connect(&self.template.dialer, worker).await?,
             call: None,
         })
     }
@@ -107,7 +107,7 @@ impl Calls {
         } else {
             (None, Outgoing::full(self.message.clone()))
         };
-        let answer = connection.send(self.endpoint.request(content)).await?;
+        let answer = connection.send(self.template.request(content)).await?;
         Ok(Call {
             sender,
             answer: Answer::new(answer)?,

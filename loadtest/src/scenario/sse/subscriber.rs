@@ -15,7 +15,7 @@ use super::parse::{Event, Parser};
 use crate::{
     client::{
         connection::Connection,
-        endpoint::{Endpoint, PAUSE},
+        template::{PAUSE, Template},
     },
     load::Worker,
     measure::{
@@ -56,14 +56,14 @@ type Source = (Connection, Incoming);
 
 /// Takes events until the window is over. `rate` is that of the source, where it is known.
 pub(super) async fn work(
-    endpoint: Arc<Endpoint>,
+    template: Arc<Template>,
     counts: Arc<Counts>,
     rate: Option<f64>,
     mut worker: Worker,
 ) {
     let limit = worker.timeout;
     // What fails here fails again within the window, and is counted there.
-    let mut source = endpoint.open(limit).await.ok();
+    let mut source = template.open(limit).await.ok();
     let window = worker.ready().await;
     // The last instant that counts: what breaks or is missing after the window was due within it.
     let last = window.end - Duration::from_nanos(1);
@@ -80,7 +80,7 @@ pub(super) async fn work(
         let begun = Instant::now();
         let subscribed = match source.take() {
             Some(source) => Ok(source),
-            None => endpoint.open(limit).await,
+            None => template.open(limit).await,
         };
         let (since, failure) = match subscribed {
             Ok(source) => {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::socket::{Echo, Receiver, Sender, Socket};
 use crate::{
-    client::endpoint::{PAUSE, within},
+    client::template::{PAUSE, within},
     load::{Schedule, Worker},
     measure::{
         Recorder, Window,

@@ -21,7 +21,7 @@ use tokio_tungstenite::{
 use tokio_util::either::Either;
 
 use crate::{
-    client::{Stream, body::Outgoing, connection::Http2, endpoint::Endpoint, http1::Http1},
+    client::{Stream, body::Outgoing, connection::Http2, http1::Http1, template::Template},
     measure::errors::{Failure, Kind},
 };
 
@@ -34,7 +34,7 @@ const FILL: u8 = b'x';
 /// Makes WebSockets whose messages come back.
 #[derive(Debug)]
 pub(crate) struct Echo {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) template: Template,
     /// Size of a message.
     pub(crate) size: usize,
 }
@@ -64,11 +64,11 @@ pub(super) struct Receiver {
 impl Echo {
     /// Connects and agrees on a WebSocket.
     pub(super) async fn connect(&self) -> Result<Socket, Failure> {
-        let mut request = self.endpoint.request(Outgoing::Empty);
+        let mut request = self.template.request(Outgoing::Empty);
         let version = HeaderValue::from_static("13");
         let headers = request.headers_mut();
         headers.insert(header::SEC_WEBSOCKET_VERSION, version);
-        let (web, connection) = if self.endpoint.http2 {
+        let (web, connection) = if self.template.http2 {
             let (web, connection) = self.extended_connect(request).await?;
             (web, Some(connection))
         } else {
@@ -96,7 +96,7 @@ impl Echo {
         // Sixteen bytes in base64 always are a header's value.
         let value = HeaderValue::try_from(&key).ok();
         headers.extend(value.map(|value| (header::SEC_WEBSOCKET_KEY, value)));
-        let mut connection = Http1::new(self.endpoint.dialer.dial().await?).await?;
+        let mut connection = Http1::new(self.template.dialer.dial().await?).await?;
         let answer = connection.send(request).await?;
         check_status(answer.status(), StatusCode::SWITCHING_PROTOCOLS)?;
         check_upgrade(answer.headers(), &key)?;
@@ -113,7 +113,7 @@ impl Echo {
         *request.method_mut() = Method::CONNECT;
         let protocol = Protocol::from_static("websocket");
         request.extensions_mut().insert(protocol);
-        let mut connection = self.endpoint.dialer.http2().await?;
+        let mut connection = self.template.dialer.http2().await?;
         let mut answer = connection.send(request).await?;
         check_status(answer.status(), StatusCode::OK)?;
         let upgraded = hyper::upgrade::on(&mut answer).await;

@@ -14,9 +14,9 @@ use crate::{
 /// Rest after a connection that failed, so that a dead target does not cost a core.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
-/// A request to a target, and how to connect for it.
+/// A request that is sent many times, and how to connect for it.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct Template {
     /// Makes the connections.
     pub dialer: Dialer,
     /// Whether they are HTTP/2.
@@ -29,7 +29,7 @@ pub struct Endpoint {
     pub headers: HeaderMap,
 }
 
-impl Endpoint {
+impl Template {
     /// The next request.
     pub fn request(&self, content: Outgoing) -> Request<Outgoing> {
         let mut request = Request::new(content);
