@@ -244,7 +244,8 @@ fn without_port(authority: &HeaderValue) -> Option<&str> {
 }
 
 /// A time in milliseconds, of whole microseconds: a line has no digits that are noise of a float.
-fn milliseconds(time: Duration) -> f64 {
+#[must_use]
+pub fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1_000.0
 }
 

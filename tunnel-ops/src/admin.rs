@@ -3,13 +3,13 @@
 //!
 //! In come plain HTTP/1.1 requests from the operator's network; out go `/metrics` (Prometheus
 //! text), `/healthz` (the process answers), `/readyz` (it can do its work), and whatever else the
-//! program's handler answers. It never shares a port with traffic. It stands on networks where browsers
+//! program's router answers. It never shares a port with traffic. It stands on networks where browsers
 //! are, too: so it answers only to its own names, and a web page can change nothing. Who may change
-//! something is the handler's decision, with a [`BearerGuard`] to help it.
+//! something is the router's decision, with a [`BearerGuard`] to help it.
 
 mod bearer;
 mod host;
-mod places;
+mod permits;
 mod refusal;
 
 use std::convert::Infallible;
@@ -39,25 +39,25 @@ use tower_service::Service;
 
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
 pub use self::host::AdminHost;
-use self::places::{Place, Places};
+use self::permits::{ConnectionPermit, ConnectionPermits};
 use self::refusal::Refusal;
 use crate::socket::set_user_timeout;
 
 /// Streams served at once beside them: people who watch. More are told to come back.
 const MAX_STREAMS: usize = 32;
 
-/// A connection's whole life, since each carries one request: a peer that stalls frees its place by
-/// this. Only a stream lives longer.
+/// A connection's whole life, since each carries one request: a peer that stalls returns its permit by
+/// then. Only a stream lives longer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a request's head may take to arrive. It is one packet: who takes longer is not here to ask.
+/// How long a request's head may take to arrive. It is one packet: a peer that takes longer is not here to ask.
 const HEAD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long content may take to arrive: half of the whole, so that there is time to say so.
 const CONTENT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long a stream's peer may take nothing: a watcher that is gone or asleep frees its place by
-/// this.
+/// How long a stream's peer may take nothing: a watcher that is gone or asleep returns its permit by
+/// then.
 const STALL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Bytes of a request's head: far more than a scraper sends.
@@ -188,18 +188,18 @@ impl AdminListener {
     /// Serves until `shutdown` returns, then ends the connections that are left, streams included.
     /// Accept errors do not end it.
     pub async fn serve(self, routes: AdminRoutes, shutdown: impl Future<Output = ()>) {
-        let places = Arc::<Places>::default();
+        let permits = ConnectionPermits::default();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
         let mut connections = JoinSet::new();
         let accept_all = async {
             loop {
                 match self.listener.accept().await {
-                    // Waiting for a place leaves newcomers in the kernel's queue; without one for this
-                    // peer, his connection ends here.
+                    // Waiting for a permit leaves newcomers in the kernel's queue; without one for its
+                    // address, a connection is closed.
                     Ok((stream, peer)) => {
-                        if let Some(place) = places.take(peer).await {
+                        if let Some(permit) = permits.enter(peer).await {
                             let (routes, streams) = (routes.clone(), Arc::clone(&streams));
-                            connections.spawn(serve_connection(stream, routes, place, streams));
+                            connections.spawn(serve_connection(stream, routes, permit, streams));
                         }
                     }
                     Err(error) => {
@@ -220,15 +220,15 @@ impl AdminListener {
 async fn serve_connection(
     stream: TcpStream,
     routes: AdminRoutes,
-    place: Place,
+    permit: ConnectionPermit,
     streams: Arc<Semaphore>,
 ) {
     let streaming = Notify::new();
     let service = service_fn(async |request: Request<Incoming>| {
         let path = request.uri().path().to_owned();
-        let response = answer(request, &routes, &place, &streams).await;
+        let response = answer(request, &routes, &permit, &streams).await;
         // Not evicted while it is answered, refused requests included.
-        place.asked();
+        permit.secure();
         let mut response = response.unwrap_or_else(|refusal| refusal.at(&path));
         if response.extensions().get::<Streaming>().is_some() {
             streaming.notify_one();
@@ -251,11 +251,11 @@ async fn serve_connection(
     let ended = tokio::select! {
         ended = &mut connection => ended,
         () = streaming.notified() => {
-            // It has a place among the streams now, and all the time it wants.
-            place.leave();
+            // It has a permit for streams now, and no limit of time.
+            permit.release();
             connection.await
         }
-        () = place.evicted() => {
+        () = permit.evicted() => {
             tracing::debug!("an admin connection that asked nothing makes room for another");
             return;
         }
@@ -272,7 +272,7 @@ async fn serve_connection(
 async fn answer(
     request: Request<Incoming>,
     routes: &AdminRoutes,
-    place: &Place,
+    permit: &ConnectionPermit,
     streams: &Arc<Semaphore>,
 ) -> Result<Response<Body>, Refusal> {
     if !host::is_ours(&request, &routes.settings.allowed_hosts) {
@@ -285,7 +285,7 @@ async fn answer(
     }
     let is_from_page = is_from_page(request.headers());
     let request = with_content(request).await?;
-    place.asked();
+    permit.secure();
     let Ok(response) = routes.router.clone().call(request).await;
     if response.extensions().get::<Streaming>().is_none() {
         return Ok(response);
@@ -293,11 +293,11 @@ async fn answer(
     if is_from_page {
         return Err(Refusal::ORIGIN);
     }
-    let permit = Arc::clone(streams).try_acquire_owned();
-    let permit = permit.map_err(|_| Refusal::STREAMS)?;
+    let stream_permit = Arc::clone(streams).try_acquire_owned();
+    let stream_permit = stream_permit.map_err(|_| Refusal::STREAMS)?;
     // Held until the body is dropped, however it ends.
     let holding = move |frame| {
-        let _ = &permit;
+        let _ = &stream_permit;
         frame
     };
     Ok(response.map(|body| Body::new(body.map_frame(holding))))

@@ -12,6 +12,7 @@ pub mod config_file;
 pub mod config_value;
 pub mod connect;
 pub mod descriptors;
+pub mod evicting;
 pub mod faults;
 pub mod flags;
 pub mod metrics;

@@ -6,6 +6,8 @@
 
 mod routes;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::routes::{RouteState, RouteSummary, RoutesSummary};
@@ -122,6 +124,12 @@ pub enum ControlError {
     /// Not a JSON object with a `type`, or a known type with wrong fields.
     #[error("unreadable control message: {0}")]
     Malformed(#[source] serde_json::Error),
+}
+
+/// A time as messages have it: in milliseconds.
+#[must_use]
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Control {

@@ -42,7 +42,7 @@ use tunnel_proto::{
 };
 
 use self::{
-    checks::{CheckPlace, Checks},
+    checks::{CheckPermit, Checks},
     gate::{Gate, NoRoom, Pass},
     session::LiveSession,
 };
@@ -111,7 +111,7 @@ struct Admitted {
     allow_from: Option<Vec<IpNet>>,
     upgrade: OnUpgrade,
     /// Of a session that only checks the way.
-    check: Option<CheckPlace>,
+    check: Option<CheckPermit>,
 }
 
 /// Accepts tunnel clients until the server drains, then waits for their sessions to end.
@@ -384,13 +384,13 @@ async fn may_begin(
     grant: &Grant,
     greeting: &Greeting,
     peer: SocketAddr,
-) -> Result<Option<CheckPlace>, Refusal> {
+) -> Result<Option<CheckPermit>, Refusal> {
     let runtime = &grant.runtime;
     if greeting.is_check {
-        let place = shared.checks.enter(&runtime.account, &runtime.label);
+        let permit = shared.checks.enter(&runtime.account, &runtime.label);
         let detail = "too many checks are under way: check again later";
-        return match place {
-            Some(place) => Ok(Some(place)),
+        return match permit {
+            Some(permit) => Ok(Some(permit)),
             None => Err(Refusal::for_now(
                 RefusalReason::CheckLimit,
                 detail,

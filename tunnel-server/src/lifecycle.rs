@@ -15,6 +15,7 @@ use std::{
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tunnel_ops::signals::{Shutdown, Trigger};
+use tunnel_proto::control::millis;
 
 /// How long a stopping server waits for a request that may be on its way. A connection without a request
 /// would otherwise delay the end for the whole grace period.
@@ -110,8 +111,7 @@ impl Lifecycle {
     }
 
     pub(crate) fn drain(&self, spread: Duration) {
-        let spread_ms = u64::try_from(spread.as_millis()).unwrap_or(u64::MAX);
-        self.spread_ms.store(spread_ms, Ordering::Relaxed);
+        self.spread_ms.store(millis(spread), Ordering::Relaxed);
         self.unmoved_sessions.close();
         self.is_draining.store(true, Ordering::Relaxed);
         self.draining.trigger.ask();

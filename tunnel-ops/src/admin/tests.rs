@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::admin::places::MAX_CONNECTIONS;
+use crate::admin::permits::MAX_CONNECTIONS;
 use crate::signals::{Shutdown, Trigger};
 use crate::task::Owned;
 
@@ -384,7 +384,7 @@ async fn a_stream_outlives_the_deadline_and_ends_with_its_peer() {
 }
 
 #[tokio::test]
-async fn streams_have_their_own_places_and_give_them_back() {
+async fn streams_have_their_own_permits_and_return_them() {
     let (running, mut streams) = start_api().await;
     let mut open = Vec::new();
     for _ in 0..MAX_STREAMS {

@@ -4,12 +4,10 @@
 //! program's own commands read again. This is the one file of the API that knows registry, tunnels and
 //! sessions. No credential is in any view: of a credential there is its kind and its public id.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tunnel_http::access_log::milliseconds;
 use tunnel_proto::control::RouteSummary;
 
 use crate::{
@@ -423,11 +421,6 @@ fn session_view(instance: &str, Member { session, peer, .. }: &Member) -> Sessio
         bytes_out,
         is_draining: !session.is_open(),
     }
-}
-
-/// To the microsecond, since a tunnel may be shorter than a millisecond.
-fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Ends all sessions of a runtime, and with them what is open; its tunnel client dials again. How

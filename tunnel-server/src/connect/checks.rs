@@ -1,132 +1,65 @@
-//! Places for sessions that only check the way: few for each runtime, not many for each account, and few in
+//! Permits for sessions that only check the path: few for each runtime, not many for each account, and few in
 //! all.
 //!
 //! A check takes neither the runtime nor an exchange, so that no other limit of a runtime counts it. In: the
-//! account and the runtime that a credential names. Out: a place, which is given back when it is dropped. When
-//! all are taken, the account with the most loses its oldest to one with fewer.
+//! account and the runtime that a credential names. Out: a permit. When all are in use, the account with the
+//! most loses its oldest to one with fewer.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tunnel_ops::evicting::{EvictingPermit, EvictingPermits, Holders};
 
 use crate::runtimes::{AccountName, RuntimeLabel};
 
 /// Checks of one runtime at once: one that looks for the idle limit holds a handful side by side.
 const OF_A_RUNTIME: usize = 8;
 
-/// Checks of one account at once, so that one with many runtimes leaves places for the others.
+/// Checks of one account at once, so that one with many runtimes leaves permits for the others.
 const OF_AN_ACCOUNT: usize = 32;
 
 /// Checks at once in all, each of which may last for an hour.
 const IN_ALL: usize = 256;
 
-/// All places.
+/// The permits of all checks.
 #[derive(Debug, Default)]
-pub(crate) struct Checks {
-    taken: Mutex<Taken>,
-}
+pub(crate) struct Checks(Arc<EvictingPermits<(AccountName, RuntimeLabel)>>);
 
-#[derive(Debug, Default)]
-struct Taken {
-    /// The number of the next check.
-    next: u64,
-    /// In the order in which they began.
-    by_number: BTreeMap<u64, Taker>,
-}
-
-/// Whose check has a place.
-#[derive(Debug)]
-struct Taker {
-    account: AccountName,
-    runtime: RuntimeLabel,
-    eviction: Arc<Notify>,
-}
-
-/// The place of one check.
-#[derive(Debug)]
-pub(crate) struct CheckPlace {
-    checks: Arc<Checks>,
-    number: u64,
-    eviction: Arc<Notify>,
-}
+/// The permit of one check.
+pub(crate) type CheckPermit = EvictingPermit<(AccountName, RuntimeLabel)>;
 
 impl Checks {
     /// How many there are now.
     pub(crate) fn len(&self) -> usize {
-        self.taken.lock().by_number.len()
+        self.0.held()
     }
 
-    /// A place for a check of this runtime, if there is one.
+    /// A permit for a check of this runtime, if there is one.
     pub(crate) fn enter(
-        self: &Arc<Self>,
+        &self,
         account: &AccountName,
         runtime: &RuntimeLabel,
-    ) -> Option<CheckPlace> {
-        let mut taken = self.taken.lock();
-        let of_account = taken.count(|taker| taker.account == *account);
-        let of_runtime = taken.count(|taker| taker.runtime == *runtime);
-        if of_account >= OF_AN_ACCOUNT || of_runtime >= OF_A_RUNTIME {
-            return None;
-        }
-        if taken.by_number.len() >= IN_ALL && !taken.make_room(of_account) {
-            return None;
-        }
-        let number = taken.next;
-        taken.next += 1;
-        let eviction = Arc::new(Notify::new());
-        let taker = Taker {
-            account: account.clone(),
-            runtime: runtime.clone(),
-            eviction: eviction.clone(),
-        };
-        taken.by_number.insert(number, taker);
-        Some(CheckPlace {
-            checks: self.clone(),
-            number,
-            eviction,
+    ) -> Option<CheckPermit> {
+        let key = (account.clone(), runtime.clone());
+        self.0.enter(key, |holders| {
+            let of_account = holders.keys().filter(|(other, _)| other == account).count();
+            let of_runtime = holders.keys().filter(|(_, other)| other == runtime).count();
+            let fits = of_account < OF_AN_ACCOUNT && of_runtime < OF_A_RUNTIME;
+            fits && (holders.keys().count() < IN_ALL || make_room(holders, of_account))
         })
     }
 }
 
-impl Taken {
-    fn count(&self, is_counted: impl Fn(&Taker) -> bool) -> usize {
-        let takers = self.by_number.values();
-        takers.filter(|taker| is_counted(taker)).count()
+/// Evicts the oldest check of the account that has the most, if that still has as many afterwards as the newcomer,
+/// which has `fewer` now and gets one.
+fn make_room(holders: &mut Holders<(AccountName, RuntimeLabel)>, fewer: usize) -> bool {
+    let mut counts = HashMap::<_, usize>::new();
+    for (account, _) in holders.keys() {
+        *counts.entry(account).or_default() += 1;
     }
-
-    /// Ends the oldest check of the account that has the most, if it still has as many as another then
-    /// that has `fewer` now and gets one.
-    fn make_room(&mut self, fewer: usize) -> bool {
-        let mut counts = HashMap::<_, (usize, u64)>::new();
-        for (number, taker) in &self.by_number {
-            counts.entry(&taker.account).or_insert((0, *number)).0 += 1;
-        }
-        let most = counts.into_values().max_by_key(|(count, _)| *count);
-        let Some((_, oldest)) = most.filter(|(count, _)| *count > fewer + 1) else {
-            return false;
-        };
-        if let Some(taker) = self.by_number.remove(&oldest) {
-            taker.eviction.notify_one();
-        }
-        true
-    }
-}
-
-impl CheckPlace {
-    /// Resolves when the check has to end, because another account has none.
-    pub(crate) async fn evicted(&self) {
-        self.eviction.notified().await;
-    }
-}
-
-impl Drop for CheckPlace {
-    fn drop(&mut self) {
-        self.checks.taken.lock().by_number.remove(&self.number);
-    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    let most = most.filter(|(_, count)| *count > fewer + 1);
+    let most = most.map(|(account, _)| account.clone());
+    most.is_some_and(|most| holders.evict_oldest(|(account, _)| *account == most))
 }
 
 #[cfg(test)]
@@ -139,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    fn enter(checks: &Arc<Checks>, account: usize, runtime: usize) -> Option<CheckPlace> {
+    fn enter(checks: &Checks, account: usize, runtime: usize) -> Option<CheckPermit> {
         let account: AccountName = format!("a{account}").parse().unwrap();
         let runtime = format!("r{runtime}").parse().unwrap();
         let label = RuntimeLabel::new(&account, &runtime).unwrap();
@@ -147,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn one_runtime_leaves_places_for_the_others() {
-        let checks = Arc::new(Checks::default());
+    fn one_runtime_leaves_permits_for_the_others() {
+        let checks = Checks::default();
         let one: Vec<_> = (0..OF_A_RUNTIME)
             .map(|_| enter(&checks, 1, 1).unwrap())
             .collect();
@@ -160,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn one_account_with_many_runtimes_leaves_places_for_the_others() {
-        let checks = Arc::new(Checks::default());
+    fn one_account_with_many_runtimes_leaves_permits_for_the_others() {
+        let checks = Checks::default();
         let one: Vec<_> = (0..OF_AN_ACCOUNT)
             .map(|number| enter(&checks, 1, number).unwrap())
             .collect();
@@ -174,7 +107,7 @@ mod tests {
 
     #[test]
     fn all_together_have_a_bound_too() {
-        let checks = Arc::new(Checks::default());
+        let checks = Checks::default();
         let all: Vec<_> = (0..IN_ALL)
             .map(|number| enter(&checks, number, 1).unwrap())
             .collect();
@@ -185,19 +118,22 @@ mod tests {
 
     #[test]
     fn a_few_accounts_do_not_keep_another_out() {
-        let checks = Arc::new(Checks::default());
+        let checks = Checks::default();
         let held: Vec<_> = (0..IN_ALL)
             .map(|number| enter(&checks, number / OF_AN_ACCOUNT, number).unwrap())
             .collect();
-        let is_evicted = |place: &CheckPlace| {
+        let is_evicted = |permit: &CheckPermit| {
             let mut cx = Context::from_waker(Waker::noop());
-            pin!(place.evicted()).poll(&mut cx).is_ready()
+            pin!(permit.evicted()).poll(&mut cx).is_ready()
         };
         let newcomer = enter(&checks, IN_ALL, 1).unwrap();
         assert_eq!(checks.len(), IN_ALL);
-        let evicted: Vec<_> = held.iter().filter(|place| is_evicted(place)).collect();
+        let numbers = 0..held.len();
+        let evicted: Vec<_> = numbers
+            .filter(|number| is_evicted(&held[*number]))
+            .collect();
         assert_eq!(evicted.len(), 1);
-        assert_eq!(evicted[0].number % OF_AN_ACCOUNT as u64, 0, "an oldest one");
+        assert_eq!(evicted[0] % OF_AN_ACCOUNT, 0, "an oldest one");
         drop((held, newcomer));
         assert_eq!(checks.len(), 0);
     }

@@ -27,7 +27,7 @@ use tunnel_proto::{
 };
 
 use self::credential::Credential;
-use super::{Admitted, TunnelListener, checks::CheckPlace};
+use super::{Admitted, TunnelListener, checks::CheckPermit};
 use crate::{
     allowance::Allowance,
     config::Config,
@@ -57,7 +57,7 @@ pub(super) struct LiveSession {
     allow_from: Option<Vec<IpNet>>,
     peer: SocketAddr,
     /// Of one that only checks the way.
-    check: Option<CheckPlace>,
+    check: Option<CheckPermit>,
 }
 
 impl LiveSession {

@@ -16,7 +16,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout};
 use tunnel_proto::{
     close::CloseReason,
-    control::Control,
+    control::{Control, millis},
     handshake::Refusal,
     session::{SessionEnd, SessionEvent},
 };
@@ -82,8 +82,7 @@ impl LiveSession {
                 .holder(label)
                 .map(|holder| holder.to_string()),
             conflict: looked.err().map(|refusal| conflict(&refusal)),
-            expires_in_ms: expires_in
-                .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            expires_in_ms: expires_in.map(millis),
         };
         let (runtime, peer) = (self.label(), self.peer);
         tracing::info!(%runtime, %instance, %peer, "the way of a tunnel client is being checked");
@@ -107,7 +106,7 @@ impl LiveSession {
             } = self;
             let evicted = async {
                 match check {
-                    Some(place) => place.evicted().await,
+                    Some(permit) => permit.evicted().await,
                     None => pending().await,
                 }
             };

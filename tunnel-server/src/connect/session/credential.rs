@@ -13,7 +13,10 @@ use secrecy::{ExposeSecret, SecretString};
 use tokio::{sync::watch, time::sleep};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
-    close::CloseReason, control::Control, handshake::Greeting, refusal::RefusalReason,
+    close::CloseReason,
+    control::{Control, millis},
+    handshake::Greeting,
+    refusal::RefusalReason,
     session::Session,
 };
 
@@ -233,7 +236,7 @@ impl Credential {
         };
         if due > self.warned {
             self.warned = due;
-            let in_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let in_ms = millis(left);
             let _ = session.send(Control::Expiring { in_ms });
             let runtime = self.grant.runtime.label.as_str();
             tracing::info!(runtime, credential = %self.grant.credential, ?left, "a credential runs out");
@@ -306,7 +309,7 @@ impl Credential {
                 tracing::info!(runtime, %credential, "a session has a newer credential");
                 self.take(grant);
                 let _ = session.send(Control::Refreshed {
-                    expires_in_ms: left.and_then(|left| u64::try_from(left.as_millis()).ok()),
+                    expires_in_ms: left.map(millis),
                 });
             }
             Ok(_) => {

@@ -4,7 +4,11 @@
 use std::{future::pending, time::Duration};
 
 use tokio::time::timeout;
-use tunnel_proto::{close::CloseReason, control::Control, session::Session};
+use tunnel_proto::{
+    close::CloseReason,
+    control::{Control, millis},
+    session::Session,
+};
 
 use crate::{config::live::LiveConfig, lifecycle::Lifecycle, registry::Membership, tunnel::Order};
 
@@ -72,11 +76,8 @@ async fn follow(
     match cause {
         Cause::None => pending().await,
         Cause::Draining => {
-            let spread = lifecycle.spread();
-            let spread_ms = u64::try_from(spread.as_millis()).ok();
-            let _ = session.send(Control::Drain {
-                spread_ms: spread_ms.filter(|time| *time > 0),
-            });
+            let spread_ms = Some(millis(lifecycle.spread())).filter(|time| *time > 0);
+            let _ = session.send(Control::Drain { spread_ms });
             drained(lifecycle, session).await
         }
         Cause::Ordered(Order::Superseded { by }) => {
