@@ -211,7 +211,7 @@ impl Table {
                     version: String::new(),
                     number: 1,
                     since: SystemTime::UNIX_EPOCH,
-                    authority: Mutex::default(),
+                    credential: Mutex::default(),
                     routes: Mutex::default(),
                 },
                 allow_from: None,

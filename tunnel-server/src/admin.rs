@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
-//!   (tunnel-ops)       └──▶ event_stream ◀── events ◀─tell── every part of the server
+//!   (tunnel-ops)       └──▶ event_stream ◀── events ◀─report─ every part of the server
 //! ```
 //!
 //! In come requests below `/api/v1` that the listener has checked; out go JSON and a stream of events,

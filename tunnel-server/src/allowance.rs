@@ -1,8 +1,7 @@
-//! How often others can have something done: few times at once, and then now and then.
+//! A limit on how often something is done: a burst, and then once in each interval.
 //!
-//! In: that it is wanted once more. Out: whether it may be done, and how often it was left out since the last
-//! time. So a stranger who is refused all the time, or a client that tries all the time, neither fills the
-//! disk with lines of the log nor drowns other lines.
+//! In: a wish to do it. Out: whether it may be done, and how often it was left out since the last time. So a
+//! client that is refused all the time neither fills the disk with log lines nor hides other lines.
 
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ pub use self::platform::PlatformToken;
 use self::platform::{PlatformJudge, Question};
 pub use self::refusal::AuthRefusal;
 use self::revocation::{Revocation, Revocations, RevocationsFull};
-pub(crate) use self::setup::Prepared;
+pub(crate) use self::setup::PreparedCredentials;
 pub use self::setup::{AuthSetupError, load_platform_token};
 use crate::runtimes::{AccountName, RuntimeEntry, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
@@ -138,11 +138,10 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl Authenticator {
-    /// The runtime that the credentials let in. Where there are several, all must be good and name the
-    /// same one.
+    /// The runtime that the credentials let in. Where there are several, all must be good and name one runtime.
     ///
     /// # Errors
-    /// When there is none, or one lets nobody in.
+    /// When there is none, or one of them is not good.
     pub async fn authenticate(&self, presented: &Presented<'_>) -> Result<Grant, AuthRefusal> {
         let now = SystemTime::now();
         let mut judged = Vec::new();
@@ -199,7 +198,7 @@ impl Authenticator {
         // Not only by the handshake: it may be of a while ago, or have taken up an older one.
         let trusted = self.check_certificate(&shown, None, now)?;
         Ok(Grant {
-            // The last, since it remembers whose the label is: who is refused leaves nothing behind.
+            // Last, since it remembers whose the label is, and a refused client must leave nothing behind.
             runtime: self.labels.entry(&self.runtimes.load(), &shown.named)?,
             credential,
             expires: shown.parts.iter().filter_map(|part| part.expires).min(),
@@ -216,7 +215,7 @@ impl Authenticator {
     /// # Errors
     /// When it is to be cut: its listed token is not listed any more, its key not published any more, its
     /// runtime's label another's, one of its credentials revoked, or run out for longer than the grace.
-    /// [`AuthRefusal::is_revoked`] tells what somebody took back from what is only gone.
+    /// [`AuthRefusal::is_revoked`] distinguishes a revocation from what is only gone.
     pub fn as_of(&self, grant: &Grant, now: SystemTime) -> Result<Grant, AuthRefusal> {
         let runtimes = self.runtimes.load();
         let mut expires: Option<SystemTime> = None;
@@ -246,7 +245,7 @@ impl Authenticator {
     /// The grant for another while: the platform is asked again, the others are looked at again.
     ///
     /// # Errors
-    /// When it is to be cut: [`AuthRefusal::is_no`] tells a no from a platform that is away.
+    /// When it is to be cut: [`AuthRefusal::is_no`] distinguishes a denial from a platform that is away.
     pub async fn renew(&self, grant: &Grant) -> Result<Grant, AuthRefusal> {
         let (Some(platform), Some(question)) = (&self.platform, &grant.shown.question) else {
             return self.as_of(grant, SystemTime::now());
@@ -347,7 +346,7 @@ impl Authenticator {
         self.labels.len()
     }
 
-    /// Questions to the platform that somebody waits for.
+    /// Questions to the platform whose answer is awaited.
     pub(crate) fn questions(&self) -> usize {
         self.platform.as_ref().map_or(0, PlatformJudge::questions)
     }
@@ -383,9 +382,9 @@ impl Authenticator {
         }
     }
 
-    /// Whether the certificate among what was shown, if there is one, is still of an issuer that is trusted,
-    /// and in none of his lists. `trusted` are the roots that its chain is known to end at; the roots that
-    /// it does now are returned.
+    /// Checks that the certificate among the credentials, if there is one, still chains to a trusted issuer and is on
+    /// none of the issuer's revocation lists. `trusted` are the roots that its chain was found to end at before;
+    /// returns those that it ends at now.
     fn check_certificate(
         &self,
         shown: &Shown,

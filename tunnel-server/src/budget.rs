@@ -32,14 +32,14 @@ use self::{
     rate::{Rate, TooOften},
     shaper::Shaper,
     usage::{Counted, Free, Share, Usage, WaitingShare},
-    waiting::{NoRoom, Place, Room},
+    waiting::{WaitingFull, WaitingPermit, WaitingRoom},
 };
 use crate::runtimes::RuntimeLimits;
 
 /// What `Retry-After` says of limits on what is open at once: exchanges end all the time.
 const OPEN_RETRY: Duration = Duration::from_secs(1);
 
-/// The same of a full waiting room, which empties when the runtime is back or the wait is over.
+/// What `Retry-After` says of a full waiting room, which empties when the runtime is back or the wait is over.
 const WAITING_RETRY: Duration = Duration::from_secs(5);
 
 /// The number of the next budget.
@@ -55,7 +55,7 @@ pub struct NodeBudget {
     open: Count,
     websockets: Count,
     rate: Rate,
-    waiting: Room,
+    waiting: WaitingRoom,
     memory: Arc<MemoryAccount>,
     defaults: Mutex<RuntimeLimits>,
 }
@@ -80,7 +80,7 @@ pub struct NodeLimits {
 /// What one runtime may use, and what it uses now.
 #[derive(Debug)]
 pub struct Budget {
-    /// No other budget has the same.
+    /// Unique to this budget.
     number: u64,
     node: Arc<NodeBudget>,
     /// As listed for this runtime, without the defaults.
@@ -91,13 +91,13 @@ pub struct Budget {
     rate: Rate,
     upload: Arc<Shaper>,
     download: Arc<Shaper>,
-    waiting: Room,
+    waiting: WaitingRoom,
     memory: Arc<MemoryAccount>,
     /// Where it may be reached from; `None` means from anywhere.
     allow_from: ArcSwapOption<Vec<IpNet>>,
 }
 
-/// An exchange's place among those that are open; given back when dropped.
+/// The right of one exchange to be open; returned when dropped.
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
@@ -106,11 +106,11 @@ pub struct Permit {
     is_upgrade: bool,
 }
 
-/// A place among the requests that wait for a runtime to come back; given back when dropped.
+/// The right of one request to wait for its runtime to come back; returned when dropped.
 #[derive(Debug)]
 pub struct Waiting<'a> {
-    _own: Place<'a>,
-    _node: Place<'a>,
+    _own: WaitingPermit<'a>,
+    _node: WaitingPermit<'a>,
     _share: Option<WaitingShare>,
 }
 
@@ -123,8 +123,8 @@ struct Count {
 }
 
 impl NodeBudget {
-    /// Changes the limits; what is counted stays. Each [`Budget`] has to be told to
-    /// [`refresh`](Budget::refresh) afterwards.
+    /// Changes the limits; what is counted stays. Each [`Budget`] has to be
+    /// [refreshed](Budget::refresh) afterwards.
     pub fn set(&self, limits: NodeLimits, defaults: RuntimeLimits) {
         self.open.limit(limits.exchanges.map(u64::from));
         self.websockets.limit(limits.websockets.map(u64::from));
@@ -155,7 +155,7 @@ impl Default for NodeBudget {
             open: Count::unlimited(),
             websockets: Count::unlimited(),
             rate: Rate::default(),
-            waiting: Room::unlimited(),
+            waiting: WaitingRoom::unlimited(),
             memory: MemoryAccount::new(usize::MAX),
             defaults: Mutex::default(),
         }
@@ -177,7 +177,7 @@ impl Budget {
             rate: Rate::default(),
             upload: Arc::default(),
             download: Arc::default(),
-            waiting: Room::unlimited(),
+            waiting: WaitingRoom::unlimited(),
             memory,
             allow_from: ArcSwapOption::empty(),
         };
@@ -310,18 +310,18 @@ impl Budget {
     /// With the refusal that names the bound which is reached: of this runtime, or of the node.
     pub fn wait(&self, bytes: usize, usage: Option<&Arc<Usage>>) -> Result<Waiting<'_>, Problem> {
         let own = self.waiting.enter(bytes).map_err(|full| match full {
-            NoRoom::Requests(max) => {
+            WaitingFull::Requests(max) => {
                 no_room(format!("the runtime's limit `waiting` is {max} requests"))
             }
-            NoRoom::Bytes(max) => {
+            WaitingFull::Bytes(max) => {
                 no_room(format!("the runtime's limit `waiting_size` is {max} bytes"))
             }
         })?;
         let node = self.node.waiting.enter(bytes).map_err(|full| match full {
-            NoRoom::Requests(max) => no_room(format!(
+            WaitingFull::Requests(max) => no_room(format!(
                 "the server's limit `max-waiting` is {max} requests"
             )),
-            NoRoom::Bytes(max) => no_room(format!(
+            WaitingFull::Bytes(max) => no_room(format!(
                 "the server's limit `max-waiting-size` is {max} bytes"
             )),
         })?;

@@ -1,8 +1,8 @@
 //! Certificates of one's own making: a CA that signs a server's and a client's certificate.
 //!
 //! In come the names the server is reached by, and what is there already; out comes PEM text in memory.
-//! For trying out, for tests and for closed networks: whoever has the CA's key can be any server to those
-//! who trust it.
+//! For trying out, for tests and for closed networks: the holder of the CA's key can pose as any server
+//! to every client that trusts the CA.
 
 mod complete;
 
@@ -32,7 +32,7 @@ const CA_NAME: &str = "tunnel development CA";
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Certificates {
-    /// Whom both ends trust.
+    /// The CA that both ends trust.
     pub ca_pem: String,
     /// The CA's key, PKCS#8; none where others were signed with it and it was not kept.
     pub ca_key: Option<String>,
@@ -59,7 +59,7 @@ pub enum CertsError {
     /// Too short or too long.
     #[error("{0} days are not possible: give 1 to {MAX_DAYS}")]
     BadDays(u32),
-    /// Something more has to be signed, and nobody can.
+    /// Something more has to be signed, and the CA's key is not there.
     #[error(
         "ca.pem is there and its key, ca.key, is not, so that no certificate can be added: put the key back, or have all \
          made anew with --force"
@@ -80,7 +80,7 @@ pub enum CertsError {
         "{0} holds no usable private key: give an unencrypted PKCS#8 key in PEM, or remove the file, and one is made"
     )]
     BadKey(&'static str),
-    /// The CA is somebody else's, or its key is.
+    /// The CA, or its key, was not made by this program.
     #[error(
         "ca.pem and ca.key were not made together by this command, so that no certificate can be added: sign it with the \
          CA's own tools, or name another folder"

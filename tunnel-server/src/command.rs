@@ -22,7 +22,7 @@ use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 use crate::cli::{Cli, Command, TokenCommand};
 use crate::server::BindError;
 
-/// Why a command did not do what it was told.
+/// Why a command failed.
 enum Failure {
     /// Its flags or the files they name are not good.
     Configuration(String),

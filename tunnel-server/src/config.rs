@@ -39,7 +39,7 @@ pub struct Config {
     pub tunnel_tls: Identity,
     /// Certificate and key of the public listener; none means plain. Default none.
     pub public_tls: Option<Identity>,
-    /// Who may connect, and at which hosts each is reached.
+    /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
     /// Sessions that are told to leave in one second. Default 500, about the handshakes that another server
     /// makes in it without strain; no flag sets it.
@@ -123,8 +123,8 @@ impl Config {
         }
     }
 
-    /// Takes from the configuration in force what counts only from the start on, so that nobody is told of a setting
-    /// that is not in force.
+    /// Takes from the configuration in force the settings that a reload does not change, so that the effective
+    /// configuration shows what is in force.
     pub(crate) fn keep_started(&mut self, started: &Self) {
         self.settings.keep_started(&started.settings);
         if self.public_tls.is_some() != started.public_tls.is_some() {
@@ -262,7 +262,7 @@ fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<Config
     }
 }
 
-/// Told at what was given: nobody can mend a default.
+/// Reported at the setting that was given, since a default cannot be mended.
 fn overlap(
     source: &Source,
     (setting, address): (&Setting, SocketAddr),

@@ -43,7 +43,7 @@ use tunnel_proto::{
 
 use self::{
     checks::{CheckPermit, Checks},
-    gate::{Gate, NoRoom, Pass},
+    gate::{Gate, Pass, Rejection},
     session::LiveSession,
 };
 use crate::{
@@ -134,7 +134,7 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
             }
         }
     }
-    // Whoever dials now is to be refused at once, and so to dial another server.
+    // Clients that dial now are refused at once, and so dial another server.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
@@ -187,12 +187,12 @@ async fn greet(
             pass: Some((shared.metrics.handshake(), pass)),
             _permit: None,
         },
-        Err(NoRoom::Answer(permit, after)) => Entrance {
+        Err(Rejection::Answer(permit, after)) => Entrance {
             away: Some(after),
             pass: None,
             _permit: Some(permit),
         },
-        Err(NoRoom::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
+        Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
     };
     let admitted = async {
         let handshake = handshake(start, shared.tls.acceptor());
@@ -398,12 +398,12 @@ async fn may_begin(
             )),
         };
     }
-    let looked = shared.registry.look(
+    let precheck = shared.registry.precheck(
         &runtime.label,
         greeting.instance.id(),
         shared.config.load().settings.on_conflict,
     );
-    let Err(refusal) = looked.await else {
+    let Err(refusal) = precheck.await else {
         return Ok(None);
     };
     let (label, instance) = (runtime.label.as_str(), greeting.instance.id().as_str());
@@ -414,7 +414,7 @@ async fn may_begin(
         let contested = Event::of(EventKind::Contested, &runtime.label);
         shared
             .events
-            .tell(contested.detail(format!("{takeovers} takeovers in a row")));
+            .report(contested.detail(format!("{takeovers} takeovers in a row")));
     }
     Err(refusal.into())
 }

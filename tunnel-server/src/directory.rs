@@ -1,17 +1,17 @@
-//! Who holds a runtime: one claim for each, fenced by an epoch.
+//! Which instance holds a runtime: one claim for each, fenced by an epoch.
 //!
 //! ```text
-//!   connect ── look ──▶ may this instance have the runtime?      before the 101
-//!   connect ── claim ─▶ Held: the claim, for as long as it lives  when the session is ready
-//!                        └─▶ registry: of two claims the later epoch counts, whoever comes first
+//!   connect ── precheck ─▶ may this instance have the runtime?   before the 101
+//!   connect ── claim ────▶ ClaimGuard: the claim, while it lives  when the session is ready
+//!                           └─▶ registry: of two claims the later epoch counts, in whatever order they join
 //! ```
 //!
-//! Nobody else says who holds a runtime. The claims live in memory, which is all that a single server
-//! node needs; whoever asks awaits the answer, so that several nodes can share one directory.
+//! The directory alone decides which instance holds a runtime. The claims live in memory, which is all that a single
+//! server node needs; the functions are async, so that several nodes can share one directory.
 //!
-//! Letting go ([`Held::leave`], dropping [`Held`]) awaits nothing, since it happens where nothing can be
-//! awaited. A directory that is shared hands it to a task of its own, which tells the others and tries
-//! again until it is known; for a node that is gone the claim ends by a lease that the task renews.
+//! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) awaits nothing, since it happens where nothing can be
+//! awaited. A directory that is shared hands it to a task of its own, which informs the others and tries
+//! again until they know; for a node that is gone the claim ends by a lease that the task renews.
 //! Late is harmless: both name the claim's epoch, and touch no later one.
 
 mod claims;
@@ -55,13 +55,13 @@ pub enum ClaimRefusal {
     /// Another instance has it, and keeps it.
     #[error("the runtime is held by the instance {holder}, which keeps it while it is connected")]
     Held {
-        /// Who has it.
+        /// The instance that holds it.
         holder: InstanceId,
     },
     /// This instance had it, and a newer one took it over.
     #[error("the newer instance {by} holds the runtime: a runtime has one tunnel client")]
     Superseded {
-        /// Who has it now.
+        /// The instance that holds it now.
         by: InstanceId,
     },
     /// Instances take the runtime from each other all the time.
@@ -70,7 +70,7 @@ pub enum ClaimRefusal {
          tunnel client, stop the others"
     )]
     Contested {
-        /// Who keeps it for now.
+        /// The instance that keeps it for now.
         holder: InstanceId,
         /// How often it changed hands.
         takeovers: u32,
@@ -88,7 +88,7 @@ pub struct Directory {
 /// A claim that stands for as long as this lives. Several sessions of one instance hold one claim
 /// together.
 #[derive(Debug)]
-pub struct Held {
+pub struct ClaimGuard {
     claims: Arc<Mutex<Claims>>,
     runtime: RuntimeLabel,
     claim: Claim,
@@ -99,30 +99,30 @@ impl Directory {
     ///
     /// # Errors
     /// With the reason why not.
-    pub async fn look(
+    pub async fn precheck(
         &self,
         runtime: &RuntimeLabel,
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<(), ClaimRefusal> {
         let claims = self.claims.lock();
-        claims.look(runtime, instance, on_conflict, Instant::now())
+        claims.precheck(runtime, instance, on_conflict, Instant::now())
     }
 
     /// Claims a runtime for an instance. One that holds the runtime already gets the claim that
     /// stands.
     ///
     /// # Errors
-    /// As [`Directory::look`].
+    /// As [`Directory::precheck`].
     pub async fn claim(
         &self,
         runtime: &RuntimeLabel,
         instance: &InstanceId,
         on_conflict: OnConflict,
-    ) -> Result<Held, ClaimRefusal> {
+    ) -> Result<ClaimGuard, ClaimRefusal> {
         let mut claims = self.claims.lock();
         let claim = claims.claim(runtime, instance, on_conflict, Instant::now())?;
-        Ok(Held {
+        Ok(ClaimGuard {
             claims: self.claims.clone(),
             runtime: runtime.clone(),
             claim,
@@ -148,7 +148,7 @@ impl Directory {
     }
 }
 
-impl Held {
+impl ClaimGuard {
     /// The holder leaves by its own will: the next instance takes nothing away from it.
     pub fn leave(&self) {
         let mut claims = self.claims.lock();
@@ -162,7 +162,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ClaimGuard {
     fn drop(&mut self) {
         let mut claims = self.claims.lock();
         claims.release(&self.runtime, self.claim.epoch);

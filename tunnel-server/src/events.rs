@@ -1,12 +1,12 @@
-//! What happens to runtimes and to the server, for whoever watches.
+//! What happens to runtimes and to the server, for operators that watch.
 //!
 //! ```text
-//!   registry, connect, reload ──tell──▶ ring of the last 1,024 ◀──each at its own pace── readers
+//!   registry, connect, reload ──report─▶ ring of the last 1,024 ◀──each at its own pace── readers
 //! ```
 //!
-//! [`Events::tell`] takes a lock for as long as one push takes, and never waits for a reader: whoever
-//! is so far behind that the ring has gone past him is told so, and has lost his place. Nothing here
-//! decides anything, and nothing depends on an event having been seen.
+//! [`Events::report`] takes a lock for as long as one push takes, and never waits for a reader: a
+//! reader that the ring has overtaken gets [`TooSlow`]. Nothing here decides anything, and nothing depends on
+//! an event having been read.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -48,7 +48,7 @@ pub enum EventKind {
     Reloaded,
     /// The server was asked to stop.
     Draining,
-    /// Not told by any part: a reader was away for so long that events are lost to it.
+    /// Reported by no part: a reader was away for so long that events are lost to it.
     Missed,
 }
 
@@ -86,33 +86,33 @@ pub struct EventView {
     pub detail: Option<String>,
 }
 
-/// The last events, and whoever waits for the next.
+/// The last events, and a signal for readers of the next.
 pub struct Events {
     /// Tells this run's events from another's, since each counts from 1.
     run: String,
     ring: Mutex<Ring>,
-    told: watch::Sender<()>,
+    reported: watch::Sender<()>,
 }
 
 struct Ring {
-    kept: VecDeque<Arc<Told>>,
+    kept: VecDeque<Arc<NumberedEvent>>,
     /// The number of the next event.
     next: u64,
 }
 
-struct Told {
+struct NumberedEvent {
     number: u64,
     time: Timestamp,
     event: Event,
 }
 
-/// One reader's place among the events.
+/// A reader's position in the events.
 pub struct Reader {
     events: Arc<Events>,
     /// The number of the event that is read next.
     next: u64,
     has_missed: bool,
-    told: watch::Receiver<()>,
+    reported: watch::Receiver<()>,
 }
 
 /// A reader is so far behind that events are lost to it.
@@ -208,10 +208,10 @@ impl Event {
 impl Events {
     /// How many read along now.
     pub(crate) fn readers(&self) -> usize {
-        self.told.receiver_count()
+        self.reported.receiver_count()
     }
 
-    /// No events yet. `run` tells this run of the server from every other.
+    /// No events yet. `run` distinguishes this run of the server from every other.
     #[must_use]
     pub fn new(run: impl Into<String>) -> Arc<Self> {
         Arc::new(Self {
@@ -220,25 +220,25 @@ impl Events {
                 kept: VecDeque::with_capacity(RING),
                 next: 1,
             }),
-            told: watch::Sender::new(()),
+            reported: watch::Sender::new(()),
         })
     }
 
-    /// Tells whoever watches. Cheap, and waits for nobody.
-    pub fn tell(&self, event: Event) {
+    /// Adds an event and wakes the readers. Cheap, and does not wait.
+    pub fn report(&self, event: Event) {
         let time = Timestamp::now();
         let mut ring = self.ring.lock();
         let number = ring.next;
         ring.next += 1;
         let oldest = (ring.kept.len() == RING).then(|| ring.kept.pop_front());
-        ring.kept.push_back(Arc::new(Told {
+        ring.kept.push_back(Arc::new(NumberedEvent {
             number,
             time,
             event,
         }));
         drop(ring);
         drop(oldest);
-        self.told.send_replace(());
+        self.reported.send_replace(());
     }
 
     /// A reader of what comes from now on.
@@ -267,7 +267,7 @@ impl Events {
             events: self.clone(),
             next,
             has_missed,
-            told: self.told.subscribe(),
+            reported: self.reported.subscribe(),
         }
     }
 
@@ -276,11 +276,11 @@ impl Events {
         (run == self.run).then(|| number.parse().ok())?
     }
 
-    fn view(&self, told: &Told) -> EventView {
-        let event = &told.event;
+    fn view(&self, numbered: &NumberedEvent) -> EventView {
+        let event = &numbered.event;
         EventView {
-            id: Some(format!("{}-{}", self.run, told.number)),
-            time: told.time,
+            id: Some(format!("{}-{}", self.run, numbered.number)),
+            time: numbered.time,
             kind: event.kind,
             label: event.label.as_ref().map(ToString::to_string),
             session: event.session.clone(),
@@ -302,17 +302,17 @@ impl Reader {
             return Ok(vec![missed()]);
         }
         loop {
-            self.told.borrow_and_update();
+            self.reported.borrow_and_update();
             let batch = self.batch()?;
             if !batch.is_empty() {
-                return Ok(batch.iter().map(|told| self.events.view(told)).collect());
+                return Ok(batch.iter().map(|event| self.events.view(event)).collect());
             }
             // Fails only without a sender, which `events` holds.
-            let _ = self.told.changed().await;
+            let _ = self.reported.changed().await;
         }
     }
 
-    fn batch(&mut self) -> Result<Vec<Arc<Told>>, TooSlow> {
+    fn batch(&mut self) -> Result<Vec<Arc<NumberedEvent>>, TooSlow> {
         let ring = self.events.ring.lock();
         let oldest = ring.next - ring.kept.len() as u64;
         let read = self.next.checked_sub(oldest).ok_or(TooSlow)?;
@@ -323,7 +323,7 @@ impl Reader {
     }
 }
 
-/// What a reader is told that comes again too late.
+/// The event for a reader that connects again too late.
 fn missed() -> EventView {
     EventView {
         id: None,
@@ -357,7 +357,7 @@ mod tests {
 
     fn tell(events: &Events, count: usize) {
         for _ in 0..count {
-            events.tell(Event::new(EventKind::Reloaded));
+            events.report(Event::new(EventKind::Reloaded));
         }
     }
 
@@ -377,7 +377,7 @@ mod tests {
         let mut reader = events.read();
         assert!(reader.next().now_or_never().is_none());
         let began = Event::of(EventKind::SessionEnded, &label("prod"));
-        events.tell(began.session("i/1").reason("left").detail("of its own"));
+        events.report(began.session("i/1").reason("left").detail("of its own"));
         let view = reader.next().await.unwrap().remove(0);
         assert_eq!(view.id.as_deref(), Some("run-2"));
         assert_eq!(view.kind, EventKind::SessionEnded);

@@ -80,7 +80,7 @@ impl Lifecycle {
         self.is_draining.load(Ordering::Relaxed)
     }
 
-    /// Time over which clients that are told to leave spread their dials.
+    /// Time over which leaving clients spread their dials.
     pub(crate) fn spread(&self) -> Duration {
         Duration::from_millis(self.spread_ms.load(Ordering::Relaxed))
     }

@@ -259,7 +259,7 @@ impl Metrics {
             .set(seconds.unwrap_or(i64::MAX));
     }
 
-    /// Shows how credentials are checked, as far as somebody else has a part in that.
+    /// Shows the state of the platform and of the issuer's keys, where credentials are checked by them.
     ///
     /// # Errors
     /// When it is called twice.
@@ -285,7 +285,8 @@ impl Metrics {
         value: impl Fn() -> i64 + Send + Sync + 'static,
     ) -> prometheus::Result<()> {
         let gauge = gauge.clone();
-        self.registry().register(Box::new(Asked { gauge, value }))
+        self.registry()
+            .register(Box::new(ComputedGauge { gauge, value }))
     }
 
     /// Shows what a server holds. `count` is called whenever the metrics are read, and gives `None` when the server is
@@ -396,12 +397,12 @@ fn tls_handshakes(new: &mut Families) -> prometheus::Result<[IntCounter; 2]> {
 }
 
 /// A gauge that is set whenever it is read.
-struct Asked<F> {
+struct ComputedGauge<F> {
     gauge: IntGauge,
     value: F,
 }
 
-impl<F: Fn() -> i64 + Send + Sync> Collector for Asked<F> {
+impl<F: Fn() -> i64 + Send + Sync> Collector for ComputedGauge<F> {
     fn desc(&self) -> Vec<&Desc> {
         self.gauge.desc()
     }
@@ -431,7 +432,7 @@ impl RuntimeMetrics {
         })
     }
 
-    /// The same, without making series for a runtime that has carried nothing yet.
+    /// What it carries; `None` for a runtime that has carried nothing yet, which gets no series by this.
     pub fn traffic_so_far(&self) -> Option<&Traffic> {
         self.traffic.get()
     }
@@ -450,7 +451,7 @@ impl RuntimeMetrics {
 impl Drop for RuntimeMetrics {
     fn drop(&mut self) {
         let mut runtimes = self.metrics.runtimes.lock();
-        // Somebody else may have begun the series anew since this was let go.
+        // The series may have been made anew since the last holder was dropped.
         if runtimes
             .get(&self.label)
             .is_some_and(|held| held.strong_count() > 0)

@@ -1,8 +1,8 @@
 //! Which tunnel each runtime has on this node.
 //!
 //! A session joins with [`Registry::join`] and leaves when its [`Membership`] is dropped. An entry is
-//! removed only by the membership that made it, and only while it is still the one: whoever comes
-//! late finds his successor's entry and leaves it alone. Nothing here awaits under a lock.
+//! removed only by the membership that made it, and only while it is still its own: a late
+//! one leaves its successor's entry alone. Nothing here awaits under a lock.
 
 use std::{
     collections::HashMap,
@@ -24,12 +24,12 @@ use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
-    directory::{ClaimRefusal, Directory, Epoch, Held, OnConflict},
+    directory::{ClaimGuard, ClaimRefusal, Directory, Epoch, OnConflict},
     events::{Event, EventKind, Events},
     lock::{Mutex, RwLock},
     metrics::Metrics,
     runtimes::{RuntimeEntry, RuntimeLabel},
-    tunnel::{Member, Order, Peer, Tunnel},
+    tunnel::{Directive, Member, Peer, Tunnel},
 };
 
 /// How long after its last session a runtime counts as one that is just coming back.
@@ -44,7 +44,7 @@ pub struct Registry {
     slots: RwLock<HashMap<RuntimeLabel, Arc<Slot>>>,
 }
 
-/// The place of one runtime's tunnel.
+/// One runtime: its entry, and its tunnel while it is online.
 pub struct Slot {
     label: RuntimeLabel,
     entry: ArcSwap<RuntimeEntry>,
@@ -52,7 +52,7 @@ pub struct Slot {
     /// when it is gone.
     listed: ArcSwapOption<RuntimeEntry>,
     state: Mutex<State>,
-    /// Told whenever a session has joined.
+    /// Notified whenever a session has joined.
     joined: Notify,
     budget: Arc<Budget>,
 }
@@ -65,12 +65,12 @@ struct State {
     online_since: Option<SystemTime>,
     /// When the runtime was last online; at first when it became known.
     last_online: Instant,
-    /// The same for people, once it was online.
+    /// When it was last online by the wall clock; `None` before it ever was.
     last_online_at: Option<SystemTime>,
 }
 
 impl State {
-    /// Whether the runtime has been offline for so long that nobody should wait for it. A tunnel whose
+    /// Whether the runtime has been offline for so long that requests should not wait for it. A tunnel whose
     /// sessions are all leaving is not offline: its client is on its way back.
     fn is_gone(&self, now: Instant) -> bool {
         self.tunnel.is_none() && self.last_online + RETURNING < now
@@ -91,7 +91,7 @@ pub struct Joining<'a> {
     pub instance: &'a InstanceId,
     /// The session, which is ready.
     pub session: &'a Session,
-    /// Who is at its other end.
+    /// The tunnel client at its other end.
     pub peer: Peer,
     /// Where the instance lets its runtime be reached from.
     pub allow_from: Option<Vec<IpNet>>,
@@ -119,8 +119,8 @@ pub struct Membership {
     slot: Arc<Slot>,
     tunnel: Arc<Tunnel>,
     member: Member,
-    /// Let go after the place in the tunnel is.
-    held: Held,
+    /// Dropped after the session has left the tunnel.
+    held: ClaimGuard,
 }
 
 impl Registry {
@@ -136,7 +136,7 @@ impl Registry {
         })
     }
 
-    /// The place of a runtime that the runtimes file has.
+    /// The slot of a runtime that the runtimes file lists.
     pub fn list(&self, entry: &Arc<RuntimeEntry>) -> Arc<Slot> {
         let mut slots = self.slots.write();
         let slot = slot_of(&self.budget, &mut slots, entry);
@@ -145,7 +145,7 @@ impl Registry {
             // It goes by its credential, of which its sessions look what has become.
             Some(_) if is_same_runtime(&slot.entry(), entry) => {}
             Some(other) => {
-                other.order(Order::Disconnect);
+                other.direct(Directive::Disconnect);
                 slot.update(entry);
             }
             None => slot.update(entry),
@@ -170,7 +170,7 @@ impl Registry {
         }
     }
 
-    /// The place of a runtime, if it is known.
+    /// The slot of a runtime, if it is known.
     #[must_use]
     pub fn slot(&self, label: &str) -> Option<Arc<Slot>> {
         self.slots.read().get(label).cloned()
@@ -209,7 +209,7 @@ impl Registry {
         members.map(|member| member.session.streams()).sum()
     }
 
-    /// All places, in no order.
+    /// All slots, in no order.
     #[must_use]
     pub fn slots(&self) -> Vec<Arc<Slot>> {
         self.slots.read().values().cloned().collect()
@@ -225,24 +225,27 @@ impl Registry {
         });
     }
 
-    /// Whether an instance would get a runtime now. Whoever holds it instead is made to prove that it
-    /// lives, so that a dead one does not keep the runtime for long.
+    /// Whether an instance would get a runtime now. An instance that holds it instead is probed, so that a dead one
+    /// does not keep the runtime for long.
     ///
     /// # Errors
     /// With the reason why not.
-    pub async fn look(
+    pub async fn precheck(
         &self,
         runtime: &RuntimeLabel,
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<(), ClaimRefusal> {
-        let looked = self.directory.look(runtime, instance, on_conflict).await;
-        if looked.is_err()
+        let precheck = self
+            .directory
+            .precheck(runtime, instance, on_conflict)
+            .await;
+        if precheck.is_err()
             && let Some(tunnel) = self.slot(runtime.as_str()).and_then(|slot| slot.tunnel())
         {
             tunnel.suspect();
         }
-        looked
+        precheck
     }
 
     /// The instance that holds a runtime on this node, if one does.
@@ -269,14 +272,13 @@ impl Registry {
         let (held, slots, slot) = loop {
             let claim = self.directory.claim(&runtime.label, instance, on_conflict);
             let held = claim.await?;
-            // Held until the tunnel stands in its place, which may not be forgotten in between.
+            // ClaimGuard until the tunnel stands in its place, which may not be forgotten in between.
             let mut slots = self.slots.write();
             let slot = slot_of(&self.budget, &mut slots, runtime);
             if slot.state.lock().newest <= Some(held.claim().epoch) {
                 break (held, slots, slot);
             }
-            // A claim that was granted later came here first, and may be gone again: this one counts no
-            // more, whoever has the runtime now.
+            // A claim that was granted later joined first, and may be gone again: this one is void.
         };
         let listed = slot.listed.load();
         if listed
@@ -312,13 +314,13 @@ impl Registry {
         };
         if let Some(older) = &older {
             let by = instance.clone();
-            older.order(Order::Superseded { by });
+            older.direct(Directive::Superseded { by });
             self.metrics.takeovers.inc();
         }
         drop(state);
         drop(slots);
         if is_takeover {
-            self.events.tell(taken(&slot.label, older.as_deref()));
+            self.events.report(taken(&slot.label, older.as_deref()));
         }
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
@@ -336,7 +338,7 @@ fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
     (&one.account, &one.name) == (&other.account, &other.name)
 }
 
-/// What is told of a runtime that has a new tunnel.
+/// The event of a runtime that has a new tunnel.
 fn taken(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     match older {
         Some(older) => {
@@ -472,7 +474,7 @@ impl Membership {
 
     /// The session lives by this credential from now on, and its runtime by what that says of it.
     pub fn on_credential(&self, grant: &Grant) {
-        *self.member.peer.authority.lock() = grant.into();
+        *self.member.peer.credential.lock() = grant.into();
         let state = self.slot.state.lock();
         let is_held = state.holds(&self.tunnel);
         if is_held && **self.slot.entry() != *grant.runtime {
@@ -480,8 +482,8 @@ impl Membership {
         }
     }
 
-    /// The client tells of its routes: kept for people to look at, in place of what it told before, for
-    /// as long as the session lives.
+    /// The client reports its routes: kept for the operator, in place of an earlier report, for as long as the
+    /// session lives.
     pub fn on_routes(&self, summary: RoutesSummary) {
         *self.member.peer.routes.lock() = Some(summary.bounded());
     }
@@ -501,9 +503,9 @@ impl Membership {
         self.slot.joined.notify_waiters();
     }
 
-    /// Resolves with the strongest order to this session that is at least so strong.
-    pub async fn ordered(&self, strength: usize) -> Order {
-        self.tunnel.ordered(&self.member, strength).await
+    /// Resolves with the strongest directive to this session of at least this level.
+    pub async fn directive(&self, level: usize) -> Directive {
+        self.tunnel.directive(&self.member, level).await
     }
 
     /// Resolves when a younger session of this tunnel takes exchanges.
@@ -529,7 +531,7 @@ impl Drop for Membership {
         drop(state);
         if is_offline {
             let offline = Event::of(EventKind::Offline, &self.slot.label);
-            self.registry.events.tell(offline);
+            self.registry.events.report(offline);
         }
         self.registry.metrics.sessions.dec();
     }
@@ -574,7 +576,7 @@ mod tests {
             version: "0".into(),
             number: 1,
             since: SystemTime::UNIX_EPOCH,
-            authority: parking_lot::Mutex::default(),
+            credential: parking_lot::Mutex::default(),
             routes: parking_lot::Mutex::default(),
         };
         Joining {
@@ -634,7 +636,7 @@ mod tests {
         let older = join(&registry, 1).await;
         let newer = join(&registry, 2).await;
         let by = instance(2);
-        assert_eq!(older.ordered(0).await, Order::Superseded { by });
+        assert_eq!(older.directive(0).await, Directive::Superseded { by });
         drop(older);
         assert_eq!(slot.online().unwrap().0.claim(), newer.tunnel().claim());
         drop(newer);

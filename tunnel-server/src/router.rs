@@ -1,7 +1,7 @@
 //! From a host to its runtime, and from there to a session.
 //!
-//! A host is one runtime's or nobody's, and no request ever falls through to another. The lookup is by
-//! the checked request's host, the same bytes that are sent on. Listed runtimes are in a table that is
+//! A host belongs to one runtime or to none, and no request ever falls through to another. The lookup is by
+//! the checked request's host, by the bytes that are sent on. Listed runtimes are in a table that is
 //! replaced as a whole; one that only a credential has named is found by its label in the registry.
 
 use std::{
@@ -118,23 +118,23 @@ pub(crate) struct NextHosts(Vec<(Arc<RuntimeEntry>, HostName)>);
 
 /// The way to one host's runtime, online or not.
 pub struct Route {
-    /// `None` when the host is nobody's.
+    /// `None` when the host is no runtime's.
     slot: Option<Arc<Slot>>,
     offline_wait: Duration,
 }
 
 impl Route {
-    /// The runtime's place.
+    /// The runtime's slot.
     ///
     /// # Errors
-    /// When the host is nobody's.
+    /// When the host is no runtime's.
     fn slot(&self) -> Result<&Arc<Slot>, Problem> {
         let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
         let nobody = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
         self.slot.as_ref().ok_or_else(nobody)
     }
 
-    /// What the host's runtime may use; `None` when the host is nobody's.
+    /// What the host's runtime may use; `None` when the host is no runtime's.
     #[must_use]
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.slot.as_ref().map(|slot| slot.budget())
@@ -146,7 +146,7 @@ impl Route {
     /// `usage`.
     ///
     /// # Errors
-    /// When the host is nobody's, its runtime has no live session and none came in time, or too many
+    /// When the host is no runtime's, its runtime has no live session and none came in time, or too many
     /// wait for one, or hold too much.
     pub async fn session(
         &self,
@@ -158,7 +158,7 @@ impl Route {
         if let Some(online) = slot.online() {
             return Ok(online);
         }
-        // Boxed, so that the many who need not wait do not carry what waiting takes.
+        // Boxed, so that requests that need not wait do not carry the state of waiting.
         let now = Instant::now();
         let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
         let left = until.saturating_duration_since(now);

@@ -48,7 +48,7 @@ pub struct ListedToken {
     pub created: Option<SystemTime>,
     /// When it runs out.
     pub expires: Option<SystemTime>,
-    /// Whether it lets nobody in any more.
+    /// Whether it is revoked.
     pub revoked: bool,
     /// For people.
     pub note: Option<String>,
@@ -104,7 +104,7 @@ impl Runtimes {
         Self::parse(&TomlFile::read(path)?, domain)
     }
 
-    /// The same from text.
+    /// Reads the text of a runtimes file.
     pub fn parse(file: &TomlFile, domain: &HostName) -> Result<Self, RuntimesError> {
         file::parse(file, domain)
     }
@@ -133,7 +133,7 @@ impl Runtimes {
     }
 
     /// The runtime that the host `<label>.<domain>`, or one below it, belongs to by its own `hosts`.
-    /// Who else has this label would be taken for it.
+    /// Another runtime with this label would be taken for it.
     pub fn host_owner(&self, label: &RuntimeLabel) -> Option<&Arc<RuntimeEntry>> {
         self.entries.get(*self.host_labels.get(label.as_str())?)
     }

@@ -1,7 +1,7 @@
-//! The composition root: the only file that knows all parts of the server.
+//! The composition root: this folder alone knows all parts of the server.
 //!
 //! Start: everything that can fail is done before anything is served, so that a wrong configuration
-//! never answers a single request. Stop: in the order of who depends on whom, each step with its
+//! never answers a single request. Stop: in the order of dependence, each step with its
 //! reason where it stands.
 
 pub(crate) mod drain;
@@ -190,7 +190,7 @@ impl Server {
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let failed = wait(&shutdown, &mut running).await;
-        parts.events.tell(Event::new(EventKind::Draining));
+        parts.events.report(Event::new(EventKind::Draining));
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if failed.is_none() {
             let config = parts.config.load_full();
@@ -219,7 +219,7 @@ impl BindError {
     }
 }
 
-/// Forgets what nobody needs any more.
+/// Forgets runtimes that are gone, in rounds.
 async fn sweep(registry: Arc<Registry>) {
     let mut round = interval(SWEEP);
     loop {

@@ -1,7 +1,7 @@
 //! Moments as the admin API writes them: RFC 3339 in UTC, to the millisecond.
 //!
 //! Files and flags have [`Moment`](crate::runtimes::Moment) instead, which is a TOML value and counts in
-//! seconds; here two events of one second are told apart. What RFC 3339 has no digits for is shown as
+//! seconds; here two events of one second are distinguished. What RFC 3339 has no digits for is shown as
 //! the nearest moment that it has, so that writing never fails.
 
 use std::fmt;

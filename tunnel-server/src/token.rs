@@ -93,7 +93,7 @@ impl Token {
         sha256(self.text.expose_secret())
     }
 
-    /// The token itself, to be shown once to whom it is for.
+    /// The token itself, to be shown once to its owner.
     pub fn expose(&self) -> &str {
         self.text.expose_secret()
     }

@@ -1,8 +1,8 @@
 //! One tunnel: the live sessions of the instance that holds a runtime.
 //!
-//! In: sessions that are ready, and orders that concern all of them. Out: the session that takes the
-//! next exchange, and for each session the orders that came after it joined. What an order means for
-//! the exchanges that are open is the session's own business.
+//! In: sessions that are ready, and directives to all of them. Out: the session that takes the next exchange, and
+//! for each session the directives that came after it joined. What a directive means for open exchanges is
+//! decided by the session (`connect/session/leave.rs`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics:
 pub struct Tunnel {
     claim: Claim,
     members: OrderedMutex<Members>,
-    /// Told of each order, and of each session that joins or is suspect no longer.
+    /// Notified of each directive, and of each session that joins or is suspect no longer.
     changed: Notify,
     /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
     allow_from: Option<Vec<IpNet>>,
@@ -34,10 +34,10 @@ pub struct Tunnel {
 #[derive(Default)]
 struct Members {
     sessions: Vec<Member>,
-    /// Counts what happened: each order and each session that joined.
+    /// Counts directives and sessions that joined.
     events: u64,
-    /// The latest order of each kind, the weakest kind first, each with its place in the count.
-    orders: [Option<(u64, Order)>; Order::KINDS],
+    /// The latest directive of each level, the weakest first, each with its position in the count.
+    directives: [Option<(u64, Directive)>; Directive::LEVELS],
 }
 
 /// A session of a tunnel.
@@ -45,13 +45,13 @@ struct Members {
 pub struct Member {
     /// The session.
     pub session: Session,
-    /// Who is at its other end.
+    /// The tunnel client at its other end.
     pub peer: Arc<Peer>,
-    /// When it joined, in the count of what happened.
+    /// When it joined: its position in the count of [`Members::events`].
     joined: u64,
 }
 
-/// Who is at the other end of a session.
+/// The tunnel client at the other end of a session.
 #[derive(Debug)]
 pub struct Peer {
     /// Where the connection comes from.
@@ -62,15 +62,15 @@ pub struct Peer {
     pub number: u32,
     /// When the session began.
     pub since: SystemTime,
-    /// What lets it in.
-    pub authority: Mutex<Authority>,
-    /// What it has told of its routes, for people to look at.
+    /// The credential that lets it in.
+    pub credential: Mutex<SessionCredential>,
+    /// What it has reported of its routes, for the operator.
     pub routes: Mutex<Option<RoutesSummary>>,
 }
 
-/// What lets a session in, as far as it may be shown. It may change while the session lives.
+/// The credential that lets a session in, as far as it may be shown. It may change while the session lives.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Authority {
+pub struct SessionCredential {
     /// The kind of credential.
     pub kind: &'static str,
     /// Its public id.
@@ -79,7 +79,7 @@ pub struct Authority {
     pub expires: Option<SystemTime>,
 }
 
-impl From<&Grant> for Authority {
+impl From<&Grant> for SessionCredential {
     fn from(grant: &Grant) -> Self {
         Self {
             kind: grant.credential.kind().name(),
@@ -89,9 +89,9 @@ impl From<&Grant> for Authority {
     }
 }
 
-/// What all sessions of a tunnel are to do, the weakest first: a stronger one counts beside a weaker.
+/// What all sessions of a tunnel are to do, the weakest first: a stronger one overrides a weaker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub enum Directive {
     /// Be replaced by other sessions, and go when what is open is done.
     Drain,
     /// A newer instance holds the runtime: finish what is open, and go.
@@ -103,12 +103,12 @@ pub enum Order {
     Disconnect,
 }
 
-impl Order {
-    const KINDS: usize = 3;
+impl Directive {
+    const LEVELS: usize = 3;
 
-    /// How strong it is, from 0.
+    /// Its drain level, from 0: a higher one overrides a lower.
     #[must_use]
-    pub fn strength(&self) -> usize {
+    pub fn level(&self) -> usize {
         match self {
             Self::Drain => 0,
             Self::Superseded { .. } => 1,
@@ -248,10 +248,10 @@ impl Tunnel {
         }
     }
 
-    /// Gives an order to all sessions that are there now; how many that is.
-    pub fn order(&self, order: Order) -> usize {
+    /// Gives a directive to all sessions that are there now. Returns how many that is.
+    pub fn direct(&self, directive: Directive) -> usize {
         let mut members = self.members.lock();
-        if matches!(order, Order::Superseded { .. }) {
+        if matches!(directive, Directive::Superseded { .. }) {
             // At once, before any of them has heard of it.
             for member in &members.sessions {
                 member.session.start_drain();
@@ -259,20 +259,20 @@ impl Tunnel {
         }
         members.events += 1;
         let at = members.events;
-        let kind = order.strength();
-        members.orders[kind] = Some((at, order));
+        let level = directive.level();
+        members.directives[level] = Some((at, directive));
         let count = members.sessions.len();
         drop(members);
         self.changed.notify_waiters();
         count
     }
 
-    /// Resolves with the strongest order to this member that is at least so strong.
-    pub(crate) async fn ordered(&self, member: &Member, strength: usize) -> Order {
+    /// Resolves with the strongest directive to this member of at least this level.
+    pub(crate) async fn directive(&self, member: &Member, level: usize) -> Directive {
         self.until(|members| {
-            let orders = members.orders.iter().skip(strength).rev().flatten();
-            let mut mine = orders.filter(|(at, _)| *at > member.joined);
-            mine.next().map(|(_, order)| order.clone())
+            let directives = members.directives.iter().skip(level).rev().flatten();
+            let mut mine = directives.filter(|(at, _)| *at > member.joined);
+            mine.next().map(|(_, directive)| directive.clone())
         })
         .await
     }
@@ -341,7 +341,7 @@ mod tests {
             version: "0".into(),
             number,
             since: SystemTime::UNIX_EPOCH,
-            authority: Mutex::default(),
+            credential: Mutex::default(),
             routes: Mutex::default(),
         }
     }
@@ -368,16 +368,22 @@ mod tests {
     async fn an_order_is_for_those_who_are_there() {
         let tunnel = tunnel().await;
         let older = tunnel.add(session(), peer(1)).unwrap();
-        assert_eq!(now(tunnel.ordered(&older, 0)), None);
-        assert_eq!(tunnel.order(Order::Drain), 1);
+        assert_eq!(now(tunnel.directive(&older, 0)), None);
+        assert_eq!(tunnel.direct(Directive::Drain), 1);
         let younger = tunnel.add(session(), peer(2)).unwrap();
-        assert_eq!(now(tunnel.ordered(&older, 0)), Some(Order::Drain));
-        assert_eq!(now(tunnel.ordered(&older, 1)), None);
-        assert_eq!(now(tunnel.ordered(&younger, 0)), None);
-        tunnel.order(Order::Disconnect);
-        assert_eq!(now(tunnel.ordered(&older, 1)), Some(Order::Disconnect));
-        tunnel.order(Order::Drain);
-        assert_eq!(now(tunnel.ordered(&older, 0)), Some(Order::Disconnect));
+        assert_eq!(now(tunnel.directive(&older, 0)), Some(Directive::Drain));
+        assert_eq!(now(tunnel.directive(&older, 1)), None);
+        assert_eq!(now(tunnel.directive(&younger, 0)), None);
+        tunnel.direct(Directive::Disconnect);
+        assert_eq!(
+            now(tunnel.directive(&older, 1)),
+            Some(Directive::Disconnect)
+        );
+        tunnel.direct(Directive::Drain);
+        assert_eq!(
+            now(tunnel.directive(&older, 0)),
+            Some(Directive::Disconnect)
+        );
         assert_eq!(now(tunnel.replaced(&older)), Some(()));
         assert_eq!(now(tunnel.replaced(&younger)), None);
     }
@@ -499,7 +505,7 @@ mod tests {
         tunnel.add(session(), peer(1)).unwrap();
         assert!(tunnel.session().is_some());
         let by = InstanceSecret::from_random([2; 16]).id().clone();
-        tunnel.order(Order::Superseded { by });
+        tunnel.direct(Directive::Superseded { by });
         assert!(tunnel.session().is_none());
     }
 

@@ -25,7 +25,7 @@ use tunnel_ops::admin::BearerGuard;
 
 use super::{
     DESCRIPTION, event_stream,
-    view::{self, ConfigView, OperationError, RuntimeView, ServerView, Which},
+    view::{self, ConfigView, OperationError, RevocationScope, RuntimeView, ServerView},
 };
 use crate::{
     auth::{Authenticator, CredentialId},
@@ -95,20 +95,20 @@ pub(crate) struct Api {
 /// Who may use a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
-    /// This machine, and who shows the admin token.
+    /// This machine, and requests with the admin token.
     Read,
-    /// Who shows the admin token; this machine too where there is none.
+    /// Requests with the admin token; this machine too where there is none.
     ReadPrivate,
-    /// Who shows the admin token.
+    /// Requests with the admin token.
     Change,
 }
 
 /// What stands in the path for `{label}`.
-struct Label(String);
+struct PathLabel(String);
 
 /// A request that is refused.
 #[derive(Debug)]
-struct Refused {
+struct ApiError {
     status: StatusCode,
     reason: &'static str,
     detail: String,
@@ -118,7 +118,7 @@ struct Refused {
 /// Which runtimes are asked for.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct RuntimesQuery {
     online: Option<bool>,
     account: Option<String>,
     #[serde(default = "page")]
@@ -134,7 +134,7 @@ fn page() -> usize {
 /// more than it meant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum RevocationOrder {
+pub enum RevocationRequest {
     /// Every credential issued before now. Only `true` can be said.
     All(bool),
     /// The credential with this public id.
@@ -184,20 +184,20 @@ async fn authorize(
     State((api, access)): State<(Arc<Api>, Access)>,
     request: Request,
     next: Next,
-) -> Result<Response, Refused> {
+) -> Result<Response, ApiError> {
     api.check_access(access, request.headers())?;
     Ok(next.run(request).await)
 }
 
-async fn path_unknown() -> Refused {
+async fn path_unknown() -> ApiError {
     let detail =
         format!("there is nothing here: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
-    Refused::new(StatusCode::NOT_FOUND, "path_unknown", detail)
+    ApiError::new(StatusCode::NOT_FOUND, "path_unknown", detail)
 }
 
-async fn method_not_allowed() -> Refused {
+async fn method_not_allowed() -> ApiError {
     let detail = "this path has no such method: see the Allow field";
-    Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
 }
 
 async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
@@ -212,9 +212,9 @@ async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {
 
 async fn runtimes(
     State(api): State<Arc<Api>>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<RuntimesPage>, Refused> {
-    let wanted = Wanted::check(wanted)?;
+    wanted: Result<Query<RuntimesQuery>, QueryRejection>,
+) -> Result<Json<RuntimesPage>, ApiError> {
+    let wanted = RuntimesQuery::check(wanted)?;
     let config = api.config.load();
     let entries = view::runtime_entries(&api.registry);
     let (after, account) = (wanted.after.as_deref(), wanted.account.as_deref());
@@ -236,8 +236,8 @@ async fn runtimes(
 
 async fn runtime(
     State(api): State<Arc<Api>>,
-    Label(label): Label,
-) -> Result<Json<RuntimeView>, Refused> {
+    PathLabel(label): PathLabel,
+) -> Result<Json<RuntimeView>, ApiError> {
     let entry = view::runtime_entry(&api.registry, &label)?;
     let view = view::runtime_with_routes(&api.registry, &api.config.load(), &entry);
     Ok(Json(view))
@@ -245,33 +245,33 @@ async fn runtime(
 
 async fn disconnect(
     State(api): State<Arc<Api>>,
-    Label(label): Label,
-) -> Result<Json<OperationView>, Refused> {
+    PathLabel(label): PathLabel,
+) -> Result<Json<OperationView>, ApiError> {
     let sessions = view::disconnect(&api.registry, &label)?;
     Ok(done("disconnect", label, sessions))
 }
 
 async fn drain(
     State(api): State<Arc<Api>>,
-    Label(label): Label,
-) -> Result<Json<OperationView>, Refused> {
+    PathLabel(label): PathLabel,
+) -> Result<Json<OperationView>, ApiError> {
     let sessions = view::drain(&api.registry, &label)?;
     Ok(done("drain", label, sessions))
 }
 
 async fn revoke(
     State(api): State<Arc<Api>>,
-    Label(label): Label,
+    PathLabel(label): PathLabel,
     body: Bytes,
-) -> Result<Json<OperationView>, Refused> {
+) -> Result<Json<OperationView>, ApiError> {
     let malformed =
-        |detail: &dyn Display| Refused::new(StatusCode::BAD_REQUEST, "body_malformed", detail);
+        |detail: &dyn Display| ApiError::new(StatusCode::BAD_REQUEST, "body_malformed", detail);
     let order = serde_json::from_slice(&body).map_err(|error| {
         malformed(&format_args!(
             "expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}"
         ))
     })?;
-    let which = RevocationOrder::which(order).map_err(|detail| malformed(&detail))?;
+    let which = RevocationRequest::which(order).map_err(|detail| malformed(&detail))?;
     let (registry, authenticator) = (&api.registry, &api.authenticator);
     let sessions = view::revoke(registry, authenticator, &api.config.load(), &label, &which)?;
     Ok(done("revoke", label, sessions))
@@ -301,7 +301,7 @@ fn done(operation: &'static str, label: String, sessions: usize) -> Json<Operati
 }
 
 impl Api {
-    fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), Refused> {
+    fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), ApiError> {
         let guard = self.guard.load();
         let is_free = match access {
             Access::Read => self.is_local,
@@ -312,23 +312,23 @@ impl Api {
             return Ok(());
         }
         let Some(guard) = &*guard else {
-            return Err(Refused::new(
+            return Err(ApiError::new(
                 StatusCode::FORBIDDEN,
                 "admin_token_unset",
                 "this needs the admin token, and the server was started without --admin-token-file",
             ));
         };
-        guard.check(headers).map_err(|error| Refused {
+        guard.check(headers).map_err(|error| ApiError {
             challenge: Some(error.challenge()),
-            ..Refused::new(StatusCode::UNAUTHORIZED, "admin_token_refused", error)
+            ..ApiError::new(StatusCode::UNAUTHORIZED, "admin_token_refused", error)
         })
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Label {
-    type Rejection = Refused;
+impl<S: Send + Sync> FromRequestParts<S> for PathLabel {
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refused> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         match Path::from_request_parts(parts, state).await {
             Ok(Path(label)) => Ok(Self(label)),
             // Percent-encoded bytes that are not text.
@@ -337,29 +337,29 @@ impl<S: Send + Sync> FromRequestParts<S> for Label {
     }
 }
 
-impl RevocationOrder {
+impl RevocationRequest {
     /// What is meant, or what is wrong with it.
-    fn which(self) -> Result<Which, &'static str> {
+    fn which(self) -> Result<RevocationScope, &'static str> {
         match self {
-            Self::All(true) => Ok(Which::All),
+            Self::All(true) => Ok(RevocationScope::All),
             Self::All(false) => {
                 Err("`all` can only be true: to revoke one credential, give its `id`")
             }
-            // Whoever puts the whole token here has given it away, and would cut nobody off.
+            // The whole token is a mistake: it gives the secret away, and would revoke nothing.
             Self::Id(id) if id.starts_with("tnlrt_") => {
                 Err("`id` is the token's id, its 16 digits after `tnlrt_`, alone")
             }
             Self::Id(id) if !CredentialId::is_id(&id) => Err(CredentialId::EXPECTED),
-            Self::Id(id) => Ok(Which::Credential(id)),
+            Self::Id(id) => Ok(RevocationScope::Credential(id)),
         }
     }
 }
 
-impl Wanted {
+impl RuntimesQuery {
     /// The query, unless it is malformed.
-    fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, Refused> {
+    fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, ApiError> {
         let malformed =
-            |detail: &str| Refused::new(StatusCode::BAD_REQUEST, "query_malformed", detail);
+            |detail: &str| ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail);
         let Query(wanted) = query.map_err(|error| malformed(&error.body_text()))?;
         match wanted.limit {
             1..=PAGE_MAX => Ok(wanted),
@@ -368,7 +368,7 @@ impl Wanted {
     }
 }
 
-impl Refused {
+impl ApiError {
     fn new(status: StatusCode, reason: &'static str, detail: impl Display) -> Self {
         Self {
             status,
@@ -379,7 +379,7 @@ impl Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let problem = AdminProblem {
             reason: self.reason.to_owned(),
@@ -392,7 +392,7 @@ impl IntoResponse for Refused {
     }
 }
 
-impl From<OperationError> for Refused {
+impl From<OperationError> for ApiError {
     fn from(error: OperationError) -> Self {
         let (status, reason) = match &error {
             OperationError::RuntimeUnknown(_) => (StatusCode::NOT_FOUND, "runtime_unknown"),

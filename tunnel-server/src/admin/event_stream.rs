@@ -78,7 +78,7 @@ mod tests {
         let mut body = body(events.read());
         let beginning = ": events follow\nretry: 1000\n\n";
         assert_eq!(piece(&mut body).await, beginning);
-        events.tell(events::Event::new(EventKind::Draining).detail("two\nlines"));
+        events.report(events::Event::new(EventKind::Draining).detail("two\nlines"));
         let text = piece(&mut body).await;
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("id: run-1"));
@@ -98,7 +98,7 @@ mod tests {
         let mut body = body(events.read());
         piece(&mut body).await;
         for _ in 0..=RING {
-            events.tell(events::Event::new(EventKind::Reloaded));
+            events.report(events::Event::new(EventKind::Reloaded));
         }
         let text = piece(&mut body).await;
         assert!(text.starts_with(": read too slowly"), "{text}");

@@ -21,7 +21,7 @@ use crate::{
     registry::{Registry, Slot},
     runtimes::{HostName, RuntimeEntry, RuntimeLimits},
     timestamp::Timestamp,
-    tunnel::{Authority, Member, Order, Tunnel},
+    tunnel::{Directive, Member, SessionCredential, Tunnel},
 };
 
 /// The server as a whole.
@@ -121,7 +121,7 @@ pub struct RuntimeView {
     /// What went wrong last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_problem: Option<ProblemView>,
-    /// What its tunnel client has told of its routes; absent in a list of runtimes.
+    /// What its tunnel client has reported of its routes; absent in a list of runtimes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<RouteView>>,
     /// How many more routes it has; absent when there are none.
@@ -129,7 +129,7 @@ pub struct RuntimeView {
     pub routes_omitted: Option<usize>,
 }
 
-/// One route, as the tunnel client has told it.
+/// One route, as the tunnel client has reported it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteView {
     /// Its name.
@@ -228,7 +228,7 @@ pub struct ProblemView {
 
 /// Which of a runtime's credentials are to be good no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum RevocationScope {
     /// All that were issued before now.
     All,
     /// The one with this public id, whether anybody has come with it or not.
@@ -332,9 +332,9 @@ pub(super) fn runtime_view(
     let tunnel = slot.as_ref().and_then(|slot| slot.tunnel());
     let tunnel = tunnel.as_deref();
     let members = tunnel.map(Tunnel::members).unwrap_or_default();
-    let authority = members
+    let credential = members
         .last()
-        .map(|member| member.peer.authority.lock().clone());
+        .map(|member| member.peer.credential.lock().clone());
     let sessions = session_views(tunnel, &members);
     let traffic = tunnel.and_then(|tunnel| tunnel.metrics.traffic_so_far());
     let own = HostName::of_runtime(&entry.label, &config.settings.domain).ok();
@@ -354,12 +354,12 @@ pub(super) fn runtime_view(
             .and_then(|slot| Some(slot.last_online()?.into())),
         instance: tunnel.map(|tunnel| tunnel.claim().instance.to_string()),
         epoch: tunnel.map(|tunnel| tunnel.claim().epoch.number()),
-        expires: authority
+        expires: credential
             .as_ref()
-            .and_then(|authority| Some(authority.expires?.into())),
-        credential: authority.map(|authority| CredentialView {
-            kind: authority.kind.to_owned(),
-            id: authority.id,
+            .and_then(|credential| Some(credential.expires?.into())),
+        credential: credential.map(|credential| CredentialView {
+            kind: credential.kind.to_owned(),
+            id: credential.id,
         }),
         open_exchanges: sessions.iter().map(|session| session.open_exchanges).sum(),
         sessions,
@@ -379,7 +379,7 @@ pub(super) fn runtime_view(
     }
 }
 
-/// The same, with what its tunnel client has told of its routes.
+/// A runtime as it is now, with the routes that its tunnel client has reported.
 pub(super) fn runtime_with_routes(
     registry: &Registry,
     config: &Config,
@@ -388,7 +388,7 @@ pub(super) fn runtime_with_routes(
     let mut view = runtime_view(registry, config, entry);
     let tunnel = registry.slot(entry.label.as_str());
     let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
-    // The latest session is the one that a client with a new table has told first.
+    // A client with a new table of routes reports it to its latest session first.
     let members = members.into_iter().flatten().rev();
     let told = members.filter_map(|member| member.peer.routes.lock().clone());
     if let Some(summary) = told.into_iter().next() {
@@ -429,21 +429,21 @@ fn session_view(instance: &str, Member { session, peer, .. }: &Member) -> Sessio
 /// # Errors
 /// When there is no such runtime.
 pub(super) fn disconnect(registry: &Registry, label: &str) -> Result<usize, OperationError> {
-    order(registry, label, Order::Disconnect)
+    direct(registry, label, Directive::Disconnect)
 }
 
-/// Tells a runtime's tunnel client to leave its sessions as soon as it has new ones; what is open
-/// finishes. How many sessions were told.
+/// Has a runtime's tunnel client leave its sessions as soon as it has new ones; what is open finishes. Returns how
+/// many sessions that is.
 ///
 /// # Errors
 /// When there is no such runtime.
 pub(super) fn drain(registry: &Registry, label: &str) -> Result<usize, OperationError> {
-    order(registry, label, Order::Drain)
+    direct(registry, label, Directive::Drain)
 }
 
-fn order(registry: &Registry, label: &str, order: Order) -> Result<usize, OperationError> {
+fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usize, OperationError> {
     let slot = known(registry, label)?;
-    Ok(slot.tunnel().map_or(0, |tunnel| tunnel.order(order)))
+    Ok(slot.tunnel().map_or(0, |tunnel| tunnel.direct(directive)))
 }
 
 /// Makes credentials of a runtime good no more until the server is started again, and ends the
@@ -456,7 +456,7 @@ pub(super) fn revoke(
     authenticator: &Authenticator,
     config: &Config,
     label: &str,
-    which: &Which,
+    which: &RevocationScope,
 ) -> Result<usize, OperationError> {
     let slot = known(registry, label)?;
     let entry = slot.entry();
@@ -464,35 +464,35 @@ pub(super) fn revoke(
     let members = slot.tunnel().map(|tunnel| tunnel.members());
     let members = members.unwrap_or_default();
     let is_meant = |member: &&Member| match which {
-        Which::All => true,
-        Which::Credential(id) => is_named(&member.peer.authority.lock(), id),
+        RevocationScope::All => true,
+        RevocationScope::Credential(id) => is_named(&member.peer.credential.lock(), id),
     };
     let sessions = members.iter().filter(is_meant).count();
     let revocation = match which {
-        // What is issued from now on is good: the operator means what is out there. Only JSON Web Tokens tell when
+        // What is issued from now on is good: the operator means the credentials in use. Only JSON Web Tokens say when
         // they were issued, by a clock that may be ahead of this one by the leeway.
-        Which::All => {
+        RevocationScope::All => {
             let leeway = config.credentials().jwt.map(|jwt| jwt.leeway);
             Revocation {
                 target: RevocationTarget::Runtime(account, name),
                 before: Some(SystemTime::now() + leeway.unwrap_or_default()),
             }
         }
-        Which::Credential(id) => Revocation {
+        RevocationScope::Credential(id) => Revocation {
             target: RevocationTarget::CredentialOf(account, name, id.clone()),
             before: None,
         },
     };
-    // The sessions see it by themselves, and tell.
+    // The sessions find it by themselves, and report it.
     authenticator.revoke(&revocation)?;
     Ok(sessions)
 }
 
 /// Whether this is the credential's id, as a revocation reads it.
-fn is_named(authority: &Authority, id: &str) -> bool {
-    match authority.kind == CredentialKind::Certificate.name() {
-        true => revocation::serial(id).is_some_and(|serial| serial == authority.id),
-        false => authority.id == id,
+fn is_named(credential: &SessionCredential, id: &str) -> bool {
+    match credential.kind == CredentialKind::Certificate.name() {
+        true => revocation::serial(id).is_some_and(|serial| serial == credential.id),
+        false => credential.id == id,
     }
 }
 

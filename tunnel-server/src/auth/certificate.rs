@@ -119,7 +119,7 @@ fn named_by(name: &GeneralName<'_>) -> Option<Result<NamedRuntime, AuthRefusal>>
     Some(named.ok_or_else(|| without(&format!("`{}` is malformed", shown(text, SHOWN)))))
 }
 
-/// What is before 1970 is as long ago as can be told; `None` is beyond what a clock can tell.
+/// What is before 1970 is shown as 1970; `None` is beyond what the clock can represent.
 fn moment(time: ASN1Time) -> Option<SystemTime> {
     let seconds = u64::try_from(time.timestamp()).unwrap_or_default();
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))

@@ -1,6 +1,6 @@
 //! Questions to the platform and to issuers of keys: one request, one bounded answer, one deadline.
 //!
-//! TLS is the same as everywhere else, with the system's roots and the CA file that was given.
+//! TLS is configured as for the listeners, with the system's roots and the CA file that was given.
 //! Redirects are not followed: what is asked is what the configuration names.
 
 use std::path::Path;

@@ -23,7 +23,7 @@ pub(super) const MOST_BYTES: usize = 256 * 1024;
 /// Most keys in a set. A token that names no key is tried with each that fits.
 const MOST_KEYS: usize = 64;
 
-/// Algorithms that are taken. Only asymmetric ones: with the others, whoever can check a token could
+/// Algorithms that are accepted. Only asymmetric ones: with a symmetric one, a party that can check a token could
 /// make one, and a public key could be passed off as a secret.
 const TAKEN: [Algorithm; 9] = [
     Algorithm::RS256,
@@ -98,7 +98,7 @@ impl Jwks {
         Self::parse(&text)
     }
 
-    /// The same from bytes.
+    /// Parses the bytes of a set of keys.
     ///
     /// # Errors
     /// When they are no set of usable keys.
@@ -127,7 +127,7 @@ impl Jwks {
         self.keys.len()
     }
 
-    /// The first 16 hexadecimal digits of the set's SHA-256, to tell one from another.
+    /// The first 16 hexadecimal digits of the set's SHA-256, to distinguish one from another.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

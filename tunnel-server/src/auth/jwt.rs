@@ -156,7 +156,7 @@ impl JwtJudge {
         Ok(Judged {
             named,
             part: Part {
-                // Without the signature, which whoever holds the token can write in other ways as well:
+                // Without the signature, which the holder of the token can encode in other ways as well:
                 // as another credential it would outlive its revocation.
                 id: CredentialId::of_token(CredentialKind::Jwt, jti, parts.message),
                 issued,
@@ -194,7 +194,7 @@ impl JwtJudge {
         }
     }
 
-    /// Checks whose token it is, for whom, and for when; from and until when it is good.
+    /// Checks issuer, audience and times. Returns from when and until when the token is good.
     fn check_claims(
         &self,
         claims: &Map<String, Value>,

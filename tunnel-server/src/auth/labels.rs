@@ -1,8 +1,8 @@
 //! Which account and runtime each label stands for, of those that the runtimes file does not list.
 //!
 //! `a-b` + `c` and `a` + `b-c` have one label. The file lets only one of such a pair in; for the
-//! others, whoever came first keeps the label as long as the server runs, so that nobody gets another
-//! one's requests by waiting until he is away.
+//! others, the first to come keeps the label as long as the server runs, so that no runtime gets another
+//! one's requests by waiting until that is offline.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::runtimes::{
     Runtimes,
 };
 
-/// Labels remembered at most. A full memory forgets those that nobody holds.
+/// Labels remembered at most. A full memory forgets those that are not in use.
 const MOST: usize = 100_000;
 
 /// A runtime as a credential names it, with what its issuer says it may use.

@@ -27,9 +27,9 @@ use tokio::sync::{self, Semaphore};
 use tokio::time::timeout;
 use tunnel_proto::handshake::Greeting;
 
-use self::answer::{Answer, Said};
-use self::breaker::{Breaker, Trying};
-use self::memory::{Good, Memory, No};
+use self::answer::{Answer, PlatformReply};
+use self::breaker::{Attempt, Breaker};
+use self::memory::{Approval, Memory, No};
 use super::credential::{CredentialId, CredentialKind};
 use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
@@ -83,7 +83,7 @@ pub(super) struct Question {
 
 /// A question as it travels.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct QuestionBody<'a> {
     token: &'a str,
     instance: &'a str,
     version: &'a str,
@@ -94,9 +94,9 @@ struct Asked<'a> {
 /// What the platform says of a token, or what is left of it.
 #[derive(Debug, Clone)]
 enum Verdict {
-    Yes(Good),
+    Yes(Approval),
     No(No),
-    /// Neither; what to tell whoever was not good before.
+    /// Neither; the refusal is for a token that was not good before.
     Unclear(No),
     /// It cannot be asked.
     Away,
@@ -104,14 +104,14 @@ enum Verdict {
     Busy,
 }
 
-/// One question that several wait for. Whoever holds the lock asks; the others find the verdict.
+/// One question that several requests wait for. The one that holds the lock asks; the others find the verdict.
 type Flight = sync::Mutex<Option<Verdict>>;
 
-/// The questions that somebody waits for, each with how many do.
+/// The questions whose answer is awaited, each with the number of waiters.
 type Flights = HashMap<TokenHash, (usize, Arc<Flight>)>;
 
-/// A place among those who wait for a question.
-struct Seat<'a> {
+/// One waiter for a question; counted until dropped.
+struct FlightSeat<'a> {
     flights: &'a Mutex<Flights>,
     sha256: TokenHash,
     flight: Arc<Flight>,
@@ -178,7 +178,7 @@ impl PlatformJudge {
         self.breaker.lock().away_since().is_some()
     }
 
-    /// Questions that somebody waits for.
+    /// Questions whose answer is awaited.
     pub(super) fn questions(&self) -> usize {
         self.flights.lock().len()
     }
@@ -208,11 +208,11 @@ impl PlatformJudge {
             return verdict;
         }
         let seat = self.seat(question.sha256);
-        // Two of them, since whoever is before may wait for a place first.
+        // Twice, since the request before this one may wait for a permit first.
         let Ok(mut verdict) = timeout(2 * self.client.deadline(), seat.flight.lock()).await else {
             return Verdict::Busy;
         };
-        // If the one who asked gave up, the next asks anew.
+        // If the request that asked was dropped, the next asks anew.
         if let Some(verdict) = &*verdict {
             return verdict.clone();
         }
@@ -225,41 +225,43 @@ impl PlatformJudge {
         let Ok(Ok(_place)) = timeout(deadline, self.places.acquire()).await else {
             return Verdict::Busy;
         };
-        let Some(trying) = Trying::begin(&self.breaker) else {
+        let Some(attempt) = Attempt::begin(&self.breaker) else {
             return Verdict::Away;
         };
         let Some(request) = self.request(question) else {
             return Verdict::Away;
         };
         let token = question.token.expose_secret();
-        let said = Said::of(self.client.ask(request, ANSWER_BYTES).await, token);
+        let reply = PlatformReply::of(self.client.ask(request, ANSWER_BYTES).await, token);
         let url = &self.settings.url;
-        match said {
-            Said::Nothing(_) => trying.failed(),
-            // Whatever it says of this token, it is there.
-            _ => trying.succeeded(),
+        match reply {
+            PlatformReply::Nothing(_) => attempt.failed(),
+            // Any answer shows that it is there.
+            _ => attempt.succeeded(),
         }
-        match said {
-            Said::Yes(answer) => {
-                let good = Good::new(answer);
+        match reply {
+            PlatformReply::Yes(answer) => {
+                let good = Approval::new(answer);
                 self.memory.lock().good(question.sha256, good.clone());
                 Verdict::Yes(good)
             }
-            Said::No(told) => self.refused(question, AuthRefusal::PlatformRefused(told)),
-            Said::Rejected(told) => self.refused(question, AuthRefusal::PlatformRejected(told)),
-            Said::Busy(status) => {
+            PlatformReply::No(told) => self.refused(question, AuthRefusal::PlatformRefused(told)),
+            PlatformReply::Rejected(told) => {
+                self.refused(question, AuthRefusal::PlatformRejected(told))
+            }
+            PlatformReply::Busy(status) => {
                 if let Some(left_out) = self.lines.take() {
                     tracing::warn!(%url, %status, left_out, "the platform has no time to say who a token is");
                 }
                 self.unclear(question, AuthRefusal::AuthBusy)
             }
-            Said::Unclear(fault) => {
+            PlatformReply::Unclear(fault) => {
                 if let Some(left_out) = self.lines.take() {
                     tracing::warn!(%url, fault, left_out, "the platform's answer about a token cannot be used: mend the platform");
                 }
                 self.unclear(question, AuthRefusal::PlatformUnclear(fault))
             }
-            Said::Nothing(fault) => {
+            PlatformReply::Nothing(fault) => {
                 if let Some(left_out) = self.lines.take() {
                     tracing::warn!(%url, fault, left_out, "the platform cannot be asked who a token is");
                 }
@@ -282,7 +284,7 @@ impl PlatformJudge {
     }
 
     fn request(&self, question: &Question) -> Option<Request<Full<bytes::Bytes>>> {
-        let asked = Asked {
+        let asked = QuestionBody {
             token: question.token.expose_secret(),
             instance: &question.instance,
             version: &question.version,
@@ -299,7 +301,7 @@ impl PlatformJudge {
         request.body(Full::from(json)).ok()
     }
 
-    fn good(&self, question: &Arc<Question>, good: &Good) -> Judged {
+    fn good(&self, question: &Arc<Question>, good: &Approval) -> Judged {
         let holds = good.answer.holds;
         let expires = holds.and_then(|holds| good.at.checked_add(holds));
         let renew_at = good.at + spread(holds.unwrap_or(RENEW), question);
@@ -328,11 +330,11 @@ impl PlatformJudge {
         Ok(judged(question, &good.answer, expires, renew_at))
     }
 
-    fn seat(&self, sha256: TokenHash) -> Seat<'_> {
+    fn seat(&self, sha256: TokenHash) -> FlightSeat<'_> {
         let mut flights = self.flights.lock();
         let (seats, flight) = flights.entry(sha256).or_default();
         *seats += 1;
-        Seat {
+        FlightSeat {
             flights: &self.flights,
             sha256,
             flight: flight.clone(),
@@ -340,11 +342,11 @@ impl PlatformJudge {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for FlightSeat<'_> {
     fn drop(&mut self) {
         let mut flights = self.flights.lock();
         // Counted here and not by the flight's own count, which falls only after the lock is free: of two
-        // who leave at once neither would see that he is the last.
+        // that leave at once, neither would see that it is the last.
         if let Entry::Occupied(mut flight) = flights.entry(self.sha256) {
             let (seats, _) = flight.get_mut();
             *seats -= 1;

@@ -1,4 +1,4 @@
-//! Why a credential lets nobody in: each cause with its [`RefusalReason`] and a sentence of advice. No text here
+//! Why a credential is refused: each cause with its [`RefusalReason`] and a sentence of advice. No text here
 //! holds a credential.
 
 use std::time::{Duration, SystemTime};
@@ -14,17 +14,17 @@ const RETRY_AWAY: Duration = Duration::from_secs(5);
 /// When a client is to come back while too many are being checked.
 const RETRY_BUSY: Duration = Duration::from_secs(2);
 
-/// Why a credential lets nobody in.
+/// Why a credential is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthRefusal {
     /// Neither a token nor a certificate.
     #[error("no credential: send `Authorization: Bearer` with the runtime's token")]
     CredentialMissing,
-    /// It has not the form of any token that lets somebody in here.
+    /// It does not have the form of any token that is accepted here.
     #[error("the credential is {}", crate::token::NotAToken)]
     NotAToken,
-    /// It has the form, and is not one of those listed. Whether the id is known is not told.
+    /// It has the form, and is not one of those listed. Whether the id is known is not revealed.
     #[error("the token is not known or no longer good: ask for a new one")]
     TokenRefused,
     /// The platform says no. What it said of why is fit to be shown; empty or beginning with `: `.
@@ -53,13 +53,13 @@ pub enum AuthRefusal {
         /// This server's clock.
         now: SystemTime,
     },
-    /// A JSON Web Token for somebody else.
+    /// A JSON Web Token for another audience.
     #[error("the token is not for this server: its audience (`aud`) must name `{expected}`")]
     TokenAudience {
         /// The audience that this server is.
         expected: String,
     },
-    /// A JSON Web Token of somebody else.
+    /// A JSON Web Token of another issuer.
     #[error("the token is not of the issuer that is trusted here: its `iss` must be `{expected}`")]
     TokenIssuer {
         /// The issuer that is trusted.
@@ -73,13 +73,13 @@ pub enum AuthRefusal {
         "the token's algorithm is not taken: `{0}`; sign with RS, PS, ES or EdDSA, as the key says"
     )]
     TokenAlgorithm(String),
-    /// A JSON Web Token that somebody else signed, or that was changed.
+    /// A JSON Web Token with a signature by another key, or that was changed.
     #[error("the token's signature does not fit its content and key")]
     TokenSignature,
     /// A JSON Web Token signed with a key that is not among those published.
     #[error("the token's key is not known: `kid` {0} is not among the issuer's keys")]
     TokenKeyUnknown(String),
-    /// Somebody took it back.
+    /// It was revoked.
     #[error("the credential has been revoked ({0}): ask for a new one")]
     CredentialRevoked(CredentialId),
     /// Its runtime has a label that is another's.
@@ -114,7 +114,7 @@ pub enum AuthRefusal {
     /// A token and a certificate of different runtimes, or a renewed credential of another one.
     #[error("the credentials are for different runtimes: `{0}` and `{1}`")]
     CredentialsDisagree(RuntimeLabel, RuntimeLabel),
-    /// Who could say cannot be reached.
+    /// The platform, or the issuer of keys, cannot be reached.
     #[error("nobody can say now whether the token is good: {0}")]
     AuthUnavailable(&'static str),
     /// Too many are being checked.
@@ -159,8 +159,8 @@ impl AuthRefusal {
         self.reason().name()
     }
 
-    /// Whether it is an answer about the credential, and the answer is no. Otherwise nobody can say now, or
-    /// the credential will be good by itself.
+    /// Whether it is a decision against the credential. Otherwise there is no decision now, or the credential will
+    /// be good by itself.
     #[must_use]
     pub fn is_no(&self) -> bool {
         !matches!(self, Self::PlatformRejected(_)) && self.reason().finality() != Finality::Passing
@@ -175,7 +175,7 @@ impl AuthRefusal {
         )
     }
 
-    /// Whether somebody took the credential back, or gave its place to another. What is only gone, as when a
+    /// Whether the credential was revoked, or its label given to another runtime. What is only gone, as when a
     /// file was cut short, a key changed or a platform said no once, may be good again soon: the client is to
     /// dial again.
     #[must_use]

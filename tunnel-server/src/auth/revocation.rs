@@ -42,7 +42,7 @@ pub enum RevocationTarget {
     /// digits of the SHA-256 of its head and claims), the platform's id (or the same of the whole
     /// token), a certificate's serial number.
     Credential(String),
-    /// The same, and only where it lets into this runtime.
+    /// One credential by its public id, for this runtime alone.
     CredentialOf(AccountName, RuntimeName, String),
     /// All of one runtime.
     Runtime(AccountName, RuntimeName),
@@ -65,7 +65,7 @@ pub struct Revocations {
 #[derive(Debug, Clone, Default)]
 struct Ids {
     all: HashMap<String, Cut>,
-    /// The same ids as serial numbers are written, where they could be one.
+    /// Those ids in the form of serial numbers, where they could be one.
     serials: HashMap<String, Cut>,
 }
 
@@ -99,12 +99,12 @@ impl Revocations {
     /// Reads the file.
     ///
     /// # Errors
-    /// When it cannot be read or is not good; every fault is told with its line.
+    /// When it cannot be read or is not good; every fault is reported with its line.
     pub fn load(path: &Path) -> Result<Self, RuntimesError> {
         Self::parse(&TomlFile::read(path)?)
     }
 
-    /// The same from text.
+    /// Reads the text of a revocations file.
     ///
     /// # Errors
     /// When it is not good.
@@ -141,7 +141,7 @@ impl Revocations {
         Ok(more)
     }
 
-    /// Adds an entry; one about the same as another becomes one with it.
+    /// Adds an entry; one with the target of another is merged with it.
     fn insert(&mut self, revocation: Revocation) {
         let cut = revocation.before.map_or(Cut::All, Cut::Before);
         let is_new = match revocation.target {
@@ -158,13 +158,13 @@ impl Revocations {
         self.entries += usize::from(is_new);
     }
 
-    /// How many entries there are, those about the same counted once.
+    /// How many entries there are, after merging.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries
     }
 
-    /// The first 16 hexadecimal digits of the file's SHA-256, to tell one from another; empty when there is
+    /// The first 16 hexadecimal digits of the file's SHA-256, to distinguish one from another; empty when there is
     /// no file.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
@@ -253,7 +253,7 @@ fn revocation(
             if !CredentialId::is_id(id.get_ref()) {
                 return Err(file.error_at(id.span(), "revoked.id", CredentialId::EXPECTED));
             }
-            // Whoever puts the whole token here has given it away, and would cut nobody off.
+            // The whole token is a mistake: it gives the secret away, and would revoke nothing.
             if id.get_ref().starts_with("tnlrt_") {
                 let problem = "expected the token's id, its 16 digits after `tnlrt_`, alone";
                 return Err(file.error_at(id.span(), "revoked.id", problem));

@@ -1,5 +1,5 @@
 //! Making an [`Authenticator`] from the configuration, and giving it another while it runs: reads the
-//! files, asks nobody.
+//! files, sends nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,14 +42,14 @@ pub enum AuthSetupError {
     /// The list of revocations.
     #[error(transparent)]
     Revocations(#[from] RuntimesError),
-    /// Whom to trust when a URL is asked, or whose certificates let a client in.
+    /// The roots for requests to a URL, or for the certificates of clients.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
 }
 
 /// What the files hold that a configuration names for credentials: read and checked, and not in force
 /// yet.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedCredentials {
     runtimes: Runtimes,
     revocations: Revocations,
     jwks: Option<Jwks>,
@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
     clients: Option<ClientCheck>,
 }
 
-impl Prepared {
+impl PreparedCredentials {
     /// Whether the list of revocations has an entry.
     pub(crate) fn has_revocations(&self) -> bool {
         !self.revocations.is_empty()
@@ -106,7 +106,7 @@ impl Authenticator {
     pub fn new(config: &Config) -> Result<Arc<Self>, AuthSetupError> {
         let credentials = &config.credentials();
         let client = client(credentials)?;
-        let prepared = Prepared::read(config)?;
+        let prepared = PreparedCredentials::read(config)?;
         let changes = watch::Sender::new(0);
         let jwt = credentials
             .jwt
@@ -130,7 +130,7 @@ impl Authenticator {
     }
 
     /// From now on this counts. Live sessions are looked at again when all of it does.
-    pub(crate) fn replace(&self, prepared: Prepared) {
+    pub(crate) fn replace(&self, prepared: PreparedCredentials) {
         if let (Some(jwt), Some(keys)) = (&self.jwt, prepared.jwks) {
             jwt.replace(keys);
         }

@@ -1,7 +1,7 @@
 //! Tokens that are listed in the runtimes file.
 //!
-//! What is kept of a token is its public id and a hash of the whole. The comparison takes the same time
-//! whatever differs, and an unknown id is compared all the same.
+//! What is kept of a token is its public id and a hash of the whole. The comparison takes constant
+//! time, and an unknown id is compared as well.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,8 +15,8 @@ use super::{Judged, Part};
 use crate::runtimes::{ListedToken, RuntimeEntry, RuntimeLimits, Runtimes};
 use crate::token::{NotAToken, PREFIX, Token, TokenHash};
 
-/// The hash compared with when no token has the id, so that an unknown id costs the same as a wrong
-/// secret. Nobody knows a token with this hash, and a match would be refused all the same.
+/// The hash compared with when no token has the id, so that an unknown id costs as much time as a
+/// wrong secret. No token with this hash is known, and a match would be refused too.
 const NOBODY: TokenHash = [0; 32];
 
 /// Whether the text is to be judged here. Whether it is a token is not said.
@@ -25,11 +25,10 @@ pub(super) fn has_form(text: &str) -> bool {
 }
 
 /// The runtime that the presented text lets in, and the token as listed. An unknown id and a wrong
-/// secret cost the same and get the same refusal; what else is wrong is told only to who has the
-/// secret.
+/// secret take equal time and get one refusal; any other fault is revealed only to a holder of the secret.
 ///
 /// # Errors
-/// When it lets nobody in.
+/// When the token is not good.
 pub fn verify<'a>(
     runtimes: &'a Runtimes,
     presented: &str,
@@ -52,7 +51,7 @@ pub fn verify<'a>(
     }
 }
 
-/// Takes the same time whatever differs.
+/// Takes constant time.
 fn is_equal(one: &TokenHash, other: &TokenHash) -> bool {
     #[cfg(test)]
     tests::COMPARED.with(|times| times.set(times.get() + 1));

@@ -337,14 +337,14 @@ fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
 }
 
 /// What a configuration with certificates of this authority, and perhaps its list, brings.
-fn taking(authority: Option<(&Authority, bool)>) -> Prepared {
+fn taking(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
     let mut config = Config::new(identity, runtimes(""), DOMAIN.parse().unwrap());
     if let Some((authority, with_list)) = authority {
         authority.set(&mut config, with_list);
     }
-    Prepared::read(&config).unwrap()
+    PreparedCredentials::read(&config).unwrap()
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! A token bucket seen as a queue: each piece of a body takes the next place in it by a [`Ticket`],
 //! which says when the piece may go on. Places are given in the order in which they are asked for and
 //! for one small piece at a time, so that bodies take turns however many of them there are. Nothing
-//! waits here; who holds a ticket does, with a timer of his own.
+//! waits here; the holder of a ticket does, with a timer of its own.
 
 use std::{
     sync::{

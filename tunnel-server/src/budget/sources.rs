@@ -18,7 +18,7 @@ pub struct NoNetworks;
 /// Reads what a tunnel client says: networks or addresses, separated by commas.
 ///
 /// # Errors
-/// When one of them is none, or there is none at all: that is no way to say "nobody" or "anybody".
+/// When one of them is none, or there is none at all: an empty list means neither "nobody" nor "anybody".
 pub fn parse(list: &str) -> Result<Vec<IpNet>, NoNetworks> {
     let networks = list.split(',').map(|text| text.trim().parse::<Network>());
     let networks: Result<Vec<_>, _> = networks.collect();
@@ -28,7 +28,7 @@ pub fn parse(list: &str) -> Result<Vec<IpNet>, NoNetworks> {
 /// Whether a list lets an address in.
 ///
 /// # Errors
-/// With the refusal, which does not tell who would be let in.
+/// With the refusal, which does not reveal the list.
 pub fn admit(networks: &[IpNet], address: IpAddr) -> Result<(), Problem> {
     let address = address.to_canonical();
     if networks.iter().any(|network| network.contains(&address)) {

@@ -101,7 +101,7 @@ impl Usage {
     }
 }
 
-/// The entry of a runtime, made if it is not there. Those that nobody uses are forgotten then.
+/// The entry of a runtime, made if it is not there. Those without any use are forgotten then.
 fn entry<T>(entries: &Mutex<Vec<(u64, Arc<T>)>>, runtime: u64, new: impl FnOnce() -> T) -> Arc<T> {
     let mut entries = entries.lock();
     if let Some((_, found)) = entries.iter().find(|(number, _)| *number == runtime) {

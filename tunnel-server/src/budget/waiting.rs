@@ -1,7 +1,7 @@
 //! Room for requests that wait for a runtime to come back: so many of them, and so much memory.
 //!
-//! In comes what a request holds while it waits, in bytes; out comes a place that gives itself back, or
-//! which bound is reached. A request is weighed once, by the most that it can come to hold, so that nothing
+//! In comes what a request holds while it waits, in bytes; out comes a permit, or which bound is
+//! reached. A request is weighed once, by the most that it can come to hold, so that nothing
 //! has to be asked while it waits.
 
 use super::Count;
@@ -23,28 +23,28 @@ pub fn weight(head_bytes: usize, content_bytes: usize) -> usize {
 
 /// Where requests may wait; without bounds at first.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct WaitingRoom {
     requests: Count,
     bytes: Count,
 }
 
-/// There is no room for another.
+/// Why another request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoom {
+pub(super) enum WaitingFull {
     /// As many wait as may.
     Requests(usize),
     /// It would hold more than may be held together with those that wait.
     Bytes(usize),
 }
 
-/// A place in a room; given back when dropped.
+/// The right to wait; returned when dropped.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
-    room: &'a Room,
+pub(super) struct WaitingPermit<'a> {
+    room: &'a WaitingRoom,
     bytes: usize,
 }
 
-impl Room {
+impl WaitingRoom {
     pub(super) fn unlimited() -> Self {
         Self {
             requests: Count::unlimited(),
@@ -52,20 +52,20 @@ impl Room {
         }
     }
 
-    /// Changes the bounds; who waits goes on.
+    /// Changes the bounds; requests that wait already go on.
     pub(super) fn limit(&self, requests: Option<u32>, bytes: Option<u64>) {
         self.requests.limit(requests.map(u64::from));
         self.bytes.limit(bytes);
     }
 
-    /// Takes a place for a request that weighs so much.
-    pub(super) fn enter(&self, bytes: usize) -> Result<Place<'_>, NoRoom> {
-        self.requests.enter(1).map_err(NoRoom::Requests)?;
+    /// A permit for a request that weighs so much.
+    pub(super) fn enter(&self, bytes: usize) -> Result<WaitingPermit<'_>, WaitingFull> {
+        self.requests.enter(1).map_err(WaitingFull::Requests)?;
         if let Err(max) = self.bytes.enter(bytes) {
             self.requests.leave(1);
-            return Err(NoRoom::Bytes(max));
+            return Err(WaitingFull::Bytes(max));
         }
-        Ok(Place { room: self, bytes })
+        Ok(WaitingPermit { room: self, bytes })
     }
 
     /// How many more may wait, and how much more they may hold, in bytes.
@@ -79,7 +79,7 @@ impl Room {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitingPermit<'_> {
     fn drop(&mut self) {
         self.room.bytes.leave(self.bytes);
         self.room.requests.leave(1);
@@ -94,18 +94,21 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_leaves_nothing_behind() {
-        let room = Room::unlimited();
+        let room = WaitingRoom::unlimited();
         room.limit(Some(2), Some(1_000));
         let large = room.enter(900).unwrap();
-        assert_eq!(room.enter(101).unwrap_err(), NoRoom::Bytes(1_000));
+        assert_eq!(room.enter(101).unwrap_err(), WaitingFull::Bytes(1_000));
         let small = room.enter(100).unwrap();
-        assert_eq!(room.enter(0).unwrap_err(), NoRoom::Requests(2));
+        assert_eq!(room.enter(0).unwrap_err(), WaitingFull::Requests(2));
         drop(large);
-        assert_eq!(room.enter(901).unwrap_err(), NoRoom::Bytes(1_000));
+        assert_eq!(room.enter(901).unwrap_err(), WaitingFull::Bytes(1_000));
         assert!(room.enter(900).is_ok());
         drop(small);
         assert_eq!((room.now(), room.bytes.now()), (0, 0));
-        assert_eq!(room.enter(usize::MAX).unwrap_err(), NoRoom::Bytes(1_000));
+        assert_eq!(
+            room.enter(usize::MAX).unwrap_err(),
+            WaitingFull::Bytes(1_000)
+        );
     }
 
     proptest! {
@@ -114,9 +117,9 @@ mod tests {
             (most, bytes) in (0_u32..8, 0_u64..4_000),
             steps in prop::collection::vec((any::<bool>(), 0_usize..2_000), 1..100),
         ) {
-            let room = Room::unlimited();
+            let room = WaitingRoom::unlimited();
             room.limit(Some(most), Some(bytes));
-            let mut waiting: Vec<Place<'_>> = Vec::new();
+            let mut waiting: Vec<WaitingPermit<'_>> = Vec::new();
             for (is_coming, weight) in steps {
                 if is_coming {
                     waiting.extend(room.enter(weight));

@@ -105,7 +105,7 @@ impl AdminClient {
         Self::at("--admin", &args.url, args.token_file.as_deref())
     }
 
-    /// The same where another flag has the URL.
+    /// A client for the URL of another flag.
     pub(super) fn at(
         flag: &'static str,
         url: &AdminUrl,

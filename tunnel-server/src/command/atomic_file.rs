@@ -31,7 +31,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> i
     if let Some(before) = &before {
         let own = file.as_file().metadata()?;
         if (own.uid(), own.gid()) != (before.uid(), before.gid()) {
-            // Else the file would belong to whoever runs this, and the server could perhaps not
+            // Otherwise the file would belong to the user that runs this, and the server might not be able to
             // read it.
             fchown(file.as_file(), Some(before.uid()), Some(before.gid()))?;
         }

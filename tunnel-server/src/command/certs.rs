@@ -38,7 +38,7 @@ pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
             write(&out.join(name), text, mode, existing)?;
         }
     }
-    // Told only when all are there: whoever listens may stop listening, which must not leave half of them.
+    // Printed only when all are there: the reader of a pipe may stop reading, which must not leave half of them.
     for (name, is_kept, text, _) in files {
         let path = out.join(name);
         match (text, is_kept) {
@@ -94,7 +94,7 @@ fn read_present(out: &Path) -> Result<Present, Failure> {
         let path = out.join(name);
         match fs::read_to_string(&path) {
             Ok(text) => Ok(Some(text)),
-            // A link that leads nowhere is there all the same.
+            // A dangling link exists, too.
             Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => Ok(None),
             Err(error) => Err(Failure::configuration(format_args!(
                 "{} is there and cannot be read: {error}",
@@ -121,7 +121,7 @@ fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> Result<(), F
     })
 }
 
-/// Whoever names a host expects the server's certificate to be for it.
+/// A host that is named is to be in the server's certificate.
 fn tell_unnamed(out: &Path, present: &Present, names: &[String]) {
     let Some(pem) = &present.server_pem else {
         return;

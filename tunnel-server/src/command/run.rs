@@ -27,7 +27,7 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     let reloader = Reloader::new(given.clone())
         .map_err(|error| Failure::running(format_args!("cannot watch files: {error}")))?;
-    // All that can be wrong with the configuration is told before anything is bound.
+    // Every fault of the configuration is reported before anything is bound.
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(&source).map_err(Failure::configuration)?;
     if config.runtimes.token_count() == 0 && !config.credentials().is_any() {

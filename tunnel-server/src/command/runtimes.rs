@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     admin::{
-        api::{OperationView, PAGE_MAX, RevocationOrder, RuntimesPage},
+        api::{OperationView, PAGE_MAX, RevocationRequest, RuntimesPage},
         view::{LimitsView, RouteView, RuntimeView, SessionView},
     },
     cli::{
@@ -80,8 +80,8 @@ async fn show(args: &RuntimesShowArgs) -> Result<(), Failure> {
 
 async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
     let order = match &args.which.id {
-        Some(id) => RevocationOrder::Id(id.clone()),
-        None => RevocationOrder::All(args.which.all),
+        Some(id) => RevocationRequest::Id(id.clone()),
+        None => RevocationRequest::All(args.which.all),
     };
     let body = serde_json::to_vec(&order).map_err(Failure::running)?;
     let done = act(&args.act, "revoke", body.into()).await?;

@@ -42,7 +42,7 @@ async fn look(client: &AdminClient) -> Result<ServerView, AskError> {
     client.get("/status").await
 }
 
-/// Until nobody reads any more. A server that is away may come back.
+/// Until the output is closed. A server that is away may come back.
 async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result<(), Failure> {
     let is_terminal = !as_json && io::stdout().is_terminal();
     let mut ticks = interval(PERIOD);

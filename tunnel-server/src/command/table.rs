@@ -2,7 +2,7 @@
 //!
 //! In come cells as text; out come lines whose columns stand below each other. Figures are short: one
 //! who needs them exact asks for JSON. What a cell holds may have come from far, so that nothing in
-//! it reaches the terminal but letters.
+//! it but letters reaches the terminal.
 
 use std::{fmt, time::Duration};
 
@@ -14,7 +14,7 @@ const GAP: &str = "  ";
 /// Rows of cells, with a title for each column or none at all.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
-    /// Which columns hold figures, and so end at the same place.
+    /// Which columns hold figures, and so are aligned to the right.
     figures: &'static [usize],
 }
 

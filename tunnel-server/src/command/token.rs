@@ -18,7 +18,7 @@ use crate::runtimes::edit::{Addition, EditError, Revoking, add_token, revoke_tok
 use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
 use crate::token::Token;
 
-/// Hashes are no secrets, but who has which token is nobody else's business.
+/// Hashes are no secrets, but the names of token owners are private.
 const FILE_MODE: u32 = 0o600;
 
 pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
@@ -36,7 +36,7 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     let (path, ()) = change(&args.runtimes, &args.domain, |text| {
         Ok((add_token(text, &addition)?, ()))
     })?;
-    // The hash is in the file before the token is out: a token that nobody got harms less than one
+    // The hash is in the file before the token is out: a token that was never shown harms less than one
     // that does not work.
     print(&token)?;
     let (account, runtime) = (&args.account, &args.runtime);
@@ -175,7 +175,7 @@ fn change<T>(
     let path = real_path(path)?;
     let _lock = lock_folder_of(&path)?;
     let before = read(&path)?;
-    // A file that is not good is left alone, and its faults are told with the lines as they are.
+    // A file that is not good is left alone, and its faults are reported with the lines as they are.
     Runtimes::parse(&before, domain).map_err(Failure::configuration)?;
     let (text, told) = edit(before.text())
         .map_err(|error| Failure::configuration(format_args!("{}: {error}", path.display())))?;

@@ -82,7 +82,7 @@ pub fn differences(before: &Effective, after: &Effective) -> Vec<Difference> {
 
 impl Config {
     /// What each setting stands at, and what is known of each runtime; its files hold these contents. What
-    /// is in files with tokens of the operator's is not told.
+    /// is in files with tokens of the operator's is not shown.
     #[must_use]
     pub fn effective(&self, contents: &Contents) -> Effective {
         let mut effective = Effective::new();

@@ -55,7 +55,7 @@ pub(crate) struct Pass {
 }
 
 /// What becomes of a client for which there is no pass.
-pub(crate) enum NoRoom {
+pub(crate) enum Rejection {
     /// It is answered with this `Retry-After`. The permit is held until then.
     Answer(Permit, Duration),
     /// Its connection is closed, since there is no permit for an answer.
@@ -76,7 +76,7 @@ impl Gate {
     ///
     /// # Errors
     /// When as many as may wait do, and no address has more of them than the client's.
-    pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Result<Pass, NoRoom> {
+    pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Result<Pass, Rejection> {
         let arrived = self.shares.lock().arrive(address, Instant::now());
         let (number, changed) = arrived.ok_or_else(|| self.send_away(address))?;
         let pass = Pass {
@@ -105,13 +105,13 @@ impl Gate {
     }
 
     /// What becomes of a client that cannot enter, or has waited for too long.
-    pub(crate) fn send_away(&self, address: IpAddr) -> NoRoom {
+    pub(crate) fn send_away(&self, address: IpAddr) -> Rejection {
         let before = self.sent_away.fetch_add(1, Ordering::Relaxed);
         let each = u32::try_from(before).unwrap_or(u32::MAX);
         let later = AWAY_EACH.saturating_mul(each);
         match self.refusals.acquire(Some(address)) {
-            Ok(permit) => NoRoom::Answer(permit, (AWAY + later).min(AWAY_MAX)),
-            Err(_) => NoRoom::Close,
+            Ok(permit) => Rejection::Answer(permit, (AWAY + later).min(AWAY_MAX)),
+            Err(_) => Rejection::Close,
         }
     }
 }
@@ -172,8 +172,8 @@ mod tests {
     async fn away(gate: &Arc<Gate>, number: u8) -> Option<Duration> {
         match gate.enter(address(number)).await {
             Ok(_) => panic!("room"),
-            Err(NoRoom::Answer(_, after)) => Some(after),
-            Err(NoRoom::Close) => None,
+            Err(Rejection::Answer(_, after)) => Some(after),
+            Err(Rejection::Close) => None,
         }
     }
 
@@ -210,11 +210,11 @@ mod tests {
     async fn a_client_without_a_permit_for_an_answer_is_closed() {
         let gate = Gate::new(1, 0);
         let _held = pass(&gate, 1).await;
-        let Err(NoRoom::Answer(telling, _)) = gate.enter(address(2)).await else {
+        let Err(Rejection::Answer(permit, _)) = gate.enter(address(2)).await else {
             panic!("expected to be told")
         };
         assert_eq!(away(&gate, 2).await, None);
-        drop(telling);
+        drop(permit);
         assert!(away(&gate, 2).await.is_some());
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   101 ─▶ probe: an echo through the whole path ─▶ claim, join ─▶ welcome ─▶ attend ─▶ end
 //!             │ none in time                            │ the runtime is another's
-//!             └────────────▶ closed                     └────▶ told why, closed
+//!             └────────────▶ closed                     └────▶ refused with the reason, closed
 //! ```
 
 mod check;
@@ -131,7 +131,7 @@ impl LiveSession {
         let ended = Event::of(EventKind::SessionEnded, &runtime).session(self.id());
         shared
             .events
-            .tell(ended.reason(reason).detail(end.to_string()));
+            .report(ended.reason(reason).detail(end.to_string()));
     }
 
     /// Makes the session one of its runtime's, once an echo has come back through it, and says
@@ -147,10 +147,10 @@ impl LiveSession {
             tracing::warn!(%runtime, %instance, number, %peer, "a session gave no echo");
             return Err(CloseReason::Wedged);
         }
-        // Who was let in may have lost his right since: then he takes nobody's place.
+        // The credential may have become void since: then the session supersedes no other.
         if let Some(reason) =
             self.credential
-                .look(&shared.authenticator, &shared.events, &self.session)
+                .check(&shared.authenticator, &shared.events, &self.session)
         {
             return Err(reason);
         }
@@ -163,7 +163,7 @@ impl LiveSession {
                 version: self.greeting.version.clone(),
                 number,
                 since: SystemTime::now(),
-                authority: Mutex::new(self.credential.grant().into()),
+                credential: Mutex::new(self.credential.grant().into()),
                 routes: Mutex::default(),
             },
             allow_from: self.allow_from.clone(),
@@ -178,7 +178,7 @@ impl LiveSession {
         };
         tracing::info!(%runtime, %instance, number, %peer, "a session has begun");
         let began = Event::of(EventKind::SessionBegan, &runtime);
-        shared.events.tell(began.session(self.id()));
+        shared.events.report(began.session(self.id()));
         let _ = self.session.send(Control::Welcome {
             runtime: runtime.to_string(),
             session: self.id(),
@@ -214,7 +214,7 @@ impl LiveSession {
         self.end().await
     }
 
-    /// The same, up to where only the driver is left; how that ended if it ended first.
+    /// Returns when only the driver is left; with how it ended if it ended first.
     async fn attend_until(
         &mut self,
         shared: &TunnelListener,

@@ -1,7 +1,7 @@
 //! The table of claims, as a plain value: each change is one function of the state and the time.
 //!
-//! A claim stands while anybody holds it, and is removed only by its own last holder: the epoch
-//! tells a late one that his claim is no longer the one that stands.
+//! A claim stands while it has a holder, and is removed only by its own last holder: a late release
+//! has an older epoch, and changes nothing.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::runtimes::RuntimeLabel;
 /// Superseded instances that are remembered for a runtime. More than live at once in any rollout.
 const REMEMBERED: usize = 16;
 
-/// Who holds what.
+/// The claim of each runtime that is held.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     held: HashMap<RuntimeLabel, Entry>,
@@ -27,7 +27,7 @@ struct Entry {
     /// How many hold the claim: the sessions of its instance.
     holders: usize,
     contention: Contention,
-    /// The holder has said that it leaves: whoever comes next takes nothing away from it.
+    /// The holder has said that it leaves: the next instance supersedes nobody.
     is_leaving: bool,
     /// Instances that lost the runtime while it was held without a break, the latest last. They do not
     /// get it back before: one of their dials may have been on its way when they lost it.
@@ -35,7 +35,7 @@ struct Entry {
 }
 
 impl Claims {
-    pub(super) fn look(
+    pub(super) fn precheck(
         &self,
         runtime: &RuntimeLabel,
         instance: &InstanceId,
@@ -43,7 +43,7 @@ impl Claims {
         now: Instant,
     ) -> Result<(), ClaimRefusal> {
         match self.held.get(runtime) {
-            Some(entry) => entry.look(instance, on_conflict, now),
+            Some(entry) => entry.precheck(instance, on_conflict, now),
             None => Ok(()),
         }
     }
@@ -55,7 +55,7 @@ impl Claims {
         on_conflict: OnConflict,
         now: Instant,
     ) -> Result<Claim, ClaimRefusal> {
-        self.look(runtime, instance, on_conflict, now)?;
+        self.precheck(runtime, instance, on_conflict, now)?;
         if let Some(entry) = self.held.get_mut(runtime)
             && entry.claim.instance == *instance
         {
@@ -116,7 +116,7 @@ impl Claims {
 }
 
 impl Entry {
-    fn look(
+    fn precheck(
         &self,
         instance: &InstanceId,
         on_conflict: OnConflict,

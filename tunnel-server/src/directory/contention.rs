@@ -1,8 +1,8 @@
 //! Instances that take a runtime from each other: how long the next takeover has to wait.
 //!
 //! Pure: the time comes as an argument. The first takeovers in a row pass at once, since a rollout and
-//! its way back look the same; after them the runtime changes hands less and less often, and whoever
-//! holds it meanwhile serves in peace.
+//! its rollback look alike; after them the runtime changes hands less and less often, so that its
+//! holder can serve meanwhile.
 
 use std::time::Duration;
 

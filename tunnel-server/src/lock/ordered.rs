@@ -1,7 +1,7 @@
 //! Locks whose order a checker of races decides.
 //!
 //! Each is a lock of parking_lot behind one of shuttle. Within a run of the checker both are taken, so
-//! that the checker says whose turn it is: before a lock is taken, before it is let go, and after.
+//! that the checker says whose turn it is: before a lock is taken, before it is released, and after.
 //! Anywhere else the checker's is left alone.
 
 use std::{
@@ -35,21 +35,21 @@ pub(crate) struct RwLock<T> {
     inner: parking_lot::RwLock<T>,
 }
 
-/// A lock that is held. Its parts are let go in this order.
-pub(crate) struct Held<'a, G, T> {
+/// A lock that is held. Its fields are released in this order.
+pub(crate) struct LockGuard<'a, G, T> {
     inner: G,
     _turn: Option<T>,
     _after: Option<After<'a>>,
 }
 
-/// Lets the checker decide once more when a lock was let go: what comes next may need none.
+/// Lets the checker decide once more when a lock was released: what comes next may need none.
 struct After<'a>(&'a AtomicBool);
 
-type MutexHeld<'a, T> = Held<'a, parking_lot::MutexGuard<'a, T>, checked::MutexGuard<'a, ()>>;
-type ReadHeld<'a, T> =
-    Held<'a, parking_lot::RwLockReadGuard<'a, T>, checked::RwLockReadGuard<'a, ()>>;
-type WriteHeld<'a, T> =
-    Held<'a, parking_lot::RwLockWriteGuard<'a, T>, checked::RwLockWriteGuard<'a, ()>>;
+type MutexGuard<'a, T> = LockGuard<'a, parking_lot::MutexGuard<'a, T>, checked::MutexGuard<'a, ()>>;
+type ReadGuard<'a, T> =
+    LockGuard<'a, parking_lot::RwLockReadGuard<'a, T>, checked::RwLockReadGuard<'a, ()>>;
+type WriteGuard<'a, T> =
+    LockGuard<'a, parking_lot::RwLockWriteGuard<'a, T>, checked::RwLockWriteGuard<'a, ()>>;
 
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
@@ -60,19 +60,19 @@ impl<T> Mutex<T> {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexHeld<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         let turn = || self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         held(turn, &self.after, || self.inner.lock())
     }
 }
 
 impl<T> RwLock<T> {
-    pub(crate) fn read(&self) -> ReadHeld<'_, T> {
+    pub(crate) fn read(&self) -> ReadGuard<'_, T> {
         let turn = || self.turn.read().unwrap_or_else(PoisonError::into_inner);
         held(turn, &self.after, || self.inner.read())
     }
 
-    pub(crate) fn write(&self) -> WriteHeld<'_, T> {
+    pub(crate) fn write(&self) -> WriteGuard<'_, T> {
         let turn = || self.turn.write().unwrap_or_else(PoisonError::into_inner);
         held(turn, &self.after, || self.inner.write())
     }
@@ -82,9 +82,9 @@ fn held<'a, G, T>(
     turn: impl FnOnce() -> T,
     after: &'a AtomicBool,
     lock: impl FnOnce() -> G,
-) -> Held<'a, G, T> {
+) -> LockGuard<'a, G, T> {
     let is_checked = try_get_current_task().is_some();
-    Held {
+    LockGuard {
         _turn: is_checked.then(turn),
         _after: (is_checked && !WITHOUT_AFTER.get()).then(|| After(after)),
         inner: lock(),
@@ -95,7 +95,7 @@ thread_local! {
     static WITHOUT_AFTER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the checker on this thread without its say after a lock was let go, which makes a hundred
+/// Runs the checker on this thread without its decision after a lock was released, which makes a hundred
 /// times fewer orders: few enough for all of them to be tried.
 pub(crate) fn without_after(run: impl FnOnce()) {
     WITHOUT_AFTER.set(true);
@@ -111,7 +111,7 @@ impl Drop for After<'_> {
     }
 }
 
-impl<G: Deref, T> Deref for Held<'_, G, T> {
+impl<G: Deref, T> Deref for LockGuard<'_, G, T> {
     type Target = G::Target;
 
     fn deref(&self) -> &G::Target {
@@ -119,7 +119,7 @@ impl<G: Deref, T> Deref for Held<'_, G, T> {
     }
 }
 
-impl<G: DerefMut, T> DerefMut for Held<'_, G, T> {
+impl<G: DerefMut, T> DerefMut for LockGuard<'_, G, T> {
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.inner
     }

@@ -111,7 +111,7 @@ impl Scene {
     }
 
     /// What has to be true at any time.
-    fn look(&self) {
+    fn precheck(&self) {
         let state = self.slot.state.lock();
         let present = state.tunnel.as_ref();
         let known = self.tunnels.lock().clone();
@@ -130,7 +130,7 @@ impl Scene {
 
     /// What has to be true when everybody has left.
     fn assert_empty(&self) {
-        self.look();
+        self.precheck();
         assert!(self.slot.tunnel().is_none());
         assert!(self.slot.online_since().is_none());
         assert!(self.registry.directory.is_empty());
@@ -141,8 +141,8 @@ impl Scene {
 
     /// Whether a tunnel was told to give way.
     fn is_superseded(&self, joined: &Joined) -> bool {
-        let order = joined.membership.ordered(0).now_or_never();
-        matches!(order, Some(Order::Superseded { .. }))
+        let order = joined.membership.directive(0).now_or_never();
+        matches!(order, Some(Directive::Superseded { .. }))
     }
 }
 
@@ -164,19 +164,19 @@ fn instances_that_come_and_go_leave_nothing_behind() {
     check_often(|| {
         let scene = Scene::new();
         each(&scene, &[1, 2, 3], |scene, number| {
-            let _ = block_on(scene.registry.look(
+            let _ = block_on(scene.registry.precheck(
                 &scene.slot.label,
                 &instance(number),
                 OnConflict::Supersede,
             ));
             let first = scene.newest(number);
-            scene.look();
+            scene.precheck();
             let second = scene.newest(number);
-            scene.look();
+            scene.precheck();
             drop(first);
-            scene.look();
+            scene.precheck();
             drop(second);
-            scene.look();
+            scene.precheck();
         });
         scene.assert_empty();
     });
@@ -188,7 +188,7 @@ fn the_newest_claim_holds_the_runtime_and_late_leaves_do_not_touch_it() {
         let scene = Scene::new();
         let joined = each(&scene, &[1, 2, 3], |scene, number| {
             let joined = scene.newest(number);
-            scene.look();
+            scene.precheck();
             joined
         });
         let mut joined: Vec<_> = joined.into_iter().flatten().collect();
@@ -200,7 +200,7 @@ fn the_newest_claim_holds_the_runtime_and_late_leaves_do_not_touch_it() {
             .into_iter()
             .map(|older| thread::spawn(move || drop(older)));
         let leaving: Vec<_> = leaving.collect();
-        scene.look();
+        scene.precheck();
         for thread in leaving {
             thread.join().unwrap();
         }
@@ -221,7 +221,7 @@ fn sessions_of_one_instance_are_one_tunnel_while_one_of_them_is_there() {
                 let joined = scene.newest(number).expect("nobody else wants it");
                 assert!(!scene.is_superseded(&joined));
                 assert!(scene.slot.online().is_some());
-                scene.look();
+                scene.precheck();
             }
         });
         scene.assert_empty();
@@ -235,7 +235,7 @@ fn where_the_older_instance_is_kept_it_is_never_told_to_go() {
         each(&scene, &[1, 2, 3], |scene, number| {
             match scene.join(number, OnConflict::Reject) {
                 Ok(joined) => {
-                    scene.look();
+                    scene.precheck();
                     let tunnel = scene.slot.tunnel().expect("it has joined");
                     assert!(Arc::ptr_eq(&tunnel, joined.membership.tunnel()));
                     assert!(!scene.is_superseded(&joined));
@@ -257,8 +257,8 @@ fn a_superseded_session_hears_of_it() {
         let scene = Scene::new();
         let older = scene.newest(1).expect("nobody else wants it");
         let leaving = thread::spawn(move || {
-            let order = block_on(older.membership.ordered(0));
-            assert_eq!(order, Order::Superseded { by: instance(2) });
+            let order = block_on(older.membership.directive(0));
+            assert_eq!(order, Directive::Superseded { by: instance(2) });
             assert!(older.membership.tunnel().session().is_none());
         });
         let newer = scene.newest(2);

@@ -29,7 +29,7 @@ pub struct Addition<'a> {
     pub note: Option<&'a str>,
 }
 
-/// Tokens that are to let nobody in any more.
+/// Tokens to be revoked.
 #[derive(Debug, Clone, Copy)]
 pub struct Revoking<'a> {
     /// Whose runtime.
@@ -108,8 +108,8 @@ pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditErro
     Ok(document.to_string())
 }
 
-/// The text with the tokens marked as revoked, so that whoever still shows one is told so, and that
-/// it stays known what there was.
+/// The text with the tokens marked as revoked, so that a client that still shows one learns it, and a
+/// record remains.
 pub fn revoke_tokens(text: &str, revoking: &Revoking<'_>) -> Result<(String, Revoked), EditError> {
     let Revoking {
         account,

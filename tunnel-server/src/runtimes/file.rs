@@ -81,7 +81,7 @@ struct RawToken {
     note: Option<String>,
 }
 
-/// Checks one file; goes on after a fault, so that all are told at once.
+/// Checks one file; goes on after a fault, so that all are reported at once.
 struct Checker<'a> {
     file: &'a TomlFile,
     runtimes: Runtimes,

@@ -92,8 +92,8 @@ impl Borrow<str> for RuntimeLabel {
 }
 
 impl RuntimeLabel {
-    /// The label of this pair, if it fits. Two pairs may have the same label: a [`super::Runtimes`]
-    /// has none such.
+    /// The label of this pair, if it fits. Two pairs may have one label; a [`super::Runtimes`] has
+    /// no such pairs.
     pub fn new(account: &AccountName, runtime: &RuntimeName) -> Result<Self, NameError> {
         let label = format!("{account}-{runtime}");
         if label.len() > LABEL_OCTETS {

@@ -20,17 +20,17 @@ use crate::{config::Config, lifecycle::Lifecycle};
 /// How long clients may take, beside the spread, to have another session.
 const MOVING: Duration = Duration::from_secs(2);
 
-/// What of the grace period is kept for ends that their protocol knows, at most.
+/// What of the grace period is kept, at most, for ends that the protocol of a connection provides for.
 const ENDING: Duration = Duration::from_secs(4);
 
-/// What of that is kept for the sessions, at most, when even those did not end.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// What of that is kept, at most, for the sessions' close handshakes when connections did not end in time.
+const CLOSE_HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// What of the grace period is kept, at most, for the process to end in: whoever counts the same time is to
-/// find it gone.
+/// What of the grace period is kept, at most, for the process to end in: a supervisor that counts the grace period
+/// too is to find it gone.
 const EXIT: Duration = Duration::from_millis(250);
 
-/// Over how long clients are spread when so many sessions are told to leave, so many of them in one second.
+/// The time over which clients are spread, when `sessions` are asked to leave, `per_second` of them in one second.
 fn spread(sessions: usize, per_second: u32, longest: Duration) -> Duration {
     let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
     (Duration::from_secs(1) * (sessions / per_second.max(1))).min(longest)
@@ -55,7 +55,7 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
         ?spread,
         "draining: nothing new is accepted, clients are told to leave"
     );
-    // The clients first: whoever asks another server from now on finds their runtimes there.
+    // The clients first: requests to another server find their runtimes there from now on.
     let moved = (Instant::now() + spread + MOVING).min(ending);
     let _ = timeout_at(moved, lifecycle.unmoved_sessions.wait()).await;
     lifecycle.stop();
@@ -67,7 +67,7 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     lifecycle.end();
     tracing::info!("ending: what is still open ends as its protocol allows");
     // The rest of the time is for telling clients why their sessions end.
-    let last = end - FAREWELL.min(grace / 10);
+    let last = end - CLOSE_HANDSHAKE.min(grace / 10);
     if timeout_at(last, finish(running)).await.is_err() {
         lifecycle.cut();
         let _ = timeout_at(end, finish(running)).await;

@@ -14,7 +14,7 @@ use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
 use super::parts::{Parts, admin_guard, connection_limit};
 use crate::{
-    auth::{AuthSetupError, Prepared},
+    auth::{AuthSetupError, PreparedCredentials},
     config::{
         Config, ConfigError, Given,
         effective::{Difference, differences},
@@ -144,7 +144,7 @@ impl Parts {
     /// When a file that it names cannot be used. Everything stays as it was then.
     fn apply(&self, mut config: Config, emptied: Emptied) -> Result<Vec<Difference>, ApplyError> {
         // All that can fail.
-        let credentials = Prepared::read(&config)?;
+        let credentials = PreparedCredentials::read(&config)?;
         if emptied == Emptied::Refuse {
             self.check_not_emptied(&config, &credentials)?;
         }
@@ -174,7 +174,11 @@ impl Parts {
 
     /// Refuses files that held entries and hold none: a program that writes a file in place empties it first, which
     /// would disconnect every client, or lift all revocations, for the gap.
-    fn check_not_emptied(&self, config: &Config, next: &Prepared) -> Result<(), ApplyError> {
+    fn check_not_emptied(
+        &self,
+        config: &Config,
+        next: &PreparedCredentials,
+    ) -> Result<(), ApplyError> {
         let had_runtimes = self.config.load().runtimes.iter().next().is_some();
         if had_runtimes && config.runtimes.iter().next().is_none() {
             return Err(ApplyError::Emptied("runtimes"));
@@ -190,7 +194,7 @@ impl Parts {
         self.metrics.on_reload(is_good);
         self.config.on_reload(is_good);
         let reloaded = Event::new(EventKind::Reloaded);
-        self.events.tell(match is_good {
+        self.events.report(match is_good {
             true => reloaded,
             false => reloaded.reason("not_good"),
         });

@@ -14,11 +14,11 @@ use crate::{
 };
 
 /// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
-/// batch of a large body, so that many would hold up whoever has just asked for something.
+/// batch of a large body, so that many would delay a request that has just arrived.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
-/// How long work that cannot be ended may hold up the end of a shard.
-const LOOKUP_PATIENCE: Duration = Duration::from_millis(100);
+/// Time-out for work that cannot be cancelled, such as a name lookup, at the end of a shard.
+const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a shard listens on.
 pub(super) struct Sockets {
@@ -58,9 +58,9 @@ impl Shard {
                         _ = forced => {}
                     }
                 });
-                // Ends the tasks before anybody is told that the shard has ended; a name that is being
+                // Ends the tasks before the shard is reported as ended; a name that is being
                 // looked up, which nothing can end, is not waited for.
-                runtime.shutdown_timeout(LOOKUP_PATIENCE);
+                runtime.shutdown_timeout(LOOKUP_TIMEOUT);
                 let _ = finished.send(());
             })?;
         Ok(Self {

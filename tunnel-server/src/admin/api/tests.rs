@@ -295,11 +295,15 @@ fn a_revocation_takes_what_is_described() {
     let schema = description.pointer("/components/schemas/Revocation");
     let schema = schema.unwrap();
     assert_eq!(names(schema.get("properties")), ["all", "id"].into());
-    let which = |body: Value| serde_json::from_value::<RevocationOrder>(body).map(|it| it.which());
-    assert_eq!(which(json!({ "all": true })).unwrap(), Ok(Which::All));
+    let which =
+        |body: Value| serde_json::from_value::<RevocationRequest>(body).map(|it| it.which());
+    assert_eq!(
+        which(json!({ "all": true })).unwrap(),
+        Ok(RevocationScope::All)
+    );
     let most = "x".repeat(ID_BYTES);
     let one = which(json!({ "id": most })).unwrap();
-    assert_eq!(one, Ok(Which::Credential(most)));
+    assert_eq!(one, Ok(RevocationScope::Credential(most)));
     assert_eq!(schema["properties"]["id"]["maxLength"], ID_BYTES);
 }
 
@@ -319,30 +323,30 @@ fn a_revocation_says_what_it_means() {
         r#"{"all": true, "id": null}"#,
         r#"{"all": true} x"#,
     ] {
-        let read = serde_json::from_str::<RevocationOrder>(body);
+        let read = serde_json::from_str::<RevocationRequest>(body);
         assert!(read.is_err(), "{body}: {read:?}");
     }
     let long = "x".repeat(ID_BYTES + 1);
     for order in [
-        RevocationOrder::All(false),
-        RevocationOrder::Id(String::new()),
-        RevocationOrder::Id(long),
-        RevocationOrder::Id("tnlrt_0123456789abcdef_secret".to_owned()),
+        RevocationRequest::All(false),
+        RevocationRequest::Id(String::new()),
+        RevocationRequest::Id(long),
+        RevocationRequest::Id("tnlrt_0123456789abcdef_secret".to_owned()),
     ] {
         let refused = order.clone().which().unwrap_err();
         assert!(!refused.contains("secret"), "{order:?}");
     }
 }
 
-fn wanted(query: &str) -> Result<Wanted, Refused> {
+fn wanted(query: &str) -> Result<RuntimesQuery, ApiError> {
     let uri = format!("/?{query}").parse().unwrap();
-    Wanted::check(Query::try_from_uri(&uri))
+    RuntimesQuery::check(Query::try_from_uri(&uri))
 }
 
 #[test]
 fn a_query_is_read_or_refused() {
     let all = wanted("online=true&account=acme&limit=7&after=acme-prod").unwrap();
-    let expected = Wanted {
+    let expected = RuntimesQuery {
         online: Some(true),
         account: Some("acme".into()),
         limit: 7,

@@ -2,7 +2,7 @@
 //!
 //! One task fetches, so that never two questions run at once: every quarter of an hour, and when it is
 //! asked to, yet no sooner than 10 s after the last time. What was good last is kept until there is
-//! something better. When a key is gone that was there before, all who hold a grant are told to look.
+//! something better. When a key is gone that was there before, all sessions check their grants again.
 //!
 //! The task ends with what started it, and is begun anew if its runtime ended before.
 
@@ -21,7 +21,7 @@ use super::{Jwks, MOST_BYTES};
 use crate::auth::https::HttpsClient;
 use crate::config::HttpUrl;
 
-/// How often the keys are fetched when nobody asks.
+/// How often the keys are fetched without being asked for.
 const INTERVAL: Duration = Duration::from_secs(15 * 60);
 
 /// How soon again after a failure.
@@ -107,7 +107,7 @@ async fn fetch_forever(shared: Arc<Shared>) {
         let next = end + if is_good { INTERVAL } else { RETRY };
         tokio::select! {
             () = sleep_until(next) => {}
-            // Nobody asks before the pause is over.
+            // No request is heard before the pause is over.
             () = shared.wanted.notified() => {}
         }
     }

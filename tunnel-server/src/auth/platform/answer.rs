@@ -29,7 +29,7 @@ const SECRET_LETTERS: usize = 6;
 
 /// What came of a question.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum PlatformReply {
     Yes(Answer),
     /// A no, and what it says of why, fit to be shown.
     No(String),
@@ -71,7 +71,7 @@ struct RawRefusal {
     detail: Option<String>,
 }
 
-impl Said {
+impl PlatformReply {
     pub(super) fn of(answer: Result<(StatusCode, Bytes), AskError>, token: &str) -> Self {
         let (status, body) = match answer {
             Ok((status, body)) => (status, Ok(body)),
@@ -98,7 +98,8 @@ impl Said {
 }
 
 impl Answer {
-    /// Why it cannot be used is told as text.
+    /// # Errors
+    /// When it cannot be used: why, as text.
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
         let raw: RawAnswer =
             serde_json::from_slice(json).map_err(|error| format!("it is malformed: {error}"))?;
@@ -198,18 +199,27 @@ mod tests {
     fn what_is_wrong_with_one_token_says_nothing_of_the_platform() {
         let said = |status: u16, body: &str| {
             let body = Bytes::from(body.to_owned());
-            Said::of(Ok((status.try_into().unwrap(), body)), "s3cr3t-x")
+            PlatformReply::of(Ok((status.try_into().unwrap(), body)), "s3cr3t-x")
         };
         for status in [408, 429] {
-            assert!(matches!(said(status, "{}"), Said::Busy(_)), "{status}");
+            assert!(
+                matches!(said(status, "{}"), PlatformReply::Busy(_)),
+                "{status}"
+            );
         }
         for status in [500, 502, 503, 599] {
-            assert!(matches!(said(status, "{}"), Said::Nothing(_)), "{status}");
+            assert!(
+                matches!(said(status, "{}"), PlatformReply::Nothing(_)),
+                "{status}"
+            );
         }
         let nobody = Err(AskError::Deadline);
-        assert!(matches!(Said::of(nobody, "s3cr3t-x"), Said::Nothing(_)));
+        assert!(matches!(
+            PlatformReply::of(nobody, "s3cr3t-x"),
+            PlatformReply::Nothing(_)
+        ));
         for status in [401, 403] {
-            let Said::No(why) = said(status, r#"{"reason": "gone"}"#) else {
+            let PlatformReply::No(why) = said(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} is no no");
             };
             assert_eq!(why, ": gone");
@@ -219,7 +229,7 @@ mod tests {
             (404, "it answered 404 Not Found: gone"),
             (422, "it answered 422 Unprocessable Entity: gone"),
         ] {
-            let Said::Rejected(why) = said(status, r#"{"reason": "gone"}"#) else {
+            let PlatformReply::Rejected(why) = said(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} may not be about the token");
             };
             assert_eq!(why, told);
@@ -231,18 +241,18 @@ mod tests {
             (302, ""),
             (700, ""),
         ] {
-            let Said::Unclear(why) = said(status, body) else {
+            let PlatformReply::Unclear(why) = said(status, body) else {
                 panic!("{status} is clear");
             };
             assert!(!why.contains("s3cr3t"), "{why}");
         }
         let large = |status| {
             let (status, most) = (StatusCode::try_from(status).unwrap(), 7);
-            Said::of(Err(AskError::TooLarge { status, most }), "s3cr3t-x")
+            PlatformReply::of(Err(AskError::TooLarge { status, most }), "s3cr3t-x")
         };
-        assert!(matches!(large(200), Said::Unclear(_)));
-        assert!(matches!(large(403), Said::No(..)));
-        assert!(matches!(large(500), Said::Nothing(_)));
+        assert!(matches!(large(200), PlatformReply::Unclear(_)));
+        assert!(matches!(large(403), PlatformReply::No(..)));
+        assert!(matches!(large(500), PlatformReply::Nothing(_)));
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! When the platform is asked, and when it is left alone for a while.
 //!
-//! After some failures in a row nobody asks for a moment, so that neither a platform in trouble nor
-//! those who wait for it suffer more; then one question goes ahead and decides.
+//! After some failures in a row no question is asked for a moment, so that neither a failing platform nor
+//! the clients that wait for it suffer more; then one question goes ahead as a probe.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Breaker {
 
 /// A question on its way. Dropped without an end, it counts as not asked.
 #[must_use]
-pub(super) struct Trying<'a> {
+pub(super) struct Attempt<'a> {
     breaker: &'a Mutex<Breaker>,
     is_over: bool,
 }
@@ -59,7 +59,7 @@ impl Breaker {
     }
 }
 
-impl<'a> Trying<'a> {
+impl<'a> Attempt<'a> {
     /// `None` while the platform is left alone.
     pub(super) fn begin(breaker: &'a Mutex<Breaker>) -> Option<Self> {
         let may_ask = breaker.lock().may_ask();
@@ -80,7 +80,7 @@ impl<'a> Trying<'a> {
     }
 }
 
-impl Drop for Trying<'_> {
+impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.breaker.lock().is_probing = false;
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     fn fail(breaker: &Mutex<Breaker>) {
-        Trying::begin(breaker).unwrap().failed();
+        Attempt::begin(breaker).unwrap().failed();
     }
 
     #[tokio::test(start_paused = true)]
@@ -107,18 +107,18 @@ mod tests {
             advance(Duration::from_millis(1)).await;
         }
         assert_eq!(breaker.lock().away_since(), Some(start));
-        assert!(Trying::begin(&breaker).is_none());
+        assert!(Attempt::begin(&breaker).is_none());
         advance(PAUSE).await;
-        let probe = Trying::begin(&breaker).unwrap();
-        assert!(Trying::begin(&breaker).is_none(), "one is enough");
+        let probe = Attempt::begin(&breaker).unwrap();
+        assert!(Attempt::begin(&breaker).is_none(), "one is enough");
         drop(probe);
         // Whoever asked gave up: the next may.
         fail(&breaker);
-        assert!(Trying::begin(&breaker).is_none());
+        assert!(Attempt::begin(&breaker).is_none());
         advance(PAUSE).await;
-        Trying::begin(&breaker).unwrap().succeeded();
+        Attempt::begin(&breaker).unwrap().succeeded();
         assert_eq!(breaker.lock().away_since(), None);
-        let both = [Trying::begin(&breaker), Trying::begin(&breaker)];
+        let both = [Attempt::begin(&breaker), Attempt::begin(&breaker)];
         assert!(both.iter().all(Option::is_some));
     }
 
@@ -128,10 +128,10 @@ mod tests {
         for _ in 1..FAILURES {
             fail(&breaker);
         }
-        Trying::begin(&breaker).unwrap().succeeded();
+        Attempt::begin(&breaker).unwrap().succeeded();
         for _ in 1..FAILURES {
             fail(&breaker);
         }
-        assert!(Trying::begin(&breaker).is_some());
+        assert!(Attempt::begin(&breaker).is_some());
     }
 }

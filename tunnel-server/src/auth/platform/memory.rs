@@ -22,7 +22,7 @@ const MOST_REFUSED: usize = 10_000;
 
 /// A yes, and when it was given.
 #[derive(Debug, Clone)]
-pub(super) struct Good {
+pub(super) struct Approval {
     pub(super) answer: Arc<Answer>,
     pub(super) asked: Instant,
     pub(super) at: SystemTime,
@@ -39,7 +39,7 @@ pub(super) struct No {
 
 /// What the platform said.
 pub(super) struct Memory {
-    good: Bounded<Good>,
+    good: Bounded<Approval>,
     refused: Bounded<No>,
 }
 
@@ -52,7 +52,7 @@ struct Bounded<V> {
     next: u64,
 }
 
-impl Good {
+impl Approval {
     pub(super) fn new(answer: Answer) -> Self {
         Self {
             answer: Arc::new(answer),
@@ -122,11 +122,11 @@ impl Memory {
     }
 
     /// The last word on a token, if that was a yes.
-    pub(super) fn known(&self, token: &TokenHash) -> Option<&Good> {
+    pub(super) fn known(&self, token: &TokenHash) -> Option<&Approval> {
         self.good.get(token)
     }
 
-    pub(super) fn good(&mut self, token: TokenHash, good: Good) {
+    pub(super) fn good(&mut self, token: TokenHash, good: Approval) {
         self.refused.values.remove(&token);
         self.good.put(token, good);
     }
@@ -220,7 +220,7 @@ mod tests {
     async fn strangers_push_out_no_good_token() {
         let mut memory = Memory::default();
         let answer = Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
-        memory.good([0; 32], Good::new(answer));
+        memory.good([0; 32], Approval::new(answer));
         for number in 0..(2 * MOST_REFUSED) as u64 {
             let mut token = [1; 32];
             token[..8].copy_from_slice(&number.to_be_bytes());
@@ -242,7 +242,7 @@ mod tests {
         let cache = Duration::from_secs(10);
         let mut memory = Memory::default();
         let answer = || Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
-        memory.good([0; 32], Good::new(answer()));
+        memory.good([0; 32], Approval::new(answer()));
         let began = Instant::now();
         for token in [0, 1] {
             memory.unclear([token; 32], No::new(refusal()));
@@ -258,7 +258,7 @@ mod tests {
         }
         let since = memory.known(&[0; 32]).unwrap().unclear_since();
         assert_eq!(since, Some(began), "not from the last one on");
-        memory.good([0; 32], Good::new(answer()));
+        memory.good([0; 32], Approval::new(answer()));
         assert_eq!(memory.known(&[0; 32]).unwrap().unclear_since(), None);
     }
 }

@@ -36,16 +36,16 @@ fn question(token: &str) -> Arc<Question> {
     Arc::new(Question::new(token, &greeting, peer))
 }
 
-fn say_yes(judge: &PlatformJudge, question: &Question, holds: Option<u64>) -> Good {
+fn say_yes(judge: &PlatformJudge, question: &Question, holds: Option<u64>) -> Approval {
     let holds = holds.map_or(String::new(), |holds| format!(", \"expires_in\": {holds}"));
     let json = format!("{{\"account\": \"a\", \"runtime\": \"b\"{holds}}}");
-    let good = Good::new(Answer::parse(json.as_bytes()).unwrap());
+    let good = Approval::new(Answer::parse(json.as_bytes()).unwrap());
     judge.memory.lock().good(question.sha256, good.clone());
     good
 }
 
 fn fail(judge: &PlatformJudge) {
-    Trying::begin(&judge.breaker).unwrap().failed();
+    Attempt::begin(&judge.breaker).unwrap().failed();
 }
 
 #[tokio::test(start_paused = true)]

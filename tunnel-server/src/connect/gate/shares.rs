@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   arrive ──▶ waiting ──turn──▶ silent ──spoke──▶ answered        each leaves by itself, or by `leave`
-//!                 │                 │ older than GRACE, and somebody with fewer waits
+//!                 │                 │ older than GRACE, and an address with fewer waits
 //!                 │ queue full      ▼
 //!                 └──────────▶ displaced
 //! ```

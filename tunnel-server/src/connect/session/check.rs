@@ -57,7 +57,7 @@ impl LiveSession {
         }
         if let Some(reason) =
             self.credential
-                .look(&shared.authenticator, &shared.events, &self.session)
+                .check(&shared.authenticator, &shared.events, &self.session)
         {
             return Err(reason);
         }
@@ -67,7 +67,7 @@ impl LiveSession {
             self.greeting.instance.id(),
             shared.config.load().settings.on_conflict,
         );
-        let looked = shared.registry.look(label, instance, on_conflict).await;
+        let precheck = shared.registry.precheck(label, instance, on_conflict).await;
         let expires_in = grant.expires.map(|end| {
             let left = end.duration_since(SystemTime::now());
             left.unwrap_or_default()
@@ -81,7 +81,7 @@ impl LiveSession {
                 .registry
                 .holder(label)
                 .map(|holder| holder.to_string()),
-            conflict: looked.err().map(|refusal| conflict(&refusal)),
+            conflict: precheck.err().map(|refusal| conflict(&refusal)),
             expires_in_ms: expires_in.map(millis),
         };
         let (runtime, peer) = (self.label(), self.peer);
@@ -134,7 +134,7 @@ impl LiveSession {
     }
 }
 
-/// As an ordinary session would be told.
+/// The refusal that an ordinary session would get.
 fn conflict(refusal: &ClaimRefusal) -> Refusal {
     Refusal::new(refusal.reason(), refusal.to_string())
 }

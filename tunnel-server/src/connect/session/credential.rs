@@ -28,13 +28,13 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How long before its end a client is told that its credential runs out.
+/// How long before its end a client is warned that its credential runs out.
 const WARNING: Duration = Duration::from_secs(60);
 
-/// Longest time between two looks at the clock, which may be set while a session lives.
-const LOOK: Duration = Duration::from_secs(60);
+/// Longest time between two checks of the clock, which may be set while a session lives.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When the platform is asked again that was away.
+/// Time until a platform that was away is asked again.
 const AWAY: Duration = Duration::from_secs(5);
 
 /// Newer tokens that a client may show one after the other, and how often another: each is work, for
@@ -53,16 +53,16 @@ pub(super) struct Credential {
     /// When the platform is asked again.
     renew_at: Option<SystemTime>,
     /// An answer that is waited for, while the session goes on.
-    asked: Option<Owned<Answer>>,
+    pending: Option<Owned<AuthOutcome>>,
     /// Of newer tokens that the client shows.
     refreshes: Allowance,
     /// Of lines about newer tokens that are refused.
     refusal_lines: Allowance,
-    warned: Warned,
+    warned: WarningSent,
 }
 
 /// What came of asking.
-enum Answer {
+enum AuthOutcome {
     /// Whether the credential goes on.
     Renewed(Result<Grant, AuthRefusal>),
     /// Whether a newer one is good.
@@ -70,19 +70,19 @@ enum Answer {
 }
 
 /// What there is to do about a credential.
-pub(super) enum Due {
+pub(super) enum CredentialDue {
     /// To look whether the session may go on.
-    Look,
+    Check,
     /// To take what was answered.
-    Answered(Outcome),
+    Outcome(Finished),
 }
 
 /// What was answered, or that it was not.
-pub(super) struct Outcome(Option<Answer>);
+pub(super) struct Finished(Option<AuthOutcome>);
 
-/// What the client was told of its credential's end.
+/// Which warnings of its credential's end the client has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Warned {
+enum WarningSent {
     Nothing,
     Ahead,
     AtTheEnd,
@@ -95,10 +95,10 @@ impl Credential {
             changed,
             renew_at: grant.renew_at,
             grant,
-            asked: None,
+            pending: None,
             refreshes: Allowance::new(REFRESHES, REFRESH_EACH),
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
-            warned: Warned::Nothing,
+            warned: WarningSent::Nothing,
         }
     }
 
@@ -107,39 +107,41 @@ impl Credential {
         &self.grant
     }
 
-    /// Resolves when there is something to do. May be dropped and asked again.
-    pub(super) async fn due(&mut self) -> Due {
-        let wait = self.next_look(SystemTime::now());
-        let Self { changed, asked, .. } = self;
+    /// Resolves when there is something to do. Cancel-safe.
+    pub(super) async fn due(&mut self) -> CredentialDue {
+        let wait = self.next_check(SystemTime::now());
+        let Self {
+            changed, pending, ..
+        } = self;
         tokio::select! {
             changed = changed.changed() => {
                 if changed.is_err() {
                     // The server ends, and the session with it.
                     std::future::pending::<()>().await;
                 }
-                Due::Look
+                CredentialDue::Check
             }
-            answer = answered(asked) => Due::Answered(Outcome(answer)),
+            answer = finished(pending) => CredentialDue::Outcome(Finished(answer)),
             () = async {
                 match wait {
-                    Some(wait) => sleep(wait.min(LOOK)).await,
+                    Some(wait) => sleep(wait.min(CHECK_INTERVAL)).await,
                     None => std::future::pending().await,
                 }
-            } => Due::Look,
+            } => CredentialDue::Check,
         }
     }
 
     /// How long until the clock alone calls for a look.
-    fn next_look(&self, now: SystemTime) -> Option<Duration> {
+    fn next_check(&self, now: SystemTime) -> Option<Duration> {
         let expires = self.grant.expires;
         let at = match self.warned {
-            Warned::Nothing if self.is_put_off() => expires,
-            Warned::Nothing => expires.and_then(|end| end.checked_sub(WARNING)),
-            Warned::Ahead => expires,
+            WarningSent::Nothing if self.is_put_off() => expires,
+            WarningSent::Nothing => expires.and_then(|end| end.checked_sub(WARNING)),
+            WarningSent::Ahead => expires,
             // Nothing but the end of the grace, which is near.
-            Warned::AtTheEnd => Some(now + Duration::from_secs(1)),
+            WarningSent::AtTheEnd => Some(now + Duration::from_secs(1)),
         };
-        let renew_at = self.renew_at.filter(|_| self.asked.is_none());
+        let renew_at = self.renew_at.filter(|_| self.pending.is_none());
         let next = at.into_iter().chain(renew_at).min()?;
         // Not all the time, however far in the past it lies.
         let wait = next.duration_since(now).unwrap_or_default();
@@ -152,8 +154,8 @@ impl Credential {
         self.grant.renew_at == self.renew_at && self.grant.can_be_put_off()
     }
 
-    /// Looks whether the session may go on; if not, tells the client, and why to close.
-    pub(super) fn look(
+    /// Checks whether the session may go on; if not, informs the client and returns why to close.
+    pub(super) fn check(
         &mut self,
         authenticator: &Arc<Authenticator>,
         events: &Events,
@@ -164,10 +166,10 @@ impl Credential {
             Ok(grant) => self.hold(grant),
             Err(refusal) => return Some(self.lost(events, session, &refusal)),
         }
-        if self.asked.is_none() && self.renew_at.is_some_and(|at| at <= now) {
+        if self.pending.is_none() && self.renew_at.is_some_and(|at| at <= now) {
             let (authenticator, grant) = (authenticator.clone(), self.grant.clone());
-            self.asked = Some(Owned::spawn("renew", async move {
-                Answer::Renewed(authenticator.renew(&grant).await)
+            self.pending = Some(Owned::spawn("renew", async move {
+                AuthOutcome::Renewed(authenticator.renew(&grant).await)
             }));
         }
         self.warn(session, now);
@@ -177,43 +179,45 @@ impl Credential {
     /// Does what is due. Returns why to close, if the session may not go on.
     pub(super) fn on_due(
         &mut self,
-        due: Due,
+        due: CredentialDue,
         shared: &TunnelListener,
         session: &Session,
     ) -> Option<CloseReason> {
         match due {
-            Due::Look => self.look(&shared.authenticator, &shared.events, session),
-            Due::Answered(answer) => self.take_answer(shared, session, answer),
+            CredentialDue::Check => self.check(&shared.authenticator, &shared.events, session),
+            CredentialDue::Outcome(answer) => self.take_outcome(shared, session, answer),
         }
     }
 
-    fn take_answer(
+    fn take_outcome(
         &mut self,
         shared: &TunnelListener,
         session: &Session,
-        Outcome(answer): Outcome,
+        Finished(answer): Finished,
     ) -> Option<CloseReason> {
-        self.asked = None;
+        self.pending = None;
         match answer {
-            Some(Answer::Renewed(Ok(grant))) => self.take(grant),
-            Some(Answer::Renewed(Err(refusal))) if refusal.is_no() => {
+            Some(AuthOutcome::Renewed(Ok(grant))) => self.take(grant),
+            Some(AuthOutcome::Renewed(Err(refusal))) if refusal.is_no() => {
                 return Some(self.lost(&shared.events, session, &refusal));
             }
             // Until the answer before has run out it goes on by that.
-            Some(Answer::Renewed(Err(_))) | None => {
+            Some(AuthOutcome::Renewed(Err(_))) | None => {
                 self.renew_at = self.renew_at.map(|_| SystemTime::now() + AWAY);
             }
-            Some(Answer::Refreshed(result)) => self.refreshed(&shared.metrics, session, result),
+            Some(AuthOutcome::Refreshed(result)) => {
+                self.refreshed(&shared.metrics, session, result)
+            }
         }
         // What was found may be out of date by now.
-        self.look(&shared.authenticator, &shared.events, session)
+        self.check(&shared.authenticator, &shared.events, session)
     }
 
-    /// The same credential, as it is seen now.
+    /// Takes the credential as it is now.
     fn hold(&mut self, grant: Grant) {
         if grant.expires > self.grant.expires || grant.expires.is_none() {
             // The end was put off.
-            self.warned = Warned::Nothing;
+            self.warned = WarningSent::Nothing;
         }
         self.grant = grant;
     }
@@ -221,7 +225,7 @@ impl Credential {
     fn take(&mut self, grant: Grant) {
         self.renew_at = grant.renew_at;
         self.grant = grant;
-        self.warned = Warned::Nothing;
+        self.warned = WarningSent::Nothing;
     }
 
     fn warn(&mut self, session: &Session, now: SystemTime) {
@@ -230,9 +234,9 @@ impl Credential {
         };
         let left = expires.duration_since(now).unwrap_or_default();
         let due = match left {
-            Duration::ZERO => Warned::AtTheEnd,
-            left if left <= WARNING && !self.is_put_off() => Warned::Ahead,
-            _ => Warned::Nothing,
+            Duration::ZERO => WarningSent::AtTheEnd,
+            left if left <= WARNING && !self.is_put_off() => WarningSent::Ahead,
+            _ => WarningSent::Nothing,
         };
         if due > self.warned {
             self.warned = due;
@@ -248,7 +252,7 @@ impl Credential {
         tracing::warn!(runtime, %credential, reason = refusal.name(), %refusal, "a session lost its right to its runtime");
         let told = |kind| {
             let event = Event::of(kind, &self.grant.runtime.label).reason(refusal.name());
-            events.tell(event.detail(credential.to_string()));
+            events.report(event.detail(credential.to_string()));
         };
         if refusal.is_expiry() {
             told(EventKind::Expired);
@@ -256,8 +260,8 @@ impl Credential {
         }
         told(EventKind::Revoked);
         if !refusal.is_revoked() {
-            // Not listed any more, which may be a slip of somebody who edits the file: the client comes
-            // back, and is told if it is not let in.
+            // Not listed any more, which may be a slip in editing the file: the client dials again,
+            // and learns then if it is refused.
             return CloseReason::Disconnected;
         }
         let detail = refusal.to_string();
@@ -284,14 +288,14 @@ impl Credential {
         let authenticator = authenticator.clone();
         let (certificates, greeting) = (self.grant.certificates().to_vec(), greeting.clone());
         let token = SecretString::from(token);
-        self.asked = Some(Owned::spawn("refresh", async move {
+        self.pending = Some(Owned::spawn("refresh", async move {
             let presented = Presented {
                 bearer: Some(token.expose_secret()),
                 certificates: &certificates,
                 greeting: &greeting,
                 peer,
             };
-            Answer::Refreshed(authenticator.authenticate(&presented).await)
+            AuthOutcome::Refreshed(authenticator.authenticate(&presented).await)
         }));
     }
 
@@ -333,10 +337,10 @@ impl Credential {
     }
 }
 
-/// The answer to what was asked, if anything was; `None` if asking failed.
-async fn answered(asked: &mut Option<Owned<Answer>>) -> Option<Answer> {
-    match asked {
-        Some(asked) => asked.await.ok(),
+/// The outcome of the pending question; never resolves without one. `None` if its task failed.
+async fn finished(pending: &mut Option<Owned<AuthOutcome>>) -> Option<AuthOutcome> {
+    match pending {
+        Some(pending) => pending.await.ok(),
         None => std::future::pending().await,
     }
 }

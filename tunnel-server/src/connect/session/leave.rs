@@ -1,4 +1,4 @@
-//! How a session leaves by its server's will: for each cause, what the client is told, which exchanges
+//! How a session leaves by its server's will: for each cause, what is sent to the client, which exchanges
 //! still end, and when the session does.
 
 use std::{future::pending, time::Duration};
@@ -10,10 +10,12 @@ use tunnel_proto::{
     session::Session,
 };
 
-use crate::{config::live::LiveConfig, lifecycle::Lifecycle, registry::Membership, tunnel::Order};
+use crate::{
+    config::live::LiveConfig, lifecycle::Lifecycle, registry::Membership, tunnel::Directive,
+};
 
-/// What is kept of the grace period, at most, for telling the other end why its session ends.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// What is kept of the grace period, at most, for the close handshake.
+const CLOSE_HANDSHAKE: Duration = Duration::from_secs(1);
 
 /// Why a session leaves, the weakest cause first.
 #[derive(Debug, Clone)]
@@ -22,8 +24,8 @@ enum Cause {
     None,
     /// The server itself leaves.
     Draining,
-    /// All sessions of the tunnel were told to.
-    Ordered(Order),
+    /// All sessions of the tunnel got this directive.
+    Directed(Directive),
 }
 
 /// Waits for a cause to leave, and does what is due; then the reason to close for. A stronger cause
@@ -55,12 +57,12 @@ async fn leave_for(
 }
 
 async fn stronger(lifecycle: &Lifecycle, membership: &Membership, than: &Cause) -> Cause {
-    let strength = match than {
+    let level = match than {
         Cause::None | Cause::Draining => 0,
-        Cause::Ordered(order) => order.strength() + 1,
+        Cause::Directed(directive) => directive.level() + 1,
     };
     tokio::select! {
-        order = membership.ordered(strength) => Cause::Ordered(order),
+        directive = membership.directive(level) => Cause::Directed(directive),
         () = lifecycle.draining(), if matches!(than, Cause::None) => Cause::Draining,
     }
 }
@@ -80,13 +82,13 @@ async fn follow(
             let _ = session.send(Control::Drain { spread_ms });
             drained(lifecycle, session).await
         }
-        Cause::Ordered(Order::Superseded { by }) => {
+        Cause::Directed(Directive::Superseded { by }) => {
             let instance = by.to_string();
             let _ = session.send(Control::Superseded { instance });
             finish(lifecycle, session, grace).await;
             CloseReason::Superseded
         }
-        Cause::Ordered(Order::Drain) => {
+        Cause::Directed(Directive::Drain) => {
             let _ = session.send(Control::Drain { spread_ms: None });
             // It goes on until there is another, so that nothing has to wait.
             tokio::select! {
@@ -95,7 +97,7 @@ async fn follow(
             }
             CloseReason::Drained
         }
-        Cause::Ordered(Order::Disconnect) => CloseReason::Disconnected,
+        Cause::Directed(Directive::Disconnect) => CloseReason::Disconnected,
     }
 }
 
@@ -114,7 +116,7 @@ async fn drained(lifecycle: &Lifecycle, session: &Session) -> CloseReason {
 async fn finish(lifecycle: &Lifecycle, session: &Session, grace: Duration) {
     session.start_drain();
     tokio::select! {
-        _ = timeout(grace - FAREWELL.min(grace / 10), session.at_rest()) => {}
+        _ = timeout(grace - CLOSE_HANDSHAKE.min(grace / 10), session.at_rest()) => {}
         () = lifecycle.ended() => {}
     }
 }
