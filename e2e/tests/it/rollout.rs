@@ -283,7 +283,7 @@ async fn assert_ends_when_asked_again(program: &mut Program) {
     program.signal(Signal::TERM);
     // Far less than the first signal alone would have given it.
     program.wait_exit(Duration::from_secs(2)).await;
-    program.wait_for_line("asked again", SOON).await;
+    program.wait_for_line("stopping immediately", SOON).await;
 }
 
 /// What either program would wait for what is open, were it asked only once.
