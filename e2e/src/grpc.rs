@@ -243,7 +243,7 @@ impl Service {
     fn called<T>(&self, method: &'static str, request: &Request<T>) {
         let headers = request.metadata().clone().into_headers();
         self.record
-            .push(Event::Called(method, crate::upstream::fields(&headers)));
+            .push(Event::Called(method, crate::message::fields(&headers)));
     }
 
     /// Answers that `produce` writes; it is stopped, and that recorded, when nobody reads on.

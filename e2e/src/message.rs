@@ -7,6 +7,7 @@
 use std::io;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Fields in the order they came, with their names as they were written.
@@ -312,6 +313,15 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes
         .windows(wanted.len())
         .position(|window| window == wanted)
+}
+
+/// Fields as text, for records and for JSON.
+pub(crate) fn fields(headers: &HeaderMap) -> Fields {
+    let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ use tokio::{
 use crate::{
     deadline::{SOON, within},
     entry::Entry,
-    message::Fields,
+    message::{Fields, fields},
     payload::{Payload, hex},
-    upstream::fields,
 };
 
 /// The content of a request.

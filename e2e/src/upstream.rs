@@ -35,7 +35,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -52,8 +52,13 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    ca::Certificate, deadline::SOON, entry::Entry, grpc::GrpcService, message::Fields,
-    record::Record, upstream::answers::answer,
+    ca::Certificate,
+    deadline::SOON,
+    entry::Entry,
+    grpc::GrpcService,
+    message::{self, Fields},
+    record::Record,
+    upstream::answers::answer,
 };
 
 pub use answers::sign;
@@ -359,7 +364,7 @@ fn see(request: &Request<Incoming>) -> Seen {
         method: request.method().to_string(),
         target: target(request),
         version: format!("{:?}", request.version()),
-        fields: fields(request.headers()),
+        fields: message::fields(request.headers()),
         authority: authority.unwrap_or_default().to_owned(),
     }
 }
@@ -370,13 +375,4 @@ fn target(request: &Request<Incoming>) -> String {
         .uri()
         .path_and_query()
         .map_or_else(|| "*".to_owned(), ToString::to_string)
-}
-
-/// Fields as text, for records and for JSON.
-pub(crate) fn fields(headers: &HeaderMap) -> Fields {
-    let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    headers
-        .iter()
-        .map(|(name, value)| (name.to_string(), text(value)))
-        .collect()
 }

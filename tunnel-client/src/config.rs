@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::faults::Faults;
-use tunnel_ops::setting_origin::SettingOrigin;
+use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 use tunnel_routing::config::{RouteDefaults, RouteList};

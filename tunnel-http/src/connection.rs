@@ -11,7 +11,6 @@
 //! program stops. Who may connect, what a request becomes, and what an upgraded connection does is the
 //! program's business.
 
-mod tasks;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -37,7 +36,6 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
-pub use self::tasks::Tasks;
 use self::unread::Streams;
 pub use self::unread::{Outlet, is_given_up};
 use self::unsent::{Answering, Unsent};
@@ -45,6 +43,7 @@ use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
+use crate::tasks::Tasks;
 use tunnel_ops::signals::Shutdown;
 
 /// How long an exchange outlives the end of its platform client's input, so that one who has sent

@@ -31,12 +31,13 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::answer::{http1_head, http1_message, problem, refusal};
-use crate::connection::{self, Bounds, Http1, Reset, Tasks, close, send_last};
+use crate::connection::{self, Bounds, Http1, Reset, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
 use crate::outgoing::Origin;
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
+use crate::tasks::Tasks;
 
 /// A program that answers requests of strangers and forwards them (RFC 9110, section 3.7).
 pub trait Gateway: Sized + Send + Sync + 'static {

@@ -37,5 +37,6 @@ pub mod permits;
 pub mod prefixed;
 pub mod proxy_protocol;
 pub mod received;
+pub mod tasks;
 pub mod trailers;
 pub mod upgraded;

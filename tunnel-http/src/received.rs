@@ -22,7 +22,7 @@ use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::connection::Tasks;
+use crate::tasks::Tasks;
 
 /// How much of an unwanted content is discarded at most: four windows of a stream. The peer gets
 /// the next window only by reading what is written to it, and so has read its answer by then.

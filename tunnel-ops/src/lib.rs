@@ -16,7 +16,6 @@ pub mod evicting;
 pub mod faults;
 pub mod flags;
 pub mod metrics;
-pub mod setting_origin;
 pub mod settings;
 pub mod signals;
 pub mod socket;

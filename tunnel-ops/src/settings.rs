@@ -6,6 +6,7 @@
 //! and bounds, whether a reload applies it, how it is displayed, and which files it names. The programs
 //! check what settings mean and whether they are consistent.
 
+mod origin;
 mod page;
 mod value;
 
@@ -18,10 +19,10 @@ use serde::de::DeserializeOwned;
 /// What reads a value of a flag; here so that a crate with such a value needs nothing else.
 pub use clap::builder::ValueParser;
 
+pub use self::origin::{SettingOrigin, SettingOrigins};
 pub use self::page::page;
 pub use self::value::{OneOrMorePaths, SettingValue, text_parser};
 use crate::config_file::{ConfigFileError, TomlFile};
-use crate::setting_origin::{SettingOrigin, SettingOrigins};
 
 /// One row of the table. A setting has one name in three spellings: `ping_interval` in the file, `--ping-interval`,
 /// `PROGRAM_PING_INTERVAL`.
@@ -312,7 +313,7 @@ macro_rules! settings {
         pub struct $Given {
             /// The origin of each setting.
             #[serde(skip)]
-            pub origins: $crate::setting_origin::SettingOrigins,
+            pub origins: $crate::settings::SettingOrigins,
             $($(#[doc = $only_doc])+ pub $only: $only_type,)*
             $($($(#[doc = $doc])+ pub $name: Option<$type>,)+)+
         }
@@ -442,11 +443,11 @@ macro_rules! settings {
             const FILE_ONLY: &'static [&'static str] = &[$(stringify!($only)),*];
             const VARIABLES: &'static str = $variables;
 
-            fn origins(&self) -> &$crate::setting_origin::SettingOrigins {
+            fn origins(&self) -> &$crate::settings::SettingOrigins {
                 &self.origins
             }
 
-            fn origins_mut(&mut self) -> &mut $crate::setting_origin::SettingOrigins {
+            fn origins_mut(&mut self) -> &mut $crate::settings::SettingOrigins {
                 &mut self.origins
             }
 
@@ -478,7 +479,7 @@ macro_rules! settings {
             fn from_arg_matches(matches: &::clap::ArgMatches) -> Result<Self, ::clap::Error> {
                 use $crate::settings::SettingValue;
                 Ok(Self {
-                    origins: $crate::setting_origin::SettingOrigins::from_matches(matches),
+                    origins: $crate::settings::SettingOrigins::from_matches(matches),
                     $($only: Default::default(),)*
                     $($($name: <$type>::given(matches, stringify!($name)),)+)+
                 })

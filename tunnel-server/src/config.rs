@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::config_value::listeners_overlap;
-use tunnel_ops::setting_origin::SettingOrigin;
+use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 

@@ -7,8 +7,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tunnel_ops::setting_origin::SettingOrigin;
 use tunnel_ops::settings::OneOrMorePaths;
+use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 use super::{ConfigFault, or_fault};

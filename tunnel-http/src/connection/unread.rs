@@ -27,8 +27,9 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::tasks::Tasks;
 use tunnel_ops::alarm::Alarm;
+
+use crate::tasks::Tasks;
 
 /// How much is given to hyper at once: what one frame takes by default, so that it costs nothing.
 const PIECE_BYTES: usize = 16 * 1024;

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
+use super::Setting;
 use crate::config_file::{Position, TomlFile};
-use crate::settings::Setting;
 
 /// The origins of all settings: which of them the command line and the environment set, and the file.
 #[derive(Debug, Clone, Default)]
