@@ -5,8 +5,8 @@
 //! The measured stretch begins when all are ready and the warm-up has passed. The threads do
 //! nothing but load; usage, progress and merging are the control thread's.
 //!
-//! [`requests`] has the two usual ways to work: the next request when the last has ended, or when it
-//! is due.
+//! The module `requests` has the two usual ways to work: the next request when the last has ended,
+//! or when it is due.
 
 mod outcome;
 mod pacer;

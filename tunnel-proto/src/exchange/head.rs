@@ -117,7 +117,7 @@ impl EncodedHead {
         self.out.len()
     }
 
-    /// The bytes that precede content: with [`CONTENT`] if no length is declared.
+    /// The bytes that precede content: with `CONTENT` if no length is declared.
     #[must_use]
     pub fn start(&self) -> BytesMut {
         let head = &self.out[..self.out.len() - END_BYTES];

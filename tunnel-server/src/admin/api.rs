@@ -2,7 +2,7 @@
 //!
 //! In comes a request whose `Host` the listener has checked and whose body it has read; out comes the
 //! response. Reading is free on this machine, but for the configuration; from elsewhere, and for whatever changes
-//! something, the admin token is needed. [`routes`] is all there is, and `openapi.json` describes it.
+//! something, the admin token is needed. `routes` is all there is, and `openapi.json` describes it.
 
 use std::{fmt::Display, sync::Arc};
 
