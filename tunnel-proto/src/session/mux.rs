@@ -15,6 +15,7 @@
 mod frame;
 mod incoming;
 mod output;
+mod stream;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::{
     MuxError, StreamCut,
     frame::{ACK, FIN, FrameKind, FramePart, Frames, HEADER_BYTES, Header, RST, SYN},
-    incoming::{Unread, Window},
     output::Output,
+    stream::{Stream, WriteTurn},
 };
 use crate::{
     close::CloseReason,
@@ -40,45 +40,6 @@ const SHED_BYTES: usize = 4 * 1024;
 
 /// Time without a read, although bytes are unread, after which the reader of a stream counts as stalled.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(1);
-
-/// One stream.
-struct Stream {
-    unread: Unread,
-    receive: Window,
-    /// The send window: bytes that the other end still accepts.
-    send: usize,
-    /// Flags that the next frame carries: `SYN` for a new stream, `ACK` for an accepted one.
-    first: u16,
-    /// Whether the other end has acknowledged the stream.
-    is_acknowledged: bool,
-    /// When this end opened the stream; `None` once the other end has sent anything on it.
-    unanswered_since: Option<Instant>,
-    /// Whether nothing more can be received.
-    has_ended: bool,
-    /// Whether nothing more can be sent: the stream was reset, or the session has ended.
-    is_reset: bool,
-    /// Whether this end has reset the stream because it held too much memory. Bytes that the other end
-    /// sends before it receives the reset are discarded.
-    is_shed: bool,
-    /// When the reader fell behind: since then bytes are unread and none was read.
-    unread_since: Option<Instant>,
-    turn: WriteTurn,
-    read_waker: Option<Waker>,
-    write_waker: Option<Waker>,
-    /// The task that waits for a reset without reading or writing.
-    reset_waker: Option<Waker>,
-}
-
-/// The place of a stream in the queue for the WebSocket.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WriteTurn {
-    /// Not queued.
-    None,
-    /// Queued.
-    Waits,
-    /// May write one frame.
-    Granted,
-}
 
 /// All streams of a session.
 pub(super) struct Streams {
@@ -111,47 +72,6 @@ pub(super) struct Streams {
     pub(super) accepted: Vec<u32>,
     /// Wakers for the caller to wake once it has released the lock.
     pub(super) woken: Vec<Waker>,
-}
-
-impl Stream {
-    fn new(first: u16) -> Self {
-        Self {
-            unread: Unread::default(),
-            receive: Window::new(),
-            send: limits::STREAM_WINDOW_BYTES,
-            first,
-            is_acknowledged: first == ACK,
-            unanswered_since: (first == SYN).then(Instant::now),
-            has_ended: false,
-            is_reset: false,
-            is_shed: false,
-            unread_since: None,
-            turn: WriteTurn::None,
-            read_waker: None,
-            write_waker: None,
-            reset_waker: None,
-        }
-    }
-
-    fn header(&mut self, kind: FrameKind, flags: u16, stream: u32, value: usize) -> Header {
-        Header {
-            kind,
-            flags: flags | std::mem::take(&mut self.first),
-            stream,
-            // Windows and frames are far smaller than the type allows.
-            value: u32::try_from(value).unwrap_or(u32::MAX),
-        }
-    }
-
-    /// Ends the stream in both directions and collects its wakers.
-    fn reset(&mut self, woken: &mut Vec<Waker>) {
-        self.has_ended = true;
-        self.is_reset = true;
-        self.unanswered_since = None;
-        woken.extend(self.read_waker.take());
-        woken.extend(self.write_waker.take());
-        woken.extend(self.reset_waker.take());
-    }
 }
 
 impl Streams {
