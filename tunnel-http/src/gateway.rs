@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -30,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
-use crate::answer::{http1_head, http1_message, problem, refusal};
+use crate::answer::{http1_message, problem, refusal};
 use crate::connection::{self, Bounds, Http1, Reset, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
@@ -250,15 +250,6 @@ impl<G: Gateway> Connection<G> {
     pub fn not_upgraded(&self) {
         if let Some(guard) = &self.guard {
             guard.not_upgraded();
-        }
-    }
-
-    /// Sends an informational response ahead, where that can be done cleanly: over HTTP/1.1.
-    pub fn informational(&self, status: StatusCode, headers: &HeaderMap) {
-        if let Some(guard) = &self.guard {
-            let mut head = http1_head(status, headers);
-            head.extend_from_slice(b"\r\n");
-            let _ = guard.informational(head.freeze());
         }
     }
 

@@ -1,13 +1,18 @@
-//! The content of a request that came in at the listener, and the way back for heads ahead of its
-//! response.
+//! The body of a request that came in at the listener, and the way back for informational heads ahead of its response.
 
+use std::borrow::Cow;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::oneshot;
+use tunnel_proto::limits;
+use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::answer::http1_head;
 use crate::content::{Gate, Silence};
@@ -15,121 +20,137 @@ use crate::http1::GuardHandle;
 use crate::received::{ReceiveError, ReceivedBody};
 use crate::trailers::clean_frame;
 use crate::upgraded::{UpgradeSender, UpgradedBytes};
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode, Version};
-use http_body::{Body, Frame, SizeHint};
-use parking_lot::Mutex;
-use tokio::sync::oneshot;
-use tunnel_proto::exchange::BodyError;
-use tunnel_proto::limits;
-use tunnel_proto::problem::{Hop, Problem, Reason};
 
-/// How long a platform client that waits for a 100 is left waiting when the upstream says nothing.
-const EXPECT_WAIT: Duration = Duration::from_secs(1);
+/// The body of a request, or the bytes of an upgraded connection. `R` is what holds a [`ReceivedContent`]. Fails with
+/// the problem that the platform client gets.
+pub struct ListenerBody<R> {
+    hop: Hop,
+    kind: Kind<R>,
+}
 
-/// The content of a request.
-pub struct ListenerBody(Kind);
-
-enum Kind {
-    /// Boxed, since a request without content has none of it.
-    Received(Box<Received>),
+enum Kind<R> {
+    Received(R),
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
     Upgraded(UpgradedBytes),
+    /// No content; or there will be no upgraded connection.
     Empty,
 }
 
-struct Received {
+/// The content of a request, as hyper receives it.
+pub struct ReceivedContent {
+    hop: Hop,
     incoming: ReceivedBody,
-    /// Closed until the upstream asks for the content, of a request whose client waits for that.
+    /// Closed until the upstream asks for the content of a request that expects 100.
     gate: Option<Gate>,
-    /// Bounds the silence of a platform client that was not answered.
+    /// Bounds the wait for each piece of the content.
     silence: Option<Silence>,
-    /// Knows what was wrong with a content over HTTP/1.
+    /// Knows which rule a content over HTTP/1 broke.
     guard: Option<GuardHandle>,
 }
 
-/// Takes the heads that go ahead of a response, and is dropped when that comes.
+/// Takes the informational heads that go ahead of a response. It is dropped when the response's head is there, from
+/// which on the body may be silent.
 pub struct ListenerInformational {
-    /// Opens the gate of a content that is waited for.
-    gate: Mutex<Option<oneshot::Sender<()>>>,
+    /// Opens the gate of a request that expects 100.
+    gate: Option<oneshot::Sender<()>>,
     /// Over HTTP/1.1, where such heads can be written.
     guard: Option<GuardHandle>,
-    count: AtomicUsize,
-    /// Tells the content's timer that there is no response yet.
+    count: usize,
+    /// Keeps the body's limit of silence.
     _unanswered: Option<Arc<()>>,
 }
 
-/// How a content comes in.
-pub struct Way<'a> {
-    /// `None` over HTTP/2.
+/// What decides how the body of a request is received.
+pub struct BodyOptions<'a> {
+    /// The program's name in problems.
+    pub hop: Hop,
+    /// The guard of the request's connection; `None` over HTTP/2.
     pub guard: Option<&'a GuardHandle>,
     /// The version of the request.
     pub version: Version,
-    /// The platform client waits for a 100 before it sends the content.
-    pub expects_continue: bool,
-    /// For each piece of the content, until there is a response. `None` over HTTP/1, where the guard keeps the
-    /// time, and for gRPC calls, which are answered when there is something to tell.
+    /// For a request that expects 100: after this time its content is read although the upstream has not asked for it.
+    pub expect_wait: Option<Duration>,
+    /// The longest wait for each piece of the content, until there is a response. `None` over HTTP/1, where the guard
+    /// keeps the time, and for gRPC calls, whose response may begin at any time.
     pub idle: Option<Duration>,
 }
 
-impl ListenerBody {
-    /// The content of a request, and the way back for heads ahead of its response.
-    pub fn received(incoming: ReceivedBody, way: &Way<'_>) -> (Self, ListenerInformational) {
-        let mut informational = ListenerInformational::new(way);
+impl<R> ListenerBody<R> {
+    /// The content of a request, held by what `hold` makes, and the way back for heads ahead of the response.
+    pub fn received(
+        incoming: ReceivedBody,
+        options: &BodyOptions<'_>,
+        hold: impl FnOnce(ReceivedContent) -> R,
+    ) -> (Self, ListenerInformational) {
+        let mut informational = ListenerInformational::new(options);
         if incoming.is_end_stream() {
-            return (Self(Kind::Empty), informational);
+            return (Self::new(options, Kind::Empty), informational);
         }
-        let gate = way.expects_continue.then(|| {
-            let (gate, open) = Gate::new(EXPECT_WAIT);
-            informational.gate = Mutex::new(Some(open));
+        let gate = options.expect_wait.map(|limit| {
+            let (gate, open) = Gate::new(limit);
+            informational.gate = Some(open);
             gate
         });
-        let silence = way.idle.map(|limit| {
+        let silence = options.idle.map(|limit| {
             let (silence, unanswered) = Silence::until_answered(limit);
             informational._unanswered = Some(unanswered);
             silence
         });
-        let received = Received {
+        let received = ReceivedContent {
+            hop: options.hop,
             incoming,
             gate,
             silence,
-            guard: way.guard.cloned(),
+            guard: options.guard.cloned(),
         };
-        (Self(Kind::Received(Box::new(received))), informational)
+        let kind = Kind::Received(hold(received));
+        (Self::new(options, kind), informational)
+    }
+
+    /// The body of a request without content.
+    pub fn empty(options: &BodyOptions<'_>) -> (Self, ListenerInformational) {
+        let informational = ListenerInformational::new(options);
+        (Self::new(options, Kind::Empty), informational)
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
-    pub fn upgrade(way: &Way<'_>) -> (Self, UpgradeSender, ListenerInformational) {
+    pub fn upgrade(options: &BodyOptions<'_>) -> (Self, UpgradeSender, ListenerInformational) {
         let (sender, receiver) = oneshot::channel();
-        let body = Self(Kind::Awaited(receiver));
-        (body, sender, ListenerInformational::new(way))
+        let body = Self::new(options, Kind::Awaited(receiver));
+        (body, sender, ListenerInformational::new(options))
+    }
+
+    fn new(options: &BodyOptions<'_>, kind: Kind<R>) -> Self {
+        let hop = options.hop;
+        Self { hop, kind }
     }
 }
 
-impl Body for ListenerBody {
+impl<R: Body<Data = Bytes, Error = Problem> + Unpin> Body for ListenerBody<R> {
     type Data = Bytes;
-    type Error = BodyError;
+    type Error = Problem;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
+        let hop = self.hop;
         loop {
-            match &mut self.0 {
-                Kind::Received(received) => return received.poll_frame(cx),
+            match &mut self.kind {
+                Kind::Received(received) => return Pin::new(received).poll_frame(cx),
                 Kind::Awaited(receiver) => {
-                    self.0 = match ready!(Pin::new(receiver).poll(cx)) {
-                        Ok(bytes) => Kind::Upgraded(bytes),
-                        Err(_) => Kind::Empty,
-                    };
+                    let bytes = ready!(Pin::new(receiver).poll(cx));
+                    self.kind = bytes.map_or(Kind::Empty, Kind::Upgraded);
                 }
                 Kind::Upgraded(bytes) => {
                     let frame = ready!(Pin::new(bytes).poll_frame(cx));
-                    let cut = |error: io::Error| {
-                        incomplete(format!("the upgraded connection failed: {error}"))
-                    };
-                    return Poll::Ready(frame.map(|frame| frame.map_err(cut)));
+                    return Poll::Ready(frame.map(|frame| {
+                        frame.map_err(|error| {
+                            let detail = format!("the upgraded connection failed: {error}");
+                            incomplete(hop, detail)
+                        })
+                    }));
                 }
                 Kind::Empty => return Poll::Ready(None),
             }
@@ -137,96 +158,106 @@ impl Body for ListenerBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            Kind::Received(received) => received.incoming.is_end_stream(),
+        match &self.kind {
+            Kind::Received(received) => received.is_end_stream(),
             Kind::Awaited(_) | Kind::Upgraded(_) => false,
             Kind::Empty => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            Kind::Received(received) => received.incoming.size_hint(),
+        match &self.kind {
+            Kind::Received(received) => received.size_hint(),
             Kind::Awaited(_) | Kind::Upgraded(_) => SizeHint::default(),
             Kind::Empty => SizeHint::with_exact(0),
         }
     }
 }
 
-impl Received {
+impl Body for ReceivedContent {
+    type Data = Bytes;
+    type Error = Problem;
+
     fn poll_frame(
-        &mut self,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(gate) = &mut self.gate {
+    ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
+        let this = &mut *self;
+        if let Some(gate) = &mut this.gate {
             ready!(gate.poll(cx));
-            self.gate = None;
+            this.gate = None;
         }
-        let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            let Some(silence) = &mut self.silence else {
+        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
+            let Some(silence) = &mut this.silence else {
                 return Poll::Pending;
             };
             ready!(silence.poll(cx));
-            return Poll::Ready(Some(Err(stopped())));
+            return Poll::Ready(Some(Err(this.stopped())));
         };
-        if let Some(silence) = &mut self.silence {
+        if let Some(silence) = &mut this.silence {
             silence.end();
         }
         Poll::Ready(match frame {
-            // Routes and upstreams rely on it, as on what comes through a session.
             Some(Ok(frame)) => clean_frame(frame).map(Ok),
-            Some(Err(error)) => Some(Err(self.failed(&error))),
+            Some(Err(error)) => Some(Err(this.failed(&error))),
             None => None,
         })
     }
 
-    fn failed(&self, error: &ReceiveError) -> BodyError {
-        let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
-        if let Some(violation) = violation {
-            return aborted(Reason::RequestMalformed, violation.reason());
-        }
-        if error.is_timed_out() {
-            return stopped();
-        }
-        incomplete("the body did not arrive whole")
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
     }
 }
 
-fn stopped() -> BodyError {
-    incomplete("the body stopped arriving")
+impl ReceivedContent {
+    fn failed(&self, error: &ReceiveError) -> Problem {
+        let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
+        match violation {
+            Some(violation) => Problem::new(self.hop, Reason::RequestMalformed, violation.reason()),
+            None if error.is_timed_out() => self.stopped(),
+            None => incomplete(self.hop, "the body did not arrive whole"),
+        }
+    }
+
+    fn stopped(&self) -> Problem {
+        incomplete(self.hop, "the body stopped arriving")
+    }
 }
 
-fn incomplete(detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
-    aborted(Reason::RequestIncomplete, detail)
-}
-
-fn aborted(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> BodyError {
-    BodyError::Aborted(Problem::new(Hop::Client, reason, detail))
+fn incomplete(hop: Hop, detail: impl Into<Cow<'static, str>>) -> Problem {
+    Problem::new(hop, Reason::RequestIncomplete, detail)
 }
 
 impl ListenerInformational {
-    fn new(way: &Way<'_>) -> Self {
-        let is_known = way.version == Version::HTTP_11;
+    fn new(options: &BodyOptions<'_>) -> Self {
+        let guard = options
+            .guard
+            .filter(|_| options.version == Version::HTTP_11);
         Self {
-            gate: Mutex::default(),
-            guard: way.guard.filter(|_| is_known).cloned(),
-            count: AtomicUsize::new(0),
+            gate: None,
+            guard: guard.cloned(),
+            count: 0,
             _unanswered: None,
         }
     }
 
-    /// Sends one ahead, where that can be done; false when there were too many, or the status is none
-    /// that can be sent on.
-    pub fn push(&self, status: StatusCode, headers: &HeaderMap) -> bool {
-        let count = self.count.fetch_add(1, Ordering::Relaxed);
-        if count >= limits::INFORMATIONAL
+    /// Sends an informational head where the platform client's protocol allows that: over HTTP/1.1. A 100 has the
+    /// content read, upon which hyper sends the platform client its own. `false` when there were too many, or the
+    /// status cannot be forwarded.
+    pub fn push(&mut self, status: StatusCode, headers: &HeaderMap) -> bool {
+        if self.count >= limits::INFORMATIONAL
             || !status.is_informational()
             || status == StatusCode::SWITCHING_PROTOCOLS
         {
             return false;
         }
+        self.count += 1;
         if status == StatusCode::CONTINUE {
-            if let Some(gate) = self.gate.lock().take() {
+            if let Some(gate) = self.gate.take() {
                 let _ = gate.send(());
             }
         } else if let Some(guard) = &self.guard {

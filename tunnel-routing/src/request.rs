@@ -4,21 +4,21 @@
 //! which it was.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tunnel_http::listener_body::{ListenerBody, ListenerInformational, ReceivedContent};
 use tunnel_proto::exchange::{self, BodyError, RecvBody};
-
-use tunnel_http::listener_body::{ListenerBody, ListenerInformational};
 
 /// The content of a request. One that breaks off fails with the reason.
 pub enum RequestBody {
     /// Through a session.
     Session(RecvBody),
-    /// At a listener.
-    Listener(ListenerBody),
+    /// At a listener. The content is boxed, so that other requests have no room for it.
+    Listener(ListenerBody<Box<ReceivedContent>>),
 }
 
 /// Takes informational heads (1xx) for the platform client.
@@ -26,7 +26,7 @@ pub enum Informational {
     /// Through a session.
     Session(exchange::Informational),
     /// At a listener. Boxed, so that requests through sessions have no room for it.
-    Listener(Box<ListenerInformational>),
+    Listener(Box<Mutex<ListenerInformational>>),
 }
 
 impl Informational {
@@ -35,7 +35,7 @@ impl Informational {
     pub fn push(&self, status: StatusCode, headers: HeaderMap) -> bool {
         match self {
             Self::Session(session) => session.push(status, headers),
-            Self::Listener(listener) => listener.push(status, &headers),
+            Self::Listener(listener) => listener.lock().push(status, &headers),
         }
     }
 }
@@ -57,7 +57,10 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
             Self::Session(body) => Pin::new(body).poll_frame(cx),
-            Self::Listener(body) => Pin::new(body).poll_frame(cx),
+            Self::Listener(body) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Aborted)))
+            }
         }
     }
 

@@ -11,10 +11,11 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
+use parking_lot::Mutex;
 use tunnel_http::check::CheckedRequest;
 use tunnel_http::ends::{Form, is_grpc, reconnects};
 use tunnel_http::http1::InFlight;
-use tunnel_http::listener_body::{ListenerBody, ListenerInformational, Way};
+use tunnel_http::listener_body::{BodyOptions, ListenerBody, ListenerInformational};
 use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{outgoing, upgraded::UpgradeSender};
@@ -31,6 +32,9 @@ use super::answer::{GrantedUpgrade, ResponseBody, RoutedContent, STOPPED, Served
 /// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
 /// end all the time.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
+
+/// How long a platform client that expects 100 waits for it when the upstream does not answer.
+const EXPECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What a request has become once it is checked.
 struct Accepted {
@@ -148,18 +152,19 @@ fn accept(
     };
     let (origin, via, sends_via) = (&connection.origin, &front.via, front.settings.via);
     let request_id = outgoing::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
-    let way = Way {
+    let options = BodyOptions {
+        hop: Hop::Client,
         guard: connection.guard(),
         version: checked.version,
-        expects_continue: checked.expects_continue,
+        expect_wait: checked.expects_continue.then_some(EXPECT_WAIT),
         idle: (connection.is_http2() && !is_grpc).then_some(front.settings.body_idle_timeout),
     };
     let (body, upload, informational) = if checked.upgrade.is_some() {
-        let (body, upload, informational) = ListenerBody::upgrade(&way);
+        let (body, upload, informational) = ListenerBody::upgrade(&options);
         (body, Some(upload), informational)
     } else {
         connection.not_upgraded();
-        let (body, informational) = ListenerBody::received(incoming, &way);
+        let (body, informational) = ListenerBody::received(incoming, &options, Box::new);
         (body, None, informational)
     };
     let mut request = Request::new(RequestBody::Listener(body));
@@ -213,7 +218,7 @@ async fn carry(
         ..
     } = accepted;
     let front = &connection.gateway;
-    let informational = Informational::Listener(Box::new(informational));
+    let informational = Informational::Listener(Box::new(Mutex::new(informational)));
     let peer = connection.origin.address;
     let answered = front.exchanges.answer_peer(request, informational, peer);
     let answered = answered.await.inspect_err(|_| connection.not_upgraded());

@@ -243,6 +243,12 @@ pub trait AsProblem {
     fn as_problem(&self) -> Problem;
 }
 
+impl AsProblem for Problem {
+    fn as_problem(&self) -> Problem {
+        self.clone()
+    }
+}
+
 /// A body in memory does not fail.
 impl AsProblem for std::convert::Infallible {
     fn as_problem(&self) -> Problem {

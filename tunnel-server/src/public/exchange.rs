@@ -7,24 +7,23 @@
 
 use std::{future::pending, time::Duration};
 
-use http::{HeaderMap, Response, StatusCode, Version};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::Body;
 use tunnel_http::{
-    connection::http1_buffer_bytes, received::ReceivedBody, upgraded::UpgradeSender,
+    connection::http1_buffer_bytes,
+    listener_body::{BodyOptions, ListenerBody, ListenerInformational},
+    received::ReceivedBody,
+    upgraded::UpgradeSender,
 };
 use tunnel_proto::{
-    exchange::{AsProblem, EncodedHead, ExchangeError, RecvBody, open},
+    exchange::{EncodedHead, ExchangeError, RecvBody, open},
     problem::{Hop, Problem, Reason},
     session::{OpenError, Session},
 };
 
 use super::{
-    body::{AwaitingResponse, RequestBody, RequestBodyError},
-    cookies,
-    observe::Observation,
-    protocol::Connection,
-    protocol::STREAM_WINDOW_BYTES,
-    serve::RoutedRequest,
+    body::RequestBody, cookies, observe::Observation, pace::Paced, protocol::Connection,
+    protocol::STREAM_WINDOW_BYTES, serve::RoutedRequest,
 };
 use crate::{
     budget::{sources, waiting},
@@ -139,17 +138,12 @@ pub(super) async fn carry(
             Err(OpenError::Closed) if attempts.on_not_opened() => continue,
             Err(error) => return Err(lost.unwrap_or_else(|| not_opened(error))),
         };
-        let (body, upload, mut awaiting) =
+        let (body, upload, mut informational) =
             request_body(connection, routed, incoming.take(), &tunnel, observation);
         let tunnel = observation.on_routed(tunnel);
         let on_informational = move |status: StatusCode, mut headers: HeaderMap| {
-            if status == StatusCode::CONTINUE {
-                // hyper says 100 by itself as soon as the body is read.
-                awaiting.proceed();
-            } else if routed.version == Version::HTTP_11 {
-                cookies::keep_apart(&connection.gateway, &mut headers);
-                connection.informational(status, &headers);
-            }
+            cookies::keep_apart(&connection.gateway, &mut headers);
+            informational.push(status, &headers);
         };
         let elsewhere = elsewhere(tunnel, &session, attempts.may_repeat && routed.may_repeat());
         let carried = opened.carry(head, body, on_informational, elsewhere);
@@ -202,43 +196,49 @@ fn waiting_weight(
     waiting::weight(head.bytes(), content as usize)
 }
 
-/// The body to send, and what is to be kept until it is answered.
+/// The body to send, what takes an upgraded connection's bytes, and what takes informational heads.
 fn request_body(
     connection: &Connection,
     routed: &RoutedRequest,
     incoming: Option<ReceivedBody>,
     tunnel: &Tunnel,
     observation: &mut Observation,
-) -> (RequestBody, Option<UpgradeSender>, AwaitingResponse) {
-    if routed.is_upgrade {
-        let bytes = tunnel.metrics.traffic().bytes_in.clone();
-        let (body, upload) = RequestBody::upgrade(observation.on_upload(bytes));
-        return (body, Some(upload), AwaitingResponse::default());
-    }
-    let Some(incoming) = incoming else {
-        return (RequestBody::empty(), None, AwaitingResponse::default());
-    };
+) -> (RequestBody, Option<UpgradeSender>, ListenerInformational) {
+    let config = || connection.gateway.config();
     // Over HTTP/1 the connection's guard keeps the time. A gRPC call is answered when there is something to tell,
     // which may be never: budgets and the shares of addresses bound how many are open.
-    let idle = (connection.is_http2() && !routed.is_grpc)
-        .then_some(connection.gateway.config().settings.body_idle_timeout);
-    let upload = observation.on_upload(tunnel.metrics.traffic().bytes_in.clone());
-    let shaper = observation.upload_shaper();
-    let (mut body, mut awaiting) =
-        RequestBody::received(incoming, connection.guard().cloned(), idle, upload, shaper);
-    if routed.expects_continue {
-        body.expect(
-            &mut awaiting,
-            connection.gateway.config().settings.expect_wait,
-        );
+    let has_idle_limit = connection.is_http2() && !routed.is_grpc;
+    let options = BodyOptions {
+        hop: Hop::Server,
+        guard: connection.guard(),
+        version: routed.version,
+        expect_wait: routed
+            .expects_continue
+            .then(|| config().settings.expect_wait),
+        idle: has_idle_limit.then(|| config().settings.body_idle_timeout),
+    };
+    let counter = || tunnel.metrics.traffic().bytes_in.clone();
+    if routed.is_upgrade {
+        let (body, sender, informational) = ListenerBody::upgrade(&options);
+        let upload = Some(observation.on_upload(counter()));
+        return (RequestBody { body, upload }, Some(sender), informational);
     }
-    (body, None, awaiting)
+    let Some(incoming) = incoming else {
+        let (body, informational) = ListenerBody::empty(&options);
+        let body = RequestBody { body, upload: None };
+        return (body, None, informational);
+    };
+    let shaper = observation.upload_shaper();
+    let paced = |content| Paced::new(content, shaper);
+    let (body, informational) = ListenerBody::received(incoming, &options, paced);
+    let upload = Some(observation.on_upload(counter()));
+    (RequestBody { body, upload }, None, informational)
 }
 
-fn failure(error: ExchangeError<RequestBodyError>) -> Failure {
+fn failure(error: ExchangeError<Problem>) -> Failure {
     let (problem, is_unheard) = match error {
         ExchangeError::NotOpened(error) => (not_opened(error), false),
-        ExchangeError::RequestBody(error) => (error.as_problem(), false),
+        ExchangeError::RequestBody(problem) => (problem, false),
         ExchangeError::Failed {
             problem, is_heard, ..
         } => {

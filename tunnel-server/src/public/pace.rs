@@ -46,7 +46,7 @@ impl<B> Paced<B> {
         }
     }
 
-    /// The body itself.
+    /// The body whose bytes are delayed.
     pub(super) fn body_mut(&mut self) -> &mut B {
         &mut self.body
     }
