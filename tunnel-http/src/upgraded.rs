@@ -393,10 +393,169 @@ impl Moved {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, split};
-    use tokio::time::Instant;
+    use std::future::pending;
+
+    use parking_lot::Mutex;
+    use tokio::io::{AsyncReadExt, DuplexStream, split};
+    use tokio::time::{Instant, Interval, interval};
+    use tunnel_ops::signals::Trigger;
+    use tunnel_proto::problem::{Hop, Problem};
 
     use super::*;
+    use crate::access_log::{End, ExchangeRecord};
+
+    const LINGER: Duration = Duration::from_secs(5);
+
+    /// A download without bytes, which ends or does not.
+    struct NoBytes {
+        is_ended: bool,
+    }
+
+    impl Body for NoBytes {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+            match self.is_ended {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
+        }
+    }
+
+    impl Hold for NoBytes {}
+
+    impl Download for NoBytes {
+        async fn upload_sent(&mut self) {
+            pending().await
+        }
+    }
+
+    /// Keeps the end of the record when it is dropped.
+    struct Recording {
+        record: ExchangeRecord,
+        end: Arc<Mutex<Option<End>>>,
+    }
+
+    impl Observer<io::Error> for Recording {
+        const HOP: Hop = Hop::Server;
+
+        fn record(&mut self) -> &mut ExchangeRecord {
+            &mut self.record
+        }
+
+        fn count_bytes(&mut self, _: u64) {}
+
+        fn problem(_: &io::Error) -> Option<Problem> {
+            None
+        }
+    }
+
+    impl Drop for Recording {
+        fn drop(&mut self) {
+            *self.end.lock() = Some(self.record.end().clone());
+        }
+    }
+
+    /// An upgraded connection whose platform client is silent and whose upload nobody reads. `stage` is reached if
+    /// `is_stopping`. Returns the recorded end, the upload, and the platform client's end of the connection.
+    async fn joined(is_ended: bool, is_stopping: bool) -> (End, UpgradedBytes, DuplexStream) {
+        let (trigger, stage): (Trigger, Shutdown) = Shutdown::manual();
+        if is_stopping {
+            trigger.ask();
+        }
+        let (io, peer) = tokio::io::duplex(64);
+        let (upload, bytes) = oneshot::channel();
+        let end = Arc::default();
+        let record = ExchangeRecord::begin();
+        let upgrade = Upgrade {
+            upload,
+            download: NoBytes { is_ended },
+            carrier: Direct(|| io::ErrorKind::TimedOut.into()),
+            observer: Recording {
+                record,
+                end: Arc::clone(&end),
+            },
+        };
+        let bounds = UpgradeBounds {
+            stage: &stage,
+            linger: LINGER,
+            taken_in: None,
+        };
+        join(io, upgrade, bounds, |bytes| bytes).await;
+        let end = end.lock().take().unwrap();
+        (end, bytes.await.unwrap(), peer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_ends_because_the_program_stops_is_recorded_as_moved() {
+        let (end, _upload, mut peer) = joined(false, true).await;
+        assert_eq!(end, End::Moved);
+        let mut close = [0; 4];
+        peer.read_exact(&mut close).await.unwrap();
+        assert_eq!(close, [0x88, 2, 0x03, 0xe9], "close frame 1001");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_outlives_the_connection_fails() {
+        let start = Instant::now();
+        let (end, mut upload, mut peer) = joined(true, false).await;
+        assert_eq!((end, start.elapsed()), (End::Whole, LINGER));
+        peer.write_all(b"late").await.unwrap();
+        let frame = poll_fn(|cx| Pin::new(&mut upload).poll_frame(cx)).await;
+        let error = frame.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    }
+
+    /// A body without bytes that is polled each second, as by a timer of what it holds back.
+    struct Waiting {
+        is_holding: bool,
+        polls: Interval,
+        left: u32,
+    }
+
+    impl Body for Waiting {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+            while self.left > 0 {
+                std::task::ready!(self.polls.poll_tick(cx));
+                self.left -= 1;
+            }
+            Poll::Ready(None)
+        }
+    }
+
+    impl Hold for Waiting {
+        fn is_holding(&self) -> bool {
+            self.is_holding
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_direction_that_waits_for_its_rate_is_not_silent() {
+        for is_holding in [true, false] {
+            let moved = Moved::default();
+            let body = Waiting {
+                is_holding,
+                polls: interval(Duration::from_secs(1)),
+                left: 60,
+            };
+            let mut body = Counted::new(body, &moved);
+            let is_silent = tokio::select! {
+                () = moved.silence(LINGER) => true,
+                _ = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => false,
+            };
+            assert_eq!(is_silent, !is_holding);
+        }
+    }
 
     #[tokio::test]
     async fn a_reader_is_given_back_with_what_was_not_read() {
