@@ -165,14 +165,18 @@ impl Gateway for Front {
         request::serve(connection, request, in_flight)
     }
 
-    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: GrantedUpgrade, taken_in: Option<Duration>)
-    where
+    async fn join<IO>(
+        self: &Arc<Self>,
+        io: IO,
+        upgrade: GrantedUpgrade,
+        write_timeout: Option<Duration>,
+    ) where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let bounds = UpgradeBounds {
             stage: &self.ending,
             linger: self.settings.body_idle_timeout,
-            taken_in,
+            write_timeout,
         };
         upgraded::join(io, upgrade, bounds, |bytes| bytes).await;
     }

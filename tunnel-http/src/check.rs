@@ -27,7 +27,7 @@ use crate::http1::host_length;
 const MAX_LINES: usize = limits::FIELDS / 2;
 
 /// Fields that may stand once in a request: those whose grammar in RFC 9110 is no list. Two programs could go by
-/// different ones of several. `Host`, `Content-Length` and `Expect` are looked at on their own.
+/// different ones of several. `Host`, `Content-Length` and `Expect` are checked on their own.
 const SINGLETONS: [HeaderName; 14] = [
     header::AUTHORIZATION,
     header::CONTENT_LOCATION,
@@ -61,7 +61,7 @@ pub struct CheckedRequest<'a> {
     pub path: Cow<'a, str>,
     /// The version in which it came.
     pub version: Version,
-    /// The upgrade that is asked for.
+    /// The requested upgrade.
     pub upgrade: Option<Protocol>,
     /// The platform client waits for a 100 before it sends the body.
     pub expects_continue: bool,
@@ -73,14 +73,14 @@ pub struct CheckedRequest<'a> {
     pub max_forwards: Option<u32>,
     /// The received fields; the outgoing message is built from them anew.
     pub headers: &'a HeaderMap,
-    /// Which of them there are.
-    pub seen: Seen,
+    /// Which of them the request has.
+    pub present: PresentFields,
 }
 
-/// Which fields a request has, of those that mean something here. Most requests have few of them,
-/// and each question to the map costs a hash.
+/// Which fields a request has, of those that are read here. Found in one pass over the names, since each lookup in
+/// the map costs a hash.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Seen {
+pub struct PresentFields {
     /// `Connection`.
     pub connection: bool,
     upgrade: bool,
@@ -98,7 +98,7 @@ pub struct Seen {
     pub origin: bool,
 }
 
-/// Who checks, and by what.
+/// The rules by which requests are checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Checker {
     /// The program, as its refusals name it.
@@ -108,26 +108,26 @@ pub struct Checker {
     pub needs_host: bool,
 }
 
-impl Seen {
-    /// Looks at each name once.
+impl PresentFields {
+    /// Compares each name with those that are read here.
     ///
     /// # Errors
-    /// When a name could be taken for another one.
-    fn look(headers: &HeaderMap) -> Result<Self, Refused> {
-        let mut seen = Self::default();
+    /// When an upstream could read a name as another one.
+    fn of(headers: &HeaderMap) -> Result<Self, Refused> {
+        let mut present = Self::default();
         for name in headers.keys() {
             let name = name.as_str();
             match name {
-                "connection" => seen.connection = true,
-                "upgrade" => seen.upgrade = true,
-                "te" => seen.te = true,
-                "content-length" => seen.content_length = true,
-                "expect" => seen.expect = true,
-                "max-forwards" => seen.max_forwards = true,
-                "cookie" => seen.cookie = true,
-                "tunnel-via" => seen.tunnel_via = true,
-                "x-request-id" => seen.request_id = true,
-                "origin" => seen.origin = true,
+                "connection" => present.connection = true,
+                "upgrade" => present.upgrade = true,
+                "te" => present.te = true,
+                "content-length" => present.content_length = true,
+                "expect" => present.expect = true,
+                "max-forwards" => present.max_forwards = true,
+                "cookie" => present.cookie = true,
+                "tunnel-via" => present.tunnel_via = true,
+                "x-request-id" => present.request_id = true,
+                "origin" => present.origin = true,
                 // `_` is read as `-` by many upstreams; `"` is let through by the HTTP/2 library.
                 _ if name.bytes().any(|byte| matches!(byte, b'_' | b'"')) => {
                     return Err(malformed("a field name with an underscore or a quote"));
@@ -135,7 +135,7 @@ impl Seen {
                 _ => {}
             }
         }
-        Ok(seen)
+        Ok(present)
     }
 }
 
@@ -175,19 +175,19 @@ fn check<'a>(
         ..
     } = request;
     let version = *version;
-    let seen = Seen::look(headers)?;
+    let present = PresentFields::of(headers)?;
     // The guard of HTTP/1 has counted before this.
     if headers.len() > MAX_FIELDS && has_too_many(headers) {
         return Err((Reason::HeadTooLarge, "too many field lines"));
     }
-    if seen.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
+    if present.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
         return Err((Reason::HeadTooLarge, "too many options in connection"));
     }
     // Most requests repeat no field at all, which two numbers tell.
     if headers.len() > headers.keys_len() && SINGLETONS.iter().any(|name| repeats(headers, name)) {
         return Err(malformed("a field more than once that may stand only once"));
     }
-    let upgrade = upgrade(method, version, headers, seen, protocol)?;
+    let upgrade = upgrade(method, version, headers, present, protocol)?;
     if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
         let what = "connect and trace are not served";
         return Err((Reason::MethodNotAllowed, what));
@@ -201,17 +201,17 @@ fn check<'a>(
         None if version == Version::HTTP_10 && !checker.needs_host => ("", 0),
         None => return Err(malformed("no host field")),
     };
-    let content_length = if seen.content_length {
+    let content_length = if present.content_length {
         fields::content_length(headers).map_err(|_| malformed("content-length is not a length"))?
     } else {
         None
     };
-    let expects_continue = seen.expect && expectation(version, headers)?;
-    let wants_trailers = seen.te && has_token(headers, header::TE, "trailers");
+    let expects_continue = present.expect && expectation(version, headers)?;
+    let wants_trailers = present.te && has_token(headers, header::TE, "trailers");
     if version == Version::HTTP_2 {
         check_http2(headers)?;
     }
-    let max_forwards = if seen.max_forwards {
+    let max_forwards = if present.max_forwards {
         max_forwards(method, headers)?
     } else {
         None
@@ -233,7 +233,7 @@ fn check<'a>(
         wants_trailers,
         content_length,
         headers,
-        seen,
+        present,
     })
 }
 
@@ -250,12 +250,12 @@ fn repeats(headers: &HeaderMap, name: &HeaderName) -> bool {
 }
 
 /// The upgrade to a protocol that is carried, in either of its forms (RFC 9110 section 7.8, RFC 8441).
-/// A request to upgrade to another protocol may be answered as if it had not asked.
+/// A request to upgrade to another protocol is answered as a request without an upgrade.
 fn upgrade(
     method: &Method,
     version: Version,
     headers: &HeaderMap,
-    seen: Seen,
+    present: PresentFields,
     protocol: Option<&[u8]>,
 ) -> Result<Option<Protocol>, Refused> {
     if let Some(protocol) = protocol {
@@ -263,7 +263,7 @@ fn upgrade(
             .map(Some)
             .map_err(|_| malformed("extended connect to a protocol other than websocket"));
     }
-    let asks = (seen.connection && seen.upgrade)
+    let asks = (present.connection && present.upgrade)
         && version == Version::HTTP_11
         && method == Method::GET
         && has_token(headers, header::CONNECTION, "upgrade")
@@ -332,7 +332,7 @@ fn bad_host() -> Refused {
 /// As it stands if it is normal, which is the usual case and costs nothing.
 fn normalise(host: &str) -> Cow<'_, str> {
     let trimmed = host.strip_suffix('.').unwrap_or(host);
-    // Without a branch in the loop, so that the compiler looks at many bytes at once.
+    // Without a branch in the loop, so that the compiler compares many bytes at once.
     let is_upper = |found, byte: &u8| found | byte.is_ascii_uppercase();
     if trimmed.as_bytes().iter().fold(false, is_upper) {
         trimmed.to_ascii_lowercase().into()
@@ -454,7 +454,7 @@ mod tests {
         kept(parts(Version::HTTP_2, method, target, fields))
     }
 
-    /// The request is kept for ever, so that a test can look at what was borrowed from it.
+    /// The request is leaked, so that a test can hold what is borrowed from it.
     fn kept(parts: http::request::Parts) -> Result<CheckedRequest<'static>, Reason> {
         let checked = checker().check(Box::leak(Box::new(parts)), None);
         checked.map_err(|problem| problem.reason())
@@ -513,7 +513,7 @@ mod tests {
         assert!(check(Version::HTTP_10, "/", &[], true).is_err());
         assert!(check(Version::HTTP_11, "/", &[], false).is_err());
         assert!(check(Version::HTTP_2, "/", &[], false).is_err());
-        // What it names has to be one all the same.
+        // A name that is given must still be valid.
         assert!(check(Version::HTTP_10, "/", &[("host", "")], false).is_err());
         assert!(check(Version::HTTP_10, "http://a.test/", &[], false).is_err());
     }

@@ -1,15 +1,13 @@
-//! From a stranger's socket to its requests, and to its last byte: what both programs do alike with a
-//! connection that is to be answered.
+//! From a platform client's socket to its requests, and to its last byte.
 //!
 //! ```text
 //!   socket ─▶ Http1: guard ─▶ hyper ─▶ the program's answers ─▶ the socket again, for what comes last
 //!      └────▶ http2: ────────▶ hyper ─▶ the program's answers
 //! ```
 //!
-//! In: a socket, what was read of it to know its protocol, and what answers a request. Each wait has its
-//! limit; who asks for nothing for too long is let go, and so is everybody between two requests when the
-//! program stops. Who may connect, what a request becomes, and what an upgraded connection does is the
-//! program's business.
+//! In: a socket, what was read of it to detect its protocol, and what answers a request. Each wait has its
+//! limit. A connection without a request is closed after a while, and between two requests when the program stops.
+//! Which peers may connect, what a request becomes, and what an upgraded connection does is decided by the program.
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +35,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
 use self::unread::Streams;
-pub use self::unread::{Outlet, is_given_up};
+pub use self::unread::{Pieces, is_given_up};
 use self::unsent::{Answering, Unsent};
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
@@ -46,7 +44,7 @@ use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
 use tunnel_ops::signals::Shutdown;
 
-/// How long an exchange outlives the end of its platform client's input, so that one who has sent
+/// How long an exchange outlives the end of its platform client's input, so that a client that has sent
 /// all its requests still gets the quick answers. Less than the second within which an upstream is to
 /// see a hang-up.
 const HANG_UP_GRACE: Duration = Duration::from_millis(500);
@@ -56,7 +54,7 @@ pub(crate) const MAX_FIELDS: usize = 100;
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 /// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads
-/// which nobody reads do not stop the others.
+/// that are not read do not stop the others.
 const CONNECTION_WINDOWS: u32 = 16;
 /// What h2 may hold of one HTTP/2 answer that goes on: two pieces, so that one can be written while the
 /// next is made. With the piece that hyper holds, 256 streams have 12 MiB at most.
@@ -186,7 +184,7 @@ where
     }
 }
 
-/// How much of what comes over HTTP/1 is taken before anybody wants it, in bytes: a head of the largest size
+/// How much is read ahead over HTTP/1, in bytes: a head of the largest size
 /// with a part of its content, or content alone.
 #[must_use]
 pub const fn http1_buffer_bytes(max_head_bytes: usize) -> usize {
@@ -197,8 +195,8 @@ pub const fn http1_buffer_bytes(max_head_bytes: usize) -> usize {
 /// until those in progress are. `tasks` take what runs for it, and have ended with it.
 ///
 /// The connection ends when it is idle for `keep_alive_timeout`, and again for as long after it was asked to
-/// leave. It is idle when nothing runs for it and no request comes; and also when requests do come, but the
-/// peer takes none of the answers that it has left with h2.
+/// leave. It is idle when nothing runs for it and no request comes; and also when requests come, but the
+/// peer reads none of the answers that h2 holds for it.
 pub fn http2<IO, F, B>(
     io: IO,
     bounds: Bounds,
@@ -238,7 +236,7 @@ where
         .keep_alive_interval(Some(HTTP2_PING))
         .keep_alive_timeout(HTTP2_PING)
         .serve_connection(TokioIo::new(io), service);
-    // Boxed, since it is large, and would be moved into this future by a copy in it.
+    // Boxed, since it is large, and this future would have room for it twice.
     let mut serving = Box::pin(serving);
     async move {
         let mut is_leaving = false;
@@ -250,7 +248,7 @@ where
                     let is_quiet = requests.load(Ordering::Relaxed) == before.0;
                     let is_stuck = before.1.is_some() && unsent.progress() == before.1;
                     let is_idle = (is_quiet || is_stuck) && tasks.is_empty();
-                    // Nothing produces any more what the peer has not taken by the second time.
+                    // By the second time the peer has read nothing of what was left at the first.
                     if is_idle && is_leaving {
                         break;
                     }

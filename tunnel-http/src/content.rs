@@ -1,5 +1,5 @@
-//! What the content of a request waits for, on its way from hyper: to be asked for, and for its next
-//! piece, neither for ever.
+//! What the content of a request waits for, on its way from hyper: the upstream's 100, and the next piece. Both waits
+//! have a limit.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,33 +12,33 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use tunnel_ops::alarm::Alarm;
 
-/// Holds back the content of a request that expects 100 until the upstream asks for it, or says nothing
-/// for a while: hyper asks the platform client to go on as soon as the content is read.
+/// Holds back the content of a request that expects 100 until the upstream sends a 100, or a time limit is over. hyper
+/// sends the platform client its 100 as soon as the content is read.
 #[derive(Debug)]
 pub struct Gate {
-    asked: oneshot::Receiver<()>,
+    opened: oneshot::Receiver<()>,
     limit: Pin<Box<Sleep>>,
 }
 
 impl Gate {
-    /// A gate that opens when it is told to, or after `limit`. When its opener is dropped, it
-    /// stays closed.
+    /// A gate that opens when something is sent to the returned opener, or after `limit`. When the opener is dropped,
+    /// the gate stays closed.
     #[must_use]
     pub fn new(limit: Duration) -> (Self, oneshot::Sender<()>) {
-        let (sender, asked) = oneshot::channel();
+        let (sender, opened) = oneshot::channel();
         let gate = Self {
-            asked,
+            opened,
             limit: Box::pin(sleep(limit)),
         };
         (gate, sender)
     }
 
-    /// Ready when the content may pass. Not to be asked again after that.
+    /// Ready when the content may pass. Not to be polled again after that.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.asked.is_terminated() {
+        if self.opened.is_terminated() {
             return Poll::Pending;
         }
-        match Pin::new(&mut self.asked).poll(cx) {
+        match Pin::new(&mut self.opened).poll(cx) {
             Poll::Ready(Ok(())) => Poll::Ready(()),
             // The opener is dropped with the final response: nothing waits for the content any more.
             Poll::Ready(Err(_)) => Poll::Pending,
@@ -47,9 +47,8 @@ impl Gate {
     }
 }
 
-/// Bounds the silence of a platform client over HTTP/2 that was not answered. After that it may be silent:
-/// what it sends and what it gets are independent streams then, and either may rest. Over HTTP/1 the
-/// guard does so.
+/// Bounds the silence of a platform client over HTTP/2 until its request is answered. Afterwards it may be silent:
+/// request and response are independent streams then, and either may rest. Over HTTP/1 the guard does so.
 #[derive(Debug)]
 pub struct Silence {
     limit: Duration,
@@ -60,7 +59,7 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Bounds it to `limit` for as long as what is given back with it is held.
+    /// Bounds it to `limit` until the returned marker is dropped.
     #[must_use]
     pub fn until_answered(limit: Duration) -> (Self, Arc<()>) {
         let unanswered = Arc::default();

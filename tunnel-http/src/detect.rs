@@ -3,7 +3,7 @@
 //! In: a connection, after TLS if there is any. Out: the protocol, and the bytes that were read to
 //! tell, which belong in front of what is read next. One time limit covers all of it, so that a client
 //! that sends nothing, or the preface byte by byte, keeps no connection. It judges nothing else:
-//! whatever is not the preface of HTTP/2 is taken for HTTP/1.
+//! whatever is not the preface of HTTP/2 is read as HTTP/1.
 
 use std::io;
 use std::time::Duration;

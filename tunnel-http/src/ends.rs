@@ -1,7 +1,7 @@
 //! How a long content ends before it is whole, where its protocol knows such an end.
 //!
 //! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an
-//! end that asks the reader to connect again: a close frame, the status of a call, the gap between two events.
+//! end that has the reader connect again: a close frame, the status of a call, the gap between two events.
 //! This module finds where such an end may stand, makes it, and has the stream that ends there when the program
 //! asks for it.
 //!
@@ -26,7 +26,7 @@ const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going aw
 
 /// Follows a content from unit to unit.
 pub trait Units {
-    /// Takes in bytes, at least one if there is any, up to the end of a unit at most; how many it took.
+    /// Consumes bytes, at least one if there is any, up to the end of a unit at most. Returns how many.
     fn step(&mut self, bytes: &[u8]) -> usize;
 
     /// Whether the content stands between two units.

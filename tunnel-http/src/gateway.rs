@@ -1,5 +1,4 @@
-//! From an accepted socket to its requests, and to its last byte: the path that every connection of
-//! strangers takes.
+//! From an accepted socket to its requests, and to its last byte: the path of every connection of a platform client.
 //!
 //! ```text
 //!   socket ─▶ TLS? ─▶ HTTP/1: guard ─▶ hyper ─▶ Gateway::answer
@@ -39,7 +38,7 @@ use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
 
-/// A program that answers requests of strangers and forwards them (RFC 9110, section 3.7).
+/// A program that answers requests of platform clients and forwards them (RFC 9110, section 3.7).
 pub trait Gateway: Sized + Send + Sync + 'static {
     /// What is kept of a peer for each of its connections.
     type Peer: Send + Sync + 'static;
@@ -67,18 +66,18 @@ pub trait Gateway: Sized + Send + Sync + 'static {
         in_flight: Option<InFlight>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Infallible>> + Send + use<Self>;
 
-    /// Moves the bytes of an upgraded connection until it ends. An HTTP/2 peer that takes nothing for
-    /// `taken_in` loses its stream.
+    /// Moves the bytes of an upgraded connection until it ends. An HTTP/2 stream whose peer reads nothing for
+    /// `write_timeout` is reset.
     fn join<IO>(
         self: &Arc<Self>,
         io: IO,
         upgrade: Self::Upgrade,
-        taken_in: Option<Duration>,
+        write_timeout: Option<Duration>,
     ) -> impl Future<Output = ()> + Send
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// Counts and logs a request that only the guard has seen.
+    /// Counts and logs a request that the guard has refused before hyper read it.
     fn on_unread(&self, peer: IpAddr, problem: &Problem);
 }
 
@@ -150,8 +149,7 @@ async fn encrypted<G: Gateway>(
     requests(gateway, origin, peer, stream, Some(agreed)).await
 }
 
-/// Waits for the first request, and goes on with what the peer speaks: what was agreed on, or what its first
-/// bytes tell.
+/// Waits for the first request, and goes on with the peer's protocol: that of ALPN, or that of its first bytes.
 async fn requests<G: Gateway, IO>(
     gateway: &Arc<G>,
     origin: Origin,
@@ -162,7 +160,7 @@ async fn requests<G: Gateway, IO>(
 where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
-    // Even when ALPN has told the protocol: hyper sets no limit for a peer that sends nothing, and the guard's
+    // Even when ALPN has named the protocol: hyper sets no limit for a peer that sends nothing, and the guard's
     // limit begins with a head.
     let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
@@ -246,7 +244,7 @@ impl<G: Gateway> Connection<G> {
         self.guard.as_ref()
     }
 
-    /// Goes on with requests: an upgrade that was asked for is not granted.
+    /// Goes on with requests: the requested upgrade is not granted.
     pub fn not_upgraded(&self) {
         if let Some(guard) = &self.guard {
             guard.not_upgraded();
@@ -264,9 +262,9 @@ impl<G: Gateway> Connection<G> {
                 let gateway = Arc::clone(&self.gateway);
                 self.tasks.spawn_upgraded(async move {
                     if let Ok(upgraded) = on_upgrade.await {
-                        let taken_in = Some(gateway.bounds().body_idle_timeout);
+                        let write_timeout = Some(gateway.bounds().body_idle_timeout);
                         let io = TokioIo::new(upgraded);
-                        gateway.join(io, granted, taken_in).await;
+                        gateway.join(io, granted, write_timeout).await;
                     }
                 });
             }
@@ -289,7 +287,7 @@ impl<G: Gateway> Connection<G> {
         }
     }
 
-    /// Writes the answer to a request that only the guard has seen.
+    /// Writes the answer to a request that the guard has refused.
     async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, violation: Refusal, io: IO) {
         let refused = refusal(G::HOP, violation.status(), violation.reason());
         self.gateway.on_unread(self.origin.address, &refused);

@@ -7,12 +7,12 @@
 //!                 ^----------------- 103, upgraded, exchange begins and ends
 //! ```
 //!
-//! In: bytes of a client. Out: the same bytes, whole heads at a time, as long as they are in order;
+//! In: bytes of a client. Out: those bytes, whole heads at a time, as long as they are in order;
 //! then the end of input, at a moment at which hyper has finished what it had begun. The refusal is
-//! written by whoever runs the connection, see [`GuardHandle::violation`].
+//! written by the code that runs the connection, see [`GuardHandle::violation`].
 //!
-//! It waits, in this order of what counts: for a head to become whole, for the next request, for
-//! the next byte of a body that hyper asks for, until the answer to its request has begun. It sets no
+//! It waits, in this order of precedence: for a head to become whole, for the next request, for
+//! the next byte of a body that hyper reads, until the answer to its request has begun. It sets no
 //! limit to how long an answer takes.
 //! It never changes a byte in either direction, and keeps no more than one head that is not whole.
 //!
@@ -52,8 +52,8 @@ const READ_BYTES: usize = 4 * 1024;
 /// How much a client may send behind its request for an upgrade before that is answered: no more
 /// than hyper takes at once, so that it is all with hyper or all here when hyper gives the socket back.
 const EARLY_BYTES: usize = 8 * 1024;
-/// What hyper writes by itself when somebody wants the body of a request that expects it: not yet
-/// an answer, so that other informational heads may follow.
+/// What hyper writes by itself when the body of a request that expects it is read: not yet an answer, so that other
+/// informational heads may follow.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A head and content up to this length together are written as one piece.
@@ -82,10 +82,10 @@ pub struct Guard<IO> {
     framing: Framing,
     shared: Arc<Shared>,
     /// What came and was not handed on: first `passable` bytes that may be, then the rest.
-    held: BytesMut,
+    buffered: BytesMut,
     passable: usize,
-    /// `held` has not been shown to `framing` as it is.
-    is_held_new: bool,
+    /// `framing` has not scanned `buffered` as it is.
+    is_buffer_new: bool,
     /// At least one head was handed on.
     is_started: bool,
     input: Input,
@@ -108,15 +108,15 @@ enum Input {
     HungUp,
     /// A head is refused; hyper does not know yet.
     Refused(Refusal),
-    /// hyper was told that there is no more.
+    /// hyper was given the end of the input.
     Ended,
-    /// hyper was told that the body is broken.
+    /// hyper was given an error, since the body breaks a rule.
     BrokenBody(Violation),
-    /// hyper was told that the body does not come.
+    /// hyper was given an error, since the body does not come.
     StalledBody,
 }
 
-/// What a reader waits for, when that may not take for ever.
+/// What a reader waits for, where that has a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Head,
@@ -126,12 +126,12 @@ enum Wait {
 }
 
 impl<IO> fmt::Debug for Guard<IO> {
-    /// Without what it holds: heads have credentials in them.
+    /// Without the buffered bytes: heads have credentials in them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
             .field("phase", &self.framing.phase())
             .field("input", &self.input)
-            .field("held", &self.held.len())
+            .field("buffered", &self.buffered.len())
             .finish_non_exhaustive()
     }
 }
@@ -145,8 +145,8 @@ impl<IO> Guard<IO> {
             config,
             framing: Framing::new(config.limits),
             shared,
-            is_held_new: !first_bytes.is_empty(),
-            held: BytesMut::from(first_bytes),
+            is_buffer_new: !first_bytes.is_empty(),
+            buffered: BytesMut::from(first_bytes),
             passable: 0,
             is_started: false,
             input: Input::Open,
@@ -161,7 +161,7 @@ impl<IO> Guard<IO> {
 
     /// The socket, and what was read from it and not handed on.
     pub fn into_inner(self) -> (IO, Bytes) {
-        (self.io, self.held.freeze())
+        (self.io, self.buffered.freeze())
     }
 
     /// Whether hyper would lose something if its input ended now.
@@ -188,26 +188,26 @@ impl<IO> Guard<IO> {
         }
     }
 
-    fn scan_held(&mut self) {
-        self.is_held_new = false;
-        let scan = self.framing.scan(&self.held);
+    fn scan_buffer(&mut self) {
+        self.is_buffer_new = false;
+        let scan = self.framing.scan(&self.buffered);
         self.passable = scan.pass;
         self.note(scan);
     }
 
-    /// Moves what may be handed on from `held` to `buf`.
+    /// Moves what may be handed on from `buffered` to `buf`.
     fn hand_on(&mut self, buf: &mut ReadBuf<'_>) {
         let bytes = self.passable.min(buf.remaining());
-        buf.put_slice(&self.held[..bytes]);
-        self.held.advance(bytes);
+        buf.put_slice(&self.buffered[..bytes]);
+        self.buffered.advance(bytes);
         self.passable -= bytes;
-        if self.held.is_empty() {
-            // The usual case is that nothing is ever held: a connection at rest owns no memory for it.
-            self.held = BytesMut::new();
+        if self.buffered.is_empty() {
+            // Mostly nothing is buffered: a connection at rest owns no memory for it.
+            self.buffered = BytesMut::new();
         }
     }
 
-    /// Asks whether the upgrade that the client wants was granted; `true` when that is decided.
+    /// Goes on by whether the requested upgrade was granted; `false` while that is not decided.
     fn settle_upgrade(&mut self) -> bool {
         match self.shared.upgrade() {
             Upgrade::Granted => self.framing.upgraded(),
@@ -216,16 +216,16 @@ impl<IO> Guard<IO> {
                 self.framing.not_upgraded();
             }
         }
-        self.is_held_new = true;
+        self.is_buffer_new = true;
         true
     }
 
     /// Whether a part of a head has come: more than the empty line that may stand in front of one.
     fn has_head_begun(&self) -> bool {
-        !matches!(&self.held[..], b"" | b"\r" | b"\r\n")
+        !matches!(&self.buffered[..], b"" | b"\r" | b"\r\n")
     }
 
-    /// What the reader waits for while nothing comes, when that may not take for ever.
+    /// What the reader waits for while nothing comes, where that has a limit.
     fn wait(&self) -> Option<Wait> {
         match self.framing.phase() {
             // The two directions are independent streams from then on, and either may rest.
@@ -265,7 +265,7 @@ impl<IO> Guard<IO> {
         };
         ready!(self.poll_due(cx, wait));
         self.input = match wait {
-            // A client that opened a connection just in case is not told that it was slow.
+            // A client that connected ahead of need gets no 408.
             Wait::Head if !self.has_head_begun() => Input::Ended,
             Wait::Head => Input::Refused(Refusal::HeadTimeout),
             Wait::Body => Input::StalledBody,
@@ -291,7 +291,7 @@ impl<IO> Guard<IO> {
         }
     }
 
-    /// What hyper is told when nothing more can come, once that may be told.
+    /// The end or the error that hyper gets when nothing more can come, once it may have it.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.input {
             Input::Open | Input::Ended => {}
@@ -315,7 +315,7 @@ impl<IO> Guard<IO> {
         Poll::Ready(Ok(()))
     }
 
-    /// Starts a write of hyper's: what waits to be written before it is taken along.
+    /// Starts a write of hyper's. Informational heads that wait are written before it.
     fn begin_write(&mut self, is_answer: bool) {
         if !self.is_unflushed {
             self.is_unflushed = true;
@@ -325,14 +325,14 @@ impl<IO> Guard<IO> {
         }
     }
 
-    /// Looks, after hyper wrote or tried to, whether the connection has come to rest by that. hyper
-    /// does not read again only because an answer is complete, so this cannot be left to reading.
-    fn after_output(&mut self, cx: &mut Context<'_>, moved: bool) {
+    /// Wakes the reader if hyper's write, or its attempt, has brought the connection to rest. hyper does not read
+    /// again only because an answer is complete, so this cannot be left to reading.
+    fn after_output(&mut self, cx: &mut Context<'_>, has_written: bool) {
         if self.shared.open() > 0 {
             return;
         }
         // A client that reads slowly is not one that does not read.
-        if moved && matches!(self.due, Some((Wait::NextRequest | Wait::HangUp, _))) {
+        if has_written && matches!(self.due, Some((Wait::NextRequest | Wait::HangUp, _))) {
             self.due = None;
         }
         let is_quiet = self.waits_for_quiet && !self.is_unflushed;
@@ -359,7 +359,7 @@ impl<IO: AsyncRead + Unpin> Guard<IO> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<bool>> {
-        if !self.held.is_empty() || self.framing.phase() == Phase::Upgrade {
+        if !self.buffered.is_empty() || self.framing.phase() == Phase::Upgrade {
             return self.poll_socket_held(cx).map_ok(|()| false);
         }
         let before = buf.filled().len();
@@ -371,29 +371,29 @@ impl<IO: AsyncRead + Unpin> Guard<IO> {
         }
         let scan = self.framing.scan(fresh);
         if scan.violation.is_none() {
-            self.held.extend_from_slice(&fresh[scan.pass..]);
+            self.buffered.extend_from_slice(&fresh[scan.pass..]);
         }
         buf.set_filled(before + scan.pass);
         self.note(scan);
         Poll::Ready(Ok(scan.pass > 0))
     }
 
-    /// Reads from the socket behind what is held.
+    /// Reads from the socket behind what is buffered.
     fn poll_socket_held(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let room = match self.framing.phase() {
-            Phase::Upgrade => EARLY_BYTES.saturating_sub(self.held.len()),
+            Phase::Upgrade => EARLY_BYTES.saturating_sub(self.buffered.len()),
             _ => READ_BYTES,
         };
         if room == 0 {
             return Poll::Pending;
         }
-        self.held.reserve(room.min(READ_BYTES));
-        let mut end = (&mut self.held).limit(room);
+        self.buffered.reserve(room.min(READ_BYTES));
+        let mut end = (&mut self.buffered).limit(room);
         // The future keeps nothing between two polls, so it may be made anew for each.
         if ready!(pin!(self.io.read_buf(&mut end)).poll(cx))? == 0 {
             self.input = Input::HungUp;
         } else {
-            self.is_held_new = true;
+            self.is_buffer_new = true;
         }
         Poll::Ready(Ok(()))
     }
@@ -447,8 +447,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guard<IO> {
             return Poll::Ready(Ok(()));
         }
         loop {
-            if this.is_held_new {
-                this.scan_held();
+            if this.is_buffer_new {
+                this.scan_buffer();
             }
             if this.passable > 0 {
                 this.hand_on(buf);

@@ -18,7 +18,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// One address, bound as often as there are shards.
 #[derive(Debug)]
 pub struct Bound {
-    /// The address; with the port that was taken, if any would do.
+    /// The address; with the port that the kernel chose, if it was 0.
     pub address: SocketAddr,
     /// A socket for each shard.
     pub sockets: Vec<std::net::TcpListener>,

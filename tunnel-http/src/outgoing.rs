@@ -66,7 +66,7 @@ impl FieldSink for HeaderMap {
 pub struct Origin {
     /// The platform client's address, or that of the last proxy that is not trusted.
     pub address: IpAddr,
-    /// Whether what it says of who asked before it is believed.
+    /// Whether its forwarding fields are sent on.
     pub is_trusted: bool,
     /// Whether the connection to us is encrypted.
     pub is_tls: bool,
@@ -140,12 +140,12 @@ impl ViaName {
     }
 }
 
-/// Writes the fields to send on, but for the host, and says which id the request has in all logs:
-/// its own, if that is a plain one, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
+/// Writes the fields to send on, except the host. Returns the id that the request has in all logs:
+/// its own, if that has visible ASCII characters only, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
 /// if `sends_via`; one that was received goes on in any case.
 ///
 /// # Errors
-/// When the request was here before.
+/// When the request has passed this program before.
 pub fn outgoing(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
@@ -154,11 +154,11 @@ pub fn outgoing(
     new_id: impl FnOnce() -> HeaderValue,
     head: &mut impl FieldSink,
 ) -> Result<HeaderValue, Problem> {
-    if checked.seen.tunnel_via && via.is_in(checked.headers) {
+    if checked.present.tunnel_via && via.is_in(checked.headers) {
         let what = "the request has passed this program before";
         return Err(Problem::new(checked.hop, Reason::LoopDetected, what));
     }
-    let told = copy_end_to_end(checked, origin, head);
+    let trusted = copy_end_to_end(checked, origin, head);
     // The bytes of an upgraded connection are not counted.
     if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
         let length = HeaderValue::from(length);
@@ -174,7 +174,7 @@ pub fn outgoing(
         let left = HeaderValue::from(left.saturating_sub(1));
         head.field(&header::MAX_FORWARDS, left.as_bytes());
     }
-    add_forwarded(checked, origin, told, head);
+    add_forwarded(checked, origin, trusted, head);
     head.field(&TUNNEL_VIA, via.name.as_bytes());
     if sends_via {
         head.field(&header::VIA, via.value(checked.version).as_bytes());
@@ -184,22 +184,22 @@ pub fn outgoing(
     Ok(id)
 }
 
-/// What a trusted proxy has told of the request.
+/// Which forwarding fields of a trusted proxy are sent on.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct TrustedFields {
     proto: bool,
     host: bool,
 }
 
-/// Copies what is meant for the upstream. Cookies that HTTP/2 has split into crumbs are joined
+/// Copies the fields that are not for this hop alone, and returns which forwarding fields are among them. Cookies that HTTP/2 has split into crumbs are joined
 /// (RFC 9113 section 8.2.3).
 fn copy_end_to_end(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
     head: &mut impl FieldSink,
-) -> Told {
-    let mut told = Told::default();
-    let nominated = if checked.seen.connection {
+) -> TrustedFields {
+    let mut trusted = TrustedFields::default();
+    let nominated = if checked.present.connection {
         fields::nominated(checked.headers)
     } else {
         HashSet::new()
@@ -208,11 +208,11 @@ fn copy_end_to_end(
         if *name == header::COOKIE || ends_here(name, origin) || nominated.contains(name) {
             continue;
         }
-        told.proto |= *name == X_FORWARDED_PROTO;
-        told.host |= *name == X_FORWARDED_HOST;
+        trusted.proto |= *name == X_FORWARDED_PROTO;
+        trusted.host |= *name == X_FORWARDED_HOST;
         head.received(name, value);
     }
-    if checked.seen.cookie && !nominated.contains(&header::COOKIE) {
+    if checked.present.cookie && !nominated.contains(&header::COOKIE) {
         let mut parts: Vec<&[u8]> = Vec::new();
         let crumbs = checked.headers.get_all(header::COOKIE).iter();
         for crumb in crumbs.map(|crumb| crumb.as_bytes().trim_ascii()) {
@@ -226,11 +226,11 @@ fn copy_end_to_end(
         }
         head.field_of(&header::COOKIE, &parts);
     }
-    told
+    trusted
 }
 
 fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
-    // Most names are none of these, and a look at the first letter tells.
+    // The first letter rules most names out.
     match name.as_str().as_bytes().first() {
         Some(b'c' | b'k' | b'p' | b't' | b'u' | b'h' | b'e' | b'm') => {
             *name == header::HOST
@@ -245,17 +245,16 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
     }
 }
 
-/// Says where the request came from (RFC 7239 and its older forms): behind what trusted proxies
-/// have said, or alone.
+/// Adds the forwarding fields (RFC 7239 and its older forms), behind those of trusted proxies.
 fn add_forwarded(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
-    told: Told,
+    trusted: TrustedFields,
     head: &mut impl FieldSink,
 ) {
     let (authority, scheme) = (checked.authority.as_bytes(), origin.scheme().as_bytes());
     head.field(&X_FORWARDED_FOR, origin.forwarded_for.as_bytes());
-    if !told.proto {
+    if !trusted.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }
     let node = origin.node.as_bytes();
@@ -263,16 +262,16 @@ fn add_forwarded(
         head.field_of(&header::FORWARDED, &[b"for=", node, b";proto=", scheme]);
         return;
     }
-    if !told.host {
+    if !trusted.host {
         head.field(&X_FORWARDED_HOST, authority);
     }
     let element: [&[u8]; 6] = [b"for=", node, b";host=\"", authority, b"\";proto=", scheme];
     head.field_of(&header::FORWARDED, &element);
 }
 
-/// The id that the platform client gave, if it is a plain one.
+/// The id that the platform client gave, if it is short and has visible ASCII characters only.
 fn given_id(checked: &CheckedRequest<'_>) -> Option<HeaderValue> {
-    if !checked.seen.request_id {
+    if !checked.present.request_id {
         return None;
     }
     let given = checked.headers.get(X_REQUEST_ID).filter(|id| {
@@ -320,7 +319,7 @@ mod tests {
         let head = decoded(&head.finish());
         let mut map = HeaderMap::new();
         outgoing(&checked, &origin, &ViaName::new("x1"), false, id, &mut map).unwrap();
-        assert_eq!(map, head.fields.map, "both sinks take the same");
+        assert_eq!(map, head.fields.map, "both sinks get equal fields");
         assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
         assert_eq!(head.authority, "a-b.test:8080");
         head.fields.map

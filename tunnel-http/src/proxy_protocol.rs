@@ -53,7 +53,7 @@ pub enum Parsed {
 
 /// Why some bytes are not a header, nor the start of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message of each says the same in words")]
+#[allow(missing_docs, reason = "each has a message")]
 pub enum Error {
     #[error("connection does not start with a PROXY protocol header")]
     Absent,

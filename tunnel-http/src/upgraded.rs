@@ -27,17 +27,17 @@ use crate::ends::{Carrier, Direct, Form, GRACE, Hold, LongStream};
 /// The bytes that a platform client sends over an upgraded connection.
 pub type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
 
-/// Hands those bytes to the request that asked for the upgrade.
+/// Hands those bytes to the body of the request for the upgrade.
 pub type UpgradeSender = oneshot::Sender<UpgradedBytes>;
 
-/// An upgrade that was granted. `B` is what the platform client gets, `C` what carries that, and `O` observes the
+/// A granted upgrade. `B` is what the platform client gets, `C` the carrier of that, and `O` observes the
 /// exchange.
 pub struct Upgrade<B, C, O> {
     /// Takes what the platform client sends.
     pub upload: UpgradeSender,
     /// What the platform client gets.
     pub download: B,
-    /// What carries `download`.
+    /// The carrier of `download`.
     pub carrier: C,
     /// Ends with the upgraded connection.
     pub observer: O,
@@ -57,9 +57,9 @@ pub struct UpgradeBounds<'a> {
     pub stage: &'a Shutdown,
     /// How long one direction may be silent when the other has ended.
     pub linger: Duration,
-    /// How long a platform client may take nothing of what there is for it, where the kernel does not see to that: on
-    /// a stream of HTTP/2.
-    pub taken_in: Option<Duration>,
+    /// How long a platform client may read nothing of the bytes for it, where the kernel does not limit that: on a
+    /// stream of HTTP/2.
+    pub write_timeout: Option<Duration>,
 }
 
 impl<B, C, O> fmt::Debug for Upgrade<B, C, O> {
@@ -68,12 +68,13 @@ impl<B, C, O> fmt::Debug for Upgrade<B, C, O> {
     }
 }
 
-/// Moves the bytes until both directions have ended. `hold` is what holds back the bytes that the platform client sends.
+/// Moves the bytes until both directions have ended. `hold` wraps the bytes that the platform client sends, to delay
+/// them by a rate for example.
 pub async fn join<IO, U, B, C, O>(
     io: IO,
     upgrade: Upgrade<B, C, O>,
     bounds: UpgradeBounds<'_>,
-    hold: impl FnOnce(ReadBody<Lent<IO>>) -> U,
+    hold: impl FnOnce(ReadBody<LentReader<IO>>) -> U,
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     U: Hold<Data = Bytes, Error = io::Error> + Unpin + Send + 'static,
@@ -88,24 +89,24 @@ pub async fn join<IO, U, B, C, O>(
         observer,
     } = upgrade;
     let (reader, writer) = split(io);
-    let moved = Moved::default();
-    let (reader, given_back) = Lent::new(reader);
+    let activity = Activity::default();
+    let (reader, returned) = LentReader::new(reader);
     let cut = Direct(|| io::ErrorKind::TimedOut.into());
     let body = LongStream::new(hold(read_body(reader)), Form::upload(), cut, bounds.stage);
-    // Nobody takes it if the exchange has ended meanwhile, which the other direction reports.
-    let _ = upload.send(Box::new(Counted::new(body, &moved)));
-    let mut given_back = GivenBack::Awaited(given_back);
+    // The receiver is gone if the exchange has ended meanwhile, which the other direction reports.
+    let _ = upload.send(Box::new(Counted::new(body, &activity)));
+    let mut returned = ReturnedReader::Awaited(returned);
     let body = LongStream::new(download, Form::download(), carrier, bounds.stage);
     let mut sending = Sending {
-        body: Counted::new(body, &moved),
-        writer: Taken::new(writer, bounds.taken_in),
+        body: Counted::new(body, &activity),
+        writer: TimedWriter::new(writer, bounds.write_timeout),
         observer,
     };
     let sent = tokio::select! {
         sent = sending.run() => sent,
         () = async {
-            given_back.wait().await;
-            moved.silence(bounds.linger).await;
+            returned.wait().await;
+            activity.silence(bounds.linger).await;
         } => Err(io::ErrorKind::TimedOut.into()),
     };
     if let Err(error) = sent {
@@ -113,13 +114,13 @@ pub async fn join<IO, U, B, C, O>(
         return;
     }
     let has_ended_early = sending.body.body.has_ended_early();
-    sending.finish(&mut given_back, bounds.linger).await;
+    sending.finish(&mut returned, bounds.linger).await;
     // Ends the exchange, and with it the upload, if that goes on still.
     drop(sending);
     if has_ended_early {
         // Unread bytes would reset the connection, and the close frame would be lost.
-        let _ = timeout(GRACE, given_back.wait()).await;
-        if let GivenBack::Reader(reader) = given_back {
+        let _ = timeout(GRACE, returned.wait()).await;
+        if let ReturnedReader::Reader(reader) = returned {
             drain(reader).await;
         }
     }
@@ -128,7 +129,7 @@ pub async fn join<IO, U, B, C, O>(
 /// What the platform client gets, on its way.
 struct Sending<IO, B: Body, C, O> {
     body: Counted<LongStream<B, C>>,
-    writer: Taken<WriteHalf<IO>>,
+    writer: TimedWriter<WriteHalf<IO>>,
     observer: O,
 }
 
@@ -164,7 +165,7 @@ where
         self.report_not_taken(ended)
     }
 
-    /// Has it recorded if the platform client was given up.
+    /// Records the end `not_taken` if the write timed out.
     fn report_not_taken(&mut self, written: io::Result<()>) -> io::Result<()> {
         written.inspect_err(|error| {
             if is_not_taken(error) {
@@ -174,10 +175,10 @@ where
     }
 
     /// Gives the other direction the time that it has.
-    async fn finish<R>(&mut self, given_back: &mut GivenBack<R>, linger: Duration) {
+    async fn finish<R>(&mut self, returned: &mut ReturnedReader<R>, linger: Duration) {
         let Self { body, .. } = self;
         let has_ended_early = body.body.has_ended_early();
-        let moved = body.moved.clone();
+        let activity = body.activity.clone();
         let download = body.body.body();
         if has_ended_early {
             // The upstream got a close frame too, and may answer, and end.
@@ -185,7 +186,7 @@ where
                 while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *download).poll_frame(cx)).await
                 {
                 }
-                given_back.wait().await;
+                returned.wait().await;
                 download.upload_sent().await;
             };
             let _ = timeout(GRACE, answered).await;
@@ -193,25 +194,26 @@ where
         }
         tokio::select! {
             () = async {
-                given_back.wait().await;
+                returned.wait().await;
                 download.upload_sent().await;
             } => {}
-            () = moved.silence(linger) => {}
+            () = activity.silence(linger) => {}
         }
     }
 }
 
-/// What one direction sends. Counts what moves, and what is held back meanwhile: that is no silence.
+/// The bytes of one direction. Counts as activity each frame, and each poll at which the body holds bytes back: a
+/// direction that waits for its rate is not silent.
 struct Counted<B> {
     body: B,
-    moved: Moved,
+    activity: Activity,
 }
 
 impl<B> Counted<B> {
-    fn new(body: B, moved: &Moved) -> Self {
+    fn new(body: B, activity: &Activity) -> Self {
         Self {
             body,
-            moved: moved.clone(),
+            activity: activity.clone(),
         }
     }
 }
@@ -226,21 +228,21 @@ impl<B: Hold + Unpin> Body for Counted<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if frame.is_ready() || self.body.is_holding() {
-            self.moved.count();
+            self.activity.count();
         }
         frame
     }
 }
 
-/// The reading half of an upgraded connection, which is given back when the upload has ended.
-enum GivenBack<R> {
+/// The reading half of an upgraded connection, which comes back when the upload has ended.
+enum ReturnedReader<R> {
     Awaited(oneshot::Receiver<R>),
     Reader(R),
     /// The upload has ended without it.
     Lost,
 }
 
-impl<R> GivenBack<R> {
+impl<R> ReturnedReader<R> {
     /// Resolves when the upload has ended.
     async fn wait(&mut self) {
         if let Self::Awaited(receiver) = self {
@@ -249,31 +251,31 @@ impl<R> GivenBack<R> {
     }
 }
 
-/// The reading half of a connection. It is given back when this is dropped, which also reports that the direction has
-/// ended. Fails once nobody waits for it any more.
-pub struct Lent<IO> {
+/// The reading half of a connection, lent to the upload. Dropping it sends the half back, which also reports that
+/// the direction has ended. Reading fails once [`join`] has ended.
+pub struct LentReader<IO> {
     reader: Option<ReadHalf<IO>>,
     give_back: Option<oneshot::Sender<ReadHalf<IO>>>,
 }
 
-impl<IO> Lent<IO> {
+impl<IO> LentReader<IO> {
     fn new(reader: ReadHalf<IO>) -> (Self, oneshot::Receiver<ReadHalf<IO>>) {
-        let (give_back, given_back) = oneshot::channel();
-        let lent = Self {
+        let (give_back, returned) = oneshot::channel();
+        let reader = Self {
             reader: Some(reader),
             give_back: Some(give_back),
         };
-        (lent, given_back)
+        (reader, returned)
     }
 }
 
-impl<IO> fmt::Debug for Lent<IO> {
+impl<IO> fmt::Debug for LentReader<IO> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").finish_non_exhaustive()
+        f.debug_struct("LentReader").finish_non_exhaustive()
     }
 }
 
-impl<IO: AsyncRead> AsyncRead for Lent<IO> {
+impl<IO: AsyncRead> AsyncRead for LentReader<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -290,7 +292,7 @@ impl<IO: AsyncRead> AsyncRead for Lent<IO> {
     }
 }
 
-impl<IO> Drop for Lent<IO> {
+impl<IO> Drop for LentReader<IO> {
     fn drop(&mut self) {
         if let (Some(reader), Some(give_back)) = (self.reader.take(), self.give_back.take()) {
             let _ = give_back.send(reader);
@@ -298,32 +300,32 @@ impl<IO> Drop for Lent<IO> {
     }
 }
 
-/// The writing half of a connection. A peer that takes less than a piece of what there is for it, for too
-/// long, is given up; one that was given nothing may be silent for ever.
-pub(crate) struct Taken<W> {
+/// The writing half of a connection. Fails when the peer reads less than a piece of the bytes that are written, for
+/// too long. A peer for which there are no bytes has no limit.
+pub(crate) struct TimedWriter<W> {
     writer: W,
-    /// For each piece; `None` where the kernel sees how much is taken.
+    /// For each piece; `None` where the kernel limits it.
     limit: Option<Duration>,
 }
 
-/// How much is written at once where that has a limit: of an HTTP/2 stream it is not seen that a part of it
-/// was taken.
+/// How much is written at once where that has a limit: an HTTP/2 stream does not show that its peer has read a part
+/// of it.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Nothing of what there is was taken for too long.
+/// The peer read nothing for too long.
 #[derive(Debug, thiserror::Error)]
 #[error("the peer took nothing for too long")]
 struct NotTaken;
 
-/// Whether an error of [`Taken`] says that its peer was given up.
+/// Whether an error of [`TimedWriter`] is that of a peer that read nothing.
 fn is_not_taken(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|cause| cause.is::<NotTaken>())
 }
 
-impl<W: AsyncWrite + Unpin> Taken<W> {
-    /// Gives up who takes less than 16 KiB in `limit`. Without one that is left to the kernel, which knows
-    /// of each byte: a socket does not say that it takes more before a good part of its buffer is free,
-    /// which a peer that reads slowly and steadily needs minutes for.
+impl<W: AsyncWrite + Unpin> TimedWriter<W> {
+    /// Fails when the peer reads less than 16 KiB in `limit`. Without a limit that is left to the kernel, which knows
+    /// of each byte: a socket is not writable before a good part of its buffer is free, which takes minutes with a
+    /// peer that reads slowly and steadily.
     pub(crate) fn new(writer: W, limit: Option<Duration>) -> Self {
         Self { writer, limit }
     }
@@ -369,17 +371,17 @@ async fn in_time<T>(
     }
 }
 
-/// How many pieces have moved, in either direction. Clones count the same.
+/// Counts what happens in either direction. Clones share the count.
 #[derive(Debug, Clone, Default)]
-struct Moved(Arc<AtomicUsize>);
+struct Activity(Arc<AtomicUsize>);
 
-impl Moved {
-    /// One more has.
+impl Activity {
+    /// Counts one more event.
     fn count(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Resolves after a time of this length in which nothing has moved.
+    /// Resolves after a time of this length without an event.
     async fn silence(&self, time: Duration) {
         loop {
             let before = self.0.load(Ordering::Relaxed);
@@ -460,7 +462,7 @@ mod tests {
         }
     }
 
-    /// An upgraded connection whose platform client is silent and whose upload nobody reads. `stage` is reached if
+    /// An upgraded connection whose platform client is silent and whose upload is not read. `stage` is reached if
     /// `is_stopping`. Returns the recorded end, the upload, and the platform client's end of the connection.
     async fn joined(is_ended: bool, is_stopping: bool) -> (End, UpgradedBytes, DuplexStream) {
         let (trigger, stage): (Trigger, Shutdown) = Shutdown::manual();
@@ -483,7 +485,7 @@ mod tests {
         let bounds = UpgradeBounds {
             stage: &stage,
             linger: LINGER,
-            taken_in: None,
+            write_timeout: None,
         };
         join(io, upgrade, bounds, |bytes| bytes).await;
         let end = end.lock().take().unwrap();
@@ -542,15 +544,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_direction_that_waits_for_its_rate_is_not_silent() {
         for is_holding in [true, false] {
-            let moved = Moved::default();
+            let activity = Activity::default();
             let body = Waiting {
                 is_holding,
                 polls: interval(Duration::from_secs(1)),
                 left: 60,
             };
-            let mut body = Counted::new(body, &moved);
+            let mut body = Counted::new(body, &activity);
             let is_silent = tokio::select! {
-                () = moved.silence(LINGER) => true,
+                () = activity.silence(LINGER) => true,
                 _ = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => false,
             };
             assert_eq!(is_silent, !is_holding);
@@ -561,22 +563,22 @@ mod tests {
     async fn a_reader_is_given_back_with_what_was_not_read() {
         let (mut peer, io) = tokio::io::duplex(64);
         let (reader, _writer) = split(io);
-        let (mut lent, given_back) = Lent::new(reader);
+        let (mut reader, returned) = LentReader::new(reader);
         peer.write_all(b"onetwo").await.unwrap();
         let mut bytes = [0; 3];
-        lent.read_exact(&mut bytes).await.unwrap();
+        reader.read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"one");
-        drop(lent);
-        let mut reader = given_back.await.unwrap();
+        drop(reader);
+        let mut reader = returned.await.unwrap();
         reader.read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"two");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_is_given_up_and_who_takes_a_little_is_not() {
+    async fn a_peer_that_reads_nothing_times_out_and_one_that_reads_a_little_does_not() {
         const LIMIT: Duration = Duration::from_secs(60);
         let (mut peer, io) = tokio::io::duplex(16);
-        let mut taken = Taken::new(io, Some(LIMIT));
+        let mut writer = TimedWriter::new(io, Some(LIMIT));
         let reading = async {
             let mut byte = [0];
             for _ in 0..84 {
@@ -584,12 +586,12 @@ mod tests {
                 peer.read_exact(&mut byte).await.unwrap();
             }
         };
-        let (sent, ()) = tokio::join!(taken.send(&[7; 100]), reading);
+        let (sent, ()) = tokio::join!(writer.send(&[7; 100]), reading);
         sent.unwrap();
-        // 16 bytes have found room that nobody takes.
+        // 16 bytes are buffered, and not read.
         sleep(LIMIT * 5).await;
         let begun = Instant::now();
-        let error = taken.send(b"more").await.unwrap_err();
+        let error = writer.send(b"more").await.unwrap_err();
         assert!(is_not_taken(&error), "{error}");
         assert_eq!(begun.elapsed(), LIMIT);
     }
@@ -597,16 +599,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn without_a_limit_a_writer_that_is_full_for_long_is_waited_for() {
         let (mut peer, io) = tokio::io::duplex(16);
-        let mut taken = Taken::new(io, None);
+        let mut writer = TimedWriter::new(io, None);
         let reading = async {
             sleep(Duration::from_secs(3600)).await;
             peer.read_exact(&mut [0; 100]).await.unwrap();
         };
-        let (sent, _) = tokio::join!(taken.send(&[7; 100]), reading);
+        let (sent, _) = tokio::join!(writer.send(&[7; 100]), reading);
         sent.unwrap();
         // What fails otherwise is not the peer's slowness.
         drop(peer);
-        let error = taken.send(b"more").await.unwrap_err();
+        let error = writer.send(b"more").await.unwrap_err();
         assert!(!is_not_taken(&error), "{error}");
     }
 }

@@ -14,14 +14,14 @@ use super::{
     OwnResponse, ResponseContent, grpc_problem, make_response, problem, switching_protocols,
 };
 use crate::access_log::Observer;
-use crate::connection::{Outlet, is_given_up};
+use crate::connection::{Pieces, is_given_up};
 use crate::ends::{Carrier, Form, Hold, LongStream};
 use crate::http1::InFlight;
 
-/// The content of a response. `B` is what is forwarded, `C` what carries that, and `O` observes the exchange.
+/// The content of a response. `B` is what is forwarded, `C` its carrier, and `O` observes the exchange.
 pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
     source: Source<B, C>,
-    outlet: Outlet<B::Error>,
+    pieces: Pieces<B::Error>,
     /// Ends with the response.
     observer: Option<O>,
     /// Tells the guard of an HTTP/1 connection that the exchange is over.
@@ -37,7 +37,7 @@ enum Source<B: Body, C> {
     /// A forwarded content that can end early in order.
     Long(Box<LongStream<B, C>>),
     Own(Option<Bytes>),
-    /// No content, but a field that tells its length: hyper keeps such a field of a response over HTTP/1 only if the
+    /// No content, but a field with its length: hyper keeps such a field of a response over HTTP/1 only if the
     /// body does not say that it is at its end.
     LengthOnly,
 }
@@ -111,7 +111,7 @@ where
     fn new(source: Source<B, C>) -> Self {
         Self {
             source,
-            outlet: Outlet::default(),
+            pieces: Pieces::default(),
             observer: None,
             _in_flight: None,
         }
@@ -139,7 +139,7 @@ where
     }
 
     fn is_over(&self) -> bool {
-        self.outlet.is_empty()
+        self.pieces.is_empty()
             && match &self.source {
                 Source::Forwarded(body) => body.is_end_stream(),
                 Source::Long(body) => body.is_end_stream(),
@@ -195,8 +195,8 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let Self { source, outlet, .. } = &mut *self;
-        let frame = ready!(outlet.poll(cx, |cx| match source {
+        let Self { source, pieces, .. } = &mut *self;
+        let frame = ready!(pieces.poll(cx, |cx| match source {
             Source::Forwarded(body) => Pin::new(body).poll_frame(cx),
             Source::Long(body) => Pin::new(&mut **body).poll_frame(cx),
             Source::Own(content) => {
@@ -213,7 +213,7 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.outlet.size_hint(match &self.source {
+        self.pieces.size_hint(match &self.source {
             Source::Forwarded(body) => body.size_hint(),
             Source::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))

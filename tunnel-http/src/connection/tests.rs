@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::unread::watched;
 use super::unsent::Delivery;
 use super::*;
-use crate::upgraded::Taken;
+use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Content {
     left: usize,
     frame: usize,
-    outlet: Outlet<Infallible>,
+    outlet: Pieces<Infallible>,
     /// Nothing comes after the frames.
     is_endless: bool,
     /// The end comes only after this.
@@ -142,7 +142,7 @@ async fn who_takes_nothing_of_an_answer_is_given_up() {
         let content = move |dropped| Content {
             left,
             frame: 1_000,
-            outlet: Outlet::default(),
+            outlet: Pieces::default(),
             is_endless,
             pause: None,
             knows_end,
@@ -168,7 +168,7 @@ async fn an_answer_of_which_nothing_is_there_may_be_silent() {
     let content = |dropped| Content {
         left: 1,
         frame: 10,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: true,
         pause: None,
         knows_end: false,
@@ -186,7 +186,7 @@ async fn who_reads_slowly_is_not_given_up() {
     let content = |dropped| Content {
         left: 2,
         frame: BYTES / 2,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: false,
@@ -212,7 +212,7 @@ async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
     let content = |dropped| Content {
         left: 1,
         frame: 1_000,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: false,
@@ -228,7 +228,7 @@ fn one_with_content(dropped: mpsc::Sender<bool>, answers: &AtomicUsize) -> Conte
     Content {
         left: usize::from(answers.fetch_add(1, Ordering::Relaxed) == 0),
         frame: 1_000,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: true,
@@ -267,7 +267,7 @@ async fn small_answers_go_out_in_one_flight_each_and_are_over() {
         let content = move |dropped| Content {
             left: 1,
             frame: 1_000,
-            outlet: Outlet::default(),
+            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -392,7 +392,7 @@ async fn few_answers_are_over_that_a_peer_without_window_has_not_taken() {
         let content = move |dropped| Content {
             left: 1,
             frame: 8_000,
-            outlet: Outlet::default(),
+            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -410,7 +410,7 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
         let content = move |dropped| Content {
             left: 4,
             frame: 16 * 1024,
-            outlet: Outlet::default(),
+            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -435,7 +435,7 @@ async fn each_piece_before_an_end_that_waits_has_the_whole_time() {
     let content = Content {
         left: 3,
         frame: 16 * 1024,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: true,
@@ -461,7 +461,7 @@ async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() 
     let content = |dropped| Content {
         left: 1,
         frame: 8_000,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: false,
         pause: Some(Box::pin(sleep(HTTP2_PING / 20))),
         knows_end: false,
@@ -487,14 +487,14 @@ async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_ru
                 running.spawn_upgraded(async move {
                     let io = TokioIo::new(on_upgrade.await.unwrap());
                     let (_reader, writer) = tokio::io::split(io);
-                    let mut writer = Taken::new(writer, Some(LIMIT));
+                    let mut writer = TimedWriter::new(writer, Some(LIMIT));
                     while writer.send(&[7; 1_000]).await.is_ok() {}
                     cut.send(()).await.unwrap();
                 });
                 Ok(Response::new(Content {
                     left: 0,
                     frame: 0,
-                    outlet: Outlet::default(),
+                    outlet: Pieces::default(),
                     is_endless: false,
                     pause: None,
                     knows_end: false,
@@ -536,7 +536,7 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
     let content = |dropped| Content {
         left: 1,
         frame: 10,
-        outlet: Outlet::default(),
+        outlet: Pieces::default(),
         is_endless: true,
         pause: None,
         knows_end: false,

@@ -1,18 +1,18 @@
 //! Responses over HTTP/2 that the peer does not read.
 //!
 //! ```text
-//!   content ─▶ Outlet ─▶ hyper ─▶ window of the stream ─▶ peer
-//!                 └── notes whose turn it is ──▶ watched: the task of the stream, given up after a while
+//!   content ─▶ Pieces ─▶ hyper ─▶ window of the stream ─▶ peer
+//!                 └── notes who is to act next ──▶ watched: the task of the stream, reset after a while
 //! ```
 //!
 //! A peer that gives a stream no window, and answers pings, keeps its connection; and hyper, which waits
-//! for the window, asks the content for nothing meanwhile, so that no limit of the content's own ends it.
-//! In: what the content of an answer gives, and when hyper asks for more. Out: the same bytes; and a
-//! stream that is reset when nothing of them was taken for too long.
+//! for the window, does not poll the content meanwhile, so that no limit of the content's own ends it.
+//! In: the frames of a response's content, and when hyper polls for more. Out: those frames; and a
+//! stream that is reset when the peer read nothing of them for too long.
 //!
-//! A peer that reads slowly takes a piece now and then, and is not given up: hyper asks for the next one when
-//! the window has room for its first byte, so that 16 KiB in the limit are enough, and nothing less is. Over
-//! HTTP/1 nothing is noted: there the kernel sees how much of the bytes is taken.
+//! The stream of a peer that reads slowly is not reset: hyper polls for the next piece when the window has room for
+//! its first byte, so that 16 KiB in the limit are enough, and nothing less is. Over HTTP/1 nothing is noted: there
+//! the kernel limits how long a peer may read nothing.
 
 use std::cell::Cell;
 use std::fmt;
@@ -41,40 +41,40 @@ tokio::task_local! {
 
 #[derive(Default)]
 struct Stream {
-    turn: Cell<Turn>,
-    /// The stream is about to be reset, since its peer takes nothing.
+    next: Cell<NextActor>,
+    /// The stream is about to be reset, since its peer reads nothing.
     is_given_up: Cell<bool>,
     /// Is over with the upgraded connection that the stream becomes.
     upgraded: Cell<Option<oneshot::Receiver<()>>>,
 }
 
-/// Who has to do something next.
+/// Which side has to act next.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Turn {
-    /// Nothing was noted since the last look.
+enum NextActor {
+    /// Nothing was noted since the last poll.
     #[default]
-    Same,
+    Unchanged,
     /// The source of the content.
     Content,
-    /// The peer: it has not taken all that there is.
+    /// The peer: there are bytes that it has not read.
     Peer,
 }
 
-/// Notes for the stream whose task this is called in that its peer has to take something next.
+/// Notes, for the stream whose task calls this, that its peer has to read next.
 pub(super) fn is_peers_turn() {
-    let _ = STREAM.try_with(|stream| stream.turn.set(Turn::Peer));
+    let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Peer));
 }
 
-/// The last that the content of an answer goes through before hyper has it.
-pub struct Outlet<E> {
+/// The content of a response in pieces, as hyper gets it.
+pub struct Pieces<E> {
     /// What hyper gets next.
     rest: Bytes,
     /// Why the content ends early, kept until what came before it has been sent.
     failure: Option<Box<E>>,
 }
 
-impl<E> Outlet<E> {
-    /// What `next` gives, in pieces that a peer can take in time.
+impl<E> Pieces<E> {
+    /// The frames of `next`, cut into pieces that a peer can read in time.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -100,15 +100,15 @@ impl<E> Outlet<E> {
             }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
-                let _ = STREAM.try_with(|stream| stream.turn.set(Turn::Content));
+                let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Content));
                 Poll::Pending
             }
         }
     }
 
-    /// A piece of it, if a peer's window is waited for.
+    /// The first piece of a frame on an HTTP/2 stream, or the whole frame.
     fn give(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
-        let noted = STREAM.try_with(|stream| stream.turn.set(Turn::Peer));
+        let noted = STREAM.try_with(|stream| stream.next.set(NextActor::Peer));
         if noted.is_err() {
             return frame;
         }
@@ -123,7 +123,7 @@ impl<E> Outlet<E> {
         }
     }
 
-    /// Whether all that was taken from the content has gone on.
+    /// Whether hyper has all that came from the content.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.failure.is_none()
@@ -138,7 +138,7 @@ impl<E> Outlet<E> {
     }
 }
 
-impl<E> Default for Outlet<E> {
+impl<E> Default for Pieces<E> {
     fn default() -> Self {
         Self {
             rest: Bytes::new(),
@@ -147,9 +147,9 @@ impl<E> Default for Outlet<E> {
     }
 }
 
-impl<E> fmt::Debug for Outlet<E> {
+impl<E> fmt::Debug for Pieces<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outlet")
+        f.debug_struct("Pieces")
             .field("rest", &self.rest.len())
             .finish_non_exhaustive()
     }
@@ -195,7 +195,7 @@ impl Tasks {
     }
 }
 
-/// The task of a stream, given up, which resets the stream, when its peer has taken nothing for `limit`.
+/// The task of a stream. It ends, which resets the stream, when the peer has read nothing for `limit`.
 pub(super) fn watched<F: Future<Output = ()>>(
     future: F,
     limit: Duration,
@@ -215,7 +215,7 @@ pin_project! {
         #[pin]
         future: F,
         alarm: Alarm,
-        // Since when it is the peer's turn.
+        // Since when the peer has to act.
         since: Option<Instant>,
         limit: Duration,
     }
@@ -229,10 +229,10 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
         if this.future.poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        match STREAM.with(|stream| stream.turn.take()) {
-            Turn::Same => {}
-            Turn::Content => *this.since = None,
-            Turn::Peer => *this.since = Some(Instant::now()),
+        match STREAM.with(|stream| stream.next.take()) {
+            NextActor::Unchanged => {}
+            NextActor::Content => *this.since = None,
+            NextActor::Peer => *this.since = Some(Instant::now()),
         }
         let Some(since) = *this.since else {
             return Poll::Pending;
@@ -246,7 +246,7 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
     }
 }
 
-/// What writes to an upgraded stream. It waits for the window even when nobody writes any more.
+/// Writes to an upgraded stream. Waits for the window also after the upgraded connection has ended, for up to `limit`.
 async fn left_over(
     writing: impl Future<Output = ()>,
     upgraded: Option<oneshot::Receiver<()>>,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   content ─▶ Delivery ─▶ hyper ─▶ h2: pieces that wait for window and socket ─▶ peer
-//!                 └─ holds back the end ◀── told of each piece that has left ──┘
+//!                 └─ holds back the end ◀── notified of each piece that left ──┘
 //! ```
 //!
 //! hyper hands a whole piece to h2 when the window has room for one byte of it, and considers the answer
@@ -259,7 +259,7 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
             *this.last = Some(last);
             let unsent = answer.bytes();
             // The peer has the whole time for each piece. Where the content was waited for before its end,
-            // nobody watches the peer yet.
+            // nobody limits the peer yet.
             if !is_held_back || unsent < *this.awaited {
                 is_peers_turn();
             }

@@ -1,7 +1,7 @@
 //! The rules for a chunked body: sizes, extensions, data, and which trailer fields may end it.
 //!
 //! In: the bytes of the body, in whatever pieces they come. Out: how many of them are in order.
-//! It keeps none of them. Extensions are checked, but nobody here takes a meaning from them.
+//! It keeps none of them. Extensions are checked, but have no meaning here.
 
 use super::syntax;
 use super::violation::Violation;
@@ -40,7 +40,7 @@ impl Chunks {
     pub(super) const START: Self = Self::Size { size: 0, digits: 0 };
 
     /// Reads `input` up to its end, to the end of the last chunk, or to a byte that may not be
-    /// there: returns how many bytes were in order. The next call tells what is wrong with that
+    /// there: returns how many bytes were in order. The next call fails with what is wrong with that
     /// byte, if it is still there.
     pub(super) fn read(&mut self, input: &[u8]) -> Result<usize, Violation> {
         let mut good = 0;

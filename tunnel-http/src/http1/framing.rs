@@ -36,7 +36,7 @@ const TRAILER_BYTES: usize = 8 * 1024;
 pub struct HeadLimits {
     /// Most bytes from the first of the request line to the last of the empty line.
     pub bytes: usize,
-    /// Most field lines, in a head or in a trailer section. hyper must be told the same number.
+    /// Most field lines, in a head or in a trailer section. hyper must be given this number too.
     pub fields: usize,
 }
 
@@ -47,7 +47,7 @@ pub enum Phase {
     Head,
     /// The body of a request.
     Body,
-    /// Nobody knows: a client asked for an upgrade, and was not answered yet.
+    /// Not known yet: a client has requested an upgrade, and was not answered.
     Upgrade,
     /// Another protocol.
     Raw,
@@ -146,7 +146,7 @@ impl Framing {
         }
     }
 
-    /// Takes what may be passed next, which is nothing while more bytes are needed to tell.
+    /// Takes what may be passed next, which is nothing while more bytes are needed.
     fn step(&mut self, input: &[u8]) -> Result<usize, Violation> {
         match &mut self.state {
             State::Head { lines, head } => {
@@ -267,7 +267,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Leaves so many bytes at the front out, if none was looked at yet.
+    /// Skips so many bytes at the front, if none was searched yet.
     fn begin_at(&mut self, start: usize) {
         self.read = self.read.max(start);
         self.searched = self.searched.max(start);
@@ -326,7 +326,7 @@ mod tests {
         (passed, sum, framing)
     }
 
-    /// Scans `input` whole and byte by byte, which must be the same.
+    /// Scans `input` whole and byte by byte, which must give equal results.
     fn scan(input: &[u8]) -> Scan {
         let (passed, whole, _) = feed([input]);
         assert_eq!(passed, input[..whole.pass], "handed on something else");

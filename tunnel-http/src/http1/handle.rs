@@ -1,4 +1,4 @@
-//! What the guard of a connection and the code that answers its requests tell each other.
+//! What the guard of a connection and the code that answers its requests report to each other.
 //!
 //! In, from the answering side: an exchange begins and ends, an upgrade is granted or not, a 1xx head
 //! wants to be written. Out, from the guard: why it ended the connection. Neither side waits for the
@@ -18,7 +18,7 @@ use super::violation::Violation;
 /// helps no client.
 const INFORMATIONAL_BYTES: usize = 16 * 1024;
 
-/// Why a request was refused before anyone but the guard saw it.
+/// Why the guard refused a request before hyper read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// Its head broke a rule.
@@ -81,14 +81,14 @@ impl GuardHandle {
         }
     }
 
-    /// Why the guard ended the connection in front of a request that hyper never saw, once it did:
-    /// whoever runs the connection then takes the socket back from hyper, writes the answer and closes.
+    /// Why the guard ended the connection in front of a request that hyper never read, once it did:
+    /// the code that runs the connection then takes the socket back from hyper, writes the answer and closes.
     #[must_use]
     pub fn violation(&self) -> Option<Refusal> {
         self.shared.state.lock().refusal
     }
 
-    /// The rule that the body of the current request broke. Its exchange sees a body that fails with
+    /// The rule that the body of the current request broke. The body fails with
     /// [`InvalidData`](std::io::ErrorKind::InvalidData).
     #[must_use]
     pub fn body_violation(&self) -> Option<Violation> {
@@ -187,7 +187,7 @@ pub(super) enum Upgrade {
 #[derive(Default)]
 pub(super) struct Shared {
     /// Requests that were handed on and are not answered in full. A request counts from the moment
-    /// at which hyper can see it, so that there is no instant in which it is nobody's.
+    /// at which hyper can read it, so that there is no instant in which it is not counted.
     open: AtomicUsize,
     /// Whether `State::informational` holds anything, so that writing need not lock to see that not.
     has_informational: AtomicBool,
@@ -204,7 +204,7 @@ struct State {
     /// Something of the answer to the current request was written.
     is_answering: bool,
     informational: BytesMut,
-    /// Who read last and had to wait. Kept when woken: hyper need not read again because of that.
+    /// The task that read last and had to wait. Kept when woken: hyper need not read again because of that.
     reader: Option<Waker>,
     /// The reader waits for the open exchanges to end, not only for the client.
     waits_for_end: bool,
@@ -228,8 +228,8 @@ impl Shared {
         }
     }
 
-    /// Remembers whom to wake. What the reader waits for has to be looked at again after this call,
-    /// since it may have happened just before.
+    /// Remembers the task to wake. The caller has to check again after this call what it waits for, since that may
+    /// have happened just before.
     pub(super) fn park(&self, cx: &Context<'_>, waits_for_end: bool) {
         let mut state = self.state.lock();
         state.waits_for_end = waits_for_end;
@@ -257,7 +257,7 @@ impl Shared {
 
     fn decide(&self, upgrade: Upgrade) {
         let mut state = self.state.lock();
-        // Nobody waits for a decision that nobody asked for, and every request comes here.
+        // Only an undecided upgrade is waited for, and every request comes here.
         if state.upgrade != Upgrade::Undecided {
             return;
         }

@@ -85,8 +85,8 @@ impl Head {
         }
     }
 
-    /// Takes the fields that framing, routing and upgrades depend on. All of them are told by
-    /// their length alone, so that the other fields cost one comparison.
+    /// Takes the fields that framing, routing and upgrades depend on. The length of a name rules out all but one of
+    /// them, so that the other fields cost one comparison.
     fn field(&mut self, name: &[u8], value: &[u8]) -> Result<(), Violation> {
         match name.len() {
             4 if name.eq_ignore_ascii_case(b"host") => {

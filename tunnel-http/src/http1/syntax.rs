@@ -101,8 +101,8 @@ pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&byte| byte == b',').map(trim)
 }
 
-/// Whether every byte may stand in a path and query. `#` and the rest of what may not is told
-/// apart by the caller, who knows what to say about it.
+/// Whether every byte may stand in a path and query. The caller distinguishes `#` from other
+/// characters that may not.
 pub(super) fn is_path_and_query(bytes: &[u8]) -> bool {
     let path = bytes
         .iter()

@@ -694,7 +694,7 @@ async fn a_whole_head_in_one_read_is_not_copied() {
     let (mut guard, _handle) = Guard::new(server, Bytes::new(), CONFIG);
     client.write_all(GET.as_bytes()).await.unwrap();
     assert_eq!(guard.read(&mut read).await.unwrap(), GET.len());
-    assert_eq!(guard.held.capacity(), 0);
+    assert_eq!(guard.buffered.capacity(), 0);
     assert!(
         guard.alarm.is_idle(),
         "a request that does not wait needs no timer"

@@ -1,14 +1,10 @@
-//! What a request did wrong, as far as its bytes alone tell, and the answer that it gets.
+//! Which rule a request breaks, found by its bytes alone, and the status and sentence of the answer to it.
 //!
-//! In: nothing. Out: a status and half a sentence, the same for every request with the same fault.
-//! It never holds bytes of the request, so it can be logged, counted and sent back as it stands.
+//! It never has bytes of the request in it, so it can be logged, counted and sent back as it stands.
 
-/// One way in which a request breaks the rules of HTTP/1.1, or those of this gateway.
+/// A rule of HTTP/1.1, or of this gateway, that a request breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(
-    missing_docs,
-    reason = "`reason` says the same in words, next to each name"
-)]
+#[allow(missing_docs, reason = "`reason` has a sentence for each name")]
 pub enum Violation {
     // The request line.
     LeadingEmptyLine,

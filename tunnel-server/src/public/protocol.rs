@@ -159,11 +159,15 @@ impl Gateway for PublicListener {
         serve(connection, request, in_flight)
     }
 
-    async fn join<IO>(self: &Arc<Self>, io: IO, upgrade: GrantedUpgrade, taken_in: Option<Duration>)
-    where
+    async fn join<IO>(
+        self: &Arc<Self>,
+        io: IO,
+        upgrade: GrantedUpgrade,
+        write_timeout: Option<Duration>,
+    ) where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        join(io, upgrade, self, taken_in).await;
+        join(io, upgrade, self, write_timeout).await;
     }
 
     fn on_unread(&self, peer: IpAddr, problem: &Problem) {

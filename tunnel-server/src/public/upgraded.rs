@@ -22,14 +22,14 @@ pub(super) async fn join<IO>(
     io: IO,
     upgrade: GrantedUpgrade,
     listener: &Arc<PublicListener>,
-    taken_in: Option<Duration>,
+    write_timeout: Option<Duration>,
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let bounds = UpgradeBounds {
         stage: listener.lifecycle.ending(),
         linger: listener.config().settings.body_idle_timeout,
-        taken_in,
+        write_timeout,
     };
     let shaper = upgrade.observer.upload_shaper();
     let paced = |bytes| Paced::new(bytes, shaper);
