@@ -8,9 +8,6 @@ use httparse::{ParserConfig, Response, Status};
 /// The most fields of a head; more is taken for nonsense.
 const MOST_FIELDS: usize = 128;
 
-/// The longest line before a chunk, or in the trailers.
-const MOST_LINE: usize = 16 * 1024;
-
 /// The answer breaks HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
@@ -104,25 +101,24 @@ impl Framing {
                 }
                 Self::Close => return Ok((bytes.len(), content + rest.len() as u64)),
                 Self::ChunkSize => {
-                    let Some((length, line)) = line(rest)? else {
+                    let parsed = httparse::parse_chunk_size(rest).map_err(|_| Malformed)?;
+                    let Status::Complete((length, size)) = parsed else {
                         return Ok((used, content));
                     };
                     used += length;
-                    *self = match chunk_size(line)? {
+                    *self = match size {
                         0 => Self::Trailers,
                         size => Self::Chunk(size),
                     };
                 }
-                Self::Chunk(0) => {
-                    let Some((length, line)) = line(rest)? else {
-                        return Ok((used, content));
-                    };
-                    if !line.is_empty() {
-                        return Err(Malformed);
+                Self::Chunk(0) => match rest {
+                    [] | [b'\r'] => return Ok((used, content)),
+                    [b'\r', b'\n', ..] => {
+                        used += 2;
+                        *self = Self::ChunkSize;
                     }
-                    used += length;
-                    *self = Self::ChunkSize;
-                }
+                    _ => return Err(Malformed),
+                },
                 Self::Chunk(left) => {
                     let taken = take(left, rest);
                     if taken == 0 {
@@ -132,13 +128,13 @@ impl Framing {
                     content += taken as u64;
                 }
                 Self::Trailers => {
-                    let Some((length, line)) = line(rest)? else {
+                    let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
+                    let parsed = httparse::parse_headers(rest, &mut fields);
+                    let Status::Complete((length, _)) = parsed.map_err(|_| Malformed)? else {
                         return Ok((used, content));
                     };
                     used += length;
-                    if line.is_empty() {
-                        *self = Self::Length(0);
-                    }
+                    *self = Self::Length(0);
                 }
             }
         }
@@ -169,24 +165,6 @@ fn take(left: &mut u64, bytes: &[u8]) -> usize {
     let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
     *left -= taken as u64;
     taken
-}
-
-/// The first line, without its end, and its length with it; none when its end has not come.
-fn line(bytes: &[u8]) -> Result<Option<(usize, &[u8])>, Malformed> {
-    match bytes.iter().position(|byte| *byte == b'\n') {
-        Some(end) => {
-            let line = &bytes[..end];
-            Ok(Some((end + 1, line.strip_suffix(b"\r").unwrap_or(line))))
-        }
-        None if bytes.len() > MOST_LINE => Err(Malformed),
-        None => Ok(None),
-    }
-}
-
-fn chunk_size(line: &[u8]) -> Result<u64, Malformed> {
-    let digits = line.split(|byte| *byte == b';').next().unwrap_or_default();
-    let digits = std::str::from_utf8(digits.trim_ascii()).map_err(|_| Malformed)?;
-    u64::from_str_radix(digits, 16).map_err(|_| Malformed)
 }
 
 fn number(value: &[u8]) -> Result<u64, Malformed> {
