@@ -1,7 +1,7 @@
 //! A WebSocket that echoes every message, over HTTP/1.1 (RFC 6455) and HTTP/2 (RFC 8441).
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
@@ -10,7 +10,7 @@ use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
         Message,
-        handshake::derive_accept_key,
+        handshake::server::create_response_with_body,
         protocol::{Role, WebSocketConfig},
     },
 };
@@ -25,34 +25,21 @@ pub(super) fn accept(
     mut request: Request<Incoming>,
     sockets: &mut JoinSet<()>,
 ) -> Response<Content> {
-    let mut response = Response::new(Either::Left(Full::default()));
-    if request.method() == Method::CONNECT {
+    let content = || Either::Left(Full::default());
+    let response = if request.method() == Method::CONNECT {
         let protocol = request.extensions().get::<Protocol>();
-        if protocol.is_none_or(|protocol| protocol.as_str() != "websocket") {
-            return text(StatusCode::UPGRADE_REQUIRED, "this is for WebSockets\n");
-        }
+        protocol
+            .filter(|protocol| protocol.as_str() == "websocket")
+            .map(|_| Response::new(content()))
     } else {
-        let Some(key) = key(&request) else {
-            return text(StatusCode::UPGRADE_REQUIRED, "this is for WebSockets\n");
-        };
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        let headers = response.headers_mut();
-        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(header::SEC_WEBSOCKET_ACCEPT, key);
-    }
+        create_response_with_body(&request, content).ok()
+    };
+    let Some(response) = response else {
+        return text(StatusCode::UPGRADE_REQUIRED, "this is for WebSockets\n");
+    };
     sockets.spawn_local(echo(hyper::upgrade::on(&mut request)));
     while sockets.try_join_next().is_some() {}
     response
-}
-
-fn key(request: &Request<Incoming>) -> Option<HeaderValue> {
-    let upgrade = request.headers().get(header::UPGRADE)?;
-    let key = request.headers().get(header::SEC_WEBSOCKET_KEY)?;
-    if !upgrade.as_bytes().eq_ignore_ascii_case(b"websocket") {
-        return None;
-    }
-    HeaderValue::try_from(derive_accept_key(key.as_bytes())).ok()
 }
 
 /// Echoes until either side is done. What goes wrong is the peer's to tell.
