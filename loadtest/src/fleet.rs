@@ -13,7 +13,6 @@
 
 mod dial;
 pub mod flags;
-pub mod in_turn;
 mod redial;
 pub mod runtimes;
 pub mod status;

@@ -70,6 +70,11 @@ pub struct Stretch {
 }
 
 impl LoadArgs {
+    /// The load that these flags ask for, without groups.
+    pub fn load(&self) -> Load {
+        Load::new(self.stretch(), self.threads.into())
+    }
+
     /// The stretch that these flags ask for.
     pub fn stretch(&self) -> Stretch {
         Stretch {
@@ -171,6 +176,7 @@ pub struct Load {
     interval: Duration,
     threads: usize,
     groups: Vec<Group>,
+    opening: watch::Sender<Option<Window>>,
 }
 
 impl Load {
@@ -181,21 +187,27 @@ impl Load {
             interval: timeline::interval(stretch.duration),
             threads: threads.max(1),
             groups: Vec::new(),
+            opening: watch::Sender::new(None),
         }
     }
 
     /// Without groups yet, for workers that end by themselves. The intervals of the timeline are those
-    /// of a load that takes `about` so long.
-    pub fn until_done(about: Duration, timeout: Duration, threads: usize) -> Self {
+    /// of a load of the usual duration.
+    pub fn until_done(args: &LoadArgs) -> Self {
         let stretch = Stretch {
             warm_up: Duration::ZERO,
             duration: NO_END,
-            timeout,
+            timeout: args.timeout,
         };
         Self {
-            interval: timeline::interval(about),
-            ..Self::new(stretch, threads)
+            interval: timeline::interval(args.duration),
+            ..Self::new(stretch, args.threads.into())
         }
+    }
+
+    /// Holds the window once the load runs.
+    pub fn opened(&self) -> watch::Receiver<Option<Window>> {
+        self.opening.subscribe()
     }
 
     /// Adds workers that each run `work`. In an open loop each has a [`Worker::schedule`].
@@ -248,7 +260,7 @@ impl Load {
         let mut collectors: Vec<_> = self.groups.iter().map(collector).collect();
 
         let (reports, mut received) = mpsc::channel(REPORTS);
-        let (opening, window) = watch::channel(None);
+        let window = self.opening.subscribe();
         let (ready, mut all_ready) = mpsc::channel::<()>(1);
         let groups = Arc::new(self.groups);
         let start = thread::Start {
@@ -267,7 +279,7 @@ impl Load {
         // A worker that is ready drops its sender.
         let missing = all.map_or_else(|_| all_ready.sender_strong_count(), |_| 0);
         let window = Window::from_now(warm_up, duration);
-        opening.send_replace(Some(window));
+        self.opening.send_replace(Some(window));
 
         let mut meter = None;
         let mut usage = None;

@@ -1,7 +1,7 @@
 //! What a scenario is: flags, and a function that measures and gives a [`Report`].
 //!
-//! To add one that is one load over one target: a file in `scenario/` with its flags, which implement `TargetScenario`,
-//! a line in [`Scenario`] and a line in [`Scenario::run`]. Any other has a function `run` of its own.
+//! To add one: a file in `scenario/` with its flags and its function `run`, a line in [`Scenario`] and a line in
+//! [`Scenario::run`].
 
 pub mod bulk;
 pub mod compare;
@@ -12,11 +12,11 @@ pub mod rounds;
 pub mod scale;
 pub mod sse;
 pub mod storm;
+pub(crate) mod transfer;
 pub mod tunnels;
 pub mod websocket;
 
 use crate::{
-    load::{Load, LoadArgs},
     progress::Progress,
     report::Report,
     stack::Plan,
@@ -62,11 +62,11 @@ impl Scenario {
     /// It could not be run at all; what failed while it ran is part of the report.
     pub async fn run(self, context: &Context) -> anyhow::Result<Report> {
         match self {
-            Self::Http(args) => measure(args, context).await,
-            Self::Bulk(args) => measure(args, context).await,
-            Self::Websocket(args) => measure(args, context).await,
-            Self::Sse(args) => measure(args, context).await,
-            Self::Grpc(args) => measure(args, context).await,
+            Self::Http(args) => http::run(args, context).await,
+            Self::Bulk(args) => bulk::run(args, context).await,
+            Self::Websocket(args) => websocket::run(args, context).await,
+            Self::Sse(args) => sse::run(args, context).await,
+            Self::Grpc(args) => grpc::run(args, context).await,
             Self::Fairness(args) => fairness::run(args, context).await,
             Self::Tunnels(args) => Box::pin(tunnels::run(args, context)).await,
             Self::Storm(args) => Box::pin(storm::run(args, context)).await,
@@ -76,51 +76,19 @@ impl Scenario {
     }
 }
 
-/// A scenario that is one load over one target.
-pub(crate) trait TargetScenario {
-    /// Its subcommand, and what stands before the target's name in the report's title.
-    const NAME: &'static str;
-    const TITLE: &'static str;
-
-    /// What its workers count beside what every load records.
-    type Counts;
-
-    /// The flags of the target.
-    fn target(&self) -> TargetArgs;
-
-    /// The flags of the load.
-    fn load(&self) -> &LoadArgs;
-
-    /// The programs of a self-contained run.
-    fn programs(&self) -> Plan<'static> {
-        Plan::default()
+impl Context {
+    /// Opens a target, and begins a report on it whose title begins with `title`.
+    async fn open(
+        &self,
+        (scenario, title): (&str, &str),
+        target: &TargetArgs,
+        plan: Plan<'_>,
+    ) -> anyhow::Result<(Target, Report)> {
+        self.progress.message("starting");
+        let target = Box::pin(target.open_with(plan)).await?;
+        let report = Report::new(scenario, format!("{title} {}", target.name));
+        Ok((target, report))
     }
-
-    /// A load without groups.
-    fn empty_load(&self) -> Load {
-        Load::new(self.load().stretch(), self.load().threads.into())
-    }
-
-    /// Adds the groups of workers.
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts>;
-
-    /// Adds to the report what the runs in it do not say by themselves.
-    fn show(&self, counts: Self::Counts, report: &mut Report) {
-        let _ = counts;
-        report.add_standard_charts();
-    }
-}
-
-/// Opens the target, runs the load and reports it.
-async fn measure<S: TargetScenario>(scenario: S, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
-    let target = Box::pin(scenario.target().open_with(scenario.programs())).await?;
-    let mut report = Report::new(S::NAME, format!("{} {}", S::TITLE, target.name));
-    let mut load = scenario.empty_load();
-    let counts = scenario.add_groups(&target, &mut load)?;
-    report.add(load.run(&context.progress, &target.roles).await?);
-    scenario.show(counts, &mut report);
-    Ok(report)
 }
 
 /// A rate as a flag.

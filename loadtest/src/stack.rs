@@ -154,9 +154,8 @@ impl Stack {
     /// A program is not there or does not start; with the last lines that it wrote.
     pub async fn start(args: &StackArgs, plan: Plan<'_>) -> anyhow::Result<Self> {
         let files = Files::new(&args.programs)?;
-        let tokens = plan.runtimes.iter();
-        let tokens = tokens.map(|runtime| files.create_token(ACCOUNT, runtime));
-        let tokens = tokens.collect::<anyhow::Result<Vec<_>>>()?;
+        let runtimes = plan.runtimes.iter().map(|runtime| (*runtime).to_owned());
+        let tokens = files.create_runtimes(runtimes)?;
         let (upstream, address) = match plan.upstream {
             Some(address) => (None, address),
             None => {
@@ -173,8 +172,9 @@ impl Stack {
         let dialled = relay.as_ref().map_or(server.tunnel, |relay| relay.address);
         let url = format!("{}://{address}", plan.scheme);
         let mut clients = Vec::new();
-        for token in &tokens {
-            clients.push(start_client(&args.programs, &files, dialled, token, &url).await?);
+        for (runtime, token) in plan.runtimes.iter().zip(tokens) {
+            let token = files.write(&format!("{runtime}.token"), &token)?;
+            clients.push(start_client(&args.programs, &files, dialled, &token, &url).await?);
         }
         for client in &clients {
             client.child.wait_ready(client.address, START_LIMIT).await?;

@@ -103,6 +103,19 @@ impl MinimalClient {
     /// # Errors
     /// The connection broke, or the answer is no HTTP. The connection is of no use then.
     pub async fn exchange(&mut self, request: &Written) -> Result<Answer, Failure> {
+        self.exchange_counting(request, |_, _| {}).await
+    }
+
+    /// As [`Self::exchange`]; calls `content` with the status and the number of bytes whenever some of the
+    /// content have come.
+    ///
+    /// # Errors
+    /// As [`Self::exchange`].
+    pub async fn exchange_counting(
+        &mut self,
+        request: &Written,
+        mut content: impl FnMut(u16, u64),
+    ) -> Result<Answer, Failure> {
         // Whatever happens before the end, also the drop of this future, ends the connection.
         self.open = false;
         let sent = self.stream.write_all(&request.bytes).await;
@@ -114,10 +127,12 @@ impl MinimalClient {
         let (head, mut framing) = self.head(request.is_head).await?;
         let mut length = 0;
         loop {
-            let (used, content) = framing
-                .advance(&self.buffer[..self.filled])
-                .map_err(protocol)?;
-            length += content;
+            let advanced = framing.advance(&self.buffer[..self.filled]);
+            let (used, bytes) = advanced.map_err(protocol)?;
+            if bytes > 0 {
+                length += bytes;
+                content(head.status, bytes);
+            }
             self.buffer.copy_within(used..self.filled, 0);
             self.filled -= used;
             if framing.is_done() {

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use crate::{
-    client::{Dialer, body::Outgoing, connection::Connection},
+    client::{Dialer, body, connection::Connection},
     measure::errors::{Failure, Kind},
 };
 
@@ -31,7 +31,7 @@ pub struct Template {
 
 impl Template {
     /// The next request.
-    pub fn request(&self, content: Outgoing) -> Request<Outgoing> {
+    pub fn request<C>(&self, content: C) -> Request<C> {
         let mut request = Request::new(content);
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
@@ -44,8 +44,7 @@ impl Template {
     /// # Errors
     /// As [`Dialer::connect`], or it takes longer than `limit`.
     pub async fn connect(&self, limit: Duration) -> Result<Connection, Failure> {
-        let made = timeout(limit, self.dialer.connect(self.http2)).await;
-        made.unwrap_or_else(|_| Err(Failure::fatal(Kind::ConnectTimeout)))
+        connected(limit, self.dialer.connect(self.http2)).await
     }
 
     /// Connects and sends a request without content; gives the content of an answer that is a success.
@@ -67,7 +66,7 @@ impl Template {
         connection: &mut Connection,
         limit: Duration,
     ) -> Result<Incoming, Failure> {
-        let request = self.request(Outgoing::Empty);
+        let request = self.request(body::empty());
         let answer = within(limit, connection.send(request)).await?;
         if answer.status().is_success() {
             Ok(answer.into_body())
@@ -76,6 +75,15 @@ impl Template {
             Err(Failure::fatal(Kind::Status(answer.status().as_u16())))
         }
     }
+}
+
+/// The connection that is made, or a time-out.
+pub async fn connected<T>(
+    limit: Duration,
+    made: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let late = |_| Err(Failure::fatal(Kind::ConnectTimeout));
+    timeout(limit, made).await.unwrap_or_else(late)
 }
 
 /// The result of `step`, or a time-out.

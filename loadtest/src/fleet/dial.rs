@@ -16,7 +16,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    client::{Stream, body::Outgoing, connection::Connection, http1::Http1},
+    client::{Stream, body, body::Outgoing, connection::Connection, http1::Http1},
     fleet::HOST_NAME,
     measure::errors::{Failure, Kind},
 };
@@ -69,7 +69,7 @@ pub(super) async fn upgrade(
         .uri(handshake::CONNECT_PATH)
         .header(HOST, HOST_NAME)
         .header(AUTHORIZATION, format!("Bearer {token}"))
-        .body(Outgoing::Empty)
+        .body(body::empty())
         .map_err(|_| Kind::Other("token_malformed"))?;
     let mut connection = Box::new(Http1::new(stream).await?);
     let answer = connection.send(request).await?;

@@ -1,6 +1,6 @@
 //! The threads that make the load: each runs its share of every group's workers, and nothing else.
 
-use std::{io, ops::Range, path::Path, rc::Rc, sync::Arc, thread, time::Duration};
+use std::{io, ops::Range, rc::Rc, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use tokio::{
@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     load::{Group, Schedule, Worker, pacer::Pacer},
-    measure::{Recorder, Slice, Window, usage::scheduled},
+    measure::{Recorder, Slice, Window, usage::own_thread},
 };
 
 /// How much longer than the time limit of a request workers may take to see that it has passed.
@@ -184,7 +184,7 @@ impl Reporter {
             return;
         };
         sleep_until(window.begin).await;
-        self.before = Some((Instant::now(), own_use()));
+        self.before = Some((Instant::now(), own_thread()));
         let mut due = window.begin + self.interval;
         while due < window.end {
             sleep_until(due).await;
@@ -202,7 +202,7 @@ impl Reporter {
         let Some((begun, before)) = self.before else {
             return ThreadUse::default();
         };
-        let now = own_use();
+        let now = own_thread();
         let seconds = begun.elapsed().as_secs_f64().max(1e-9);
         ThreadUse {
             ran: now.0.saturating_sub(before.0).as_secs_f64() / seconds,
@@ -222,9 +222,4 @@ impl Reporter {
         }
         self.reported += 1;
     }
-}
-
-/// How long this thread has run and waited for a processor. Zero where the kernel does not tell.
-fn own_use() -> (Duration, Duration) {
-    scheduled(Path::new("/proc/thread-self")).unwrap_or_default()
 }

@@ -177,10 +177,14 @@ impl Cpu {
     }
 }
 
-/// How long a thread ran, and how long it waited for a processor though it could have run.
-///
-/// `directory` is the thread's directory in `/proc`.
-pub fn scheduled(directory: &Path) -> Option<(Duration, Duration)> {
+/// How long this thread has run, and how long it has waited for a processor though it could have run. Zero where
+/// the kernel does not tell.
+pub fn own_thread() -> (Duration, Duration) {
+    scheduled(Path::new("/proc/thread-self")).unwrap_or_default()
+}
+
+/// How long the thread with this directory in `/proc` ran, and waited.
+fn scheduled(directory: &Path) -> Option<(Duration, Duration)> {
     let text = fs::read_to_string(directory.join("schedstat")).ok()?;
     let mut fields = text.split_ascii_whitespace();
     let mut next = || fields.next()?.parse().ok().map(Duration::from_nanos);

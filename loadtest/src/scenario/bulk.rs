@@ -4,26 +4,23 @@
 //! transfer and the figures are of exactly those bytes; without it they go on for `--duration`.
 
 mod summary;
-mod transfer;
 
-use std::{
-    sync::{Arc, OnceLock, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
-use http::{HeaderValue, Method, header};
-use parking_lot::Mutex;
+use http::Method;
 
 use crate::{
     load::{Load, LoadArgs, Pace},
     relay::{BitRate, Link},
-    report::{Report, latency::Latencies},
-    scenario::TargetScenario,
-    stack,
+    report::Report,
+    scenario::{
+        Context,
+        transfer::{self, Flow, Transfer},
+    },
+    stack::Plan,
     target::{Target, TargetArgs},
 };
-use transfer::Plan;
 
 /// What a transfer without end asks the sample upstream for: a pebibyte.
 const ENDLESS: u64 = 1 << 50;
@@ -79,72 +76,40 @@ pub enum Direction {
     Both,
 }
 
-/// The streams of one direction, and what is counted for each of them.
-#[derive(Debug)]
-pub(crate) struct Flow {
-    direction: Direction,
-    /// Bytes of each stream within the window.
-    moved: Vec<AtomicU64>,
-    /// For how long each stream's only transfer took that ended well, seconds.
-    took: Vec<OnceLock<f64>>,
-    /// From each request to the first byte of its answer.
-    first_bytes: Mutex<Latencies>,
-}
-
-impl TargetScenario for Args {
-    const NAME: &str = "bulk";
-    const TITLE: &str = "bulk streams through";
-    type Counts = Vec<Arc<Flow>>;
-
-    fn target(&self) -> TargetArgs {
-        self.target.clone()
-    }
-
-    fn load(&self) -> &LoadArgs {
-        &self.load
-    }
-
-    fn programs(&self) -> stack::Plan<'static> {
-        stack::Plan {
-            link: self.link(),
-            ..stack::Plan::default()
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened, or the load cannot be run.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let title = ("bulk", "bulk streams through");
+    let plan = Plan {
+        link: args.link(),
+        ..Plan::default()
+    };
+    let (target, mut report) = context.open(title, &args.target, plan).await?;
+    let mut load = match args.size {
+        Some(_) => Load::until_done(&args.load),
+        None => args.load.load(),
+    };
+    let directions = [
+        ("down", false, Direction::Up),
+        ("up", true, Direction::Down),
+    ];
+    let mut flows = Vec::new();
+    for (name, is_upload, other) in directions {
+        if args.direction == other {
+            continue;
         }
+        let streams = args.streams as usize;
+        let flow = Arc::new(Flow::new(args.transfer(&target, is_upload)?, streams));
+        flows.push(flow.clone());
+        load.group(name, streams, Pace::Closed, move |worker| {
+            transfer::work(flow.clone(), worker)
+        });
     }
-
-    fn empty_load(&self) -> Load {
-        let LoadArgs {
-            duration, timeout, ..
-        } = self.load;
-        let threads = self.load.threads.into();
-        match self.size {
-            Some(_) => Load::until_done(duration, timeout, threads),
-            None => Load::new(self.load.stretch(), threads),
-        }
-    }
-
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts> {
-        let mut flows = Vec::new();
-        for &direction in self.directions() {
-            let streams = self.streams as usize;
-            let flow = Arc::new(Flow {
-                direction,
-                moved: (0..streams).map(|_| AtomicU64::new(0)).collect(),
-                took: vec![OnceLock::new(); streams],
-                first_bytes: Mutex::default(),
-            });
-            let shared = (Arc::new(self.plan(target, direction)?), flow.clone());
-            load.group(direction.name(), streams, Pace::Closed, move |worker| {
-                let (plan, flow) = shared.clone();
-                transfer::work(plan, flow, worker)
-            });
-            flows.push(flow);
-        }
-        Ok(flows)
-    }
-
-    fn show(&self, flows: Self::Counts, report: &mut Report) {
-        summary::show(report, self, &flows);
-    }
+    report.add(load.run(&context.progress, &target.roles).await?);
+    summary::show(&mut report, &args, &flows);
+    Ok(report)
 }
 
 impl Args {
@@ -156,20 +121,11 @@ impl Args {
         })
     }
 
-    fn directions(&self) -> &'static [Direction] {
-        match self.direction {
-            Direction::Down => &[Direction::Down],
-            Direction::Up => &[Direction::Up],
-            Direction::Both => &[Direction::Down, Direction::Up],
-        }
-    }
-
     /// How one stream of this direction is asked for.
-    fn plan(&self, target: &Target, direction: Direction) -> anyhow::Result<Plan> {
+    fn transfer(&self, target: &Target, is_upload: bool) -> anyhow::Result<Transfer> {
         let size = self.size.map(|size| size.as_u64());
         let rate = self.rate_per_stream.map(|rate| rate.as_u64());
         let is_sample = target.is_sample();
-        let is_upload = direction == Direction::Up;
         let (method, sample) = match (is_upload, rate, size) {
             (true, ..) => (Method::POST, "/upload".to_owned()),
             (false, Some(rate), Some(size)) => {
@@ -178,31 +134,14 @@ impl Args {
             (false, Some(rate), None) => (Method::GET, format!("/pace?rate={rate}")),
             (false, None, size) => (Method::GET, format!("/bytes/{}", size.unwrap_or(ENDLESS))),
         };
-        let mut template = target.sample_template(method, &sample)?;
-        if let (true, Some(size)) = (is_upload, size) {
-            // The content comes piece by piece, but its length is known, and some services want it.
-            let length = HeaderValue::from(size);
-            template.headers.insert(header::CONTENT_LENGTH, length);
-        }
-        Ok(Plan {
-            template,
-            is_upload,
-            size,
+        let template = target.sample_template(method, &sample)?;
+        Ok(Transfer {
             is_sample,
             // The sample upstream paces its answers itself, as a source of that rate does.
             pace: rate.filter(|_| is_upload || !is_sample),
             verify: self.verify && is_sample,
+            ..Transfer::new(template, is_upload, size)
         })
-    }
-}
-
-impl Direction {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Down => "down",
-            Self::Up => "up",
-            Self::Both => "both",
-        }
     }
 }
 

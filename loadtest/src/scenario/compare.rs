@@ -29,7 +29,7 @@ use crate::{
     load::LoadArgs,
     measure::usage::Roles,
     report::{
-        Axis, Chart, Note, Report, Run, Scale, Unit, build::latency_chart, format, tables::Figure,
+        Axis, Chart, Note, Report, Scale, Unit, build::latency_chart, format, tables::Figure,
     },
     scenario::{
         Context,
@@ -126,10 +126,17 @@ pub enum Traffic {
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let choices = Choice::all(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
-    noise::report_load_average(&mut report);
     context.progress.message("starting the targets");
     let levels = args.levels();
-    let environments = Environment::open_all(&args, &choices, &levels, &mut report).await?;
+    let mut environments = Vec::new();
+    for upstream in Upstream::open_all(&args).await? {
+        if levels.iter().any(|level| upstream.serves(*level)) {
+            environments.push(Environment::open(&args, &choices, upstream).await?);
+        }
+    }
+    if environments.len() > 1 {
+        report.note("uploads go to the sample upstream, since nginx swallows none by itself");
+    }
     let base = args.base(&choices, &environments, &mut report)?;
     describe(&environments, &mut report);
     let mut known = Roles::generator();
@@ -173,7 +180,7 @@ async fn measure(
     results: &mut Results<'_>,
 ) -> anyhow::Result<()> {
     for (number, &level) in results.levels.iter().enumerate() {
-        let environment = environments.iter().find(|all| all.serves(level));
+        let environment = environments.iter().find(|all| all.upstream.serves(level));
         let Some(Environment { targets, .. }) = environment else {
             continue;
         };
@@ -232,6 +239,7 @@ impl<'a> Results<'a> {
     /// Writes everything into the report, with ratios to the target `base`.
     fn fill(&self, base: &str, report: &mut Report) {
         let of_base = self.names.iter().position(|name| name == base);
+        let (mut curves, mut by_round) = (Vec::new(), Vec::new());
         for (level, cells) in self.levels.iter().zip(&self.cells) {
             let of_base = of_base.and_then(|base| cells.get(base));
             let rows = self.names.iter().zip(cells);
@@ -241,33 +249,24 @@ impl<'a> Results<'a> {
             let ratios = (figures.len(), ratio.as_str());
             let table = rounds::table(level.to_string(), "target", figures, ratios, &rows);
             report.tables.push(table.with_errors(&rows));
-            for (name, cell, _) in rows.iter().filter(|(_, cell, _)| !cell.is_empty()) {
-                let name = format!("{level}, {name}");
-                report.notes.extend(failed(&name, cell));
-                report.notes.extend(cell.notes(&name));
-                report.runs.push(cell.run(name));
-            }
-        }
-        report.charts.extend(self.charts());
-        for level in self.levels {
-            let prefix = format!("{level}, ");
-            let runs = report.runs.iter().filter_map(|run| {
-                let name = run.name.strip_prefix(&prefix)?.to_owned();
-                Some(Run {
-                    name,
-                    ..run.clone()
-                })
-            });
-            let curves = latency_chart(&runs.collect::<Vec<_>>());
+            let measured = rows.iter().filter(|(_, cell, _)| !cell.is_empty());
+            let measured: Vec<_> = measured.collect();
+            let runs = measured
+                .iter()
+                .map(|(name, cell, _)| cell.run(name.clone()));
+            let mut runs: Vec<_> = runs.collect();
             let title = format!("{level}: latency by percentile");
-            report
-                .charts
-                .extend(curves.map(|chart| chart.titled(title)));
+            curves.extend(latency_chart(&runs).map(|chart| chart.titled(title)));
+            by_round.extend(self.by_round(*level, cells));
+            for ((_, cell, _), run) in measured.into_iter().zip(&mut runs) {
+                run.name = format!("{level}, {}", run.name);
+                report.notes.extend(failed(&run.name, cell));
+                report.notes.extend(cell.notes(&run.name));
+            }
+            report.runs.extend(runs);
         }
-        let levels = self.levels.iter().zip(&self.cells);
-        report
-            .charts
-            .extend(levels.filter_map(|(level, cells)| self.by_round(*level, cells)));
+        let charts = self.charts().into_iter().chain(curves).chain(by_round);
+        report.charts.extend(charts);
     }
 
     /// The first figure of a level in each round, which shows whether the machine drifted.
@@ -324,37 +323,11 @@ fn failed(name: &str, cell: &Rounds) -> Option<Note> {
 /// An upstream and all targets in front of it; those that could not be started with the reason.
 struct Environment {
     upstream: Upstream,
-    uploads: bool,
-    downloads: bool,
     targets: Vec<(String, Result<Started, String>)>,
 }
 
 impl Environment {
-    /// One environment for all levels; uploads have one of their own if the upstream takes none.
-    async fn open_all(
-        args: &Args,
-        choices: &[Choice],
-        levels: &[Level],
-        report: &mut Report,
-    ) -> anyhow::Result<Vec<Self>> {
-        let upstream = Upstream::open(args).await?;
-        let uploads = upstream.uploads;
-        let is_uploaded = levels.iter().any(|level| matches!(level, Level::Upload(_)));
-        let mut all = vec![Self::open(args, choices, upstream, (uploads.is_none(), true)).await?];
-        if let (true, Some((address, pid))) = (is_uploaded, uploads) {
-            let upstream = Upstream::at("sample upstream", address, Some(pid));
-            all.push(Self::open(args, choices, upstream, (true, false)).await?);
-            report.note("uploads go to the sample upstream, since nginx swallows none by itself");
-        }
-        Ok(all)
-    }
-
-    async fn open(
-        args: &Args,
-        choices: &[Choice],
-        upstream: Upstream,
-        (uploads, downloads): (bool, bool),
-    ) -> anyhow::Result<Self> {
+    async fn open(args: &Args, choices: &[Choice], upstream: Upstream) -> anyhow::Result<Self> {
         let expected: UpstreamAnswer = started::expected(&upstream).await?;
         let mut targets = Vec::new();
         for choice in choices {
@@ -362,19 +335,7 @@ impl Environment {
             let opened = opened.map_err(|error| format!("{error:#}"));
             targets.push((choice.name().to_owned(), opened));
         }
-        Ok(Self {
-            upstream,
-            uploads,
-            downloads,
-            targets,
-        })
-    }
-
-    fn serves(&self, level: Level) -> bool {
-        match level {
-            Level::Upload(_) => self.uploads,
-            Level::Http(_) | Level::Download(_) => self.downloads,
-        }
+        Ok(Self { upstream, targets })
     }
 
     fn opened(&self) -> impl Iterator<Item = &Started> {
@@ -442,6 +403,7 @@ fn parse_connections(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Run;
 
     fn run(seconds: f64, timeouts: u64) -> Run {
         let mut run = Run {

@@ -149,12 +149,13 @@ async fn measure(
     let asked = environment.at(destination);
     let loaded = environment.at(destination.beside());
     let small = small(args, asked)?.run(progress, &asked.roles);
-    let Some((beside, mut is_open)) = beside::load(args, loaded, result.phase.beside)? else {
+    let Some(beside) = beside::load(args, loaded, result.phase.beside)? else {
         result.add(Box::pin(small).await?, None);
         return Ok(());
     };
+    let mut opened = beside.opened();
     let small = async {
-        drop(is_open.wait_for(|is_open| *is_open).await);
+        drop(opened.wait_for(Option::is_some).await);
         small.await
     };
     let quiet = Progress::none();

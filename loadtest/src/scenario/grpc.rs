@@ -16,10 +16,11 @@ use http::{HeaderValue, Method, header};
 
 use crate::{
     client::shared::Shared,
-    load::{Load, LoadArgs, Pace},
-    scenario::{TargetScenario, parse_rate},
-    stack,
-    target::{Target, TargetArgs},
+    load::{LoadArgs, Pace},
+    report::Report,
+    scenario::{Context, parse_rate},
+    stack::Plan,
+    target::TargetArgs,
 };
 use call::Calls;
 
@@ -70,58 +71,47 @@ pub enum Kind {
     Stream,
 }
 
-impl TargetScenario for Args {
-    const NAME: &str = "grpc";
-    const TITLE: &str = "gRPC calls to";
-    type Counts = ();
-
-    fn target(&self) -> TargetArgs {
-        let mut target = self.target.clone();
-        // There is no gRPC over anything else.
-        target.manner.http2 = true;
-        target
-    }
-
-    fn load(&self) -> &LoadArgs {
-        &self.load
-    }
-
-    fn programs(&self) -> stack::Plan<'static> {
-        stack::Plan {
-            scheme: "h2c",
-            ..stack::Plan::default()
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened, or there is no such file of a message.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let mut target = args.target;
+    // There is no gRPC over anything else.
+    target.manner.http2 = true;
+    let plan = Plan {
+        scheme: "h2c",
+        ..Plan::default()
+    };
+    let title = ("grpc", "gRPC calls to");
+    let (target, mut report) = context.open(title, &target, plan).await?;
+    let message = match &args.message_file {
+        Some(file) => {
+            fs::read(file).with_context(|| format!("--message-file {}", file.display()))?
         }
-    }
-
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
-        let message = match &self.message_file {
-            Some(file) => {
-                fs::read(file).with_context(|| format!("--message-file {}", file.display()))?
-            }
-            None => vec![b'x'; usize::try_from(self.message_size.as_u64())?],
-        };
-        let sample = match self.kind {
-            Kind::Unary => "/grpc/unary",
-            Kind::Stream => "/grpc/stream",
-        };
-        let mut template = target.sample_template(Method::POST, sample)?;
-        let kind = HeaderValue::from_static("application/grpc");
-        template.headers.insert(header::CONTENT_TYPE, kind);
-        let trailers = HeaderValue::from_static("trailers");
-        template.headers.insert(header::TE, trailers);
-        let calls = Calls {
-            template,
-            message: message::with_prefix(&message)?,
-            is_echoed: target.is_sample(),
-            messages: match self.kind {
-                Kind::Unary => 1,
-                Kind::Stream => self.messages,
-            },
-            shared: Shared::new(self.calls as usize),
-        };
-        let pace = self.rate.map_or(Pace::Closed, Pace::Open);
-        let workers = self.connections as usize * self.calls as usize;
-        load.requests(&target.name, workers, pace, Arc::new(calls));
-        Ok(())
-    }
+        None => vec![b'x'; usize::try_from(args.message_size.as_u64())?],
+    };
+    let (sample, messages) = match args.kind {
+        Kind::Unary => ("/grpc/unary", 1),
+        Kind::Stream => ("/grpc/stream", args.messages),
+    };
+    let mut template = target.sample_template(Method::POST, sample)?;
+    let kind = HeaderValue::from_static("application/grpc");
+    template.headers.insert(header::CONTENT_TYPE, kind);
+    let trailers = HeaderValue::from_static("trailers");
+    template.headers.insert(header::TE, trailers);
+    let calls = Calls {
+        template,
+        message: message::with_prefix(&message)?,
+        is_echoed: target.is_sample(),
+        messages,
+        shared: Shared::new(args.calls as usize),
+    };
+    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
+    let workers = args.connections as usize * args.calls as usize;
+    let mut load = args.load.load();
+    load.requests(&target.name, workers, pace, Arc::new(calls));
+    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add_standard_charts();
+    Ok(report)
 }

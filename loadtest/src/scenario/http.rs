@@ -1,24 +1,40 @@
 //! Small requests: how many a second, how long each takes, what they cost.
 
-use std::{num::NonZeroUsize, sync::Arc};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use bytesize::ByteSize;
-use http::Method;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderValue, Method, header::HOST};
 
 use crate::{
     client::{
-        body::Outgoing,
+        body,
         connection::Connection,
         minimal::{MOST_CONTENT, MinimalClient, Written},
         shared::Shared,
-        template::Template,
+        template::{Template, within},
     },
-    load::{Client, Load, LoadArgs, Moved, Pace},
-    measure::errors::{Failure, Kind},
-    scenario::{TargetScenario, parse_rate},
-    target::{Target, TargetArgs},
+    load::{Client, LoadArgs, Moved, Pace},
+    measure::errors::{Errors, Failure, Kind},
+    report::Report,
+    scenario::{Context, parse_rate},
+    stack::Plan,
+    target::{Manner, Target, TargetArgs},
 };
+
+/// Longest time for one request of [`Requests::once_each`].
+const ONCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Flags of `loadtest http`.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,46 +83,42 @@ pub struct Args {
     pub body_size: ByteSize,
 }
 
-impl TargetScenario for Args {
-    const NAME: &str = "http";
-    const TITLE: &str = "http requests to";
-    type Counts = ();
-
-    fn target(&self) -> TargetArgs {
-        self.target.clone()
-    }
-
-    fn load(&self) -> &LoadArgs {
-        &self.load
-    }
-
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
-        let template = target.template(self.method.clone(), self.path.as_deref())?;
-        let mut client = Requests::new(template, self.body_size.as_u64())?;
-        client.shared = Shared::new(self.streams.get());
-        let workers = self.connections.get() * self.streams.get();
-        let pace = self.rate.map_or(Pace::Closed, Pace::Open);
-        load.requests(&target.name, workers, pace, Arc::new(client));
-        Ok(())
-    }
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened, or the load cannot be run.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let title = ("http", "http requests to");
+    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let template = target.template(args.method, args.path.as_deref())?;
+    let mut client = Requests::new(template, args.body_size.as_u64())?;
+    client.shared = Shared::new(args.streams.get());
+    let workers = args.connections.get() * args.streams.get();
+    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
+    let mut load = args.load.load();
+    load.requests(&target.name, workers, pace, Arc::new(client));
+    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add_standard_charts();
+    Ok(report)
 }
 
-/// Sends one request over and over, and takes every answer to its end.
+/// Sends one request over and over, or several in turn, and takes every answer to its end.
 #[derive(Debug)]
 pub(crate) struct Requests {
     template: Template,
     /// How many workers share a connection of HTTP/2.
     shared: Shared,
     content: Bytes,
-    /// The request in one piece, when it is small enough.
-    written: Option<Written>,
+    /// The requests in one piece each, when they are small enough.
+    written: Vec<Written>,
+    next: AtomicUsize,
 }
 
 /// What requests go over.
 #[derive(Debug)]
 pub(crate) enum RequestConnection {
     /// HTTP/1.1, for requests in one piece.
-    Minimal(Box<MinimalClient>, Written),
+    Minimal(Box<MinimalClient>),
     /// For all others.
     Hyper(Connection),
 }
@@ -119,12 +131,70 @@ impl Requests {
     pub(crate) fn new(template: Template, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
         let is_small = !template.http2 && body_size <= MOST_CONTENT;
+        let written = is_small.then(|| Written::new(&template, &content));
         Ok(Self {
-            written: is_small.then(|| Written::new(&template, &content)),
+            written: written.into_iter().collect(),
             template,
             shared: Shared::new(1),
             content,
+            next: AtomicUsize::new(0),
         })
+    }
+
+    /// Small requests to a public listener, for one of these hosts after another.
+    ///
+    /// # Errors
+    /// The listener's address makes no URL.
+    pub(crate) async fn in_turn(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Self> {
+        let url = format!("http://{public}/").parse()?;
+        let target = Target::at(&url, Some(public), &Manner::default()).await?;
+        let mut requests = Self::new(target.template(Method::GET, None)?, 0)?;
+        let mut template = requests.template.clone();
+        let written = hosts.iter().map(|host| {
+            template.headers.insert(HOST, host.clone());
+            Written::new(&template, &[])
+        });
+        requests.written = written.collect();
+        Ok(requests)
+    }
+
+    /// Sends each request once, over so many connections. Gives how many were answered, and what
+    /// failed; a connection that cannot be made counts as a failure of the request that it was for.
+    pub(crate) async fn once_each(&self, connections: usize) -> (u64, Errors) {
+        let resting = &RefCell::new(Vec::new());
+        let ask = async |request| {
+            let kept = resting.borrow_mut().pop();
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => self.template.dialer.minimal().await?,
+            };
+            let answer = connection.exchange(request).await?;
+            check_status(answer.status)?;
+            resting.borrow_mut().push(connection);
+            Ok(())
+        };
+        let asked = self
+            .written
+            .iter()
+            .map(|request| within(ONCE_LIMIT, ask(request)));
+        let mut asked = pin!(stream::iter(asked).buffer_unordered(connections));
+        let (mut answered, mut errors) = (0, Errors::default());
+        while let Some(done) = asked.next().await {
+            match done {
+                Ok(()) => answered += 1,
+                Err(failure) => errors.add(failure.kind, 1),
+            }
+        }
+        (answered, errors)
+    }
+
+    /// The next request in one piece.
+    fn next(&self) -> Option<&Written> {
+        match &self.written[..] {
+            [] => None,
+            [one] => Some(one),
+            all => all.get(self.next.fetch_add(1, Relaxed) % all.len()),
+        }
     }
 }
 
@@ -133,44 +203,47 @@ impl Client for Requests {
 
     async fn connect(&self, worker: usize) -> Result<RequestConnection, Failure> {
         let dialer = &self.template.dialer;
-        Ok(match &self.written {
-            Some(written) => {
-                let connection = Box::new(dialer.minimal().await?);
-                RequestConnection::Minimal(connection, written.clone())
-            }
-            None if self.template.http2 => {
-                let shared = self.shared.connect(dialer, worker).await?;
-                RequestConnection::Hyper(Connection::Two(shared))
-            }
-            None => RequestConnection::Hyper(dialer.connect(false).await?),
+        Ok(if !self.written.is_empty() {
+            RequestConnection::Minimal(Box::new(dialer.minimal().await?))
+        } else if self.template.http2 {
+            let shared = self.shared.connect(dialer, worker).await?;
+            RequestConnection::Hyper(Connection::Two(shared))
+        } else {
+            RequestConnection::Hyper(dialer.connect(false).await?)
         })
     }
 
     async fn exchange(&self, connection: &mut RequestConnection) -> Result<Moved, Failure> {
         let (status, down) = match connection {
-            RequestConnection::Minimal(connection, written) => {
-                let answer = connection.exchange(written).await?;
+            RequestConnection::Minimal(connection) => {
+                let Some(request) = self.next() else {
+                    return Err(Failure::harmless(Kind::NotSent));
+                };
+                let answer = connection.exchange(request).await?;
                 (answer.status, answer.length)
             }
             RequestConnection::Hyper(connection) => {
-                let content = Outgoing::full(self.content.clone());
+                let content = body::full(self.content.clone());
                 let answer = connection.send(self.template.request(content)).await?;
                 let status = answer.status().as_u16();
                 (status, connection.drain(answer.into_body()).await?)
             }
         };
-        // A redirect is an answer, not a failure.
-        if !(200..400).contains(&status) {
-            return Err(Failure::harmless(Kind::Status(status)));
-        }
+        check_status(status)?;
         let up = self.content.len() as u64;
         Ok(Moved { up, down })
     }
 
     fn is_open(connection: &mut RequestConnection) -> bool {
         match connection {
-            RequestConnection::Minimal(connection, _) => connection.is_open(),
+            RequestConnection::Minimal(connection) => connection.is_open(),
             RequestConnection::Hyper(connection) => connection.is_open(),
         }
     }
+}
+
+/// A redirect is an answer, not a failure.
+fn check_status(status: u16) -> Result<(), Failure> {
+    let failure = Failure::harmless(Kind::Status(status));
+    (200..400).contains(&status).then_some(()).ok_or(failure)
 }

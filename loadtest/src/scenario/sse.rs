@@ -13,13 +13,14 @@ use bytesize::ByteSize;
 use http::{HeaderValue, Method, header};
 
 use crate::{
-    load::{Load, LoadArgs, Pace},
+    load::{LoadArgs, Pace},
     report::{
         Report, Run, Table,
         format::{cell, count, per_second},
     },
-    scenario::{TargetScenario, parse_rate, rounds::Spread},
-    target::{Target, TargetArgs},
+    scenario::{Context, parse_rate, rounds::Spread},
+    stack::Plan,
+    target::TargetArgs,
 };
 use subscriber::Counts;
 
@@ -44,52 +45,41 @@ pub struct Args {
     pub event_size: ByteSize,
 }
 
-impl TargetScenario for Args {
-    const NAME: &str = "sse";
-    const TITLE: &str = "Server-Sent Events from";
-    type Counts = (Arc<Counts>, Option<f64>);
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened, or the load cannot be run.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let title = ("sse", "Server-Sent Events from");
+    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let size = args.event_size.as_u64();
+    let sample = format!("/events?rate={}&size={size}", args.rate);
+    let mut template = target.sample_template(Method::GET, &sample)?;
+    let wanted = HeaderValue::from_static("text/event-stream");
+    template.headers.insert(header::ACCEPT, wanted);
+    let rate = target.is_sample().then_some(args.rate);
+    let (template, counts) = (Arc::new(template), Arc::new(Counts::new(args.subscribers)));
+    let mut load = args.load.load();
+    let counted = counts.clone();
+    load.group(
+        &target.name,
+        args.subscribers,
+        Pace::Closed,
+        move |worker| subscriber::work(template.clone(), counted.clone(), rate, worker),
+    );
+    report.add(load.run(&context.progress, &target.roles).await?);
 
-    fn target(&self) -> TargetArgs {
-        self.target.clone()
-    }
-
-    fn load(&self) -> &LoadArgs {
-        &self.load
-    }
-
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<Self::Counts> {
-        let size = self.event_size.as_u64();
-        let sample = format!("/events?rate={}&size={size}", self.rate);
-        let mut template = target.sample_template(Method::GET, &sample)?;
-        let wanted = HeaderValue::from_static("text/event-stream");
-        template.headers.insert(header::ACCEPT, wanted);
-        let rate = target.is_sample().then_some(self.rate);
-        let counts = Arc::new(Counts::new(self.subscribers));
-        let shared = (Arc::new(template), counts.clone());
-        load.group(
-            &target.name,
-            self.subscribers,
-            Pace::Closed,
-            move |worker| {
-                let (template, counts) = shared.clone();
-                subscriber::work(template, counts, rate, worker)
-            },
+    let table = report.runs.first().map(|run| table(run, &counts, rate));
+    report.tables.extend(table);
+    if counts.untimed.load(Relaxed) > 0 {
+        report.warn(
+            "events came whose data does not begin with the time of sending (nanoseconds since \
+             the Unix epoch): they are counted as no_send_time",
         );
-        Ok((counts, rate))
     }
-
-    fn show(&self, (counts, rate): Self::Counts, report: &mut Report) {
-        let table = report.runs.first().map(|run| table(run, &counts, rate));
-        report.tables.extend(table);
-        if counts.untimed.load(Relaxed) > 0 {
-            report.warn(
-                "events came whose data does not begin with the time of sending (nanoseconds \
-                 since the Unix epoch): they are counted as no_send_time",
-            );
-        }
-        report.note("a delay is from the time of sending in the event to its arrival here");
-        report.add_standard_charts();
-    }
+    report.note("a delay is from the time of sending in the event to its arrival here");
+    report.add_standard_charts();
+    Ok(report)
 }
 
 /// What each subscriber got, and what was missed.

@@ -17,14 +17,13 @@ use tokio::time::sleep;
 use crate::{
     fleet::{
         flags::CrowdArgs,
-        in_turn,
         runtimes::Runtimes,
         status::{Status, clock},
         watch::{Samples, Watch, Work, kinds},
     },
     measure::{errors::Errors, usage::Meter},
     report::{Report, Usage, format::count, usage::TUNNEL_SERVER},
-    scenario::Context,
+    scenario::{Context, http::Requests},
     stack::{self, ProgramArgs, files::Files},
 };
 
@@ -78,7 +77,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let stack = args.crowd.stack("storm")?;
     context.progress.message("making runtimes and tokens");
     let files = Files::new(&stack)?;
-    let runtimes = Runtimes::write(&files, args.tunnels)?;
+    let runtimes = Runtimes::create(&files, args.tunnels)?;
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
     let measured = measure(&args, &stack, &files, &runtimes, context).await?;
@@ -133,8 +132,8 @@ async fn measure(
     let samples = watch.take();
 
     context.progress.message("asking each runtime once");
-    let requests = in_turn::requests(server.public, &runtimes.hosts()?).await?;
-    let asking = in_turn::once_each(server.public, requests, ASKING);
+    let requests = Requests::in_turn(server.public, &runtimes.hosts()?).await?;
+    let asking = requests.once_each(ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
     Ok(Measured {
         tunnels: args.tunnels,

@@ -85,7 +85,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let stack = args.crowd.stack("tunnels")?;
     context.progress.message("making runtimes and tokens");
     let files = Files::new(&stack)?;
-    let runtimes = Runtimes::write(&files, args.tunnels)?;
+    let runtimes = Runtimes::create(&files, args.tunnels)?;
     let title = format!("{} idle tunnels", count(args.tunnels as f64));
     let mut report = Report::new("tunnels", title);
 

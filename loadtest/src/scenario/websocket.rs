@@ -12,10 +12,12 @@ use bytesize::ByteSize;
 use http::Method;
 
 use crate::{
-    load::{Client, Load, LoadArgs, Moved, Pace},
+    load::{Client, LoadArgs, Moved, Pace},
     measure::errors::Failure,
-    scenario::{TargetScenario, parse_rate},
-    target::{Target, TargetArgs},
+    report::Report,
+    scenario::{Context, parse_rate},
+    stack::Plan,
+    target::TargetArgs,
 };
 pub(crate) use socket::Echo;
 use socket::Socket;
@@ -42,35 +44,30 @@ pub struct Args {
     pub message_size: ByteSize,
 }
 
-impl TargetScenario for Args {
-    const NAME: &str = "websocket";
-    const TITLE: &str = "WebSocket echoes from";
-    type Counts = ();
-
-    fn target(&self) -> TargetArgs {
-        self.target.clone()
-    }
-
-    fn load(&self) -> &LoadArgs {
-        &self.load
-    }
-
-    fn add_groups(&self, target: &Target, load: &mut Load) -> anyhow::Result<()> {
-        let echo = Arc::new(Echo {
-            template: target.sample_template(Method::GET, "/echo")?,
-            size: usize::try_from(self.message_size.as_u64())?,
-        });
-        match self.rate {
-            None => load.requests(&target.name, self.connections, Pace::Closed, echo),
-            Some(rate) => {
-                let pace = Pace::Open(rate * self.connections as f64);
-                load.group(&target.name, self.connections, pace, move |worker| {
-                    paced::work(echo.clone(), worker)
-                });
-            }
+/// Measures.
+///
+/// # Errors
+/// The target cannot be opened, or the load cannot be run.
+pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+    let title = ("websocket", "WebSocket echoes from");
+    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let echo = Arc::new(Echo {
+        template: target.sample_template(Method::GET, "/echo")?,
+        size: usize::try_from(args.message_size.as_u64())?,
+    });
+    let mut load = args.load.load();
+    match args.rate {
+        None => load.requests(&target.name, args.connections, Pace::Closed, echo),
+        Some(rate) => {
+            let pace = Pace::Open(rate * args.connections as f64);
+            load.group(&target.name, args.connections, pace, move |worker| {
+                paced::work(echo.clone(), worker)
+            });
         }
-        Ok(())
     }
+    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add_standard_charts();
+    Ok(report)
 }
 
 impl Client for Echo {

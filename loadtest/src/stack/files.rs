@@ -2,22 +2,26 @@
 //! All of it lies in a directory that goes when this does.
 
 use std::{
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use crate::stack::{ProgramArgs, program};
+use crate::stack::{ACCOUNT, ProgramArgs, program};
+
+/// Letters of a token's secret, and how many of them it has.
+const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const SECRET_LETTERS: usize = 43;
 
 /// The files of one stack.
 #[derive(Debug)]
 pub struct Files {
     directory: TempDir,
-    server_program: PathBuf,
 }
 
 impl Files {
@@ -26,68 +30,68 @@ impl Files {
     /// # Errors
     /// The server's program is not there, or the directory cannot be written.
     pub fn new(args: &ProgramArgs) -> anyhow::Result<Self> {
-        let server_program = program(args, "tunnel-server")?;
+        // What cannot be started is said before anything else is.
+        program(args, "tunnel-server")?;
         let directory = TempDir::with_prefix("loadtest-").context("cannot make a directory")?;
-        let files = Self {
-            directory,
-            server_program,
-        };
-        files
-            .make_certificates()
-            .context("cannot make certificates")?;
+        let files = Self { directory };
+        let made = files.make_certificates();
+        made.context("cannot make certificates")?;
         Ok(files)
-    }
-
-    /// The directory itself.
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
     }
 
     /// Certificate of the authority, PEM.
     pub fn authority(&self) -> PathBuf {
-        self.directory().join("ca.pem")
+        self.path("ca.pem")
     }
 
     /// Certificate for `localhost` and `127.0.0.1`, PEM.
     pub fn certificate(&self) -> PathBuf {
-        self.directory().join("server.pem")
+        self.path("server.pem")
     }
 
     /// Its key, PEM.
     pub fn key(&self) -> PathBuf {
-        self.directory().join("server.key")
+        self.path("server.key")
     }
 
     /// The runtimes and the hashes of their tokens.
     pub fn runtimes(&self) -> PathBuf {
-        self.directory().join("runtimes.toml")
+        self.path("runtimes.toml")
     }
 
-    /// Adds a runtime by way of the server's program, and gives the file with its token.
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes the runtimes file: these runtimes, with a token each. Gives the tokens in the order of the names; they
+    /// are good only for a server that reads this file.
     ///
     /// # Errors
-    /// The program refuses.
-    pub fn create_token(&self, account: &str, runtime: &str) -> anyhow::Result<PathBuf> {
-        let mut command = Command::new(&self.server_program);
-        command.args([
-            "token",
-            "create",
-            "--account",
-            account,
-            "--runtime",
-            runtime,
-        ]);
-        command.arg("--runtimes").arg(self.runtimes());
-        let output = command
-            .output()
-            .context("cannot run tunnel-server token create")?;
-        if !output.status.success() {
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            bail!("tunnel-server token create: {}", complaint.trim());
+    /// The directory cannot be written.
+    pub fn create_runtimes(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut file = String::new();
+        let mut tokens = Vec::new();
+        for name in names {
+            let id = format!("{:016x}", getrandom::u64()?);
+            let token = format!("tnlrt_{id}_{}", secret()?);
+            add_runtime(&mut file, &name, &id, &token)?;
+            tokens.push(token);
         }
-        let path = self.directory().join(format!("{account}-{runtime}.token"));
-        fs::write(&path, &output.stdout)?;
-        Ok(path)
+        self.write("runtimes.toml", &file)?;
+        Ok(tokens)
+    }
+
+    /// Writes a file of this name, and gives its path.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+        let file = self.path(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
     }
 
     fn make_certificates(&self) -> anyhow::Result<()> {
@@ -104,5 +108,49 @@ impl Files {
         fs::write(self.certificate(), certificate.pem())?;
         fs::write(self.key(), key.serialize_pem())?;
         Ok(())
+    }
+}
+
+/// A runtime in the form that the tunnel server reads.
+fn add_runtime(file: &mut String, name: &str, id: &str, token: &str) -> std::fmt::Result {
+    writeln!(
+        file,
+        "[[runtime]]\naccount = \"{ACCOUNT}\"\nname = \"{name}\""
+    )?;
+    writeln!(file, "[[runtime.token]]\nid = \"{id}\"")?;
+    file.push_str("sha256 = \"");
+    for byte in Sha256::digest(token) {
+        write!(file, "{byte:02x}")?;
+    }
+    file.push_str("\"\n");
+    Ok(())
+}
+
+/// A secret in the form that the tunnel server knows.
+fn secret() -> anyhow::Result<String> {
+    let mut random = [0; SECRET_LETTERS];
+    getrandom::fill(&mut random)?;
+    // Not quite even, which does not matter for a token that lives for minutes.
+    let letters = random.map(|byte| char::from(LETTERS[usize::from(byte) % LETTERS.len()]));
+    Ok(letters.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_has_the_servers_form_and_the_sum_of_its_token() {
+        let (one, other) = (secret().unwrap(), secret().unwrap());
+        assert!(one.len() == 43 && one.bytes().all(|letter| letter.is_ascii_alphanumeric()));
+        assert_ne!(one, other);
+
+        // The sum of a known text, so that it is SHA-256 of the whole token and in hexadecimal.
+        let mut file = String::new();
+        add_runtime(&mut file, "r7", "0123456789abcdef", "test").unwrap();
+        let expected = "[[runtime]]\naccount = \"load\"\nname = \"r7\"\n[[runtime.token]]\n\
+             id = \"0123456789abcdef\"\nsha256 = \
+             \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n";
+        assert_eq!(file, expected);
     }
 }

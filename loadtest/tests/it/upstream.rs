@@ -7,7 +7,11 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use loadtest::client::{Dialer, body::Outgoing, connection::Connection};
+use loadtest::client::{
+    Dialer,
+    body::{self, Outgoing},
+    connection::Connection,
+};
 use tokio::{
     runtime::{Builder, LocalOptions},
     time::timeout,
@@ -34,7 +38,7 @@ fn test<Fut: Future<Output = ()>>(run: impl FnOnce(Dialer, String) -> Fut) {
 
 fn get(uri: &str) -> Request<Outgoing> {
     let request = Request::get(uri).header("host", "upstream");
-    request.body(Outgoing::Empty).unwrap()
+    request.body(body::empty()).unwrap()
 }
 
 async fn length(connection: &mut Connection, mut content: Incoming) -> usize {
@@ -70,7 +74,9 @@ fn an_upload_is_counted() {
     test(async |dialer, authority| {
         let request = |uri: String| {
             let request = Request::post(uri).header("host", "upstream");
-            request.body(Outgoing::repeated(3_000_000)).unwrap()
+            request
+                .body(body::full(vec![b'x'; 3_000_000].into()))
+                .unwrap()
         };
         let mut one = dialer.connect(false).await.unwrap();
         let answer = one.send(request("/upload".to_owned())).await.unwrap();
@@ -147,7 +153,7 @@ fn grpc_messages_come_back_with_a_status() {
             .uri(format!("http://{authority}/echo.Echo/Unary"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
-            .body(Outgoing::full(message.clone()));
+            .body(body::full(message.clone()));
         let answer = connection.send(request.unwrap()).await.unwrap();
         assert_eq!(answer.headers()["content-type"], "application/grpc");
         let content = answer.into_body().collect().await.unwrap();

@@ -8,14 +8,14 @@ use std::{
     },
 };
 
-use super::{Args, Direction, Flow};
+use super::Args;
 use crate::{
     relay::Link,
     report::{
         Axis, Chart, Interval, Latency, Report, Run, Scale, Series, Table, Unit, Usage,
         format::{bytes, bytes_per_second, cell, count, seconds},
     },
-    scenario::rounds::Spread,
+    scenario::{rounds::Spread, transfer::Flow},
 };
 
 /// A gibibyte.
@@ -189,7 +189,7 @@ fn warn(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
              the streams' shares"
         ));
     }
-    if flows.iter().any(|flow| flow.direction == Direction::Up) {
+    if flows.iter().any(|flow| flow.transfer.is_upload) {
         report.note("uploaded bytes count when the connection takes them");
     }
 }

@@ -4,14 +4,11 @@ use std::fs;
 
 use crate::{
     measure::usage::{Meter, Roles},
-    report::{Report, format},
+    report::Report,
 };
 
 /// A share of the machine above which others were too loud.
 const LOUD: f64 = 0.05;
-
-/// A load average above this, for each core, says that others use the machine.
-const LOADED: f64 = 0.5;
 
 /// Processor time of the whole machine since it started, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,22 +70,6 @@ fn report_shares(others: f64, stolen: f64, is_partial: bool, report: &mut Report
     );
     if others > LOUD && !is_partial || stolen > LOUD {
         report.warn(text);
-    } else {
-        report.note(text);
-    }
-}
-
-/// Adds to the report how many programs ran or wanted to, over the last minute.
-pub(super) fn report_load_average(report: &mut Report) {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let average = text.split_ascii_whitespace().next();
-    let Some(average) = average.and_then(|average| average.parse::<f64>().ok()) else {
-        return;
-    };
-    let (cores, average_text) = (report.machine.cores, format::count(average));
-    let text = format!("load average at the start: {average_text} on {cores} cores");
-    if average > cores as f64 * LOADED {
-        report.warn(format!("{text}; other programs were using the machine"));
     } else {
         report.note(text);
     }

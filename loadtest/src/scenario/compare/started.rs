@@ -14,7 +14,7 @@ use super::{
     upstream::Upstream,
 };
 use crate::{
-    client::body::Outgoing,
+    client::body,
     measure::{errors::Failure, usage},
     report::usage::UPSTREAM,
     stack::{Plan, RUNTIME, Stack},
@@ -90,7 +90,6 @@ pub(super) struct Started {
     pub(super) target: Target,
     pub(super) about: String,
     _programs: Option<Programs>,
-    _stack: Option<Stack>,
 }
 
 impl Started {
@@ -132,7 +131,6 @@ impl Started {
             target,
             about: about.into(),
             _programs: None,
-            _stack: None,
         }
     }
 
@@ -160,9 +158,8 @@ impl Started {
             shards => format!("{shards} shards"),
         };
         let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between");
-        let mut started = Self::of(target, about);
-        started._stack = Some(stack);
-        Ok(started)
+        target.stack = Some(stack);
+        Ok(Self::of(target, about))
     }
 
     async fn named(args: &Args, named: &Named) -> anyhow::Result<Self> {
@@ -214,7 +211,7 @@ async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
     let template = target.template(Method::GET, None)?;
     let asked = timeout(ANSWER_LIMIT, async {
         let mut connection = template.dialer.connect(false).await?;
-        let request = template.request(Outgoing::Empty);
+        let request = template.request(body::empty());
         let (head, content) = connection.send(request).await?.into_parts();
         Ok(UpstreamAnswer {
             status: head.status,

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr};
 use super::{
     Args,
     preset::{NGINX_UPSTREAM, Programs, Values},
-    sample::warm_size,
+    sample::{Level, warm_size},
 };
 use crate::{
     stack::{Running, start_upstream},
@@ -43,50 +43,69 @@ pub(super) struct Upstream {
     pub(super) about: &'static str,
     pub(super) address: SocketAddr,
     pub(super) pid: Option<u32>,
-    /// The sample upstream to which uploads must go, if this one takes none.
-    pub(super) uploads: Option<(SocketAddr, u32)>,
+    /// Whether uploads go to it, and whether everything else does.
+    takes: (bool, bool),
     _sample: Option<Running>,
     _nginx: Option<Programs>,
 }
 
 impl Upstream {
-    pub(super) async fn open(args: &Args) -> anyhow::Result<Self> {
+    /// One for all levels; or nginx, and for uploads, of which it swallows none, the sample upstream.
+    pub(super) async fn open_all(args: &Args) -> anyhow::Result<Vec<Self>> {
         let listen = args.upstream_listen;
         let is_nginx = || NGINX_UPSTREAM.is_installed() && is_plain(&args.stack.upstream);
         let choice = args.upstream.clone().unwrap_or_else(|| match is_nginx() {
             true => Choice::Nginx,
             false => Choice::Sample,
         });
-        let listen_sample = listen.filter(|_| choice == Choice::Sample);
         if let Choice::At(address) = choice {
-            return Ok(Self::at("an upstream that ran already", address, None));
+            return Ok(vec![Self::at("an upstream that ran already", address)]);
         }
-        let sample = start_upstream(&args.stack.upstream, listen_sample).await?;
-        let (address, pid) = (sample.address, sample.child.id());
-        let mut upstream = Self::at("sample upstream", address, Some(pid));
+        let listen_sample = listen.filter(|_| choice == Choice::Sample);
+        let running = start_upstream(&args.stack.upstream, listen_sample).await?;
+        let sample = Self {
+            pid: Some(running.child.id()),
+            takes: (true, choice == Choice::Sample),
+            ..Self::at("sample upstream", running.address)
+        };
+        let mut all = Vec::new();
         if choice == Choice::Nginx {
             let size = args.size.as_u64();
-            let sizes = format!("{size} {}", warm_size(size));
-            let values = Values::from([("sizes", sizes)]);
-            let nginx = NGINX_UPSTREAM.start(address, listen, values).await?;
-            let pid = nginx.children.first().map(|(_, child)| child.id());
-            upstream = Self::at(NGINX_UPSTREAM.about, nginx.address, pid);
-            upstream.uploads = Some((address, sample.child.id()));
-            upstream._nginx = Some(nginx);
+            let values = Values::from([("sizes", format!("{size} {}", warm_size(size)))]);
+            let programs = NGINX_UPSTREAM.start(sample.address, listen, values).await?;
+            let address = programs.address;
+            all.push(Self {
+                pid: programs.children.first().map(|(_, child)| child.id()),
+                takes: (false, true),
+                _nginx: Some(programs),
+                ..Self::at(NGINX_UPSTREAM.about, address)
+            });
         }
-        upstream._sample = Some(sample);
-        Ok(upstream)
+        all.push(Self {
+            _sample: Some(running),
+            ..sample
+        });
+        Ok(all)
     }
 
-    /// One that is kept running by other means.
-    pub(super) fn at(about: &'static str, address: SocketAddr, pid: Option<u32>) -> Self {
+    /// One that takes everything and is kept running by other means.
+    fn at(about: &'static str, address: SocketAddr) -> Self {
         Self {
             about,
             address,
-            pid,
-            uploads: None,
+            pid: None,
+            takes: (true, true),
             _sample: None,
             _nginx: None,
+        }
+    }
+
+    /// Whether requests of this level go to it.
+    pub(super) fn serves(&self, level: Level) -> bool {
+        let (uploads, others) = self.takes;
+        match level {
+            Level::Upload(_) => uploads,
+            Level::Http(_) | Level::Download(_) => others,
         }
     }
 }

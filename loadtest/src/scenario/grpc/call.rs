@@ -1,6 +1,7 @@
 //! Calls: what is sent, and what must come back for it to have gone well.
 
 use bytes::Bytes;
+use futures_util::stream;
 use http::{HeaderMap, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -8,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::message::{self, Messages, PREFIX};
 use crate::{
-    client::{body::Outgoing, connection::Http2, shared::Shared, template::Template},
+    client::{body, connection::Http2, shared::Shared, template::Template},
     load::{Client, Moved},
     measure::errors::{Failure, Kind},
 };
@@ -100,12 +101,13 @@ impl Calls {
     /// Begins a call with its first message: a target may wait for it before it answers.
     async fn begin(&self, connection: &mut Http2) -> Result<Call, Failure> {
         let (sender, content) = if self.messages > 1 {
-            let (sender, receiver) = mpsc::channel(1);
+            let (sender, mut receiver) = mpsc::channel(1);
             // There is room for one.
             drop(sender.try_send(self.message.clone()));
-            (Some(sender), Outgoing::Channel(receiver))
+            let received = stream::poll_fn(move |context| receiver.poll_recv(context));
+            (Some(sender), body::stream(received))
         } else {
-            (None, Outgoing::full(self.message.clone()))
+            (None, body::full(self.message.clone()))
         };
         let answer = connection.send(self.template.request(content)).await?;
         Ok(Call {

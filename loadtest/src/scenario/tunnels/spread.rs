@@ -6,8 +6,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
-    client::minimal::Written,
-    fleet::{in_turn, in_turn::InTurn, runtimes::Runtimes, watch::kinds},
+    fleet::{runtimes::Runtimes, watch::kinds},
     load::{BUSY, Load, Outcome, Pace, Stretch},
     measure::usage::Roles,
     report::{
@@ -18,6 +17,7 @@ use crate::{
     },
     scenario::{
         Context,
+        http::Requests,
         rounds::{self, Rounds},
     },
 };
@@ -65,20 +65,24 @@ impl Spread<'_> {
         context: &Context,
         report: &mut Report,
     ) -> anyhow::Result<()> {
-        let all = in_turn::requests(self.public, &runtimes.hosts()?).await?;
+        let hosts = runtimes.hosts()?;
+        let all = Requests::in_turn(self.public, &hosts).await?;
         // The first request on a tunnel opens a stream, which is not what is compared.
         context.progress.message("asking each runtime once");
         let connections = self.args.connections.into();
-        let (_, failures) = in_turn::once_each(self.public, all.clone(), connections).await;
+        let (_, failures) = all.once_each(connections).await;
         if failures.total() > 0 {
             let failures = kinds(&failures.by_name());
             report.warn(format!("runtimes that did not answer: {failures}"));
         }
         // One in the middle: neither the first that was connected nor the last.
-        let one: Arc<[Written]> = all.get(all.len() / 2).cloned().into_iter().collect();
+        let middle = hosts
+            .get(hosts.len() / 2)
+            .map_or(&[][..], std::slice::from_ref);
+        let one = Requests::in_turn(self.public, middle).await?;
         let loads = [
-            (format!("over {} tunnels", all.len()), all),
-            ("over one tunnel".to_owned(), one),
+            (format!("over {} tunnels", hosts.len()), Arc::new(all)),
+            ("over one tunnel".to_owned(), Arc::new(one)),
         ];
         let mut results = [Rounds::default(), Rounds::default()];
         for round in 0..self.args.rounds {
@@ -99,7 +103,7 @@ impl Spread<'_> {
     async fn run(
         &self,
         name: &str,
-        requests: Arc<[Written]>,
+        requests: Arc<Requests>,
         context: &Context,
     ) -> anyhow::Result<Outcome> {
         let stretch = Stretch {
@@ -108,8 +112,7 @@ impl Spread<'_> {
             timeout: TIMEOUT,
         };
         let mut load = Load::new(stretch, 1);
-        let client = Arc::new(InTurn::new(self.public, requests));
-        load.requests(name, self.args.connections.into(), Pace::Closed, client);
+        load.requests(name, self.args.connections.into(), Pace::Closed, requests);
         load.run(&context.progress, &self.roles).await
     }
 

@@ -6,27 +6,30 @@ use futures_util::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, Uri, header};
 use hyper::{ext::Protocol, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::{
-    WebSocketStream,
+    WebSocketStream, client_async_with_config,
     tungstenite::{
         Error, Message,
         error::ProtocolError,
-        handshake::{client::generate_key, derive_accept_key},
+        handshake::client::generate_key,
         protocol::{Role, WebSocketConfig},
     },
 };
 use tokio_util::either::Either;
 
 use crate::{
-    client::{Stream, body::Outgoing, connection::Http2, http1::Http1, template::Template},
+    client::{Stream, body, connection::Http2, template::Template},
     measure::errors::{Failure, Kind},
 };
 
 /// Memory for each of many sockets; a longer message takes more reads.
 const READ_BUFFER: usize = 16 * 1024;
+
+/// The version of the protocol (RFC 6455).
+const VERSION: &str = "13";
 
 /// A message is filled up with this behind its number.
 const FILL: u8 = b'x';
@@ -64,15 +67,11 @@ pub(super) struct Receiver {
 impl Echo {
     /// Connects and agrees on a WebSocket.
     pub(super) async fn connect(&self) -> Result<Socket, Failure> {
-        let mut request = self.template.request(Outgoing::Empty);
-        let version = HeaderValue::from_static("13");
-        let headers = request.headers_mut();
-        headers.insert(header::SEC_WEBSOCKET_VERSION, version);
         let (web, connection) = if self.template.http2 {
-            let (web, connection) = self.extended_connect(request).await?;
+            let (web, connection) = self.extended_connect().await?;
             (web, Some(connection))
         } else {
-            (self.upgrade(request).await?, None)
+            (self.upgrade().await?, None)
         };
         let (sink, stream) = web.split();
         Ok(Socket {
@@ -88,61 +87,49 @@ impl Echo {
         })
     }
 
-    async fn upgrade(&self, mut request: Request<Outgoing>) -> Result<Web, Failure> {
-        let key = generate_key();
-        let headers = request.headers_mut();
-        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        // Sixteen bytes in base64 always are a header's value.
-        let value = HeaderValue::try_from(&key).ok();
-        headers.extend(value.map(|value| (header::SEC_WEBSOCKET_KEY, value)));
-        let mut connection = Http1::new(self.template.dialer.dial().await?).await?;
-        let answer = connection.send(request).await?;
-        check_status(answer.status(), StatusCode::SWITCHING_PROTOCOLS)?;
-        check_upgrade(answer.headers(), &key)?;
-        let (stream, unread) = connection.into_stream();
-        let (io, unread) = (Either::Left(stream), unread.into());
-        let (role, config) = (Role::Client, Some(config()));
-        Ok(WebSocketStream::from_partially_read(io, unread, role, config).await)
+    async fn upgrade(&self) -> Result<Web, Failure> {
+        let mut request = self.template.request(());
+        let fields = [
+            (header::CONNECTION, "Upgrade"),
+            (header::UPGRADE, "websocket"),
+            (header::SEC_WEBSOCKET_VERSION, VERSION),
+            (header::SEC_WEBSOCKET_KEY, &generate_key()),
+        ];
+        for (name, value) in fields {
+            // All of them are values of fields.
+            let value = HeaderValue::try_from(value).ok();
+            request
+                .headers_mut()
+                .extend(value.map(|value| (name, value)));
+        }
+        // The library wants a scheme, and sends the path alone.
+        let uri = Uri::try_from(format!("ws://target{}", self.template.uri));
+        *request.uri_mut() = uri.map_err(|_| Failure::fatal(Kind::Protocol))?;
+        let stream = Either::Left(self.template.dialer.dial().await?);
+        let made = client_async_with_config(request, stream, Some(config())).await;
+        let (web, _) = made.map_err(|error| Failure::fatal(kind(&error)))?;
+        Ok(web)
     }
 
-    async fn extended_connect(
-        &self,
-        mut request: Request<Outgoing>,
-    ) -> Result<(Web, Http2), Failure> {
+    async fn extended_connect(&self) -> Result<(Web, Http2), Failure> {
+        let mut request = self.template.request(body::empty());
         *request.method_mut() = Method::CONNECT;
+        let version = HeaderValue::from_static(VERSION);
+        let headers = request.headers_mut();
+        headers.insert(header::SEC_WEBSOCKET_VERSION, version);
         let protocol = Protocol::from_static("websocket");
         request.extensions_mut().insert(protocol);
         let mut connection = self.template.dialer.http2().await?;
         let mut answer = connection.send(request).await?;
-        check_status(answer.status(), StatusCode::OK)?;
+        if answer.status() != StatusCode::OK {
+            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
+        }
         let upgraded = hyper::upgrade::on(&mut answer).await;
         let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
         let io = Either::Right(TokioIo::new(upgraded));
         let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
         Ok((web, connection))
     }
-}
-
-fn check_status(status: StatusCode, expected: StatusCode) -> Result<(), Failure> {
-    let failure = Failure::fatal(Kind::Status(status.as_u16()));
-    (status == expected).then_some(()).ok_or(failure)
-}
-
-/// Checks that a 101 agrees to a WebSocket with this key.
-fn check_upgrade(headers: &HeaderMap, key: &str) -> Result<(), Failure> {
-    let upgrade = headers.get(header::UPGRADE);
-    let upgrade = upgrade.map_or(&[][..], HeaderValue::as_bytes);
-    let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT);
-    let expected = derive_accept_key(key.as_bytes());
-    let kind = if !upgrade.eq_ignore_ascii_case(b"websocket") {
-        "upgrade_incomplete"
-    } else if accepted.is_none_or(|accepted| accepted.as_bytes() != expected.as_bytes()) {
-        "upgrade_wrong_accept"
-    } else {
-        return Ok(());
-    };
-    Err(Failure::fatal(Kind::Other(kind)))
 }
 
 impl Sender {
@@ -214,8 +201,17 @@ fn config() -> WebSocketConfig {
 fn kind(error: &Error) -> Kind {
     match error {
         Error::Io(error) => Kind::of_io(error),
+        Error::Http(answer) => Kind::Status(answer.status().as_u16()),
         Error::ConnectionClosed | Error::AlreadyClosed => Kind::Other("closed_by_target"),
-        Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Kind::ClosedEarly,
+        Error::Protocol(error) => match error {
+            ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete => {
+                Kind::ClosedEarly
+            }
+            ProtocolError::SecWebSocketAcceptKeyMismatch => Kind::Other("upgrade_wrong_accept"),
+            ProtocolError::MissingConnectionUpgradeHeader
+            | ProtocolError::MissingUpgradeWebSocketHeader => Kind::Other("upgrade_incomplete"),
+            _ => Kind::Protocol,
+        },
         _ => Kind::Protocol,
     }
 }
