@@ -1,28 +1,22 @@
-//! Certificates, made at test time and gone with the test.
+//! Certificates in files, made at test time and gone with the test.
 //!
 //! A [`Ca`] issues certificates for names, good ones and, on purpose, bad ones. The files lie in
 //! the directory that the test names; keys never leave it.
 
 use std::{
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
-    IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
-    date_time_ymd,
-};
+use rcgen::{SerialNumber, date_time_ymd};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-
-use crate::secrets;
+use testkit::ca::{Authority, CertifiedKey};
 
 /// A certificate authority that nobody else trusts.
 #[derive(Debug)]
 pub struct Ca {
-    issuer: CertifiedIssuer<'static, KeyPair>,
+    authority: Authority,
     directory: PathBuf,
 }
 
@@ -41,18 +35,13 @@ impl Ca {
         Self::named(directory, "e2e throw-away authority")
     }
 
-    /// The same with another name.
+    /// Makes an authority with this common name.
     pub fn named(directory: &Path, name: &str) -> Self {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let ca = Self {
-            issuer,
+            authority: Authority::new(name),
             directory: directory.to_owned(),
         };
-        std::fs::write(ca.file(), ca.issuer.pem()).unwrap();
+        std::fs::write(ca.file(), ca.authority.pem()).unwrap();
         ca
     }
 
@@ -63,48 +52,37 @@ impl Ca {
 
     /// A certificate for `names` (DNS names or addresses), in files called after `name`.
     pub fn issue(&self, name: &str, names: &[&str]) -> Certificate {
-        self.sign(name, params(names))
+        self.write(name, &self.authority.issue(names))
     }
 
     /// A certificate that was good once and is no longer.
     pub fn issue_expired(&self, name: &str, names: &[&str]) -> Certificate {
-        let mut params = params(names);
-        params.not_before = date_time_ymd(2020, 1, 1);
-        params.not_after = date_time_ymd(2021, 1, 1);
-        self.sign(name, params)
+        let issued = self.authority.issue_with(names, |params| {
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(2021, 1, 1);
+        });
+        self.write(name, &issued)
     }
 
     /// A certificate that is good now, and was not before the year 2025.
     pub fn issue_young(&self, name: &str, names: &[&str]) -> Certificate {
-        let mut params = params(names);
-        params.not_before = date_time_ymd(2025, 1, 1);
-        self.sign(name, params)
+        let issued = self.authority.issue_with(names, |params| {
+            params.not_before = date_time_ymd(2025, 1, 1);
+        });
+        self.write(name, &issued)
     }
 
     /// A certificate with this serial number, for [`Ca::revoking`].
     pub fn issue_numbered(&self, name: &str, names: &[&str], serial: u64) -> Certificate {
-        let mut params = params(names);
-        params.serial_number = Some(SerialNumber::from(serial));
-        self.sign(name, params)
+        let issued = self.authority.issue_with(names, |params| {
+            params.serial_number = Some(SerialNumber::from(serial));
+        });
+        self.write(name, &issued)
     }
 
     /// The revocation list of these serial numbers, PEM.
     pub fn revoking(&self, serials: &[u64]) -> String {
-        let entry = |serial: &u64| RevokedCertParams {
-            serial_number: SerialNumber::from(*serial),
-            revocation_time: date_time_ymd(2020, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2020, 1, 1),
-            next_update: date_time_ymd(2100, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: serials.iter().map(entry).collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(&self.issuer).unwrap().pem().unwrap()
+        self.authority.revocation_list(serials)
     }
 
     /// A TLS client's configuration that trusts this authority and nobody else.
@@ -113,7 +91,8 @@ impl Ca {
     /// When the authority's own certificate cannot be used, which is a fault of this crate.
     pub fn client_config(&self) -> ClientConfig {
         let mut roots = RootCertStore::empty();
-        roots.add(self.issuer.der().clone()).unwrap();
+        let authority = CertificateDer::from_pem_file(self.file()).unwrap();
+        roots.add(authority).unwrap();
         ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
@@ -121,16 +100,13 @@ impl Ca {
             .with_no_client_auth()
     }
 
-    fn sign(&self, name: &str, params: CertificateParams) -> Certificate {
-        let key = KeyPair::generate().unwrap();
-        let signed = params.signed_by(&key, &self.issuer).unwrap();
+    fn write(&self, name: &str, issued: &CertifiedKey) -> Certificate {
         let files = Certificate {
             certificate: self.directory.join(format!("{name}.pem")),
             key: self.directory.join(format!("{name}.key")),
         };
-        std::fs::write(&files.certificate, signed.pem()).unwrap();
-        std::fs::write(&files.key, key.serialize_pem()).unwrap();
-        secrets::keep_file(&files.key);
+        std::fs::write(&files.certificate, &issued.certificate).unwrap();
+        std::fs::write(&files.key, &issued.key).unwrap();
         files
     }
 }
@@ -157,17 +133,4 @@ impl Certificate {
             .collect();
         config
     }
-}
-
-fn params(names: &[&str]) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, names[0]);
-    params.subject_alt_names = names
-        .iter()
-        .map(|name| match name.parse::<IpAddr>() {
-            Ok(address) => SanType::IpAddress(address),
-            Err(_) => SanType::DnsName((*name).try_into().unwrap()),
-        })
-        .collect();
-    params
 }

@@ -29,7 +29,7 @@ use crate::{
         echo_client::EchoClient,
         echo_server::{Echo, EchoServer},
     },
-    message::Fields,
+    http1::Fields,
     record::Record,
 };
 
@@ -243,7 +243,7 @@ impl Service {
     fn called<T>(&self, method: &'static str, request: &Request<T>) {
         let headers = request.metadata().clone().into_headers();
         self.record
-            .push(Event::Called(method, crate::message::fields(&headers)));
+            .push(Event::Called(method, crate::http1::fields(&headers)));
     }
 
     /// Answers that `produce` writes; it is stopped, and that recorded, when nobody reads on.

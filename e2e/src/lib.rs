@@ -22,18 +22,18 @@
     reason = "this is the test language: a failed expectation ends the test, with its reason"
 )]
 
+pub use testkit::{deadline, http1, record, scripted, secrets};
+
 pub mod addresses;
 pub mod ca;
 pub mod checked;
 pub mod client;
 pub mod cluster;
-pub mod deadline;
 pub mod entry;
 pub mod grpc;
 pub mod inside;
 pub mod issuer;
 pub mod load;
-pub mod message;
 pub mod names;
 pub mod network;
 pub mod payload;
@@ -41,10 +41,7 @@ pub mod peers;
 pub mod platform;
 pub mod program;
 pub mod raw;
-pub mod record;
 pub mod relay;
-pub mod scripted;
-pub mod secrets;
 pub mod served;
 pub mod server;
 pub mod stranger;

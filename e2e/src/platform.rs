@@ -25,7 +25,7 @@ use tokio::{
 use crate::{
     deadline::{SOON, within},
     entry::Entry,
-    message::{Fields, fields},
+    http1::{Fields, fields},
     payload::{Payload, hex},
 };
 

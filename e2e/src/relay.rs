@@ -331,7 +331,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        entry::Entry, message::End, platform::PlatformClient, raw::RawClient, upstream::Upstream,
+        entry::Entry, http1::End, platform::PlatformClient, raw::RawClient, upstream::Upstream,
     };
 
     #[tokio::test]
@@ -346,7 +346,7 @@ mod tests {
         let mut stalled = RawClient::connect(&entry).await;
         stalled.request("GET", "/status/200", "", b"").await;
         {
-            let mut answer = pin!(stalled.read_response("GET"));
+            let mut answer = pin!(stalled.response_to("GET"));
             let early = tokio::time::timeout(Duration::from_millis(100), &mut answer).await;
             assert!(early.is_err(), "a stalled relay let an answer through");
             relay.resume();
@@ -376,10 +376,10 @@ mod tests {
         upstream.wait_request("/one").await;
         let answer = other.exchange("GET", "/other", "").await;
         assert_eq!(answer.head.status(), 200);
-        let early = tokio::time::timeout(Duration::from_millis(100), one.read_head()).await;
+        let early = tokio::time::timeout(Duration::from_millis(100), one.head()).await;
         assert!(early.is_err(), "a held direction let an answer through");
         relay.hold_present(Held::NONE);
-        assert_eq!(one.read_response("GET").await.head.status(), 200);
+        assert_eq!(one.response_to("GET").await.head.status(), 200);
 
         relay.cut_one(first);
         assert_eq!(one.wait_end(SOON).await, End::Reset);

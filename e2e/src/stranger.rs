@@ -28,7 +28,7 @@ use self::wire::{ACK, DATA, FIN, Frame, PING, RST, SYN, StrangerRequest, WINDOW}
 use crate::{
     deadline::{SOON, within},
     entry::Entry,
-    message::Head,
+    http1::Head,
     raw::{Duplex, RawClient, RawResponse},
     secrets,
 };
@@ -99,7 +99,7 @@ impl Stranger {
              Tunnel-Client-Version: stranger\r\nTunnel-Session: 1\r\n{lines}"
         );
         client.request("GET", "/connect", &lines, b"").await;
-        let RawResponse { head, content } = client.read_response("GET").await;
+        let RawResponse { head, content, .. } = client.response_to("GET").await;
         if head.status() != 101 {
             let body = serde_json::from_slice(&content.bytes).unwrap_or_default();
             let said = String::from_utf8_lossy(&content.bytes);

@@ -56,7 +56,7 @@ use crate::{
     deadline::SOON,
     entry::Entry,
     grpc::GrpcService,
-    message::{self, Fields},
+    http1::{self, Fields},
     record::Record,
     upstream::answers::answer,
 };
@@ -364,7 +364,7 @@ fn see(request: &Request<Incoming>) -> Seen {
         method: request.method().to_string(),
         target: target(request),
         version: format!("{:?}", request.version()),
-        fields: message::fields(request.headers()),
+        fields: http1::fields(request.headers()),
         authority: authority.unwrap_or_default().to_owned(),
     }
 }

@@ -185,7 +185,9 @@ mod tests {
 
     /// A connection on which one request was answered.
     async fn kept(upstream: &ScriptedUpstream) -> Connection {
-        let mut connection = Connection::open(&upstream.entry()).await.unwrap();
+        let mut connection = Connection::open(&Entry::direct(upstream.address()))
+            .await
+            .unwrap();
         let answer = connection.send(get_of("/first")).await.unwrap();
         assert_eq!(whole(answer).await.unwrap(), "ok");
         connection
@@ -201,10 +203,10 @@ mod tests {
         let sent = connection.send(get_of("/second")).await;
         assert!(matches!(sent, Err(Unanswered::NotSent)), "{sent:?}");
 
-        let upstream = ScriptedUpstream::start(move |mut stage| async move {
-            stage.head().await.unwrap();
-            stage.connection.write(answer).await;
-            stage.head().await.unwrap();
+        let upstream = ScriptedUpstream::start(move |mut connection| async move {
+            connection.head().await.unwrap();
+            connection.send(answer).await;
+            connection.head().await.unwrap();
         })
         .await;
         let sent = kept(&upstream).await.send(get_of("/second")).await;

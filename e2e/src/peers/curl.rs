@@ -7,7 +7,7 @@ use tokio::process::Command;
 
 use crate::{
     deadline::{SOON, within},
-    message::Head,
+    http1::Head,
 };
 
 /// What curl said.
@@ -58,9 +58,7 @@ fn split_heads(text: &[u8]) -> Vec<Head> {
     let heads = text
         .split_inclusive("\r\n\r\n")
         .filter(|head| head.ends_with("\r\n\r\n"));
-    heads
-        .map(|head| Head::parse(head.to_owned().into()))
-        .collect()
+    heads.map(|head| Head::parse(head.as_bytes())).collect()
 }
 
 impl Output {

@@ -3,7 +3,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::message::Fields;
+use crate::http1::Fields;
 
 /// Frame types of yamux.
 pub const DATA: u8 = 0;

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use tokio_stream::iter;
 
 use super::{Body, Echo, Event, Received, Shared, see, streams, target, websocket};
-use crate::{message::fields, payload::hex};
+use crate::{http1::fields, payload::hex};
 
 /// What a webhook's sender and its receiver share.
 const WEBHOOK_KEY: &[u8] = b"a secret of the webhook's two ends";

@@ -210,7 +210,7 @@ async fn a_blackout_of_seconds_costs_no_exchange_that_is_open() {
         let mut client = RawClient::connect(&system.entry()).await;
         let host = client.host_line();
         let head = format!("POST {target} HTTP/1.1\r\n{host}content-length: 20\r\n\r\n0123456789");
-        client.write(head).await;
+        client.send(head).await;
         open.push(client);
     }
     let arrived = async || {
@@ -225,7 +225,7 @@ async fn a_blackout_of_seconds_costs_no_exchange_that_is_open() {
     let began = Instant::now();
     network.drop_packets(true);
     for client in &mut open {
-        client.write("01234").await;
+        client.send("01234").await;
     }
     let server = system.server().program();
     server.wait_for_line("a session is silent", LOST).await;
@@ -238,8 +238,8 @@ async fn a_blackout_of_seconds_costs_no_exchange_that_is_open() {
     let (answer, ()) = tokio::join!(late.get("/status/200"), packets);
     assert_eq!(answer.status.as_u16(), 200);
     for (number, mut client) in open.into_iter().enumerate() {
-        client.write("56789").await;
-        let response = client.read_response("POST").await;
+        client.send("56789").await;
+        let response = client.response_to("POST").await;
         assert_eq!(response.head.status(), 200, "exchange {number}");
         if number % 2 == 0 {
             assert_eq!(response.content.bytes, "01234567890123456789");

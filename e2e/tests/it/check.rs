@@ -193,9 +193,9 @@ async fn proxies_that_want_a_login_refuse_or_are_none() {
     let checked = with(&mut system, &["--proxy", &nobody]).check().await;
     checked.assert_failed("proxy_tcp", "proxy_connect_refused");
 
-    let other = ScriptedUpstream::start(|mut stage| async move {
-        stage.connection.write("SSH-2.0-other\r\n").await;
-        stage.ended(Duration::from_secs(60)).await;
+    let other = ScriptedUpstream::start(|mut connection| async move {
+        connection.send("SSH-2.0-other\r\n").await;
+        connection.ended(Duration::from_secs(60)).await;
     })
     .await;
     let checked = with(&mut system, &["--proxy", &other.url()]).check().await;

@@ -45,9 +45,9 @@ struct Stage {
 
 /// The platform: one token is a runtime's, all others are nobody's.
 async fn platform() -> ScriptedUpstream {
-    ScriptedUpstream::start(|mut stage| async move {
-        while let Ok(head) = stage.head().await {
-            let asked = stage.content(&head).await;
+    ScriptedUpstream::start(|mut connection| async move {
+        while let Ok(head) = connection.head().await {
+            let asked = connection.content(&head).await;
             let asked = String::from_utf8_lossy(&asked.bytes).into_owned();
             let (status, answer) = match asked.contains(KNOWN) {
                 true => ("200 OK", r#"{"account":"demo","runtime":"asked","id":"p-1"}"#),
@@ -57,7 +57,7 @@ async fn platform() -> ScriptedUpstream {
             let answer = format!(
                 "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{answer}"
             );
-            stage.connection.write(answer).await;
+            connection.send(answer).await;
         }
     })
     .await

@@ -75,7 +75,7 @@ async fn what_it_prints_works_as_it_is_printed() {
     // Something that never ends by itself is no reason to stay.
     let mut endless = RawClient::connect(&entry).await;
     endless.request("GET", "/events", "", b"").await;
-    assert_eq!(endless.read_head().await.unwrap().status(), 200);
+    assert_eq!(endless.head().await.unwrap().status(), 200);
     demo.signal(Signal::INT);
     assert!(demo.wait_exit(SOON).await.success());
 }

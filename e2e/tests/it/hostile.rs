@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use e2e::{
     deadline::SOON,
-    message::End,
+    http1::End,
     peers::curl::curl,
     raw::RawClient,
     stranger::{
@@ -149,10 +149,10 @@ async fn a_response_that_breaks_off_is_never_whole() {
     let mut half = response_head(200, &[]);
     put_string(&mut half, b"half of it");
     stranger.answer(request.stream, &half).await;
-    let head = client.read_head().await.unwrap();
+    let head = client.head().await.unwrap();
     let reset = Frame::new(DATA, RST, request.stream).with(b"");
     let framing = head.response_framing("GET");
-    let (content, ()) = tokio::join!(client.read_content(framing), stranger.send_bytes(reset));
+    let (content, ()) = tokio::join!(client.content(framing), stranger.send_bytes(reset));
     assert_eq!(head.status(), 200);
     assert_ne!(content.end, End::Clean, "{content:?}");
 

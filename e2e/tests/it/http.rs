@@ -1,7 +1,7 @@
 //! Requests and responses of every usual shape, through both programs, unchanged.
 
 use e2e::{
-    message::End,
+    http1::End,
     payload::{Payload, sha256},
     peers::{curl::curl, nginx::Nginx},
     platform::{PlatformClient, empty, streamed, with_trailers},
@@ -238,7 +238,7 @@ async fn a_refused_expectation_keeps_the_content_from_being_sent() {
             b"",
         )
         .await;
-    assert_eq!(client.read_head().await.unwrap().status(), 417);
+    assert_eq!(client.head().await.unwrap().status(), 417);
     assert_eq!(
         upstream.wait_head(0).await.value("expect"),
         Some("100-continue")
@@ -258,9 +258,9 @@ async fn an_accepted_expectation_asks_for_the_content() {
             b"",
         )
         .await;
-    assert_eq!(client.read_head().await.unwrap().status(), 100);
-    client.write("hello").await;
-    assert_eq!(client.read_response("POST").await.head.status(), 200);
+    assert_eq!(client.head().await.unwrap().status(), 100);
+    client.send("hello").await;
+    assert_eq!(client.response_to("POST").await.head.status(), 200);
     assert_eq!(upstream.wait_content().await.bytes, "hello");
     let url = system.url("/");
     let output = curl([
@@ -288,7 +288,7 @@ async fn an_early_answer_does_not_wait_for_the_content() {
             b"the first of it",
         )
         .await;
-    assert_eq!(client.read_response("POST").await.head.status(), 413);
+    assert_eq!(client.response_to("POST").await.head.status(), 413);
     let mut client = PlatformClient::http2(&system.entry()).await;
     let request = Request::post("/")
         .body(streamed(Payload::new(50_000_000)))
@@ -321,10 +321,10 @@ async fn a_cut_response_is_never_a_whole_one_at_the_platform() {
         let mut client = RawClient::connect(&system.entry()).await;
         client.request("GET", "/", "", b"").await;
         // If the cut comes with the head, there may be no head.
-        if let Ok(head) = client.read_head().await
+        if let Ok(head) = client.head().await
             && head.status() != 502
         {
-            let content = client.read_content(head.response_framing("GET")).await;
+            let content = client.content(head.response_framing("GET")).await;
             assert_ne!(content.end, End::Clean, "{response:?}");
         }
         let output = curl(["--http2-prior-knowledge", &system.url("/")]).await;

@@ -86,8 +86,8 @@ async fn a_request_that_names_two_hosts_is_answered_by_neither() {
         format!("GET http://{one}@{other}/ HTTP/1.1\r\nHost: {one}\r\n\r\n"),
     ] {
         let mut client = RawClient::connect(&system.entry()).await;
-        client.write(&wire).await;
-        let response = client.read_response("GET").await;
+        client.send(&wire).await;
+        let response = client.response_to("GET").await;
         assert_eq!(response.head.status(), 400, "{wire:?}");
         client.wait_end(SOON).await;
     }
@@ -100,8 +100,8 @@ async fn the_target_s_authority_wins_over_the_host_or_nothing_does() {
     let (one, other) = (system.host_of("demo-app"), system.host_of("demo-blue"));
     let wire = format!("GET http://{one}/ HTTP/1.1\r\nHost: {other}\r\n\r\n");
     let mut client = RawClient::connect(&system.entry()).await;
-    client.write(&wire).await;
-    let response = client.read_response("GET").await;
+    client.send(&wire).await;
+    let response = client.response_to("GET").await;
     let is_first = response.content.bytes == "red";
     assert!(is_first || response.head.status() == 400, "{response:?}");
     assert!(blue.record().is_empty());
@@ -161,9 +161,9 @@ async fn connections_of_one_runtime_never_serve_another() {
         };
         let host = system.host_of(label);
         client
-            .write(format!("GET /{number} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+            .send(format!("GET /{number} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
             .await;
-        assert_eq!(client.read_response("GET").await.content.bytes, name);
+        assert_eq!(client.response_to("GET").await.content.bytes, name);
     }
     for upstream in [red, blue] {
         assert!(upstream.wait_head(0).await.target().starts_with('/'));

@@ -8,7 +8,7 @@ use e2e::{
     deadline::{SOON, within},
     entry::Entry,
     grpc::{self, DETAILS, GrpcUpstream, Say},
-    message::End,
+    http1::End,
     payload::{Payload, sha256},
     peers::{
         curl::curl,
@@ -170,7 +170,7 @@ async fn a_cut_is_told_from_an_end_in_both_directions() {
 
     let mut client = RawClient::connect(&upstream.entry()).await;
     client.request("GET", "/status/200", "", b"").await;
-    client.read_response("GET").await;
+    client.response_to("GET").await;
     client.reset();
 }
 
@@ -208,14 +208,15 @@ async fn a_script_says_what_it_likes() {
          HTTP/1.1 200 OK\r\nSet-Cookie: b\r\nset-cookie: a\r\nContent-Length: 2\r\n\r\nok",
     )
     .await;
-    let mut client = PlatformClient::http1(&upstream.entry()).await;
+    let entry = Entry::direct(upstream.address());
+    let mut client = PlatformClient::http1(&entry).await;
     let request = Request::get("/x").body(empty()).unwrap();
     let (informational, response) = client.send_observing(request).await.unwrap();
     assert_eq!(informational[0].0, 103);
     assert_eq!(response.status(), 200);
     let head = upstream.wait_head(0).await;
     assert_eq!((head.method(), head.target()), ("GET", "/x"));
-    let heads = curl([upstream.entry().url("/y")]).await.heads;
+    let heads = curl([entry.url("/y")]).await.heads;
     assert_eq!(
         heads.iter().map(|head| head.status()).collect::<Vec<_>>(),
         [103, 200]
@@ -225,7 +226,8 @@ async fn a_script_says_what_it_likes() {
 #[tokio::test]
 async fn continue_is_sent_when_expected_and_early_answers_are_early() {
     let upstream = ScriptedUpstream::continuing().await;
-    let mut client = RawClient::connect(&upstream.entry()).await;
+    let entry = Entry::direct(upstream.address());
+    let mut client = RawClient::connect(&entry).await;
     client
         .request(
             "POST",
@@ -234,14 +236,15 @@ async fn continue_is_sent_when_expected_and_early_answers_are_early() {
             b"",
         )
         .await;
-    assert_eq!(client.read_head().await.unwrap().status(), 100);
-    client.write("abc").await;
-    assert_eq!(client.read_response("POST").await.head.status(), 200);
+    assert_eq!(client.head().await.unwrap().status(), 100);
+    client.send("abc").await;
+    assert_eq!(client.response_to("POST").await.head.status(), 200);
     assert_eq!(upstream.wait_content().await.bytes, "abc");
 
     let early = "HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     let upstream = ScriptedUpstream::answering_early(early).await;
-    let mut client = RawClient::connect(&upstream.entry()).await;
+    let entry = Entry::direct(upstream.address());
+    let mut client = RawClient::connect(&entry).await;
     client
         .request(
             "POST",
@@ -250,7 +253,7 @@ async fn continue_is_sent_when_expected_and_early_answers_are_early() {
             b"",
         )
         .await;
-    assert_eq!(client.read_response("POST").await.head.status(), 417);
+    assert_eq!(client.response_to("POST").await.head.status(), 417);
     client.finish().await;
     assert_eq!(upstream.wait_ended(SOON).await, End::Clean);
 }
@@ -258,14 +261,16 @@ async fn continue_is_sent_when_expected_and_early_answers_are_early() {
 #[tokio::test]
 async fn a_silent_upstream_sees_who_gives_up() {
     let upstream = ScriptedUpstream::silent().await;
-    let mut client = RawClient::connect(&upstream.entry()).await;
+    let entry = Entry::direct(upstream.address());
+    let mut client = RawClient::connect(&entry).await;
     client.request("GET", "/", "", b"").await;
     upstream.wait_head(0).await;
     client.reset();
     assert_eq!(upstream.wait_ended(SECOND).await, End::Reset);
 
-    let noting = ScriptedUpstream::start(|stage| async move { stage.note("hello") }).await;
-    RawClient::connect(&noting.entry())
+    let noting =
+        ScriptedUpstream::start(|connection| async move { connection.note("hello") }).await;
+    RawClient::connect(&Entry::direct(noting.address()))
         .await
         .wait_end(SOON)
         .await;

@@ -17,8 +17,8 @@ use e2e::{
     client::{Client, ClientOptions},
     deadline::{SOON, eventually},
     grpc::{self, Say},
+    http1::End,
     inside::InsideClient,
-    message::End,
     platform::PlatformClient,
     program::Signal,
     raw::RawClient,
@@ -362,7 +362,7 @@ impl Life {
             Step::Grpc => self.call(&label).await,
             Step::Hold => self.hold(&label).await,
             Step::GiveUp => {
-                if let Some(client) = self.held.pop_front()
+                if let Some(mut client) = self.held.pop_front()
                     && self.random.below(2) == 0
                 {
                     client.reset();

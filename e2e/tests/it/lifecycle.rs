@@ -65,18 +65,18 @@ async fn an_exchange_under_way_breaks_when_its_client_dies() {
     let mut system = System::start(&upstream.url()).await;
     let mut client = RawClient::connect(&system.entry()).await;
     client.request("GET", "/events", "", b"").await;
-    let head = client.read_head().await.unwrap();
+    let head = client.head().await.unwrap();
     client.read_some().await.unwrap();
     system.kill_client(APP);
-    let content = client.read_content(head.response_framing("GET")).await;
-    assert_ne!(content.end, e2e::message::End::Clean);
+    let content = client.content(head.response_framing("GET")).await;
+    assert_ne!(content.end, e2e::http1::End::Clean);
 
     system.start_client(APP).await;
     let mut client = RawClient::connect(&system.entry()).await;
     client.request("GET", "/hold", "", b"").await;
     upstream.wait_request("/hold").await;
     system.kill_client(APP);
-    assert_eq!(client.read_response("GET").await.head.status(), 502);
+    assert_eq!(client.response_to("GET").await.head.status(), 502);
 }
 
 #[tokio::test]
@@ -152,10 +152,10 @@ async fn programs_end_when_asked_and_finish_what_is_under_way() {
     client
         .request("GET", "/events?count=10&every_ms=100", "", b"")
         .await;
-    let head = client.read_head().await.unwrap();
+    let head = client.head().await.unwrap();
     system.server().program().signal(Signal::TERM);
-    let content = client.read_content(head.response_framing("GET")).await;
-    assert_eq!(content.end, e2e::message::End::Clean);
+    let content = client.content(head.response_framing("GET")).await;
+    assert_eq!(content.end, e2e::http1::End::Clean);
     assert_eq!(
         String::from_utf8_lossy(&content.bytes)
             .matches("id: ")

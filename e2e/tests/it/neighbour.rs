@@ -141,15 +141,13 @@ async fn websockets_open_at_once() {
     let mut open = Vec::new();
     for number in 0..10 {
         let mut client = RawClient::connect(&beside.noisy()).await;
-        client.request("GET", "/websocket", lines, b"").await;
-        let head = client.read_head().await.unwrap();
+        let response = client.exchange("GET", "/websocket", lines).await;
         if number < 2 {
-            assert_eq!(head.status(), 101);
+            assert_eq!(response.head.status(), 101);
             open.push(client);
             continue;
         }
-        let content = client.read_content(head.response_framing("GET")).await;
-        assert_told(&RawResponse { head, content }, 503, "websocket_limit");
+        assert_told(&response, 503, "websocket_limit");
     }
     let mut client = RawClient::connect(&beside.noisy()).await;
     let response = client.exchange("GET", "/status/200", "").await;

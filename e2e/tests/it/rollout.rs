@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use e2e::{
     deadline::{SOON, eventually},
+    http1::End,
     load::{Failure, Kind, Load, OpenStreams, Plan},
-    message::End,
     program::{Program, Signal},
     raw::RawClient,
     system::{ADMIN_TOKEN, Options, System},
@@ -252,7 +252,7 @@ async fn a_server_that_is_asked_to_stop_serves_on_for_a_while_and_ends_what_is_u
     client
         .request("GET", "/events?count=20&every_ms=100", "", b"")
         .await;
-    let head = client.read_head().await.unwrap();
+    let head = client.head().await.unwrap();
     let asked = Instant::now();
     system.server().program().signal(Signal::TERM);
     system.server().admin().wait_ready(false).await;
@@ -260,7 +260,7 @@ async fn a_server_that_is_asked_to_stop_serves_on_for_a_while_and_ends_what_is_u
     let mut late = RawClient::connect(&system.entry()).await;
     let answer = late.exchange("GET", "/status/200", "").await;
     assert_eq!(answer.head.status(), 200);
-    let content = client.read_content(head.response_framing("GET")).await;
+    let content = client.content(head.response_framing("GET")).await;
     assert_eq!(content.end, End::Clean);
     let server = system.server_mut().program_mut();
     assert!(server.wait_exit(SOON).await.success());
@@ -313,5 +313,5 @@ async fn a_second_signal_ends_the_client_at_once() {
     let (mut system, mut held) = with_one_held(&upstream).await;
     let mut client = system.take_client(APP);
     assert_ends_when_asked_again(client.program_mut()).await;
-    assert_eq!(held.read_head().await.unwrap().status(), 502);
+    assert_eq!(held.head().await.unwrap().status(), 502);
 }

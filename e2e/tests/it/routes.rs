@@ -377,9 +377,7 @@ async fn a_content_is_not_held_back() {
         client
             .request("POST", "/app-proxy/duplex", lines, part)
             .await;
-        tokio::time::timeout(patience, client.read_head())
-            .await
-            .is_ok()
+        tokio::time::timeout(patience, client.head()).await.is_ok()
     };
     let theirs = echoed(&routers.nginx.entry(), Duration::from_secs(2)).await;
     assert!(!theirs, "nginx did not hold the content back");

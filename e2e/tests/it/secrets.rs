@@ -231,7 +231,7 @@ async fn ask_everything(system: &System, token: &str, said: &mut Said) {
 async fn read_along(system: &System) -> RawClient {
     let mut reader = RawClient::connect(&Entry::direct(system.server().admin().0)).await;
     reader.request("GET", "/api/v1/events", "", b"").await;
-    assert_eq!(reader.read_head().await.unwrap().status(), 200);
+    assert_eq!(reader.head().await.unwrap().status(), 200);
     reader
 }
 

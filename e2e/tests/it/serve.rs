@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use e2e::{
     deadline::SOON,
+    http1::End,
     load::{Kind, Load, Plan},
-    message::End,
     program::{Line, Signal},
     raw::RawClient,
     served::Served,
@@ -76,8 +76,8 @@ async fn what_is_in_flight_is_finished_and_connections_are_told_to_close() {
     assert_eq!(resting, End::Clean);
     let refused = TcpStream::connect(served.entry().address()).await;
     assert!(refused.is_err(), "who comes now is to ask elsewhere");
-    upload.write("later").await;
-    let answer = upload.read_response("POST").await;
+    upload.send("later").await;
+    let answer = upload.response_to("POST").await;
     assert_eq!(answer.head.status(), 200);
     assert_eq!(answer.head.value("connection"), Some("close"));
     assert_eq!(upstream.wait_content("/upload").await.bytes, 10);

@@ -91,7 +91,7 @@ async fn a_reader_that_stands_still_holds_the_upstream_and_no_memory() {
     client
         .request("GET", &format!("/download?bytes={GIB}"), "", b"")
         .await;
-    client.read_head().await.unwrap();
+    client.head().await.unwrap();
     // Others go on beside it.
     let mut other = PlatformClient::http1(&system.entry()).await;
     for _ in 0..20 {

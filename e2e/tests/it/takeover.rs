@@ -9,7 +9,7 @@ use std::{
 use e2e::{
     client::{Client, ClientOptions},
     deadline::{SOON, eventually},
-    message::End,
+    http1::End,
     platform::PlatformClient,
     program::{Line, Program, Signal},
     raw::RawClient,
@@ -61,7 +61,7 @@ async fn the_later_holds_the_runtime_at_once_and_the_older_ends_what_it_has() {
     let mut long = RawClient::connect(&system.entry()).await;
     long.request("GET", "/events?count=15&every_ms=100", "", b"")
         .await;
-    let head = long.read_head().await.unwrap();
+    let head = long.head().await.unwrap();
 
     let mut options = system.client_options(APP).clone();
     options.upstream = new.url();
@@ -95,7 +95,7 @@ async fn the_later_holds_the_runtime_at_once_and_the_older_ends_what_it_has() {
     );
     assert!(late < AT_ONCE.as_secs_f64(), "{late} s");
 
-    let content = long.read_content(head.response_framing("GET")).await;
+    let content = long.content(head.response_framing("GET")).await;
     assert_eq!(content.end, End::Clean, "what the older had, it ended");
     let older = system.client();
     older.program().wait_for_line("has taken over", SOON).await;

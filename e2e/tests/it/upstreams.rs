@@ -10,8 +10,8 @@ use e2e::{
     addresses::Addresses,
     ca::Ca,
     deadline::{SOON, eventually},
+    http1::End,
     load::{Kind, Load, Plan, Report},
-    message::End,
     names::NameServer,
     platform::PlatformClient,
     raw::RawClient,
@@ -51,9 +51,9 @@ impl Faulty {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let ca = Ca::new(directory.path());
-        let resetting = ScriptedUpstream::start(|mut stage| async move {
-            drop(stage.head().await);
-            stage.connection.reset();
+        let resetting = ScriptedUpstream::start(|mut connection| async move {
+            drop(connection.head().await);
+            connection.reset();
         });
         let garbled = ScriptedUpstream::answering_once("what is this\r\n\r\n");
         Self {
@@ -267,9 +267,9 @@ async fn one_that_dies_and_returns_is_left_and_taken_up_again() {
 /// One that takes requests and never answers them well costs as many as are allowed to fail.
 #[tokio::test]
 async fn one_that_hangs_or_resets_is_ejected_after_as_many_failures_as_are_allowed() {
-    let resetting = ScriptedUpstream::start(|mut stage| async move {
-        drop(stage.head().await);
-        stage.connection.reset();
+    let resetting = ScriptedUpstream::start(|mut connection| async move {
+        drop(connection.head().await);
+        connection.reset();
     });
     for bad in [ScriptedUpstream::silent().await, resetting.await] {
         let good = Upstream::start().await;
@@ -521,11 +521,11 @@ async fn too_large_a_request_is_called_so_though_its_answer_has_begun() {
         client
             .request("POST", "/small/duplex", chunked, b"5\r\nfirst\r\n")
             .await;
-        let head = client.read_head().await.unwrap();
+        let head = client.head().await.unwrap();
         assert_eq!(head.status(), 200);
         let large = [b"7d0\r\n".as_slice(), &[b'x'; 2_000], b"\r\n"].concat();
-        client.write(large).await;
-        let content = client.read_content(head.response_framing("POST")).await;
+        client.send(large).await;
+        let content = client.content(head.response_framing("POST")).await;
         assert_ne!(content.end, End::Clean, "{url}");
         let programs = [system.client().program(), system.server().program()];
         for program in programs {

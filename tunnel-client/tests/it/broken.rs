@@ -10,15 +10,15 @@ use tunnel_proto::exchange::BodyError;
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Reason};
 
-use crate::scripted::Scripted;
 use crate::setup::{Setup, get, post};
+use testkit::scripted::ScriptedUpstream;
 
 const GOOD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood";
 
 /// What an upstream's bytes become. Afterwards it is asked again, and answers well.
 async fn reason(answer: impl Into<Vec<u8>>) -> Reason {
     let answer = answer.into();
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let answer = answer.clone();
         async move {
             let head = connection.head().await.unwrap();
@@ -49,7 +49,7 @@ async fn reason(answer: impl Into<Vec<u8>>) -> Reason {
 #[tokio::test]
 async fn an_answer_given_before_the_upstream_closed_is_heard_by_who_still_sends() {
     let asked = Arc::new(AtomicUsize::new(0));
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let taken = asked.fetch_add(1, Ordering::Relaxed) * 20_000;
         async move {
             connection.head().await.unwrap();
@@ -137,7 +137,7 @@ async fn a_large_head_within_the_limits_goes_on() {
         .map(|n| format!("x-{n}: {}\r\n", "y".repeat(490)))
         .collect();
     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{fields}\r\n").into_bytes();
-    let upstream = Scripted::answering(answer.leak()).await;
+    let upstream = ScriptedUpstream::answering(answer).await;
     let setup = Setup::new(&upstream.url()).await;
     assert_eq!(setup.session.fetch(get("/")).await.headers().len(), 257);
 }
@@ -158,7 +158,7 @@ async fn a_truncated_response_is_never_a_clean_end() {
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\nzz\r\n",
     ] {
-        let upstream = Scripted::answering_once(answer).await;
+        let upstream = ScriptedUpstream::answering_once(answer).await;
         let setup = Setup::new(&upstream.url()).await;
         let response = setup.session.ask(get("/")).await.unwrap();
         let error = response.into_body().collect().await.unwrap_err();
@@ -187,7 +187,7 @@ async fn an_upstream_that_is_not_there_says_how() {
 
 #[tokio::test]
 async fn an_upstream_that_does_not_answer_in_time_is_given_up() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.rest().await;
     })
     .await;
@@ -204,7 +204,7 @@ async fn an_upstream_that_does_not_answer_in_time_is_given_up() {
 
 #[tokio::test]
 async fn no_request_decides_where_it_goes() {
-    let upstream = Scripted::answering(GOOD).await;
+    let upstream = ScriptedUpstream::answering(GOOD).await;
     let setup = Setup::new(&upstream.url()).await;
     for uri in [
         "http://169.254.169.254/latest/meta-data/",

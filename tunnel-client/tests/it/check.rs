@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use clap::Parser;
-use rcgen::date_time_ymd;
+use rcgen::{BasicConstraints, IsCa, date_time_ymd};
 use serde_json::Value;
+use testkit::ca::{Authority, CertifiedKey, self_signed_with};
+use testkit::scripted::ScriptedUpstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel_client::check::{Event, Options, Report, StepName, StepResult, check};
@@ -18,8 +20,7 @@ use tunnel_client::cli::{Cli, Command};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Refusal;
 
-use crate::network::{Authority, Listening, checked, head, http, refusal, self_signed, session};
-use crate::scripted::Scripted;
+use crate::network::{Listening, checked, head, http, refusal, session};
 
 /// Where a check is run: a folder with a token and a CA.
 pub(crate) struct Place {
@@ -118,8 +119,12 @@ fn json(report: &Report) -> Value {
 #[tokio::test]
 async fn a_good_way_is_said_to_be_good_step_by_step() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let upstream = Scripted::answering(b"").await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let flag = format!("--upstream={}", upstream.url());
     let report = place.check(&server.url(), &[&flag]).await;
     assert!(report.is_ok(), "{report:#?}");
@@ -267,7 +272,7 @@ async fn proxies_that_say_no() {
 async fn whoever_opens_tls_is_named_and_his_ca_can_be_given() {
     let place = Place::new();
     let corp = Authority::new("Corp Inspection CA");
-    let server = Listening::server(&corp.identity(), Some(checked())).await;
+    let server = Listening::server(&corp.issue(&["127.0.0.1"]).identity(), Some(checked())).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_inspection"));
     let json = json(&report);
@@ -299,15 +304,17 @@ async fn certificates_that_are_not_good() {
     let place = Place::new();
     let authority = &place.authority;
     let answer = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
-    let other = authority.made("other.test", |_| {});
+    let other = authority.issue(&["other.test"]).identity();
     let server = Listening::answering(&other, answer).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_name_mismatch"));
 
-    let old = authority.made("127.0.0.1", |params| {
-        params.not_before = date_time_ymd(2001, 1, 1);
-        params.not_after = date_time_ymd(2002, 1, 1);
-    });
+    let old = authority
+        .issue_with(&["127.0.0.1"], |params| {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        })
+        .identity();
     let server = Listening::answering(&old, answer).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_expired"));
@@ -317,10 +324,13 @@ async fn certificates_that_are_not_good() {
 #[tokio::test]
 async fn a_clock_that_is_off_is_told_from_a_certificate_that_is() {
     let place = Place::new();
-    let future = place.authority.made("127.0.0.1", |params| {
-        params.not_before = date_time_ymd(2090, 1, 1);
-        params.not_after = date_time_ymd(2091, 1, 1);
-    });
+    let future = place
+        .authority
+        .issue_with(&["127.0.0.1"], |params| {
+            params.not_before = date_time_ymd(2090, 1, 1);
+            params.not_after = date_time_ymd(2091, 1, 1);
+        })
+        .identity();
     let date = "date: Wed, 01 Mar 2090 00:00:00 GMT\r\n";
     let server = Listening::answering(&future, move |head| {
         assert!(
@@ -340,7 +350,7 @@ async fn a_clock_that_is_off_is_told_from_a_certificate_that_is() {
 #[tokio::test]
 async fn networks_that_want_a_sign_in() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     let redirect = |_: &str| http("302 Found", "location: http://portal.test/login\r\n", "");
     // Whoever proves that he is the host that was named is that: a web site, as a rule.
     let html = |_: &str| {
@@ -362,7 +372,7 @@ async fn networks_that_want_a_sign_in() {
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
     // It catches TLS as well, with a certificate of its own.
-    let own = Authority::new("Portal").made("portal.test", |_| {});
+    let own = Authority::new("Portal").issue(&["portal.test"]).identity();
     let server = Listening::answering(&own, redirect).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
@@ -411,7 +421,11 @@ async fn a_port_that_is_not_the_tunnel_listener_s() {
     let problem = http("503 Service Unavailable", "", problem);
     // The public listener, with TLS and without.
     let answer = problem.clone();
-    let secure = Listening::answering(&place.authority.identity(), move |_| answer.clone()).await;
+    let secure = Listening::answering(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        move |_| answer.clone(),
+    )
+    .await;
     let report = place.check(&secure.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "public_listener"));
     let plain = without_tls(problem).await;
@@ -436,8 +450,13 @@ async fn a_port_that_is_not_the_tunnel_listener_s() {
 async fn a_certificate_that_signed_itself() {
     let place = Place::new();
     for (is_authority, advice) in [(true, "CA:FALSE"), (false, "give that very certificate")] {
-        let identity = self_signed("127.0.0.1", is_authority);
-        let server = Listening::answering(&identity, |_| http("200 OK", "", "")).await;
+        let made = self_signed_with("127.0.0.1", |params| {
+            params.is_ca = match is_authority {
+                true => IsCa::Ca(BasicConstraints::Unconstrained),
+                false => IsCa::ExplicitNoCa,
+            };
+        });
+        let server = Listening::answering(&made.identity(), |_| http("200 OK", "", "")).await;
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(verdict(&report), (StepName::Tls, "tls_self_signed"));
         let told = &report.verdict().unwrap().advice;
@@ -448,7 +467,7 @@ async fn a_certificate_that_signed_itself() {
 #[tokio::test]
 async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     // It removes the field, and the server says so.
     let removing = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
     let server = Listening::answering(&identity, removing).await;
@@ -498,7 +517,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
 #[tokio::test]
 async fn what_is_no_tunnel_server() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     for (answer, name) in [
         (
             http("404 Not Found", "server: nginx\r\n", "<html>"),
@@ -542,7 +561,7 @@ async fn what_is_no_tunnel_server() {
 #[tokio::test]
 async fn the_server_s_own_refusals() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     for (reason, name) in [
         ("token_refused", "token_unknown"),
         ("token_expired", "token_expired"),
@@ -573,7 +592,7 @@ async fn the_server_s_own_refusals() {
 #[tokio::test]
 async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     let date = |ahead: u64| {
         let theirs = SystemTime::now() + Duration::from_secs(ahead);
         format!("date: {}\r\n", httpdate::fmt_http_date(theirs))
@@ -604,7 +623,7 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
 #[tokio::test]
 async fn a_token_that_has_run_out_is_told_from_a_clock_that_is_off() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     let hour = Duration::from_secs(3600);
     let now = SystemTime::now();
     let (before, after) = (now - hour, now + hour);
@@ -653,8 +672,8 @@ fn jwt(expires: SystemTime) -> String {
 async fn a_client_certificate_that_the_server_does_not_take() {
     let place = Place::new();
     let server = Listening::wanting_certificates(&place.authority).await;
-    let (cert, key) = Authority::new("Other").client();
-    place.write("client.pem", &cert);
+    let CertifiedKey { certificate, key } = Authority::new("Other").issue(&["client"]);
+    place.write("client.pem", &certificate);
     place.write("client.key", &key);
     let file = |name: &str| place.path().join(name).display().to_string();
     let cert = format!("--client-cert={}", file("client.pem"));
@@ -667,7 +686,7 @@ async fn a_client_certificate_that_the_server_does_not_take() {
 #[tokio::test]
 async fn sessions_that_give_no_echo() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), None).await;
+    let server = Listening::server(&place.authority.issue(&["127.0.0.1"]).identity(), None).await;
     let report = place.check(&server.url(), &["--dial-timeout=1s"]).await;
     assert_eq!(verdict(&report), (StepName::Echo, "echo_failed"));
     assert_eq!(
@@ -691,7 +710,11 @@ async fn a_runtime_that_another_keeps() {
             fatal: false,
         });
     }
-    let server = Listening::server(&place.authority.identity(), Some(says)).await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(says),
+    )
+    .await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(
         verdict(&report),
@@ -703,8 +726,12 @@ async fn a_runtime_that_another_keeps() {
 #[tokio::test]
 async fn the_idle_limit_of_the_way_is_found() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let upstream = Scripted::answering(b"").await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let flag = format!("--upstream={}", upstream.url());
     let relay = Listening::cutting_after(server.address, Duration::from_secs(4)).await;
     let options = Options::default().with_idle_probe(Duration::from_secs(30));
@@ -730,7 +757,7 @@ async fn the_idle_limit_of_the_way_is_found() {
 #[tokio::test]
 async fn a_session_that_cannot_be_had_any_more_says_why() {
     let place = Place::new();
-    let identity = place.authority.identity();
+    let identity = place.authority.issue(&["127.0.0.1"]).identity();
     let is_first = AtomicBool::new(true);
     let server = Listening::tls(&identity, move |mut stream| {
         match is_first.swap(false, Ordering::SeqCst) {
@@ -744,7 +771,7 @@ async fn a_session_that_cannot_be_had_any_more_says_why() {
         }
     })
     .await;
-    let upstream = Scripted::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let flag = format!("--upstream={}", upstream.url());
     let options = Options::default().with_idle_probe(Duration::from_secs(3));
     let report = place.check_with(&server.url(), &[&flag], options).await;

@@ -8,7 +8,7 @@ use tunnel_client::check::{Report, StepName, StepResult};
 use crate::check::{Place, result, verdict};
 use crate::network::{Listening, refusal};
 use crate::program::PROGRAM;
-use crate::scripted::Scripted;
+use testkit::scripted::ScriptedUpstream;
 
 /// The steps in order, with how they went.
 fn steps(report: &Report) -> Vec<(StepName, StepResult)> {
@@ -20,7 +20,7 @@ fn steps(report: &Report) -> Vec<(StepName, StepResult)> {
 #[tokio::test]
 async fn what_fails_first_keeps_no_upstream_from_being_asked() {
     let place = Place::new();
-    let upstream = Scripted::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let upstream = format!("--upstream={}", upstream.url());
     let nowhere = place.path().join("nowhere").display().to_string();
     let [token, ca, cap] = [
@@ -79,7 +79,7 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
 #[tokio::test]
 async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_for() {
     let place = Place::new();
-    let upstream = Scripted::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let upstream = format!("--upstream={}", upstream.url());
     let nowhere = place.path().join("nowhere").display().to_string();
     let token = format!("--token-file={nowhere}");
@@ -89,7 +89,7 @@ async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_f
         let date = "date: Sun, 22 Nov 2026 06:00:00 GMT\r\n";
         refusal("426 Upgrade Required", date, "upgrade_required")
     };
-    let server = Listening::answering(&authority.identity(), answer).await;
+    let server = Listening::answering(&authority.issue(&["127.0.0.1"]).identity(), answer).await;
     let report = place.check(&server.url(), &[&upstream, &token]).await;
     assert_eq!(verdict(&report), (StepName::Token, "token_file_missing"));
     for (step, expected) in [

@@ -24,8 +24,8 @@ struct Ended {
 impl Folder {
     fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        folder.write("ca.pem", &made.cert.pem());
+        let made = testkit::ca::self_signed("localhost");
+        folder.write("ca.pem", &made.certificate);
         folder.write("token", "tnlrt_1_secret\n");
         folder
     }

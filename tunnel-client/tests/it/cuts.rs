@@ -10,17 +10,19 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 
-use crate::scripted::{Connection, Http2Frame, Scripted};
 use crate::serve::Served;
-use crate::server::SOON;
 use crate::setup::{Setup, get, piece, post_pieces};
+use testkit::deadline::SOON;
+use testkit::http1;
+use testkit::http2::Frame;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 /// The head of an answer over HTTP/2 (RFC 7541 section 6.1).
 const STATUS_200: &[u8] = b"\x88";
@@ -169,7 +171,7 @@ async fn is_whole_over_http1(upstream: &Answering) -> bool {
     ingress
         .send("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         .await;
-    let head = ingress.head().await;
+    let head = ingress.head().await.unwrap();
     if !head.starts_with("HTTP/1.1 200") {
         return false;
     }
@@ -178,10 +180,10 @@ async fn is_whole_over_http1(upstream: &Answering) -> bool {
         text.push_str(std::str::from_utf8(&ingress.bytes(1).await).unwrap());
     }
     upstream.half_read.notify_one();
-    let (rest, error) = ingress.rest().await;
-    text.push_str(&rest);
+    let (rest, end) = ingress.rest().await;
+    text.push_str(std::str::from_utf8(&rest).unwrap());
     let is_ended = text.ends_with("\r\n0\r\n\r\n") || text == "halfhalf";
-    is_ended && error.is_none()
+    is_ended && end == http1::End::Clean
 }
 
 #[tokio::test]
@@ -209,15 +211,16 @@ async fn an_answer_over_http1_that_is_cut_at_any_byte_is_never_whole() {
     let length = "HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalfhalf";
     for answer in [chunked, length] {
         for is_reset in [false, true] {
-            let upstream = Scripted::start(move |mut connection: Connection| async move {
-                connection.head().await.unwrap();
-                let cut = connection.number.min(answer.len());
-                if is_reset {
-                    let _ = connection.stream.set_zero_linger();
-                }
-                connection.send(&answer[..cut]).await;
-            })
-            .await;
+            let upstream =
+                ScriptedUpstream::start(move |mut connection: ScriptedConnection| async move {
+                    connection.head().await.unwrap();
+                    let cut = connection.number.min(answer.len());
+                    connection.send(&answer[..cut]).await;
+                    if is_reset {
+                        connection.reset();
+                    }
+                })
+                .await;
             let setup = Setup::new(&upstream.url()).await;
             for cut in 0..=answer.len() {
                 let is_whole = match setup.session.ask(get("/")).await {
@@ -240,13 +243,13 @@ fn answers_over_http2() -> Vec<Vec<Vec<u8>>> {
     // RFC 7541 section 6: `:status: 200`, `content-length: 8` and `x: 1`.
     let heads = [STATUS_200, b"\x88\x0f\x0d\x018"];
     let trailers = b"\0\x01x\x011";
-    let half = frame(Http2Frame::DATA, 0, b"half");
-    let last_half = frame(Http2Frame::DATA, Http2Frame::END_STREAM, b"half");
-    let ending_head = Http2Frame::END_STREAM | Http2Frame::END_HEADERS;
-    let trailers = frame(Http2Frame::HEADERS, ending_head, trailers);
+    let half = frame(Frame::DATA, 0, b"half");
+    let last_half = frame(Frame::DATA, Frame::END_STREAM, b"half");
+    let ending_head = Frame::END_STREAM | Frame::END_HEADERS;
+    let trailers = frame(Frame::HEADERS, ending_head, trailers);
     let mut answers = Vec::new();
     for head in heads {
-        let head = frame(Http2Frame::HEADERS, Http2Frame::END_HEADERS, head);
+        let head = frame(Frame::HEADERS, Frame::END_HEADERS, head);
         answers.push(vec![head.clone(), half.clone(), last_half.clone()]);
         answers.push(vec![head, half.clone(), half.clone(), trailers.clone()]);
     }
@@ -255,20 +258,20 @@ fn answers_over_http2() -> Vec<Vec<Vec<u8>>> {
 
 /// A frame of a connection's first stream.
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
-    Http2Frame::new(kind, flags, 1, payload).bytes()
+    Frame::new(kind, flags, 1, payload).bytes()
 }
 
 #[tokio::test]
 async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_whole() {
     let sent = Arc::new(Mutex::new(Vec::new()));
     let to_send = Arc::clone(&sent);
-    let upstream = Scripted::start(move |mut connection: Connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let bytes = to_send.lock().clone();
         async move {
-            connection.begin_http2().await;
-            while connection.http2_frame().await.unwrap().kind != Http2Frame::HEADERS {}
+            connection.begin_http2_server().await;
+            while connection.http2_frame().await.unwrap().kind != Frame::HEADERS {}
             connection.send(bytes).await;
-            connection.stream.shutdown().await.unwrap();
+            connection.finish().await;
             connection.rest().await;
         }
     })
@@ -279,7 +282,7 @@ async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_w
             // Of a stream that is below the last one, and of one that is not.
             for last_stream in [0, 1] {
                 let payload = [0, 0, 0, last_stream, 0, 0, 0, 0];
-                let goaway = Http2Frame::new(Http2Frame::GOAWAY, 0, 0, &payload).bytes();
+                let goaway = Frame::new(Frame::GOAWAY, 0, 0, &payload).bytes();
                 let before = answer[..position].concat();
                 let behind = answer[position..].concat();
                 let first = before.len();
@@ -343,7 +346,7 @@ struct Uploads {
     contents: watch::Receiver<Vec<Option<String>>>,
     ends: mpsc::Receiver<UploadEnd>,
     is_answering: bool,
-    _upstream: Scripted,
+    _upstream: ScriptedUpstream,
 }
 
 /// Reads one upload, and tells of it.
@@ -364,11 +367,11 @@ impl Uploads {
             ends: ended,
             is_answering,
         };
-        let upstream = Scripted::start(move |connection: Connection| {
+        let upstream = ScriptedUpstream::start(move |connection: ScriptedConnection| {
             let reader = reader.clone();
             async move {
                 match protocol {
-                    Protocol::Http1 => reader.read_http1(connection.stream).await,
+                    Protocol::Http1 => reader.read_http1(connection).await,
                     Protocol::Http2 => reader.read_http2(connection).await,
                 }
             }
@@ -435,22 +438,21 @@ impl Reader {
     }
 
     /// One upload, up to its end or that of its connection.
-    async fn read_http1(self, mut stream: TcpStream) {
+    async fn read_http1(self, mut connection: ScriptedConnection) {
         let number = self.begin();
         let mut text = String::new();
-        let mut bytes = [0; 1024];
         let mut end = UploadEnd::Closed;
         while end != UploadEnd::Whole
-            && let Ok(read @ 1..) = stream.read(&mut bytes).await
+            && let Ok(bytes) = connection.read_some().await
         {
             let had_head = text.contains("\r\n\r\n");
-            text.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
+            text.push_str(std::str::from_utf8(&bytes).unwrap());
             let Some((head, content)) = text.split_once("\r\n\r\n") else {
                 continue;
             };
             if self.is_answering && !had_head {
                 let half = b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf";
-                stream.write_all(half).await.unwrap();
+                connection.send(half).await;
             }
             let has_length = head.contains("content-length");
             if has_length && content.len() >= 7 || content.ends_with("0\r\n\r\n") {
@@ -462,24 +464,17 @@ impl Reader {
     }
 
     /// All uploads of a connection. An `h2` server would not tell an end that a reset follows.
-    async fn read_http2(self, mut connection: Connection) {
+    async fn read_http2(self, mut connection: ScriptedConnection) {
         let mut uploads = HashMap::new();
-        connection.begin_http2().await;
+        connection.begin_http2_server().await;
         while let Some(frame) = connection.http2_frame().await {
             let is_upload = frame.stream != 0;
-            if is_upload
-                && frame.kind == Http2Frame::HEADERS
-                && !uploads.contains_key(&frame.stream)
-            {
+            if is_upload && frame.kind == Frame::HEADERS && !uploads.contains_key(&frame.stream) {
                 uploads.insert(frame.stream, (self.begin(), String::new()));
                 if self.is_answering {
-                    let head = Http2Frame::new(
-                        Http2Frame::HEADERS,
-                        Http2Frame::END_HEADERS,
-                        frame.stream,
-                        STATUS_200,
-                    );
-                    let half = Http2Frame::new(Http2Frame::DATA, 0, frame.stream, b"half");
+                    let head =
+                        Frame::new(Frame::HEADERS, Frame::END_HEADERS, frame.stream, STATUS_200);
+                    let half = Frame::new(Frame::DATA, 0, frame.stream, b"half");
                     connection.send([head.bytes(), half.bytes()].concat()).await;
                 }
             }
@@ -487,15 +482,15 @@ impl Reader {
                 continue;
             };
             let end = match frame.kind {
-                Http2Frame::DATA | Http2Frame::HEADERS => {
-                    if frame.kind == Http2Frame::DATA {
+                Frame::DATA | Frame::HEADERS => {
+                    if frame.kind == Frame::DATA {
                         content.push_str(std::str::from_utf8(&frame.payload).unwrap());
                     }
                     self.on_content(*number, content);
-                    let is_last = frame.flags & Http2Frame::END_STREAM != 0;
+                    let is_last = frame.flags & Frame::END_STREAM != 0;
                     is_last.then_some(UploadEnd::Whole)
                 }
-                Http2Frame::RST_STREAM => {
+                Frame::RST_STREAM => {
                     let code = u32::from_be_bytes(frame.payload.try_into().unwrap());
                     Some(UploadEnd::Reset(code.into()))
                 }

@@ -6,8 +6,8 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::problem::Reason;
 
 use crate::dns::{NameServer, Reply};
-use crate::scripted::Scripted;
 use crate::setup::{Setup, get};
+use testkit::scripted::ScriptedUpstream;
 
 #[tokio::test]
 async fn a_unix_socket_answers() {
@@ -39,7 +39,8 @@ async fn a_unix_socket_answers() {
 
 #[tokio::test]
 async fn localhost_is_reached_and_another_name_of_this_machine_is_not() {
-    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let upstream =
+        ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
     let port = upstream.address().port();
     let setup = Setup::new(&format!("http://localhost:{port}")).await;
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hello");
@@ -70,7 +71,7 @@ async fn a_name_server_that_cannot_tell_is_a_dns_error() {
     .await;
     let problem = setup.session.ask(get("/")).await.unwrap_err();
     assert_eq!(problem.reason(), Reason::DnsError);
-    let text = setup.client.admin("/metrics").await;
+    let text = setup.client.metrics().await;
     assert!(
         text.contains("problems_total{reason=\"dns_error\"} 1"),
         "{text}"

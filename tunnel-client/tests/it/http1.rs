@@ -11,17 +11,19 @@ use tokio::time::timeout;
 use tunnel_proto::exchange::exchange;
 use tunnel_proto::problem::Reason;
 
-use crate::scripted::{Connection, Scripted};
-use crate::server::{SOON, whole};
+use crate::server::whole;
 use crate::setup::{Setup, get, piece, post, post_pieces};
+use testkit::deadline::SOON;
+use testkit::http1::Head;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 /// An upstream that hands out what it received, and answers nothing of note.
-async fn recording(bytes: usize) -> (Scripted, mpsc::Receiver<(String, Vec<u8>)>) {
+async fn recording(bytes: usize) -> (ScriptedUpstream, mpsc::Receiver<(Head, Vec<u8>)>) {
     let (seen, requests) = mpsc::channel(8);
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let seen = seen.clone();
         async move {
-            while let Some(head) = connection.head().await {
+            while let Ok(head) = connection.head().await {
                 let content = connection.bytes(bytes).await;
                 seen.send((head, content)).await.unwrap();
                 connection
@@ -46,7 +48,7 @@ async fn a_request_arrives_as_it_was_sent() {
     setup.session.fetch(request.unwrap()).await;
     let (head, _) = requests.recv().await.unwrap();
     assert_eq!(
-        head,
+        &*head,
         "GET /a//b/%2e%2e/;x?y=%zz&& HTTP/1.1\r\nhost: a-b.tunnels.test\r\ncookie: a=1\r\n\
          x-forwarded-proto: https\r\nte: trailers\r\nconnection: te\r\n\r\n"
     );
@@ -106,7 +108,7 @@ async fn trailers_that_were_announced_arrive() {
 
 #[tokio::test]
 async fn trailers_behind_a_declared_length_do_not_hide_the_end() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         connection.rest().await;
     })
@@ -132,8 +134,8 @@ async fn trailers_behind_a_declared_length_do_not_hide_the_end() {
 
 #[tokio::test]
 async fn answers_without_content_have_none_and_keep_their_fields() {
-    let upstream = Scripted::start(|mut connection| async move {
-        while let Some(head) = connection.head().await {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
+        while let Ok(head) = connection.head().await {
             let answer = match head.split(' ').next().unwrap() {
                 "HEAD" => "HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n",
                 "GET" => "HTTP/1.1 304 Not Modified\r\ncontent-length: 1234\r\netag: x\r\n\r\n",
@@ -164,7 +166,7 @@ async fn answers_without_content_have_none_and_keep_their_fields() {
 
 #[tokio::test]
 async fn trailers_of_a_response_arrive() {
-    let upstream = Scripted::answering(
+    let upstream = ScriptedUpstream::answering(
         b"HTTP/1.1 200 OK\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n\
           2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n",
     )
@@ -179,7 +181,7 @@ async fn trailers_of_a_response_arrive() {
 async fn each_piece_of_a_stream_goes_on_at_once() {
     let (events_in, events) = mpsc::channel::<()>(1);
     let events = std::sync::Arc::new(tokio::sync::Mutex::new(events));
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let events = events.clone();
         async move {
             connection.head().await.unwrap();
@@ -207,7 +209,7 @@ async fn each_piece_of_a_stream_goes_on_at_once() {
 
 #[tokio::test]
 async fn early_hints_come_before_the_response() {
-    let upstream = Scripted::answering(
+    let upstream = ScriptedUpstream::answering(
         b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\nconnection: x-hop\r\nx-hop: 1\r\n\r\n\
           HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
     )
@@ -228,7 +230,7 @@ async fn early_hints_come_before_the_response() {
 
 #[tokio::test]
 async fn content_is_sent_when_the_upstream_says_continue() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         let head = connection.head().await.unwrap();
         assert!(head.contains("\r\nexpect: 100-continue\r\n"), "{head}");
         connection.send("HTTP/1.1 100 Continue\r\n\r\n").await;
@@ -262,13 +264,13 @@ async fn content_is_sent_when_the_upstream_says_continue() {
 
 #[tokio::test]
 async fn an_expectation_that_is_refused_needs_no_content() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         connection
             .send("HTTP/1.1 417 Expectation Failed\r\ncontent-length: 2\r\n\r\nno")
             .await;
         assert!(
-            connection.rest().await.is_empty(),
+            connection.rest().await.0.is_empty(),
             "no content, no other request"
         );
     })
@@ -292,25 +294,21 @@ async fn an_expectation_that_is_refused_needs_no_content() {
 
 #[tokio::test]
 async fn both_directions_flow_at_once_and_neither_holds_up_the_other() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         connection.send("HTTP/1.1 200 OK\r\n\r\n").await;
         // More than all windows hold goes out before anybody reads it.
-        let (mut reading, mut writing) = connection.stream.split();
+        let (mut reading, mut writing) = connection.into_raw().split();
         let sending = async {
             let chunk = vec![b'x'; 64 * 1024];
             for _ in 0..128 {
-                tokio::io::AsyncWriteExt::write_all(&mut writing, &chunk)
-                    .await
-                    .unwrap();
+                writing.send(&chunk).await;
             }
         };
         let receiving = async {
             let mut received = Vec::new();
             while !received.ends_with(b"0\r\n\r\n") {
-                tokio::io::AsyncReadExt::read_buf(&mut reading, &mut received)
-                    .await
-                    .unwrap();
+                received.extend_from_slice(&reading.read_some().await.unwrap());
             }
         };
         tokio::join!(sending, receiving);
@@ -339,7 +337,7 @@ async fn both_directions_flow_at_once_and_neither_holds_up_the_other() {
 async fn who_hangs_up_is_gone_at_the_upstream_within_a_second() {
     for answer in ["", "HTTP/1.1 200 OK\r\n\r\npart"] {
         let (tell, mut told) = mpsc::channel(1);
-        let upstream = Scripted::start(move |mut connection: Connection| {
+        let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
             let tell = tell.clone();
             async move {
                 connection.head().await.unwrap();
@@ -371,12 +369,12 @@ async fn who_hangs_up_is_gone_at_the_upstream_within_a_second() {
 #[tokio::test]
 async fn a_hang_up_in_the_middle_of_a_request_is_seen_as_a_broken_request() {
     let (tell, mut told) = mpsc::channel(1);
-    let upstream = Scripted::start(move |mut connection: Connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let tell = tell.clone();
         async move {
             connection.head().await.unwrap();
             tell.send(connection.bytes(9).await).await.unwrap();
-            tell.send(connection.rest().await).await.unwrap();
+            tell.send(connection.rest().await.0).await.unwrap();
         }
     })
     .await;

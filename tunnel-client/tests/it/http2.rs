@@ -23,13 +23,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{Identity, Roots, server_config};
+use tunnel_ops::tls_files::{Roots, server_config};
 use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
 
-use crate::server::SOON;
 use crate::setup::{Setup, get, piece, post, post_pieces};
 use crate::upgrade::{KEY, next, websocket};
+use testkit::deadline::SOON;
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
@@ -415,13 +415,9 @@ async fn an_upstream_without_extended_connect_takes_no_upgrades() {
 
 /// A TLS set-up that offers these protocols, and who believes it.
 fn tls(alpn: &[&[u8]]) -> (Arc<ServerConfig>, Roots) {
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    let identity = Identity::from_pem(&cert, &key).unwrap();
-    (
-        server_config(&identity, alpn, None).unwrap(),
-        Roots::from_pem(&cert).unwrap(),
-    )
+    let made = testkit::ca::self_signed("127.0.0.1");
+    let identity = made.identity();
+    (server_config(&identity, alpn, None).unwrap(), made.roots())
 }
 
 #[tokio::test]
@@ -482,7 +478,7 @@ async fn those_who_waited_for_a_dial_that_cannot_be_shared_do_not_dial_in_turn()
     });
     let setup = Setup::with(&url, |config| {
         config.upstream_roots = Some(roots);
-        config.settings.upstream_connect_timeout = SOON / 5;
+        config.settings.upstream_connect_timeout = Duration::from_secs(1);
     })
     .await;
     let fetch = || setup.session.fetch(get("/"));

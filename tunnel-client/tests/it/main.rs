@@ -32,8 +32,6 @@ mod routes_reload;
 mod routes_test;
 mod routes_upstreams;
 mod run_program;
-#[path = "../../../tunnel-routing/tests/it/scripted.rs"]
-mod scripted;
 mod serve;
 mod serve_http2;
 mod serve_program;

@@ -8,20 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use testkit::ca::Authority;
+use testkit::http1::{Duplex, MessageReader};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
+use tunnel_ops::tls_files::{ClientAuth, Identity, server_config};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::{CHECK_SUBPROTOCOL, accept_key};
 use tunnel_proto::session::{Session, SessionSettings, Side};
-
-/// Who signs certificates.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Something that listens, and what it does with each connection.
 pub(crate) struct Listening {
@@ -29,60 +27,8 @@ pub(crate) struct Listening {
     _serving: Owned<()>,
 }
 
-/// A connection, with TLS or without.
-pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
-
 /// What a listener does with a connection.
 type Doing = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-impl Authority {
-    pub(crate) fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        Self(CertifiedIssuer::self_signed(params, key).unwrap())
-    }
-
-    pub(crate) fn pem(&self) -> String {
-        self.0.pem()
-    }
-
-    /// A server's certificate for 127.0.0.1, good now.
-    pub(crate) fn identity(&self) -> Identity {
-        self.made("127.0.0.1", |_| {})
-    }
-
-    /// A client's certificate and key.
-    pub(crate) fn client(&self) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["client".to_owned()]).unwrap();
-        let signed = params.signed_by(&key, &*self.0).unwrap();
-        (signed.pem(), key.serialize_pem())
-    }
-
-    pub(crate) fn made(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Identity {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "server");
-        change(&mut params);
-        let key = KeyPair::generate().unwrap();
-        let signed = params.signed_by(&key, &*self.0).unwrap();
-        Identity::from_pem(&signed.pem(), &key.serialize_pem()).unwrap()
-    }
-}
-
-/// A certificate that nobody else signed, good now; a CA's own, or a server's.
-pub(crate) fn self_signed(name: &str, is_authority: bool) -> Identity {
-    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    params.is_ca = match is_authority {
-        true => IsCa::Ca(BasicConstraints::Unconstrained),
-        false => IsCa::ExplicitNoCa,
-    };
-    let key = KeyPair::generate().unwrap();
-    let signed = params.self_signed(&key).unwrap();
-    Identity::from_pem(&signed.pem(), &key.serialize_pem()).unwrap()
-}
 
 impl Listening {
     /// Plain TCP.
@@ -109,7 +55,7 @@ impl Listening {
     /// TLS with this certificate.
     pub(crate) async fn tls(
         identity: &Identity,
-        does: impl Fn(Box<dyn Io>) -> Doing + Send + Sync + 'static,
+        does: impl Fn(Box<dyn Duplex>) -> Doing + Send + Sync + 'static,
     ) -> Self {
         Self::tls_with(identity, None, does).await
     }
@@ -117,20 +63,22 @@ impl Listening {
     /// TLS that takes no client but those with a certificate by this authority.
     pub(crate) async fn wanting_certificates(authority: &Authority) -> Self {
         let auth = ClientAuth {
-            roots: Roots::from_pem(&authority.pem()).unwrap(),
+            roots: authority.roots(),
             revocation_lists: None,
             is_required: true,
         };
-        Self::tls_with(&authority.identity(), Some(&auth), |_stream| {
-            Box::pin(async {})
-        })
+        Self::tls_with(
+            &authority.issue(&["127.0.0.1"]).identity(),
+            Some(&auth),
+            |_stream| Box::pin(async {}),
+        )
         .await
     }
 
     async fn tls_with(
         identity: &Identity,
         auth: Option<&ClientAuth>,
-        does: impl Fn(Box<dyn Io>) -> Doing + Send + Sync + 'static,
+        does: impl Fn(Box<dyn Duplex>) -> Doing + Send + Sync + 'static,
     ) -> Self {
         let config = server_config(identity, &[b"http/1.1"], auth).unwrap();
         let (acceptor, does) = (TlsAcceptor::from(config), Arc::new(does));
@@ -227,15 +175,12 @@ pub(crate) fn refusal(status: &str, fields: &str, reason: &str) -> String {
 
 /// A request's head; `None` if the connection ends first.
 pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.ok()?);
-    }
-    Some(String::from_utf8(head).unwrap())
+    let head = MessageReader::new(stream).read_head().await.ok()?;
+    Some(head.to_string())
 }
 
 /// A check at the server: an echo if anything is to be said, and then nothing.
-pub(crate) async fn session(mut stream: Box<dyn Io>, says: Option<Control>) {
+pub(crate) async fn session(mut stream: Box<dyn Duplex>, says: Option<Control>) {
     let Some(head) = head(&mut stream).await else {
         return;
     };

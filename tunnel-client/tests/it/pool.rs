@@ -4,15 +4,15 @@ use http::Request;
 use tokio::time::timeout;
 use tunnel_proto::problem::Reason;
 
-use crate::scripted::Scripted;
-use crate::server::SOON;
 use crate::setup::{Setup, get, post};
+use testkit::deadline::SOON;
+use testkit::scripted::ScriptedUpstream;
 
 const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
 #[tokio::test]
 async fn exchanges_one_after_another_share_a_connection() {
-    let upstream = Scripted::answering(HELLO).await;
+    let upstream = ScriptedUpstream::answering(HELLO).await;
     let setup = Setup::new(&upstream.url()).await;
     for _ in 0..20 {
         assert_eq!(setup.session.fetch(get("/")).await.body(), "hello");
@@ -22,8 +22,8 @@ async fn exchanges_one_after_another_share_a_connection() {
 
 #[tokio::test]
 async fn chunked_empty_and_bodiless_answers_give_the_connection_back() {
-    let upstream = Scripted::start(|mut connection| async move {
-        while let Some(head) = connection.head().await {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
+        while let Ok(head) = connection.head().await {
             let answer = match head.split(' ').nth(1).unwrap() {
                 "/chunked" => {
                     "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
@@ -56,7 +56,7 @@ async fn chunked_empty_and_bodiless_answers_give_the_connection_back() {
 
 #[tokio::test]
 async fn a_connection_that_the_upstream_closed_is_not_used_again() {
-    let upstream = Scripted::answering_once(HELLO).await;
+    let upstream = ScriptedUpstream::answering_once(HELLO).await;
     let setup = Setup::new(&upstream.url()).await;
     for _ in 0..3 {
         assert_eq!(setup.session.fetch(post("x")).await.body(), "hello");
@@ -66,8 +66,8 @@ async fn a_connection_that_the_upstream_closed_is_not_used_again() {
 
 /// Answers one request, and closes the connection when the next one is there: what happens when an
 /// upstream's patience ends in the same moment.
-async fn closing_late() -> Scripted {
-    Scripted::start(|mut connection| async move {
+async fn closing_late() -> ScriptedUpstream {
+    ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         connection.send(HELLO).await;
         connection.head().await.unwrap();
@@ -100,7 +100,7 @@ async fn a_request_that_may_do_harm_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_request_is_sent_again_only_once() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         if connection.number == 0 {
             connection.send(HELLO).await;
@@ -119,7 +119,7 @@ async fn a_request_is_sent_again_only_once() {
 
 #[tokio::test]
 async fn bytes_that_nobody_asked_for_end_the_connection() {
-    let upstream = Scripted::answering(
+    let upstream = ScriptedUpstream::answering(
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\n\r\nevil",
     )
     .await;
@@ -132,11 +132,14 @@ async fn bytes_that_nobody_asked_for_end_the_connection() {
 
 #[tokio::test]
 async fn an_upstream_that_says_close_is_believed() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         let answer = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nhi";
         connection.send(answer).await;
-        assert!(connection.rest().await.is_empty(), "nothing more is asked");
+        assert!(
+            connection.rest().await.0.is_empty(),
+            "nothing more is asked"
+        );
     })
     .await;
     let setup = Setup::new(&upstream.url()).await;
@@ -150,7 +153,7 @@ async fn an_upstream_that_says_close_is_believed() {
 #[tokio::test]
 async fn exchanges_at_once_have_connections_of_their_own() {
     let both = std::sync::Arc::new(tokio::sync::Barrier::new(2));
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let both = both.clone();
         async move {
             connection.head().await.unwrap();
@@ -167,7 +170,7 @@ async fn exchanges_at_once_have_connections_of_their_own() {
 
 #[tokio::test]
 async fn no_more_connections_rest_than_allowed() {
-    let upstream = Scripted::answering(HELLO).await;
+    let upstream = ScriptedUpstream::answering(HELLO).await;
     let setup = Setup::with(&upstream.url(), |config| {
         config.settings.upstream_idle_pool = 0
     })
@@ -180,7 +183,7 @@ async fn no_more_connections_rest_than_allowed() {
 
 #[tokio::test]
 async fn three_hundred_that_never_answer_do_not_keep_the_next_from_its_answer() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         let head = connection.head().await.unwrap();
         if head.starts_with("GET /never") {
             connection.rest().await;

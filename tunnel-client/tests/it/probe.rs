@@ -3,8 +3,9 @@
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::server::{SOON, TunnelServer};
+use crate::server::TunnelServer;
 use crate::setup::Running;
+use testkit::deadline::SOON;
 
 /// Frames of WebSocket, as the server sends them.
 const TEXT: u8 = 0x81;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tunnel_client::config::{Config, LoginSource, ProxyChoice, ProxySettings, Trust};
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{Identity, Roots, server_config};
+use tunnel_ops::tls_files::{Roots, server_config};
 
 use crate::server::TunnelServer;
 use crate::setup::Running;
@@ -286,7 +286,7 @@ async fn the_login_s_file_is_read_at_each_dial() {
         let value = page.lines().find_map(|line| line.strip_prefix(series));
         value.map_or(0.0, |value| value.parse::<f64>().unwrap())
     };
-    while failed(&client.admin("/metrics").await) < 3.0 {
+    while failed(&client.metrics().await) < 3.0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(proxy.asked().len(), 2, "{:?}", proxy.asked());
@@ -310,18 +310,17 @@ async fn what_a_proxy_refuses_is_a_step_of_its_own() {
 
 #[tokio::test]
 async fn an_https_proxy_has_its_own_ca() {
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    let identity = Identity::from_pem(&cert, &key).unwrap();
+    let made = testkit::ca::self_signed("127.0.0.1");
+    let identity = made.identity();
     let tls = server_config(&identity, &[b"http/1.1"], None).unwrap();
     let proxy = TestProxy::start(BASIC, Some(tls), false).await;
     let trusting = |roots: Roots| ProxySettings {
         trust: Some(Trust::from(roots)),
         ..proxy.settings("https", given("me", "secret"))
     };
-    comes_through(trusting(Roots::from_pem(&cert).unwrap()), |_, _| {}).await;
-    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let other = Roots::from_pem(&other.cert.pem()).unwrap();
+    comes_through(trusting(made.roots()), |_, _| {}).await;
+    let other = testkit::ca::self_signed("127.0.0.1");
+    let other = other.roots();
     fails(trusting(other), "proxy_tls").await;
 }
 

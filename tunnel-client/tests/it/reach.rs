@@ -39,7 +39,7 @@ async fn a_certificate_is_checked_for_the_name_that_is_given() {
     let series = "dials_total{result=\"tls\"}";
     let counts = async {
         while client
-            .admin("/metrics")
+            .metrics()
             .await
             .lines()
             .any(|line| line == format!("tunnel_client_{series} 0"))
@@ -47,7 +47,7 @@ async fn a_certificate_is_checked_for_the_name_that_is_given() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(crate::server::SOON, counts)
+    tokio::time::timeout(testkit::deadline::SOON, counts)
         .await
         .unwrap();
 }
@@ -56,8 +56,8 @@ async fn a_certificate_is_checked_for_the_name_that_is_given() {
 async fn a_ca_file_that_is_put_in_place_later_is_taken_at_the_next_dial() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ca.pem");
-    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    std::fs::write(&path, other.cert.pem()).unwrap();
+    let other = testkit::ca::self_signed("127.0.0.1");
+    std::fs::write(&path, &other.certificate).unwrap();
     let mut server = TunnelServer::start().await;
     let trust = Trust::new(false, vec![path.clone()], Vec::new());
     let _client = Running::start(&server, NOBODY, |config| config.server_trust = trust);
@@ -99,5 +99,5 @@ async fn a_session_of_age_is_replaced_before_it_leaves() {
     assert!(first.is_told_nothing(Duration::from_millis(50)).await);
     second.welcome();
     assert!(matches!(first.told().await, Control::Drain { .. }));
-    assert!(client.admin("/readyz").await.starts_with("HTTP/1.1 200"));
+    assert!(client.admin("/readyz").await.head.status() == 200);
 }

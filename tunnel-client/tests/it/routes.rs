@@ -6,18 +6,18 @@ use http_body_util::Empty;
 use tunnel_proto::problem::Reason;
 use tunnel_routing::config::RouteList;
 
-use crate::scripted::Scripted;
 use crate::setup::{Setup, get, post};
+use testkit::scripted::ScriptedUpstream;
 
 /// Answers each request with its own head, and with this field.
-pub(crate) async fn telling(name: &'static str) -> Scripted {
+pub(crate) async fn telling(name: &'static str) -> ScriptedUpstream {
     telling_at("127.0.0.1:0", name).await
 }
 
 /// The same at an address.
-pub(crate) async fn telling_at(address: &str, name: &'static str) -> Scripted {
-    Scripted::start_at(address.parse().unwrap(), move |mut connection| async move {
-        while let Some(head) = connection.head().await {
+pub(crate) async fn telling_at(address: &str, name: &'static str) -> ScriptedUpstream {
+    ScriptedUpstream::start_at(address.parse().unwrap(), move |mut connection| async move {
+        while let Ok(head) = connection.head().await {
             let answer = format!(
                 "HTTP/1.1 200 OK\r\nserver: {name}\r\ncontent-length: {}\r\n\r\n{head}",
                 head.len()
@@ -430,7 +430,8 @@ async fn the_route_of_the_upstream_flag_takes_what_no_other_does() {
 #[tokio::test]
 async fn an_upgrade_is_a_get() {
     let upstream =
-        Scripted::answering(b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 0\r\n\r\n").await;
+        ScriptedUpstream::answering(b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 0\r\n\r\n")
+            .await;
     let setup = with_routes(&format!(
         "[[route]]\nname = \"socket\"\npath = \"/socket\"\nmethods = [\"GET\"]\nupstream = \"{}\"\n",
         upstream.url()

@@ -8,9 +8,10 @@ use tunnel_client::config::{Given, Source};
 use tunnel_proto::problem::Reason;
 
 use crate::routes::telling;
-use crate::scripted::{Connection, Scripted, slow};
-use crate::server::{SOON, ServerSession, TunnelServer, whole};
+use crate::server::{ServerSession, TunnelServer, whole};
 use crate::setup::{Running, get};
+use testkit::deadline::SOON;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream, slow};
 
 /// A client whose routes stand in a file.
 struct Reloading {
@@ -85,7 +86,7 @@ async fn a_new_table_counts_with_the_next_request_and_connections_survive() {
         "one"
     );
     assert_eq!((one.connections(), two.connections()), (1, 1));
-    let metrics = setup.client.admin("/metrics").await;
+    let metrics = setup.client.metrics().await;
     assert!(
         metrics.contains("route=\"renamed\"") && !metrics.contains("route=\"one\""),
         "{metrics}"
@@ -138,13 +139,7 @@ async fn an_exchange_goes_on_by_the_table_that_it_began_with() {
         setup.write(&route("other", "/other", "http://127.0.0.1:1"));
         setup.version(2.0).await;
         // Its series are there for as long as it is.
-        assert!(
-            setup
-                .client
-                .admin("/metrics")
-                .await
-                .contains("route=\"slow\"")
-        );
+        assert!(setup.client.metrics().await.contains("route=\"slow\""));
         answer.send(()).await.unwrap();
     };
     let (answered, ()) = tokio::join!(asking, changing);
@@ -153,19 +148,13 @@ async fn an_exchange_goes_on_by_the_table_that_it_began_with() {
         setup.session.failure(get("/slow")).await,
         Reason::RouteUnknown
     );
-    assert!(
-        !setup
-            .client
-            .admin("/metrics")
-            .await
-            .contains("route=\"slow\"")
-    );
+    assert!(!setup.client.metrics().await.contains("route=\"slow\""));
 }
 
 #[tokio::test]
 async fn a_replaced_upstream_keeps_no_connections_however_long_its_exchanges_last() {
     let (closed, mut is_closed) = tokio::sync::mpsc::channel(1);
-    let upstream = Scripted::start(move |mut connection: Connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let closed = closed.clone();
         async move {
             if connection.head().await.unwrap().starts_with("GET /long") {
@@ -197,12 +186,7 @@ async fn a_replaced_upstream_keeps_no_connections_however_long_its_exchanges_las
 #[tokio::test]
 async fn a_file_that_a_route_names_is_followed_too() {
     let setup_routes = "[[route]]\nname = \"tls\"\npath = \"/*\"\nupstream = \"https://127.0.0.1:1\"\ntls = { ca_file = \"upstream.pem\" }\n";
-    let made = || {
-        rcgen::generate_simple_self_signed(["a".to_owned()])
-            .unwrap()
-            .cert
-            .pem()
-    };
+    let made = || testkit::ca::self_signed("a").certificate;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("upstream.pem"), made()).unwrap();
     let absolute = folder.path().join("upstream.pem");

@@ -287,9 +287,9 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
 #[test]
 fn validate_shows_the_table_the_most_specific_first_and_every_fault() {
     let folder = tempfile::tempdir().unwrap();
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let made = testkit::ca::self_signed("localhost");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    write("ca.pem", &made.cert.pem());
+    write("ca.pem", &made.certificate);
     write("token", "tnlrt_1_secret\n");
     let settings = "server = \"wss://127.0.0.1:1\"\ntoken_file = \"token\"\nca_file = \"ca.pem\"\n";
     let routes = |second: &str| {

@@ -4,8 +4,10 @@ use std::fs;
 
 use tokio::net::TcpListener;
 
-use crate::network::{Authority, Listening};
-use crate::program::Program;
+use testkit::{ca::Authority, program::Program};
+
+use crate::network::Listening;
+use crate::program;
 
 /// In a folder with a token and a CA, given this server and further variables.
 fn start(folder: &tempfile::TempDir, server: &str, more: &[(&str, &str)]) -> Program {
@@ -21,15 +23,15 @@ fn start(folder: &tempfile::TempDir, server: &str, more: &[(&str, &str)]) -> Pro
         ("TUNNEL_CLIENT_REDIAL_BASE", "1ms"),
         ("TUNNEL_CLIENT_REDIAL_CAP", "5ms"),
     ];
-    Program::start("run", folder.path(), &[&variables, more].concat())
+    program::start("run", folder.path(), &[&variables, more].concat())
 }
 
 /// How often it was said what tells more, after a few dials in vain.
-fn hints(mut program: Program) -> usize {
+async fn hints(mut program: Program) -> usize {
     for _ in 0..4 {
-        program.line("no session, dialling again");
+        program.next_line("no session, dialling again").await;
     }
-    let (code, said) = program.stop_and_say();
+    let (code, said) = (program.stop().await, program.text());
     assert_eq!(code, Some(0), "{said}");
     said.matches("`tunnel-client check`").count()
 }
@@ -37,13 +39,13 @@ fn hints(mut program: Program) -> usize {
 #[tokio::test]
 async fn whoever_is_stuck_on_the_way_is_told_once_what_tells_more() {
     let other = Authority::new("Inspection");
-    let server = Listening::tls(&other.identity(), |_stream| Box::pin(async {})).await;
+    let server = Listening::tls(&other.issue(&["127.0.0.1"]).identity(), |_stream| {
+        Box::pin(async {})
+    })
+    .await;
     let url = server.url();
-    let unknown_ca = move || {
-        let folder = tempfile::tempdir().unwrap();
-        hints(start(&folder, &url, &[]))
-    };
-    let unknown_ca = tokio::task::spawn_blocking(unknown_ca).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let unknown_ca = hints(start(&folder, &url, &[])).await;
     assert_eq!(unknown_ca, 1, "an unknown CA");
 
     let proxy = Listening::plain(|mut stream| async move {
@@ -54,24 +56,19 @@ async fn whoever_is_stuck_on_the_way_is_told_once_what_tells_more() {
     })
     .await;
     let url = format!("http://{}", proxy.address);
-    let by_proxy = move || {
-        let folder = tempfile::tempdir().unwrap();
-        let proxy = [("TUNNEL_CLIENT_PROXY", url.as_str())];
-        hints(start(&folder, "wss://tunnel.test", &proxy))
-    };
-    let by_proxy = tokio::task::spawn_blocking(by_proxy).await.unwrap();
+    let proxy = [("TUNNEL_CLIENT_PROXY", url.as_str())];
+    let by_proxy = hints(start(&folder, "wss://tunnel.test", &proxy)).await;
     assert_eq!(by_proxy, 1, "a proxy that refuses");
 
     // A server that is away comes back by itself.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("wss://{}", closed.local_addr().unwrap());
     drop(closed);
-    let away = move || hints(start(&tempfile::tempdir().unwrap(), &url, &[]));
-    assert_eq!(tokio::task::spawn_blocking(away).await.unwrap(), 0);
+    assert_eq!(hints(start(&folder, &url, &[])).await, 0);
 }
 
-#[test]
-fn what_has_changed_in_its_files_is_told_by_name() {
+#[tokio::test]
+async fn what_has_changed_in_its_files_is_told_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let write = |text: &str| {
         // A rename, so that half of it is never read.
@@ -85,17 +82,21 @@ fn what_has_changed_in_its_files_is_told_by_name() {
     write(&(route("one", "no") + &route("two", "no")));
     let more = [("TUNNEL_CLIENT_CONFIG", "client.toml")];
     let mut program = start(&folder, "wss://127.0.0.1:1", &more);
-    program.line("no session, dialling again");
+    program.next_line("no session, dialling again").await;
     write(&("sessions = 3\n".to_owned() + &route("two", "never") + &route("three", "no")));
-    let warned = program.line("settings other than the routes have changed");
+    let warned = program
+        .next_line("settings other than the routes have changed")
+        .await;
     assert!(warned.contains("settings=\"sessions\""), "{warned}");
-    let told = program.line("the routes are good and in force");
+    let told = program.next_line("the routes are good and in force").await;
     let difference = "difference=added three; removed one; changed two";
     assert!(told.contains(difference), "{told}");
     fs::write(folder.path().join("token"), "tnlrt_2_secret\n").unwrap();
-    let told = program.line("the files of the credential have been read again");
+    let told = program
+        .next_line("the files of the credential have been read again")
+        .await;
     assert!(told.contains("changed=\"token\""), "{told}");
-    let (code, said) = program.stop_and_say();
+    let (code, said) = (program.stop().await, program.text());
     assert_eq!(code, Some(0));
     assert!(!said.contains("secret"), "{said}");
 }

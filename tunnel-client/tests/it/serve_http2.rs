@@ -19,10 +19,11 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{Roots, client_config};
 use tunnel_proto::handshake::accept_key;
 
-use crate::scripted::{Connection, Scripted};
 use crate::serve::Served;
-use crate::server::SOON;
 use crate::upgrade::KEY;
+use testkit::deadline::SOON;
+use testkit::http1::End;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 /// A connection of HTTP/2.
 struct Http2 {
@@ -181,7 +182,7 @@ async fn grpc_passes_with_its_trailers() {
 
 #[tokio::test]
 async fn a_grpc_client_is_told_of_a_problem_in_its_own_words() {
-    let gone = Scripted::answering(b"").await.url();
+    let gone = ScriptedUpstream::answering(b"").await.url();
     let served = Served::start(&gone);
     let mut client = Http2::connect(&served).await;
     let (response, _) = client.ask(grpc(&served), true).await;
@@ -193,10 +194,10 @@ async fn a_grpc_client_is_told_of_a_problem_in_its_own_words() {
 
 /// Makes a certificate, and what trusts it.
 fn write(files: &CertificateFiles) -> Roots {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
-    std::fs::write(&files.cert, made.cert.pem()).unwrap();
-    Roots::from_pem(&made.cert.pem()).unwrap()
+    let made = testkit::ca::self_signed("localhost");
+    std::fs::write(&files.key, &made.key).unwrap();
+    std::fs::write(&files.cert, &made.certificate).unwrap();
+    made.roots()
 }
 
 fn files_in(folder: &tempfile::TempDir) -> CertificateFiles {
@@ -224,7 +225,8 @@ async fn who_connects_ahead_of_need_over_tls_has_the_time_of_one_between_two_req
     let folder = tempfile::tempdir().unwrap();
     let files = files_in(&folder);
     let roots = write(&files);
-    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream =
+        ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let served = Served::with(&upstream.url(), |config| {
         config.certificate = Some(files.clone());
         config.settings.request_head_timeout = SHORT;
@@ -280,7 +282,7 @@ fn hostile_trailers() -> HeaderMap {
 #[tokio::test]
 async fn only_trailers_that_may_travel_reach_an_upstream() {
     let (tell, mut told) = tokio::sync::mpsc::channel(2);
-    let upstream = Scripted::start(move |mut connection: Connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let tell = tell.clone();
         async move {
             connection.head().await.unwrap();
@@ -307,7 +309,7 @@ async fn only_trailers_that_may_travel_reach_an_upstream() {
     stream.send_data("body".into(), false).unwrap();
     stream.send_trailers(hostile_trailers()).unwrap();
     let content = timeout(SOON, told.recv()).await.unwrap().unwrap();
-    assert_eq!(content, "4\r\nbody\r\n0\r\nx-checksum: 1\r\n\r\n");
+    assert_eq!(&*content, "4\r\nbody\r\n0\r\nx-checksum: 1\r\n\r\n");
     let response = timeout(SOON, response).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     client.sender = sender;
@@ -315,7 +317,7 @@ async fn only_trailers_that_may_travel_reach_an_upstream() {
 
 #[tokio::test]
 async fn only_trailers_that_may_travel_reach_a_platform_client() {
-    let upstream = Scripted::answering(
+    let upstream = ScriptedUpstream::answering(
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-checksum\r\n\r\n\
           4\r\nbody\r\n0\r\nx-checksum: 1\r\nset-cookie: a=1\r\nx-forwarded-user: admin\r\n\
           www-authenticate: Basic\r\n\r\n",
@@ -341,12 +343,14 @@ async fn only_trailers_that_may_travel_reach_a_platform_client() {
 const FIRST: &[u8] = b"\x81\x05first";
 
 /// An upstream that agrees to WebSocket, and then follows the script.
-async fn agreeing<F>(script: impl Fn(Connection) -> F + Send + Sync + 'static) -> Scripted
+async fn agreeing<F>(
+    script: impl Fn(ScriptedConnection) -> F + Send + Sync + 'static,
+) -> ScriptedUpstream
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let script = std::sync::Arc::new(script);
-    Scripted::start(move |mut connection| {
+    ScriptedUpstream::start(move |mut connection| {
         let script = std::sync::Arc::clone(&script);
         async move {
             let head = connection.head().await.unwrap();
@@ -378,7 +382,7 @@ async fn a_websocket_passes_over_http1_and_each_direction_ends_by_itself() {
     let upstream = agreeing(async |mut connection| {
         assert_eq!(connection.bytes(4).await, b"ping");
         connection.send("pong").await;
-        assert_eq!(connection.rest().await, b"last", "an end, and no reset");
+        assert_eq!(connection.rest().await.0, b"last", "an end, and no reset");
         connection.send("answer").await;
     })
     .await;
@@ -386,13 +390,13 @@ async fn a_websocket_passes_over_http1_and_each_direction_ends_by_itself() {
     let mut client = served.connect().await;
     // Sent ahead of the answer, as some do.
     client.send(upgrade() + "ping").await;
-    let head = client.head().await;
+    let head = client.head().await.unwrap();
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
     assert!(head.contains(&accept_key(KEY.as_bytes())), "{head}");
     assert_eq!(client.bytes(11).await, [FIRST, b"pong"].concat());
     client.send("last").await;
-    client.end_sending().await;
-    assert_eq!(client.rest().await, ("answer".to_owned(), None));
+    client.finish().await;
+    assert_eq!(client.rest().await, (b"answer".to_vec(), End::Clean));
 }
 
 /// A socket takes more only when a good part of its buffer is free again, which is much longer than the
@@ -403,7 +407,7 @@ async fn who_reads_a_websocket_slowly_over_http1_keeps_it() {
     const SLOW: usize = 32 * 1024;
     const READS: usize = 28;
     let upstream = agreeing(async |mut connection| {
-        connection.stream.write_all(&vec![7; BYTES]).await.unwrap();
+        connection.send(vec![7; BYTES]).await;
         connection.rest().await;
     })
     .await;
@@ -412,7 +416,7 @@ async fn who_reads_a_websocket_slowly_over_http1_keeps_it() {
     });
     let mut client = served.connect().await;
     client.send(upgrade()).await;
-    assert!(client.head().await.starts_with("HTTP/1.1 101 "));
+    assert!(client.head().await.unwrap().starts_with("HTTP/1.1 101 "));
     assert_eq!(client.bytes(FIRST.len()).await, FIRST);
     for _ in 0..READS {
         tokio::time::sleep(Duration::from_millis(250)).await;
@@ -424,12 +428,12 @@ async fn who_reads_a_websocket_slowly_over_http1_keeps_it() {
 #[tokio::test]
 async fn an_upgrade_that_the_upstream_declines_is_an_answer_like_any_other() {
     let upstream =
-        Scripted::answering(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
+        ScriptedUpstream::answering(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
     let served = Served::start(&upstream.url());
     let mut client = served.connect().await;
     for _ in 0..2 {
         client.send(upgrade()).await;
-        assert!(client.head().await.starts_with("HTTP/1.1 403 "));
+        assert!(client.head().await.unwrap().starts_with("HTTP/1.1 403 "));
         assert_eq!(client.bytes(2).await, b"no");
     }
 }
@@ -457,7 +461,7 @@ async fn a_websocket_passes_over_http2() {
 
 /// How many answers were counted of which nothing was taken.
 async fn not_taken(served: &Served) -> u32 {
-    let metrics = served.admin("/metrics").await;
+    let metrics = served.admin("/metrics").await.text();
     let series = "tunnel_client_problems_total{reason=\"not_taken\"} ";
     let mut lines = metrics.lines().filter_map(|line| line.strip_prefix(series));
     lines.next().unwrap().parse().unwrap()
@@ -481,7 +485,8 @@ async fn place_is_free(served: &Served) {
 
 #[tokio::test]
 async fn a_peer_that_reads_nothing_of_an_answer_holds_no_place_for_ever() {
-    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream =
+        ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let served = Served::with(&upstream.url(), |config| {
         config.settings.max_exchanges = 1;
         config.settings.body_idle_timeout = Duration::from_millis(200);
@@ -503,7 +508,7 @@ async fn a_peer_that_reads_nothing_of_a_websocket_holds_no_place_for_ever() {
     let upstream = agreeing(move |mut connection| {
         let ended = ended.clone();
         async move {
-            while connection.stream.write_all(&[7; 10_000]).await.is_ok() {}
+            while connection.try_send(vec![7; 10_000]).await {}
             ended.send(()).await.unwrap();
         }
     })
@@ -527,7 +532,7 @@ async fn both_ends_of_a_websocket_are_told_when_the_client_stops() {
     let (told, mut is_told) = tokio::sync::mpsc::channel(1);
     let upstream = agreeing(move |mut connection| {
         let told = told.clone();
-        async move { told.send(connection.rest().await).await.unwrap() }
+        async move { told.send(connection.rest().await.0).await.unwrap() }
     })
     .await;
     let served = Served::with(&upstream.url(), |config| {
@@ -535,12 +540,12 @@ async fn both_ends_of_a_websocket_are_told_when_the_client_stops() {
     });
     let mut client = served.connect().await;
     client.send(upgrade()).await;
-    client.head().await;
+    client.head().await.unwrap();
     assert_eq!(client.bytes(FIRST.len()).await, FIRST);
     served.trigger.ask();
     assert_eq!(client.bytes(4).await, [0x88, 2, 0x03, 0xe9]);
     let masked = timeout(SOON, is_told.recv()).await.unwrap().unwrap();
     assert_eq!(masked, [0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9]);
-    assert_eq!(client.rest().await, (String::new(), None));
+    assert_eq!(client.rest().await, (Vec::new(), End::Clean));
     served.ended().await;
 }

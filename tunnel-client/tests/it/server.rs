@@ -17,6 +17,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
+use testkit::{
+    ca::{CertifiedKey, self_signed},
+    deadline::soon,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -24,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::task::Owned;
-use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
+use tunnel_ops::tls_files::{ClientAuth, Roots, server_config};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::{AsProblem, ExchangeError, RecvBody, exchange};
@@ -34,14 +38,10 @@ use tunnel_proto::session::{
     Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
-/// Longest time for anything that is to happen soon.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
-
 /// A listener for tunnel clients.
 pub(crate) struct TunnelServer {
     address: SocketAddr,
-    roots: Roots,
-    pem: String,
+    key: CertifiedKey,
     arrivals: mpsc::Receiver<Arrived>,
     /// Refusals still to be given, the next one last.
     refusals: Arc<Mutex<Vec<Response<String>>>>,
@@ -77,10 +77,8 @@ impl TunnelServer {
 
     /// One that asks its clients for certificates.
     pub(crate) async fn with_client_auth(client_auth: Option<ClientAuth>) -> Self {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let identity =
-            Identity::from_pem(&made.cert.pem(), &made.signing_key.serialize_pem()).unwrap();
-        let tls = server_config(&identity, &[b"http/1.1"], client_auth.as_ref()).unwrap();
+        let key = self_signed("127.0.0.1");
+        let tls = server_config(&key.identity(), &[b"http/1.1"], client_auth.as_ref()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let refusals = Arc::default();
@@ -88,8 +86,7 @@ impl TunnelServer {
         let serving = accept_all(listener, tls, Arc::clone(&refusals), arrivals_in);
         Self {
             address,
-            roots: Roots::from_pem(&made.cert.pem()).unwrap(),
-            pem: made.cert.pem(),
+            key,
             arrivals,
             refusals,
             _serving: Owned::spawn("tunnel server", serving),
@@ -105,12 +102,12 @@ impl TunnelServer {
     }
 
     pub(crate) fn roots(&self) -> Roots {
-        self.roots.clone()
+        self.key.roots()
     }
 
     /// Its certificate, which is its own issuer.
     pub(crate) fn pem(&self) -> &str {
-        &self.pem
+        &self.key.certificate
     }
 
     /// Refuses the next dials with these answers, in this order.
@@ -121,7 +118,7 @@ impl TunnelServer {
     }
 
     async fn arrived(&mut self) -> Arrived {
-        timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap()
+        soon("a client", self.arrivals.recv()).await.unwrap()
     }
 
     /// The bytes of the next session.
@@ -189,10 +186,7 @@ impl ServerSession {
 
     /// The next control message.
     pub(crate) async fn hear(&mut self) -> Control {
-        match timeout(SOON, self.events.next(&self.session))
-            .await
-            .unwrap()
-        {
+        match soon("a control message", self.events.next(&self.session)).await {
             Some(SessionEvent::Control(control)) => control,
             Some(SessionEvent::Exchanges(_)) => panic!("clients open no streams"),
             None => panic!("the session has ended"),
@@ -201,7 +195,10 @@ impl ServerSession {
 
     /// Why the session ended.
     pub(crate) async fn ended(self) -> CloseReason {
-        timeout(SOON, self.driver).await.unwrap().unwrap().reason()
+        soon("the session's end", self.driver)
+            .await
+            .unwrap()
+            .reason()
     }
 
     /// Ends the session's connection without a word.
@@ -228,10 +225,7 @@ impl ServerSession {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: AsProblem + std::fmt::Debug,
     {
-        match timeout(SOON, exchange(&self.session, request, hear))
-            .await
-            .unwrap()
-        {
+        match soon("a response", exchange(&self.session, request, hear)).await {
             Ok(response) => Ok(response),
             Err(ExchangeError::Failed { problem, .. }) => Err(problem),
             Err(other) => panic!("{other:?}"),
@@ -260,11 +254,7 @@ impl ServerSession {
 /// A response with all of its content.
 pub(crate) async fn whole(response: Response<RecvBody>) -> Response<String> {
     let (head, body) = response.into_parts();
-    let body = timeout(SOON, body.collect())
-        .await
-        .unwrap()
-        .unwrap()
-        .to_bytes();
+    let body = soon("a content", body.collect()).await.unwrap().to_bytes();
     Response::from_parts(head, String::from_utf8(body.to_vec()).unwrap())
 }
 

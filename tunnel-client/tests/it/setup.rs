@@ -9,17 +9,18 @@ use bytes::Bytes;
 use http::Request;
 use http_body::Frame;
 use http_body_util::{Empty, Full, StreamBody};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{self, RawResponse},
+};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tunnel_client::client::{Client, ClientError};
 use tunnel_client::config::Config;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
 
-use crate::server::{SOON, ServerSession, TunnelServer};
+use crate::server::{ServerSession, TunnelServer};
 
 /// A running client.
 pub(crate) struct Running {
@@ -109,55 +110,42 @@ impl Running {
 
     /// How it ended.
     pub(crate) async fn ended(self) -> Result<(), ClientError> {
-        timeout(SOON, self.ended).await.unwrap().unwrap()
+        soon("the client's end", self.ended).await.unwrap()
     }
 
-    /// What the admin listener says.
-    pub(crate) async fn admin(&self, path: &str) -> String {
+    /// What the admin listener answers.
+    pub(crate) async fn admin(&self, path: &str) -> RawResponse {
         self.admin_as("localhost", path).await
     }
 
-    /// What it says when it is asked by this name.
-    pub(crate) async fn admin_as(&self, host: &str, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.admin).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+    /// What it answers when it is asked by this name.
+    pub(crate) async fn admin_as(&self, host: &str, path: &str) -> RawResponse {
+        http1::get(self.admin, host, path).await
+    }
+
+    /// All metrics.
+    pub(crate) async fn metrics(&self) -> String {
+        self.admin("/metrics").await.text()
     }
 
     /// The value of one series; what it counts may be a moment late.
     pub(crate) async fn wait_metric(&self, series: &str, value: f64) {
         let line = format!("tunnel_client_{series} {value}");
-        let seen = async {
-            while !self
-                .admin("/metrics")
-                .await
-                .lines()
-                .any(|found| found == line)
-            {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if timeout(SOON, seen).await.is_err() {
-            panic!("{line} is missing in\n{}", self.admin("/metrics").await);
-        }
+        eventually(SOON, &line, async || {
+            let metrics = self.metrics().await;
+            metrics.lines().any(|found| found == line).then_some(())
+        })
+        .await;
     }
 
     /// Waits until it is ready, or not any more.
     pub(crate) async fn wait_ready(&self, ready: bool) {
-        let status = if ready {
-            "HTTP/1.1 200"
-        } else {
-            "HTTP/1.1 503"
-        };
-        let seen = async {
-            while !self.admin("/readyz").await.starts_with(status) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(SOON, seen).await.unwrap();
+        let status = if ready { 200 } else { 503 };
+        eventually(SOON, "readiness to change", async || {
+            let answer = self.admin("/readyz").await;
+            (answer.head.status() == status).then_some(())
+        })
+        .await;
     }
 }
 

@@ -4,7 +4,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -13,23 +12,23 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::exchange;
 
-use crate::scripted::Scripted;
 use crate::server::TunnelServer;
 use crate::setup::{get, piece, post_pieces};
 use crate::upgrade::{next, switching, websocket};
+use testkit::scripted::ScriptedUpstream;
 
 /// An upstream that answers nothing to its end: not at all, with content that goes on, or with an upgrade. Says
 /// each time that it was asked.
-async fn never_done() -> (Scripted, mpsc::Receiver<()>) {
+async fn never_done() -> (ScriptedUpstream, mpsc::Receiver<()>) {
     let (asked_in, asked) = mpsc::channel(4);
-    let upstream = Scripted::start(move |mut connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection| {
         let asked_in = asked_in.clone();
         async move {
             let head = connection.head().await.unwrap();
             asked_in.send(()).await.unwrap();
             if head.starts_with("GET /endless") {
                 connection.send("HTTP/1.1 200 OK\r\n\r\n").await;
-                while connection.stream.write_all(&[b'x'; 1_024]).await.is_ok() {}
+                while connection.try_send([b'x'; 1_024]).await {}
                 return;
             }
             if head.starts_with("GET /socket") {
@@ -42,7 +41,7 @@ async fn never_done() -> (Scripted, mpsc::Receiver<()>) {
 }
 
 /// The program in a folder of its own, which goes with it.
-fn program(server: &TunnelServer, upstream: &Scripted) -> (Child, tempfile::TempDir) {
+fn program(server: &TunnelServer, upstream: &ScriptedUpstream) -> (Child, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [("token", "tnlrt_1_secret\n"), ("ca.pem", server.pem())] {
         std::fs::write(folder.path().join(name), text).unwrap();

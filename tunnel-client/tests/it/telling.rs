@@ -6,13 +6,14 @@ use tokio::time::timeout;
 use tunnel_client::config::TellRoutes;
 use tunnel_proto::control::{Control, RouteState};
 
-use crate::scripted::Scripted;
 use crate::server::TunnelServer;
 use crate::setup::{Running, get};
+use testkit::scripted::ScriptedUpstream;
 
 #[tokio::test]
 async fn the_server_is_told_of_the_routes_once_it_has_said_welcome() {
-    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream =
+        ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, &upstream.url(), |_| {});
     let mut session = server.accept().await;
@@ -51,7 +52,8 @@ async fn where_routes_lead_is_told_only_if_the_client_says_so() {
 
 #[tokio::test]
 async fn a_client_that_tells_nothing_tells_no_names_either() {
-    let upstream = Scripted::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream =
+        ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let mut server = TunnelServer::start().await;
     let _client = Running::start(&server, &upstream.url(), |config| {
         config.settings.tell_routes = TellRoutes::None;

@@ -9,9 +9,10 @@ use tunnel_client::config::OnRefusal;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 
-use crate::scripted::slow;
-use crate::server::{SOON, TunnelServer, refusal};
+use crate::server::{TunnelServer, refusal};
 use crate::setup::{Running, Setup, get};
+use testkit::deadline::SOON;
+use testkit::scripted::slow;
 
 /// An upstream nobody asks anything.
 const NOBODY: &str = "http://127.0.0.1:1";

@@ -6,7 +6,6 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,9 +13,9 @@ use tunnel_proto::exchange::{Protocol, RecvBody};
 use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
 
-use crate::scripted::{Connection, Scripted};
-use crate::server::SOON;
 use crate::setup::{Pieces, Setup, get, piece};
+use testkit::deadline::SOON;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 /// A key of RFC 6455 section 1.3.
 pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -56,12 +55,14 @@ pub(crate) fn switching(head: &str) -> String {
 }
 
 /// An upstream that agrees, and then does as the script says.
-async fn agreeing<F>(script: impl Fn(Connection) -> F + Send + Sync + 'static) -> Scripted
+async fn agreeing<F>(
+    script: impl Fn(ScriptedConnection) -> F + Send + Sync + 'static,
+) -> ScriptedUpstream
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let script = std::sync::Arc::new(script);
-    Scripted::start(move |mut connection| {
+    ScriptedUpstream::start(move |mut connection| {
         let script = script.clone();
         async move {
             let head = connection.head().await.unwrap();
@@ -99,7 +100,7 @@ async fn bytes_flow_both_ways_from_the_first_on() {
 
 #[tokio::test]
 async fn the_platform_clients_own_key_is_answered_to_it() {
-    let upstream = agreeing(async |mut connection| drop(connection.rest().await)).await;
+    let upstream = agreeing(async |mut connection| drop(connection.rest().await.0)).await;
     let setup = Setup::new(&upstream.url()).await;
     let (_sender, mut request) = websocket();
     request
@@ -114,7 +115,7 @@ async fn the_platform_clients_own_key_is_answered_to_it() {
 
 #[tokio::test]
 async fn an_agreement_that_names_a_length_does_not_limit_what_follows() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         let head = connection.head().await.unwrap();
         let head = switching(&head).replace("\r\n\r\n", "\r\ncontent-length: 0\r\n\r\n");
         connection.send(head + "first").await;
@@ -131,7 +132,7 @@ async fn an_agreement_that_names_a_length_does_not_limit_what_follows() {
 #[tokio::test]
 async fn the_platform_client_may_end_its_direction_first() {
     let upstream = agreeing(async |mut connection| {
-        assert_eq!(connection.rest().await, b"last", "an end, and no reset");
+        assert_eq!(connection.rest().await.0, b"last", "an end, and no reset");
         connection.send("answer").await;
     })
     .await;
@@ -148,11 +149,11 @@ async fn the_platform_client_may_end_its_direction_first() {
 #[tokio::test]
 async fn the_upstream_may_end_its_direction_first() {
     let (seen, mut rest) = mpsc::channel(1);
-    let upstream = agreeing(move |mut connection: Connection| {
+    let upstream = agreeing(move |mut connection: ScriptedConnection| {
         let seen = seen.clone();
         async move {
-            connection.stream.shutdown().await.unwrap();
-            seen.send(connection.rest().await).await.unwrap();
+            connection.finish().await;
+            seen.send(connection.rest().await.0).await.unwrap();
         }
     })
     .await;
@@ -174,7 +175,7 @@ async fn the_upstream_may_end_its_direction_first() {
 #[tokio::test]
 async fn a_cut_is_a_cut_in_both_directions() {
     let (seen, mut ends) = mpsc::channel(1);
-    let upstream = agreeing(move |mut connection: Connection| {
+    let upstream = agreeing(move |mut connection: ScriptedConnection| {
         let seen = seen.clone();
         async move {
             connection.rest().await;
@@ -194,13 +195,13 @@ async fn a_cut_is_a_cut_in_both_directions() {
 
 #[tokio::test]
 async fn an_upstream_may_decline_and_answer_like_to_any_other_request() {
-    let upstream = Scripted::start(|mut connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();
         connection
             .send("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno")
             .await;
         assert!(
-            connection.rest().await.is_empty(),
+            connection.rest().await.0.is_empty(),
             "nothing is sent before the upstream agrees"
         );
     })
@@ -221,7 +222,7 @@ async fn what_only_looks_like_an_agreement_fails() {
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
           sec-websocket-accept: wrong\r\n\r\n",
     ] {
-        let upstream = Scripted::answering_once(answer).await;
+        let upstream = ScriptedUpstream::answering_once(answer).await;
         let setup = Setup::new(&upstream.url()).await;
         let (_sender, request) = websocket();
         assert_eq!(setup.session.failure(request).await, Reason::UpgradeFailed);
@@ -230,8 +231,8 @@ async fn what_only_looks_like_an_agreement_fails() {
 
 #[tokio::test]
 async fn ordinary_exchanges_go_on_beside_an_upgraded_connection() {
-    let upstream = Scripted::start(|mut connection| async move {
-        while let Some(head) = connection.head().await {
+    let upstream = ScriptedUpstream::start(|mut connection| async move {
+        while let Ok(head) = connection.head().await {
             if head.contains("upgrade: websocket") {
                 connection.send(switching(&head)).await;
                 connection.rest().await;

@@ -4,6 +4,10 @@ use std::{io::Write, path::PathBuf, time::SystemTime};
 
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use testkit::{
+    deadline::{SOON, eventually},
+    http1::{RawConnection, RawResponse},
+};
 use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 use tunnel_server::{
@@ -13,10 +17,8 @@ use tunnel_server::{
 };
 
 use crate::{
-    deadline::eventually,
     fake::{FakeClient, dial, full, random_instance, session_request, status},
     jwt_keys::{Issuer, jwt},
-    raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig, connect},
     sessions::get,
 };
@@ -50,7 +52,13 @@ pub(crate) async fn guarded() -> (Rig, TokenFile) {
 }
 
 /// The answer to a request below the API's root.
-async fn ask(rig: &Rig, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> Answer {
+async fn ask(
+    rig: &Rig,
+    method: &str,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &str,
+) -> RawResponse {
     let mut request = format!("{method} /api/v1{path} HTTP/1.1\r\n");
     if !fields.iter().any(|(name, _)| *name == "host") {
         request += "host: localhost\r\n";
@@ -59,32 +67,32 @@ async fn ask(rig: &Rig, method: &str, path: &str, fields: &[(&str, &str)], body:
         request += &format!("{name}: {value}\r\n");
     }
     request += &format!("content-length: {}\r\n\r\n{body}", body.len());
-    let mut admin = Raw::new(connect(rig.addresses.admin).await);
+    let mut admin = RawConnection::over(connect(rig.addresses.admin).await);
     admin.send(request).await;
-    admin.answer_to(method).await
+    admin.response_to(method).await
 }
 
-fn json_of(answer: &Answer) -> Value {
+fn json_of(answer: &RawResponse) -> Value {
     assert_eq!(answer.head.value("content-type"), Some("application/json"));
     assert_eq!(answer.head.value("cache-control"), Some("no-store"));
-    serde_json::from_slice(&answer.content).unwrap()
+    serde_json::from_slice(&answer.content.bytes).unwrap()
 }
 
 async fn read(rig: &Rig, path: &str) -> Value {
     let answer = ask(rig, "GET", path, &[], "").await;
-    assert_eq!(answer.head.status, 200, "{answer:?}");
+    assert_eq!(answer.head.status(), 200, "{answer:?}");
     json_of(&answer)
 }
 
 /// Does something with the operator's token.
-pub(crate) async fn act(rig: &Rig, path: &str, body: &str) -> Answer {
+pub(crate) async fn act(rig: &Rig, path: &str, body: &str) -> RawResponse {
     let bearer = format!("Bearer {ADMIN_TOKEN}");
     ask(rig, "POST", path, &[("authorization", &bearer)], body).await
 }
 
 #[track_caller]
-fn check_refused(answer: &Answer, status: u16, reason: &str) {
-    assert_eq!(answer.head.status, status, "{answer:?}");
+fn check_refused(answer: &RawResponse, status: u16, reason: &str) {
+    assert_eq!(answer.head.status(), status, "{answer:?}");
     assert_eq!(json_of(answer)["reason"], reason);
     assert_ne!(json_of(answer)["detail"], "");
 }
@@ -148,11 +156,14 @@ async fn the_configuration_names_files_and_so_needs_the_token_where_there_is_one
     let bearer = format!("Bearer {ADMIN_TOKEN}");
     let fields = [("authorization", bearer.as_str())];
     let answer = ask(&rig, "GET", "/config", &fields, "").await;
-    assert_eq!(answer.head.status, 200);
+    assert_eq!(answer.head.status(), 200);
     assert!(!answer.text().contains(ADMIN_TOKEN));
     let file = &json_of(&answer)["settings"]["admin-token-file"];
     assert!(file.as_str().unwrap().starts_with('/'), "{file}");
-    assert_eq!(ask(&rig, "GET", "/status", &[], "").await.head.status, 200);
+    assert_eq!(
+        ask(&rig, "GET", "/status", &[], "").await.head.status(),
+        200
+    );
     rig.stop().await;
 }
 
@@ -202,7 +213,7 @@ async fn a_runtime_is_shown_with_its_sessions() {
     );
     assert_eq!(session["is_draining"], false);
     client.die();
-    let gone = eventually("the runtime to be offline", async || {
+    let gone = eventually(SOON, "the runtime to be offline", async || {
         let view = read(&rig, "/runtimes/acme-prod").await;
         (view["online"] == false).then_some(view)
     })
@@ -219,7 +230,7 @@ async fn what_a_runtime_carries_is_shown() {
     let rig = Rig::start().await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let text = rig.raw().await.ask(get("/x")).await.text();
-    let shown = eventually("the exchange's end", async || {
+    let shown = eventually(SOON, "the exchange's end", async || {
         let view = read(&rig, "/runtimes/acme-prod").await;
         (view["open_exchanges"] == 0).then_some(view)
     })
@@ -301,9 +312,9 @@ async fn what_is_not_there_is_refused_by_name() {
         assert_eq!(answer.head.value("allow"), Some(allowed), "{method} {path}");
     }
     let head = ask(&rig, "HEAD", "/status", &[], "").await;
-    assert_eq!((head.head.status, head.content.len()), (200, 0));
+    assert_eq!((head.head.status(), head.content.bytes.len()), (200, 0));
     let rebound = ask(&rig, "GET", "/status", &[("host", "evil.example")], "").await;
-    assert_eq!(rebound.head.status, 421);
+    assert_eq!(rebound.head.status(), 421);
     rig.stop().await;
 }
 
@@ -333,7 +344,7 @@ async fn every_operation_is_as_described() {
                 (_, security) => panic!("{path}: {security}"),
             };
             let answer = ask(&rig, method, &path, &[], "").await;
-            assert_eq!(answer.head.status, expected, "{name} {path}");
+            assert_eq!(answer.head.status(), expected, "{name} {path}");
         }
         let other = ask(&rig, "OPTIONS", &path, &[], "").await;
         check_refused(&other, 405, "method_not_allowed");
@@ -352,7 +363,7 @@ async fn a_name_that_the_operator_gave_is_a_name_of_the_listener() {
         Rig::with(|config| config.settings.admin_host = vec!["ops.example.com".parse().unwrap()]);
     let rig = rig.await;
     let named = ask(&rig, "GET", "/status", &[("host", "ops.example.com")], "").await;
-    assert_eq!(named.head.status, 200);
+    assert_eq!(named.head.status(), 200);
     rig.stop().await;
 }
 
@@ -388,7 +399,7 @@ async fn nothing_changes_without_the_operators_token() {
     ];
     let path = format!("/runtimes/{PROD}/disconnect");
     let page = ask(&rig, "POST", &path, &fields, "").await;
-    assert_eq!(page.head.status, 403, "{page:?}");
+    assert_eq!(page.head.status(), 403, "{page:?}");
     assert!(client.session.is_open());
     rig.stop().await;
 }
@@ -416,7 +427,7 @@ async fn from_elsewhere_reading_needs_the_token_too() {
     }
     let bearer = format!("Bearer {ADMIN_TOKEN}");
     let known = ask(&rig, "GET", "/status", &[("authorization", &bearer)], "").await;
-    assert_eq!(known.head.status, 200);
+    assert_eq!(known.head.status(), 200);
     for path in ["/metrics", "/healthz", "/readyz"] {
         assert_eq!(rig.admin(path).await.0, 200, "{path}");
     }
@@ -535,7 +546,7 @@ async fn what_is_issued_after_all_was_revoked_is_good() {
     let rig = Rig::listing(edit, |config| config.settings.admin_token_file = Some(path)).await;
     for (label, is_good) in [(PROD, false), (DEV, true)] {
         let answer = act(&rig, &format!("/runtimes/{label}/revoke"), ALL).await;
-        assert_eq!(answer.head.status, 200, "{answer:?}");
+        assert_eq!(answer.head.status(), 200, "{answer:?}");
         assert_eq!(is_let_in(&rig, label).await, is_good, "{label}");
     }
     rig.stop().await;
@@ -566,7 +577,7 @@ async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
         (101, 101)
     );
     let answer = act(&rig, "/runtimes/acme-prod/revoke", ALL).await;
-    assert_eq!(answer.head.status, 200, "{answer:?}");
+    assert_eq!(answer.head.status(), 200, "{answer:?}");
     assert_eq!(
         (status_of(&within).await, status_of(&beyond).await),
         (403, 101)
@@ -586,7 +597,7 @@ async fn one_credential_is_revoked_by_its_id() {
         ("/runtimes/globex-dev/revoke", id),
     ] {
         let answer = act(&rig, path, &by_id(id)).await;
-        assert_eq!(answer.head.status, 200, "{answer:?}");
+        assert_eq!(answer.head.status(), 200, "{answer:?}");
         assert_eq!(json_of(&answer)["sessions"], 0);
     }
     assert!(client.session.is_open() && is_let_in(&rig, PROD).await);
@@ -594,11 +605,11 @@ async fn one_credential_is_revoked_by_its_id() {
     assert_eq!(json_of(&answer), json!({ "label": PROD, "sessions": 1 }));
     client.ended().await;
     assert!(!is_let_in(&rig, PROD).await);
-    let again = eventually("the session to be forgotten", async || {
+    let again = eventually(SOON, "the session to be forgotten", async || {
         let again = act(&rig, "/runtimes/acme-prod/revoke", &by_id(id)).await;
         (json_of(&again)["sessions"] == 0).then_some(again)
     });
-    assert_eq!(again.await.head.status, 200);
+    assert_eq!(again.await.head.status(), 200);
     assert!(!is_let_in(&rig, PROD).await && is_let_in(&rig, DEV).await);
     rig.stop().await;
 }

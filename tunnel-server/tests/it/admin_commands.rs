@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
+use testkit::deadline::{SOON, eventually};
 use tokio::task::spawn_blocking;
 use tunnel_proto::{
     close::CloseReason,
@@ -19,7 +20,6 @@ use tunnel_proto::{
 
 use crate::{
     admin::{ADMIN_TOKEN, TokenFile, guarded, thousands},
-    deadline::{SOON, eventually},
     fake::FakeClient,
     program::{Ended, Folder},
     rig::{DEV, PROD, Rig},
@@ -220,16 +220,19 @@ async fn a_runtime_is_shown_with_its_round_trip_and_what_went_wrong_last() {
     };
     assert_eq!(shown().await["last_problem"], Value::Null);
     let answer = rig.raw().await.ask(get("/")).await;
-    assert_eq!((answer.head.status, &*answer.reason()), (502, "dns_error"));
+    assert_eq!(
+        (answer.head.status(), &*answer.reason()),
+        (502, "dns_error")
+    );
     let problem = shown().await["last_problem"].clone();
     assert_eq!(problem["reason"], "dns_error");
     let at = humantime::parse_rfc3339(problem["at"].as_str().unwrap()).unwrap();
     assert!(at.elapsed().unwrap_or_default() < SOON, "{problem}");
     // Measured, and measured again.
     let measured = async || shown().await["sessions"][0]["round_trip_ms"].as_f64();
-    let first = eventually("a round trip", measured).await;
+    let first = eventually(SOON, "a round trip", measured).await;
     assert!(first > 0.0 && first < 20_000.0, "{first}");
-    eventually("another one", async || {
+    eventually(SOON, "another one", async || {
         measured()
             .await
             .filter(|time| (time - first).abs() > f64::EPSILON)
@@ -391,7 +394,7 @@ async fn a_runtimes_routes_are_shown_as_its_client_tells_them() {
         told("a", "http://a\u{1b}[2J"),
     ]);
     let show = ["runtimes", "show", PROD, "--json"];
-    let json = eventually("the routes", async || {
+    let json = eventually(SOON, "the routes", async || {
         let json: Value = serde_json::from_str(&operator.sees(&show).await).unwrap();
         (json["routes"][1]["name"] == "b").then_some(json)
     })

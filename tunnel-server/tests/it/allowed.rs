@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use http::HeaderValue;
+use testkit::http1::{RawConnection, RawResponse};
 
 use crate::{
     fake::{FakeClient, dial, full, random_instance, session_request, status},
-    raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect},
 };
 
@@ -29,8 +29,8 @@ async fn listing(allow_from: &str, offline_wait: Duration) -> Rig {
 }
 
 /// Asks as a platform client with this address, of the family that it names.
-async fn asking(rig: &Rig, address: &str, lines: &str, host: &str) -> Answer {
-    let mut raw = Raw::new(connect(rig.addresses.public).await);
+async fn asking(rig: &Rig, address: &str, lines: &str, host: &str) -> RawResponse {
+    let mut raw = RawConnection::over(connect(rig.addresses.public).await);
     let (family, to) = match address.contains(':') {
         true => ("TCP6", "::2"),
         false => ("TCP4", "192.0.2.200"),
@@ -42,8 +42,8 @@ async fn asking(rig: &Rig, address: &str, lines: &str, host: &str) -> Answer {
     .await
 }
 
-fn is_denied(answer: &Answer, address: &str) {
-    answer.is_refusal(403, address);
+fn is_denied(answer: &RawResponse, address: &str) {
+    answer.assert_refused(403, address);
     assert_eq!(answer.reason(), "address_denied");
     assert!(answer.text().contains(address), "{answer:?}");
 }
@@ -55,7 +55,7 @@ async fn a_runtime_is_reached_only_from_where_its_list_says() {
     let _other = FakeClient::describing(&rig, DEV).await;
     for good in ["10.9.8.7", "2001:db8::7", "::ffff:10.9.8.7"] {
         let answer = asking(&rig, good, "", PROD_HOST).await;
-        assert_eq!(answer.head.status, 200, "{good}");
+        assert_eq!(answer.head.status(), 200, "{good}");
     }
     for bad in ["11.0.0.1", "2001:db9::7"] {
         is_denied(&asking(&rig, bad, "", PROD_HOST).await, bad);
@@ -64,7 +64,7 @@ async fn a_runtime_is_reached_only_from_where_its_list_says() {
                       x-real-ip: 10.9.8.7\r\n";
         is_denied(&asking(&rig, bad, claims, PROD_HOST).await, bad);
         let answer = asking(&rig, bad, "", DEV_HOST).await;
-        assert_eq!(answer.head.status, 200, "another runtime has no list");
+        assert_eq!(answer.head.status(), 200, "another runtime has no list");
     }
     assert_eq!(client.seen().len(), 3);
     let denied = "tunnel_server_problems_total{hop=\"tunnel-server\",reason=\"address_denied\"}";
@@ -94,7 +94,7 @@ async fn the_tunnel_client_narrows_what_the_list_allows_and_widens_nothing() {
     let client = FakeClient::by(&rig, &request, |_| async { Ok(status(200, full("in"))) }).await;
     for good in ["10.1.2.3", "10.2.2.2"] {
         let answer = asking(&rig, good, "", PROD_HOST).await;
-        assert_eq!(answer.head.status, 200, "{good}");
+        assert_eq!(answer.head.status(), 200, "{good}");
     }
     for bad in ["10.2.2.3", "11.0.0.1"] {
         is_denied(&asking(&rig, bad, "", PROD_HOST).await, bad);

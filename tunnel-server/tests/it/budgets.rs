@@ -7,14 +7,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{RawConnection, RawResponse},
+};
 use tokio::{net::TcpSocket, task::JoinSet, time::Instant};
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{FakeClient, Feed, collect, data, fed, full, random_instance, status},
     http2_client::{self, Http2},
     panics::{self, set_the_fuse},
-    raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     sessions::{answering, get},
     upgrade::granting,
@@ -28,8 +30,8 @@ fn asking(host: &str, path: &str, lines: &str) -> String {
 }
 
 #[track_caller]
-fn is_limited(answer: &Answer, status: u16, reason: &str, limit: &str) {
-    assert_eq!(answer.head.status, status, "{answer:?}");
+fn is_limited(answer: &RawResponse, status: u16, reason: &str, limit: &str) {
+    assert_eq!(answer.head.status(), status, "{answer:?}");
     assert_eq!(answer.reason(), reason);
     assert!(answer.text().contains(&format!("`{limit}`")), "{answer:?}");
     let has_retry = answer.head.value("retry-after").is_some();
@@ -43,19 +45,19 @@ async fn is_counted(rig: &Rig, reason: &str, times: f64) {
 }
 
 /// Asks for something that does not end before the test says so.
-async fn open(rig: &Rig, feeds: &mut tokio::sync::mpsc::Receiver<Feed>) -> (Raw, Feed) {
+async fn open(rig: &Rig, feeds: &mut tokio::sync::mpsc::Receiver<Feed>) -> (RawConnection, Feed) {
     let mut raw = rig.raw().await;
     raw.send(get("/long")).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
-    assert_eq!(raw.head().await.unwrap().status, 200);
+    assert_eq!(raw.head().await.unwrap().status(), 200);
     (raw, feed)
 }
 
 /// Asks until the answer is not a refusal.
 async fn is_served(rig: &Rig) {
-    eventually("a place", async || {
+    eventually(SOON, "a place", async || {
         let answer = rig.raw().await.ask(get("/now")).await;
-        (answer.head.status == 200).then_some(())
+        (answer.head.status() == 200).then_some(())
     })
     .await;
 }
@@ -73,7 +75,7 @@ async fn exchanges_that_are_open_are_bounded_for_each_runtime() {
     is_counted(&rig, "exchange_limit", 1.0).await;
     // The connection goes on, and another runtime has a budget of its own.
     let other = raw.ask(asking(DEV_HOST, "/", "")).await;
-    assert_eq!(other.head.status, 200);
+    assert_eq!(other.head.status(), 200);
     // One that ends gives its place back, and so does one whose platform client leaves.
     drop(feed);
     is_served(&rig).await;
@@ -85,12 +87,12 @@ async fn exchanges_that_are_open_are_bounded_for_each_runtime() {
 }
 
 /// Sends a request from another address of this machine.
-async fn ask_from(rig: &Rig, address: &str, request: String) -> Answer {
+async fn ask_from(rig: &Rig, address: &str, request: String) -> RawResponse {
     let socket = TcpSocket::new_v4().unwrap();
     let address: IpAddr = address.parse().unwrap();
     socket.bind(SocketAddr::new(address, 0)).unwrap();
     let connecting = socket.connect(rig.addresses.public);
-    let mut raw = Raw::new(soon("a connection", connecting).await.unwrap());
+    let mut raw = RawConnection::over(soon("a connection", connecting).await.unwrap());
     raw.ask(request).await
 }
 
@@ -104,13 +106,13 @@ async fn one_address_leaves_half_of_a_runtime_to_others() {
         held.push(open(&rig, &mut feeds).await);
     }
     let answer = rig.raw().await.ask(get("/now")).await;
-    assert_eq!(answer.head.status, 429, "{answer:?}");
+    assert_eq!(answer.head.status(), 429, "{answer:?}");
     assert_eq!(answer.reason(), "address_limit");
     assert_eq!(answer.head.value("retry-after"), Some("1"));
     is_counted(&rig, "address_limit", 1.0).await;
     // Another address of the same network finds room, and so does this one when it gives some back.
     let other = ask_from(&rig, "127.0.0.2", get("/now")).await;
-    assert_eq!(other.head.status, 200, "{other:?}");
+    assert_eq!(other.head.status(), 200, "{other:?}");
     held.pop();
     is_served(&rig).await;
 }
@@ -134,11 +136,11 @@ async fn a_trusted_proxy_that_speaks_for_many_has_no_share() {
 async fn open_when_possible(
     rig: &Rig,
     feeds: &mut tokio::sync::mpsc::Receiver<Feed>,
-) -> (Raw, Feed) {
-    eventually("a place", async || {
+) -> (RawConnection, Feed) {
+    eventually(SOON, "a place", async || {
         let mut raw = rig.raw().await;
         raw.send(get("/long")).await;
-        if raw.head().await.unwrap().status != 200 {
+        if raw.head().await.unwrap().status() != 200 {
             return None;
         }
         Some((raw, feeds.recv().await.unwrap()))
@@ -153,17 +155,17 @@ async fn upgraded_connections_are_bounded_beside_that() {
     let upgrade = asking(PROD_HOST, "/chat", UPGRADE);
     let mut upgraded = rig.raw().await;
     upgraded.send(&upgrade).await;
-    assert_eq!(upgraded.head().await.unwrap().status, 101);
+    assert_eq!(upgraded.head().await.unwrap().status(), 101);
     let upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     let mut raw = rig.raw().await;
     let answer = raw.ask(&upgrade).await;
     is_limited(&answer, 503, "websocket_limit", "websockets");
     is_counted(&rig, "websocket_limit", 1.0).await;
     drop((upgraded, upstream));
-    eventually("the place", async || {
+    eventually(SOON, "the place", async || {
         let mut raw = rig.raw().await;
         raw.send(&upgrade).await;
-        (raw.head().await.unwrap().status == 101).then_some(())
+        (raw.head().await.unwrap().status() == 101).then_some(())
     })
     .await;
 }
@@ -188,7 +190,7 @@ async fn an_upgrade_that_is_refused_gives_its_place_back_at_once() {
     for _ in 0..2 {
         let mut raw = rig.raw().await;
         raw.send(&upgrade).await;
-        assert_eq!(raw.head().await.unwrap().status, 403);
+        assert_eq!(raw.head().await.unwrap().status(), 403);
         held.push((raw, soon("the request", feeds.recv()).await.unwrap()));
     }
     // They are exchanges like any other.
@@ -219,21 +221,21 @@ async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounde
     let _other = FakeClient::describing(&rig, DEV).await;
     let mut upgraded = rig.raw().await;
     upgraded.send(asking(PROD_HOST, "/chat", UPGRADE)).await;
-    assert_eq!(upgraded.head().await.unwrap().status, 101);
+    assert_eq!(upgraded.head().await.unwrap().status(), 101);
     let _upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     let upgrade = asking(DEV_HOST, "/chat", UPGRADE);
     let answer = rig.raw().await.ask(&upgrade).await;
     is_limited(&answer, 503, "server_limit", "max-open-websockets");
     let mut raw = rig.raw().await;
-    let refused = eventually("a refusal", async || {
+    let refused = eventually(SOON, "a refusal", async || {
         let answer = raw.ask(asking(DEV_HOST, "/", "")).await;
-        (answer.head.status != 200).then_some(answer)
+        (answer.head.status() != 200).then_some(answer)
     })
     .await;
     is_limited(&refused, 503, "server_limit", "max-exchange-rate");
-    eventually("another second", async || {
+    eventually(SOON, "another second", async || {
         let answer = raw.ask(asking(DEV_HOST, "/", "")).await;
-        (answer.head.status == 200).then_some(())
+        (answer.head.status() == 200).then_some(())
     })
     .await;
 }
@@ -248,7 +250,7 @@ async fn exchanges_that_begin_in_a_second_are_bounded() {
     let (mut served, mut refused) = (0, 0);
     while began.elapsed() < Duration::from_millis(2_500) {
         let answer = raw.ask(get("/now")).await;
-        match answer.head.status {
+        match answer.head.status() {
             200 => served += 1,
             _ => {
                 is_limited(&answer, 429, "exchange_rate_limit", "exchange_rate");
@@ -258,7 +260,7 @@ async fn exchanges_that_begin_in_a_second_are_bounded() {
         }
         if served + refused < 6 {
             let other = raw.ask(asking(DEV_HOST, "/", "")).await;
-            assert_eq!(other.head.status, 200);
+            assert_eq!(other.head.status(), 200);
         }
     }
     // Five in each second, and of the last one the half that is over.
@@ -278,10 +280,10 @@ async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
         asking(PROD_HOST, "/", &lines(bytes - without))
     };
     let mut raw = rig.raw().await;
-    assert_eq!(raw.ask(head_of(2_048)).await.head.status, 200);
+    assert_eq!(raw.ask(head_of(2_048)).await.head.status(), 200);
     let answer = raw.ask(head_of(2_049)).await;
     is_limited(&answer, 431, "head_too_large", "head_size");
-    answer.is_refusal(431, "a large head");
+    answer.assert_refused(431, "a large head");
     assert_eq!(client.seen().len(), 1);
     let mut http2 = Http2::new(&rig).await;
     let mut request = http2_client::get("/");
@@ -299,10 +301,10 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
     .await;
     let mut waiting = rig.raw().await;
     waiting.send(get("/now")).await;
-    let refused = eventually("a refusal", async || {
+    let refused = eventually(SOON, "a refusal", async || {
         let mut raw = rig.raw().await;
         raw.send(get("/now")).await;
-        tokio::time::timeout(Duration::from_millis(200), raw.answer())
+        tokio::time::timeout(Duration::from_millis(200), raw.response())
             .await
             .ok()
     })
@@ -326,20 +328,20 @@ async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
         raw.send(get("/now")).await;
         waiting.push(raw);
     }
-    let refused = eventually("a refusal", async || {
+    let refused = eventually(SOON, "a refusal", async || {
         let mut raw = rig.raw().await;
         raw.send(get("/now")).await;
-        let answered = tokio::time::timeout(Duration::from_millis(200), raw.answer());
+        let answered = tokio::time::timeout(Duration::from_millis(200), raw.response());
         answered.await.ok()
     })
     .await;
-    assert_eq!(refused.head.status, 429, "{refused:?}");
+    assert_eq!(refused.head.status(), 429, "{refused:?}");
     assert_eq!(refused.reason(), "address_limit");
     // Another address waits, and is served when the runtime has come.
     let (other, _client) = tokio::join!(ask_from(&rig, "127.0.0.2", get("/now")), async {
         answering(&rig, random_instance()).await
     });
-    assert_eq!(other.head.status, 200, "{other:?}");
+    assert_eq!(other.head.status(), 200, "{other:?}");
     drop(waiting);
 }
 
@@ -383,10 +385,10 @@ async fn the_place_of_an_exchange_comes_back_however_that_ends() {
     client.die();
     raw.rest().await;
     let (client, mut upstreams) = granting(&rig).await;
-    let mut raw = eventually("a place", async || {
+    let mut raw = eventually(SOON, "a place", async || {
         let mut raw = rig.raw().await;
         raw.send(asking(PROD_HOST, "/chat", UPGRADE)).await;
-        (raw.head().await.unwrap().status == 101).then_some(raw)
+        (raw.head().await.unwrap().status() == 101).then_some(raw)
     })
     .await;
     let _upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
@@ -432,7 +434,7 @@ async fn what_a_runtime_sends_is_held_to_its_rate() {
     let began = Instant::now();
     let answer = rig.raw().await.ask(get(&format!("/{BYTES}"))).await;
     took_a_second(began);
-    assert_eq!(answer.content.len(), BYTES);
+    assert_eq!(answer.content.bytes.len(), BYTES);
 }
 
 /// All that share a rate get their part of it, and together no more than it.
@@ -447,7 +449,7 @@ async fn the_bodies_of_a_runtime_share_its_rate() {
         let mut raw = rig.raw().await;
         bodies.spawn(async move {
             let answer = raw.ask(get(&format!("/{}", BYTES / 8))).await;
-            (answer.content.len(), began.elapsed())
+            (answer.content.bytes.len(), began.elapsed())
         });
     }
     let mut http2 = Http2::new(&rig).await;
@@ -477,7 +479,7 @@ async fn what_a_runtime_is_sent_is_held_to_its_rate() {
     let began = Instant::now();
     let answer = rig.raw().await.ask(request).await;
     took_a_second(began);
-    assert_eq!(answer.head.status, 200);
+    assert_eq!(answer.head.status(), 200);
 
     let mut http2 = Http2::new(&rig).await;
     let request = http::Request::post(format!("http://{PROD_HOST}/1"));
@@ -512,7 +514,7 @@ async fn upgraded_connections_are_held_to_both_rates() {
     let (_client, mut upstreams) = granting(&rig).await;
     let mut raw = rig.raw().await;
     raw.send(asking(PROD_HOST, "/chat", UPGRADE)).await;
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     let (mut reading, mut writing) = raw.split();
     let began = Instant::now();
@@ -566,9 +568,9 @@ async fn a_runtime_at_all_its_limits_costs_its_neighbour_nothing() {
             let (flood, address) = (flood.clone(), rig.addresses.public);
             flooding.spawn(async move {
                 loop {
-                    let mut raw = Raw::new(crate::rig::connect(address).await);
+                    let mut raw = RawConnection::over(crate::rig::connect(address).await);
                     raw.send(&flood).await;
-                    raw.head().await;
+                    drop(raw.head().await);
                 }
             });
         }
@@ -576,7 +578,7 @@ async fn a_runtime_at_all_its_limits_costs_its_neighbour_nothing() {
     let mut raw = rig.raw().await;
     for _ in 0..100 {
         let answer = raw.ask(asking(DEV_HOST, "/100", "")).await;
-        assert_eq!(answer.head.status, 200, "{answer:?}");
+        assert_eq!(answer.head.status(), 200, "{answer:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     for reason in ["exchange_limit", "head_too_large"] {

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::{deadline::soon, http1::RawConnection};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    deadline::soon,
     fake::{BodyEnd, FakeClient, data, endings, fed, full, status},
-    raw::Raw,
     rig::{PROD, PROD_HOST, Rig},
 };
 
@@ -68,7 +67,7 @@ async fn a_hang_up_over_http1_cancels_the_exchange() {
         raw.send(request).await;
         client.request(count + 1).await;
         if path == "/begun" {
-            assert_eq!(raw.head().await.unwrap().status, 200);
+            assert_eq!(raw.head().await.unwrap().status(), 200);
         }
         drop(raw);
         is_cut_soon(&mut ends, path).await;
@@ -131,12 +130,12 @@ async fn a_reader_that_reads_nothing_holds_up_nobody_else() {
         ))
     })
     .await;
-    let mut slow: Vec<Raw> = Vec::new();
+    let mut slow: Vec<RawConnection> = Vec::new();
     for _ in 0..4 {
         let mut raw = rig.raw().await;
         raw.send(format!("GET /flood HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
             .await;
-        assert_eq!(raw.head().await.unwrap().status, 200);
+        assert_eq!(raw.head().await.unwrap().status(), 200);
         slow.push(raw);
     }
     let mut raw = rig.raw().await;

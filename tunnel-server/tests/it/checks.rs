@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::{HeaderValue, Request, Response, header};
+use testkit::deadline::{SOON, eventually};
 use tokio::{task::JoinSet, time::sleep};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
@@ -15,7 +16,6 @@ use tunnel_proto::{
 use tunnel_server::directory::OnConflict;
 
 use crate::{
-    deadline::eventually,
     fake::{AnyBody, Connected, FakeClient, dial, internal, random_instance, session_request},
     rig::{PROD, Rig},
     sessions::get,
@@ -55,7 +55,7 @@ async fn a_check_beside_the_live_client_takes_nothing_from_it() {
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;
-    assert_eq!(raw.ask(get("/before")).await.head.status, 200);
+    assert_eq!(raw.ask(get("/before")).await.head.status(), 200);
 
     let checking = let_in(check(&rig).await).await;
     let Control::Checked {
@@ -74,7 +74,7 @@ async fn a_check_beside_the_live_client_takes_nothing_from_it() {
     assert_eq!((conflict, expires_in_ms), (None, None));
 
     for _ in 0..5 {
-        assert_eq!(raw.ask(get("/beside")).await.head.status, 200);
+        assert_eq!(raw.ask(get("/beside")).await.head.status(), 200);
     }
     assert_eq!(client.seen().len(), 6);
     assert_eq!(checking.seen().len(), 0);
@@ -87,7 +87,7 @@ async fn a_check_beside_the_live_client_takes_nothing_from_it() {
     checking.session.close(CloseReason::Left);
     rig.metric_becomes("tunnel_server_connections{listener=\"tunnel\"}", 1.0)
         .await;
-    assert_eq!(raw.ask(get("/after")).await.head.status, 200);
+    assert_eq!(raw.ask(get("/after")).await.head.status(), 200);
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn nothing_is_sent_on_a_check_that_rests() {
     }
     // The first pings, and those that a suspicion calls for, are over when nothing moves for so long.
     let mut seen = session.bytes();
-    eventually("silence", async || {
+    eventually(SOON, "silence", async || {
         sleep(Duration::from_millis(1_500)).await;
         let now = session.bytes();
         let is_silent = now == seen;

@@ -10,6 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use testkit::deadline::{SOON, eventually, soon};
 use tokio::{io::AsyncReadExt, sync::Semaphore, task::JoinSet};
 use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
 use tunnel_proto::refusal::RefusalReason;
@@ -22,7 +23,6 @@ use tunnel_server::{
 
 use crate::{
     asked::{Asked, Reply, SHORT},
-    deadline::{eventually, soon},
     fake::{dial, random_instance, session_request},
     program::Folder,
     rig::{self, Rig},
@@ -346,7 +346,10 @@ async fn questions_are_bounded_and_two_about_one_token_are_one() {
         let token = format!("s3cr3t-{}", number % 10);
         clients.spawn(async move { show(&authenticator, &token).await });
     }
-    eventually("four questions", async || (asked.open() == 4).then_some(())).await;
+    eventually(SOON, "four questions", async || {
+        (asked.open() == 4).then_some(())
+    })
+    .await;
     permits.add_permits(40);
     while let Some(granted) = clients.join_next().await {
         assert_eq!(name(granted.unwrap()), "good");
@@ -371,11 +374,14 @@ async fn who_hangs_up_takes_nobody_with_him() {
         |authenticator: Arc<Authenticator>| async move { show(&authenticator, TOKEN).await };
     let mut first = JoinSet::new();
     first.spawn(client(authenticator.clone()));
-    eventually("a question", async || (asked.open() == 1).then_some(())).await;
+    eventually(SOON, "a question", async || {
+        (asked.open() == 1).then_some(())
+    })
+    .await;
     let mut second = JoinSet::new();
     second.spawn(client(authenticator.clone()));
     first.shutdown().await;
-    eventually("another question", async || {
+    eventually(SOON, "another question", async || {
         (asked.seen().len() == 2).then_some(())
     })
     .await;

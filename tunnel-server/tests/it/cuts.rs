@@ -4,14 +4,17 @@
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt;
+use testkit::http2::Frame;
+use testkit::{
+    deadline::soon,
+    http1::{End, RawConnection},
+};
 use tokio::{io::AsyncWriteExt, sync::mpsc, task::JoinSet};
 
 use crate::{
-    deadline::soon,
     fake::{BodyEnd, Failure, FakeClient, data, endings, fed, full, internal},
-    frames::{self, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, SETTINGS, frame},
+    frames,
     http2_client::{self, Http2},
-    raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig, connect},
 };
 
@@ -28,18 +31,24 @@ fn uploads() -> Vec<(&'static str, Vec<u8>)> {
         ("chunked", chunked.into()),
         ("trailers", trailers.into()),
         ("length", length.into()),
-        ("http2", http2_upload(&[], &[(DATA, END_STREAM, b"efg")])),
+        (
+            "http2",
+            http2_upload(&[], &[(Frame::DATA, Frame::END_STREAM, b"efg")]),
+        ),
         (
             "http2 length",
-            http2_upload(&[("content-length", "7")], &[(DATA, END_STREAM, b"efg")]),
+            http2_upload(
+                &[("content-length", "7")],
+                &[(Frame::DATA, Frame::END_STREAM, b"efg")],
+            ),
         ),
         (
             "http2 trailers",
             http2_upload(
                 &[],
                 &[(
-                    HEADERS,
-                    END_STREAM | END_HEADERS,
+                    Frame::HEADERS,
+                    Frame::END_STREAM | Frame::END_HEADERS,
                     &frames::block(&[("x", "1")]),
                 )],
             ),
@@ -56,11 +65,11 @@ fn http2_upload(fields: &[(&str, &str)], last: &[(u8, u8, &[u8])]) -> Vec<u8> {
     ];
     head.extend(fields);
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &[]));
-    bytes.extend(frame(HEADERS, END_HEADERS, 1, &frames::block(&head)));
-    bytes.extend(frame(DATA, 0, 1, b"abcd"));
+    bytes.extend(Frame::new(Frame::SETTINGS, 0, 0, &[]).bytes());
+    bytes.extend(Frame::new(Frame::HEADERS, Frame::END_HEADERS, 1, &frames::block(&head)).bytes());
+    bytes.extend(Frame::new(Frame::DATA, 0, 1, b"abcd").bytes());
     for (kind, flags, payload) in last {
-        bytes.extend(frame(*kind, *flags, 1, payload));
+        bytes.extend(Frame::new(*kind, *flags, 1, payload).bytes());
     }
     bytes
 }
@@ -102,7 +111,7 @@ async fn an_upload_that_is_cut_at_any_byte_never_arrives_whole() {
                     let _ = socket.write_all(&part).await;
                     if !is_reset {
                         // Waits until the server has seen it, too.
-                        let mut raw = Raw::new(socket);
+                        let mut raw = RawConnection::over(socket);
                         raw.finish().await;
                         raw.rest().await;
                     }
@@ -111,11 +120,11 @@ async fn an_upload_that_is_cut_at_any_byte_never_arrives_whole() {
         }
         cuts.join_all().await;
         // One that is whole is seen, behind those that were cut.
-        let mut raw = Raw::new(connect(rig.addresses.public).await);
+        let mut raw = RawConnection::over(connect(rig.addresses.public).await);
         raw.send(&bytes).await;
         while soon("a whole upload", ends.recv()).await != Some(BodyEnd::Whole) {}
         let answered = soon("an answer", raw.try_bytes(1)).await;
-        assert!(answered.is_some(), "{name}");
+        assert!(answered.is_ok(), "{name}");
         let seen = seen(&client, &mut ends).await;
         assert!(!seen.contains(&BodyEnd::Whole), "{name}");
     }
@@ -130,13 +139,13 @@ async fn an_upload_whose_stream_is_reset_or_left_never_arrives_whole() {
     let with_length = http2_upload(&[("content-length", "7")], &[]);
     for begun in [begun, with_length] {
         for code in [0_u32, 2, 8] {
-            let reset = frame(RST_STREAM, 0, 1, &code.to_be_bytes());
+            let reset = Frame::new(Frame::RST_STREAM, 0, 1, &code.to_be_bytes()).bytes();
             let mut goaway = 0_u32.to_be_bytes().to_vec();
             goaway.extend(code.to_be_bytes());
-            let goaway = frame(GOAWAY, 0, 0, &goaway);
+            let goaway = Frame::new(Frame::GOAWAY, 0, 0, &goaway).bytes();
             for last in [reset, goaway] {
                 for _ in 0..TIMES {
-                    let mut raw = Raw::new(connect(rig.addresses.public).await);
+                    let mut raw = RawConnection::over(connect(rig.addresses.public).await);
                     raw.send(&begun).await;
                     let count = client.seen().len();
                     if count == 0 {
@@ -179,7 +188,7 @@ async fn got(rig: &Rig, reader: &str, path: &str) -> bool {
     let mut raw = rig.raw().await;
     let request = format!("GET {path} {reader}\r\nhost: {PROD_HOST}\r\n\r\n");
     let answer = raw.ask(request).await;
-    answer.head.status == 200 && answer.end == End::Whole
+    answer.head.status() == 200 && answer.content.end == End::Clean
 }
 
 #[tokio::test]

@@ -7,6 +7,10 @@ use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{End, RawConnection},
+};
 use tokio::{net::TcpStream, sync::mpsc, time::Instant};
 use tokio_tungstenite::{
     WebSocketStream, client_async,
@@ -15,11 +19,9 @@ use tokio_tungstenite::{
 use tunnel_proto::{close::CloseReason, handshake};
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{FakeClient, Feed, data, fed},
     http2_client::{self, Http2},
     panics::{logged, set_the_fuse},
-    raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig, connect},
     sessions::get,
     upgrade::Upstream,
@@ -207,13 +209,13 @@ async fn a_websocket_that_was_closed_gets_no_second_close_frame() {
          sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     ))
     .await;
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let upstream = next(&mut upstreams).await;
     let close = [0x88, 2, 0x03, 0xe8];
     upstream.send(close).await;
     assert_eq!(raw.bytes(4).await, close);
     client.session.close(CloseReason::Left);
-    assert_eq!(raw.closes().await, End::Whole);
+    assert_eq!(raw.closes().await, End::Clean);
 }
 
 #[tokio::test]
@@ -238,7 +240,11 @@ async fn a_websocket_over_http2_is_closed_by_1001_too() {
 }
 
 /// A stream of events, up to where these have come.
-async fn events(rig: &Rig, upstreams: &mut mpsc::Receiver<Upstream>, sent: &str) -> (Raw, Feed) {
+async fn events(
+    rig: &Rig,
+    upstreams: &mut mpsc::Receiver<Upstream>,
+    sent: &str,
+) -> (RawConnection, Feed) {
     events_for(rig, upstreams, "GET", "accept: text/event-stream", sent).await
 }
 
@@ -249,13 +255,13 @@ async fn events_for(
     method: &str,
     field: &str,
     sent: &str,
-) -> (Raw, Feed) {
+) -> (RawConnection, Feed) {
     let mut raw = rig.raw().await;
     let request = get("/text/event-stream").replace("GET", method);
     raw.send(request.replace("\r\n\r\n", &format!("\r\n{field}\r\n\r\n")))
         .await;
     let Upstream { send, .. } = next(upstreams).await;
-    assert_eq!(raw.head().await.unwrap().status, 200);
+    assert_eq!(raw.head().await.unwrap().status(), 200);
     send.send(data(sent.to_owned())).await.unwrap();
     let chunk = format!("{:X}\r\n{sent}\r\n", sent.len());
     let received = raw.bytes(chunk.len()).await;
@@ -273,8 +279,8 @@ async fn events_whose_tunnel_leaves_end_between_two_of_them() {
     let (mut commented, _feed) = events(&rig, &mut upstreams, "data: a\r\n\r\n: here\r\n").await;
     let (mut part, _feed) = events(&rig, &mut upstreams, "data: a\n\ndata: b\n").await;
     client.session.close(CloseReason::Left);
-    whole.closes_whole().await;
-    commented.closes_whole().await;
+    ends_whole(&mut whole).await;
+    ends_whole(&mut commented).await;
     assert_eq!(part.closes().await, End::Reset);
 
     let (client, mut upstreams) = streaming(&rig).await;
@@ -300,18 +306,16 @@ async fn events_of_who_does_not_come_again_are_cut() {
     client.session.close(CloseReason::Left);
     for ((mut raw, _feed), is_in_order, field) in open {
         if is_in_order {
-            raw.closes_whole().await;
+            ends_whole(&mut raw).await;
         } else {
             assert_eq!(raw.closes().await, End::Reset, "{field}");
         }
     }
 }
 
-impl Raw {
-    /// Waits for a chunked content's end in order, and for that of its connection or the next answer.
-    async fn closes_whole(&mut self) {
-        assert_eq!(self.bytes(LAST_CHUNK.len()).await, LAST_CHUNK);
-    }
+/// Waits for the last chunk of a content.
+async fn ends_whole(raw: &mut RawConnection) {
+    assert_eq!(raw.bytes(LAST_CHUNK.len()).await, LAST_CHUNK);
 }
 
 #[tokio::test]
@@ -330,15 +334,15 @@ async fn a_stopping_server_ends_events_where_one_is_whole() {
         }
     });
     rig.trigger.ask();
-    idle.closes_whole().await;
+    ends_whole(&mut idle).await;
     let began = Instant::now();
     feed.send(data("id: 1\n\ndata: b\n\n")).await.unwrap();
     assert_eq!(part.bytes(12).await, b"7\r\nid: 1\n\n\r\n");
-    part.closes_whole().await;
+    ends_whole(&mut part).await;
     assert_eq!(never.closes().await, End::Reset);
     assert!(began.elapsed() < Duration::from_secs(4));
     let (rest, end) = busy.rest().await;
-    assert_eq!(end, End::Whole);
+    assert_eq!(end, End::Clean);
     assert!(
         rest.ends_with(b"1\r\n\n\r\n0\r\n\r\n"),
         "{}",
@@ -371,7 +375,7 @@ async fn whatever_has_no_end_of_its_own_is_cut() {
     raw.send(get("/text/plain")).await;
     let Upstream { send, .. } = next(&mut upstreams).await;
     send.send(data("a\n\n")).await.unwrap();
-    assert_eq!(raw.head().await.unwrap().status, 200);
+    assert_eq!(raw.head().await.unwrap().status(), 200);
     raw.bytes(8).await;
     client.session.close(CloseReason::Left);
     assert_eq!(raw.closes().await, End::Reset);
@@ -396,11 +400,11 @@ async fn the_access_log_tells_that_a_stream_has_moved_and_what_went_each_way() {
     let mut upstream = next(&mut upstreams).await;
     assert_eq!(upstream.bytes(5).await, b"hello");
     upstream.send("data: a\n\n").await;
-    assert_eq!(raw.head().await.unwrap().status, 200);
+    assert_eq!(raw.head().await.unwrap().status(), 200);
     raw.bytes(14).await;
     client.session.close(CloseReason::Left);
-    raw.closes_whole().await;
-    let line = eventually("a line", async || logged(path)).await;
+    ends_whole(&mut raw).await;
+    let line = eventually(SOON, "a line", async || logged(path)).await;
     assert_eq!(line["end"], "moved");
     assert_eq!(line["request_bytes"], "5");
     assert_eq!(line["response_bytes"], "9");

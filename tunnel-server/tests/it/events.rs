@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use testkit::http1::RawConnection;
 use tunnel_proto::handshake::InstanceSecret;
 use tunnel_server::runtimes::Moment;
 
@@ -15,13 +16,12 @@ use crate::{
     admin::{ALL, act, guarded},
     fake::{FakeClient, dial, internal, random_instance, session_request},
     program::Folder,
-    raw::Raw,
     rig::{DEV, PROD, Rig, connect},
 };
 
 /// A reader of events.
 struct Watcher {
-    raw: Raw,
+    raw: RawConnection,
     text: String,
 }
 
@@ -34,10 +34,10 @@ impl Watcher {
         let last = last.map(|id| format!("last-event-id: {id}\r\n"));
         let last = last.unwrap_or_default();
         let request = format!("GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n{last}\r\n");
-        let mut raw = Raw::new(connect(admin).await);
+        let mut raw = RawConnection::over(connect(admin).await);
         raw.send(request).await;
         let head = raw.head().await.unwrap();
-        assert_eq!(head.status, 200);
+        assert_eq!(head.status(), 200);
         assert_eq!(head.value("content-type"), Some("text/event-stream"));
         assert_eq!(head.value("transfer-encoding"), Some("chunked"));
         let mut watcher = Self {

@@ -12,13 +12,14 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{Duplex, RawConnection},
+};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     sync::{mpsc, watch},
     task::JoinSet,
 };
-use tokio_rustls::client::TlsStream;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
     control::Control,
@@ -28,10 +29,7 @@ use tunnel_proto::{
     session::{Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side},
 };
 
-use crate::{
-    deadline::{eventually, soon},
-    rig::Rig,
-};
+use crate::rig::Rig;
 
 /// Why a scripted body fails.
 #[derive(Debug)]
@@ -89,7 +87,7 @@ pub(crate) struct FakeClient {
 pub(crate) struct Connected {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
-    pub(crate) io: TlsStream<TcpStream>,
+    pub(crate) io: Box<dyn Duplex>,
     /// What came behind the head.
     pub(crate) behind: Bytes,
 }
@@ -218,7 +216,7 @@ impl FakeClient {
 
     /// Waits until no exchange is open.
     pub(crate) async fn rests(&self) {
-        eventually("the exchanges' end", async || {
+        eventually(SOON, "the exchanges' end", async || {
             (self.session.outstanding() == 0).then_some(())
         })
         .await;
@@ -257,35 +255,24 @@ pub(crate) async fn dial(rig: &Rig, request: &Request<()>) -> Connected {
 }
 
 /// Sends a request on a connection to a tunnel listener.
-pub(crate) async fn dial_over(mut io: TlsStream<TcpStream>, request: &Request<()>) -> Connected {
+pub(crate) async fn dial_over(io: impl Duplex + 'static, request: &Request<()>) -> Connected {
     let mut text = format!("{} {} HTTP/1.1\r\n", request.method(), request.uri());
     for (name, value) in request.headers() {
         text += &format!("{name}: {}\r\n", value.to_str().unwrap());
     }
     text += "\r\n";
-    soon("writing", io.write_all(text.as_bytes()))
-        .await
-        .unwrap();
-    let mut read = Vec::new();
-    let end = loop {
-        if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
-            break end + 4;
-        }
-        let count = soon("an answer", io.read_buf(&mut read)).await.unwrap();
-        assert!(count > 0, "the connection has ended");
-    };
-    let mut fields = [httparse::EMPTY_HEADER; 32];
-    let mut response = httparse::Response::new(&mut fields);
-    assert!(response.parse(&read).unwrap().is_complete());
-    let headers = response.headers.iter().map(|field| {
-        let name: http::HeaderName = field.name.parse().unwrap();
-        (name, http::HeaderValue::from_bytes(field.value).unwrap())
-    });
+    let mut raw = RawConnection::over(io);
+    raw.send(text).await;
+    let head = raw.head().await.unwrap();
+    let fields = head.fields.iter();
+    let headers = fields.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+    let headers = headers.collect();
+    let (io, behind) = raw.into_parts();
     Connected {
-        status: response.code.unwrap(),
-        headers: headers.collect(),
-        behind: Bytes::copy_from_slice(&read[end..]),
+        status: head.status(),
+        headers,
         io,
+        behind: behind.freeze(),
     }
 }
 

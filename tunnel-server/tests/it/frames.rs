@@ -1,27 +1,6 @@
 //! An HTTP/2 client that writes frames as it likes, so that it can break every rule.
 
-use crate::raw::Raw;
-
-pub(crate) const DATA: u8 = 0;
-pub(crate) const HEADERS: u8 = 1;
-pub(crate) const RST_STREAM: u8 = 3;
-pub(crate) const SETTINGS: u8 = 4;
-pub(crate) const PING: u8 = 6;
-pub(crate) const GOAWAY: u8 = 7;
-pub(crate) const CONTINUATION: u8 = 9;
-
-pub(crate) const END_STREAM: u8 = 1;
-pub(crate) const END_HEADERS: u8 = 4;
-pub(crate) const ACK: u8 = 1;
-
-/// One frame.
-#[derive(Debug)]
-pub(crate) struct Frame {
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
-    pub(crate) payload: Vec<u8>,
-}
+use testkit::{http1::RawConnection, http2::Frame};
 
 /// What a request came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,63 +15,49 @@ pub(crate) enum Verdict {
 
 /// A connection on which the prefaces have been exchanged.
 pub(crate) struct Frames {
-    pub(crate) raw: Raw,
+    pub(crate) raw: RawConnection,
 }
 
 impl Frames {
-    pub(crate) async fn new(mut raw: Raw) -> Self {
-        raw.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    pub(crate) async fn new(mut raw: RawConnection) -> Self {
+        raw.begin_http2_client().await;
         let mut frames = Self { raw };
-        frames.send(SETTINGS, 0, 0, &[]).await;
         let settings = frames.next().await.unwrap();
-        assert_eq!((settings.kind, settings.flags), (SETTINGS, 0));
-        frames.send(SETTINGS, ACK, 0, &[]).await;
+        assert_eq!((settings.kind, settings.flags), (Frame::SETTINGS, 0));
+        frames.send(Frame::SETTINGS, Frame::ACK, 0, &[]).await;
         frames
     }
 
     pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        self.raw.send(frame(kind, flags, stream, payload)).await;
+        self.raw
+            .send(Frame::new(kind, flags, stream, payload).bytes())
+            .await;
     }
 
     /// The next frame; `None` at the end of the connection.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
-        let head = self.raw.try_bytes(9).await?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-        let payload = self.raw.try_bytes(length as usize).await?;
-        Some(Frame {
-            kind: head[3],
-            flags: head[4],
-            stream,
-            payload,
-        })
+        self.raw.http2_frame().await
     }
 
     /// What becomes of a stream. Answers pings and settings on the way.
     pub(crate) async fn verdict(&mut self, stream: u32) -> Verdict {
         while let Some(frame) = self.next().await {
             match frame.kind {
-                HEADERS if frame.stream == stream => {
+                Frame::HEADERS if frame.stream == stream => {
                     return Verdict::Answered(status(&frame.payload));
                 }
-                RST_STREAM if frame.stream == stream => {
+                Frame::RST_STREAM if frame.stream == stream => {
                     return Verdict::Reset(u32::from_be_bytes(frame.payload.try_into().unwrap()));
                 }
-                GOAWAY => return Verdict::Gone,
-                PING if frame.flags & ACK == 0 => self.send(PING, ACK, 0, &frame.payload).await,
+                Frame::GOAWAY => return Verdict::Gone,
+                Frame::PING if frame.flags & Frame::ACK == 0 => {
+                    self.send(Frame::PING, Frame::ACK, 0, &frame.payload).await
+                }
                 _ => {}
             }
         }
         Verdict::Gone
     }
-}
-
-pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut frame = vec![length[1], length[2], length[3], kind, flags];
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
 }
 
 /// A header block of literal fields, whatever their bytes.

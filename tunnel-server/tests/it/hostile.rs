@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use testkit::http1::{RawConnection, RawResponse};
 use tokio::time::sleep;
 use tunnel_proto::control::Control;
 
 use crate::{
     fake::FakeClient,
-    raw::{Answer, Raw},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     serving::Files,
     wire::{BINARY, TEXT, Wire, field, integer, mux_head, response},
@@ -22,7 +22,7 @@ fn get(host: &str) -> String {
 }
 
 /// Checks that another runtime is served on a connection that was there before.
-async fn neighbour_is_well(raw: &mut Raw) {
+async fn neighbour_is_well(raw: &mut RawConnection) {
     assert_eq!(raw.ask(get(DEV_HOST)).await.text(), "globex-dev GET /\n");
 }
 
@@ -112,7 +112,7 @@ async fn a_client_that_does_not_answer_pings_is_dead() {
     };
     let (answer, _) = tokio::join!(waiting, wire.end());
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (502, "session_lost")
     );
     rig.metric_becomes("tunnel_server_sessions_ended_total{reason=\"dead\"}", 1.0)
@@ -120,12 +120,12 @@ async fn a_client_that_does_not_answer_pings_is_dead() {
 }
 
 /// Asks through the wire, which answers with these bytes.
-async fn answered_with(rig: &Rig, wire: &mut Wire, bytes: &[u8]) -> Answer {
+async fn answered_with(rig: &Rig, wire: &mut Wire, bytes: &[u8]) -> RawResponse {
     let mut raw = rig.raw().await;
     raw.send(get(PROD_HOST)).await;
     let stream = wire.request().await;
     wire.answer(stream, bytes).await;
-    raw.answer().await
+    raw.response().await
 }
 
 /// Responses up to the end of their heads, each with a fault, and what that is.
@@ -192,7 +192,7 @@ async fn a_response_that_breaks_the_rules_fails_that_request_alone() {
     for (what, bytes) in cases {
         let answer = answered_with(&rig, &mut wire, &bytes).await;
         assert_eq!(
-            (answer.head.status, answer.reason().as_str()),
+            (answer.head.status(), answer.reason().as_str()),
             (502, "wire_malformed"),
             "{what}"
         );
@@ -207,7 +207,7 @@ async fn a_response_that_breaks_the_rules_fails_that_request_alone() {
         ]);
         let answer = answered_with(&rig, &mut wire, &good).await;
         assert_eq!(
-            (answer.head.status, answer.text().as_str()),
+            (answer.head.status(), answer.text().as_str()),
             (200, "good"),
             "after {what}"
         );
@@ -295,7 +295,7 @@ async fn bytes_behind_a_response_are_nobodys_answer() {
     raw.send(get(PROD_HOST)).await;
     let stream = wire.request().await;
     wire.answer(stream, &good(b"third")).await;
-    assert_eq!(raw.answer().await.text(), "third");
+    assert_eq!(raw.response().await.text(), "third");
     wire.data(stream, &good(b"poison")).await;
     // The server has read it before it is asked for something else. Read after that, it would be the
     // answer, which is the tunnel client's to give: of its own runtime alone.
@@ -303,7 +303,7 @@ async fn bytes_behind_a_response_are_nobodys_answer() {
     raw.send(get(PROD_HOST)).await;
     let next = wire.request().await;
     wire.answer(next, &good(b"fourth")).await;
-    assert_eq!(raw.answer().await.text(), "fourth");
+    assert_eq!(raw.response().await.text(), "fourth");
 }
 
 /// A stream that is not accepted carries nothing.
@@ -318,9 +318,12 @@ async fn a_stream_that_was_not_accepted_fails_its_request() {
     raw.send(get(PROD_HOST)).await;
     let stream = wire.request().await;
     wire.data(stream, &[2, 3, 0x40, 200, 0, 0, 0]).await;
-    assert_eq!(raw.answer().await.reason(), "wire_malformed");
+    assert_eq!(raw.response().await.reason(), "wire_malformed");
     let good = response(&[&integer(204), &[0, 0, 0]]);
-    assert_eq!(answered_with(&rig, &mut wire, &good).await.head.status, 204);
+    assert_eq!(
+        answered_with(&rig, &mut wire, &good).await.head.status(),
+        204
+    );
 }
 
 #[tokio::test]

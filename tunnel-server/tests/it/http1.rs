@@ -2,12 +2,11 @@
 //! neighbours, which pass byte for byte.
 
 use serde_json::Value;
+use testkit::{deadline::soon, http1::End};
 use tokio::sync::mpsc;
 
 use crate::{
-    deadline::soon,
     fake::{BodyEnd, FakeClient, collect, endings, full, status},
-    raw::End,
     rig::{PROD, PROD_HOST, Rig, identity},
     serving::Files,
 };
@@ -35,14 +34,14 @@ async fn all_refused(cases: impl IntoIterator<Item = (String, u16)>) {
         let what = request.escape_debug().to_string();
         let mut raw = rig.raw().await;
         let answer = raw.ask(format!("{request}{SMUGGLED}")).await;
-        answer.is_refusal(status, &what);
+        answer.assert_refused(status, &what);
         raw.finish().await;
-        assert_eq!(raw.closes().await, End::Whole, "{what}");
+        assert_eq!(raw.closes().await, End::Clean, "{what}");
         count += 1.0;
     }
     let mut raw = rig.raw().await;
     let answer = raw.ask(line("GET /good HTTP/1.1")).await;
-    assert_eq!(answer.head.status, 200);
+    assert_eq!(answer.head.status(), 200);
     assert_eq!(client.paths(), ["/good"]);
     let mut counted = 0.0;
     for reason in [
@@ -261,11 +260,11 @@ async fn a_body_that_breaks_its_framing_is_cut_and_refused() {
         let request = post("transfer-encoding: chunked\r\n") + body;
         raw.send(format!("{request}{SMUGGLED}")).await;
         raw.finish().await;
-        raw.answer().await.is_refusal(400, &what);
+        raw.response().await.assert_refused(400, &what);
         raw.closes().await;
     }
     let mut raw = rig.raw().await;
-    assert_eq!(raw.ask(post("")).await.head.status, 200);
+    assert_eq!(raw.ask(post("")).await.head.status(), 200);
     // What broke before anything was sent on was not even begun.
     let ends: Vec<_> = std::iter::from_fn(|| ends.try_recv().ok()).collect();
     let whole = ends.iter().filter(|end| **end == BodyEnd::Whole).count();
@@ -315,7 +314,7 @@ async fn what_is_in_order_passes_byte_for_byte() {
     ];
     for path in paths {
         let answer = raw.ask(line(&format!("GET {path} HTTP/1.1"))).await;
-        assert_eq!(answer.head.status, 200, "{path}");
+        assert_eq!(answer.head.status(), 200, "{path}");
     }
     assert_eq!(client.paths(), paths);
     let long = format!("/{}", "x".repeat(65_000));
@@ -338,7 +337,7 @@ async fn good_forms_of_a_target_are_served() {
         ("M-SEARCH /x HTTP/1.1".into(), "/x"),
     ] {
         let answer = raw.ask(line(&request)).await;
-        assert_eq!(answer.head.status, 200, "{request}");
+        assert_eq!(answer.head.status(), 200, "{request}");
         assert_eq!(client.paths().last().unwrap(), path, "{request}");
     }
     let methods: Vec<_> = client
@@ -399,10 +398,10 @@ async fn pipelined_requests_are_answered_in_order() {
     // Half-closed, as some clients are that have sent all: the answers still come.
     raw.finish().await;
     for (number, method) in [(1, "GET"), (2, "POST"), (3, "GET")] {
-        let text = raw.answer().await.text();
+        let text = raw.response().await.text();
         assert_eq!(text, format!("acme-prod {method} /{number}\n"));
     }
-    assert_eq!(raw.closes().await, End::Whole);
+    assert_eq!(raw.closes().await, End::Clean);
     assert_eq!(client.paths(), ["/1", "/2", "/3"]);
 }
 
@@ -414,10 +413,12 @@ async fn a_refused_request_behind_a_good_one_does_not_cost_the_good_one_its_answ
     let good = line("GET /good HTTP/1.1");
     let bad = post("content-length: 5\r\ntransfer-encoding: chunked\r\n");
     raw.send(format!("{good}{bad}0\r\n\r\n{SMUGGLED}")).await;
-    assert_eq!(raw.answer().await.text(), "acme-prod GET /good\n");
-    raw.answer().await.is_refusal(400, "behind a good one");
+    assert_eq!(raw.response().await.text(), "acme-prod GET /good\n");
+    raw.response()
+        .await
+        .assert_refused(400, "behind a good one");
     raw.finish().await;
-    assert_eq!(raw.closes().await, End::Whole);
+    assert_eq!(raw.closes().await, End::Clean);
     assert_eq!(client.paths(), ["/good"]);
 }
 
@@ -440,7 +441,7 @@ async fn requests_in_whatever_pieces_are_the_same_requests() {
         tokio::task::yield_now().await;
         raw.send(end).await;
         for content in ["abc", "hello", ""] {
-            assert_eq!(raw.answer().await.text(), content, "split at {split}");
+            assert_eq!(raw.response().await.text(), content, "split at {split}");
         }
     }
     assert_eq!(client.seen().len(), 3 * bytes.len());
@@ -462,7 +463,7 @@ async fn a_client_that_wants_to_close_is_closed_on() {
         let answer = raw.ask(format!("{request}{SMUGGLED}")).await;
         assert_eq!(answer.text(), "acme-prod GET /1\n");
         raw.finish().await;
-        assert_eq!(raw.closes().await, End::Whole);
+        assert_eq!(raw.closes().await, End::Clean);
     }
     assert!(client.paths().iter().all(|path| path == "/1"));
 }
@@ -479,7 +480,7 @@ async fn requests_over_tls_are_served_too() {
         }
         raw.ask(line("GET /#x HTTP/1.1"))
             .await
-            .is_refusal(400, "over TLS");
+            .assert_refused(400, "over TLS");
     }
     assert_eq!(
         client.request(1).await.values("x-forwarded-proto"),

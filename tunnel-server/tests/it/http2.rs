@@ -6,12 +6,12 @@ use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
+use testkit::deadline::soon;
 use tokio::time::Instant;
 use tunnel_ops::task::Owned;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::{
-    deadline::soon,
     fake::{
         BodyEnd, Failure, FakeClient, collect, data, empty, endings, fed, full, internal, status,
     },

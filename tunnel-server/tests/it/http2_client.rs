@@ -3,13 +3,10 @@
 use bytes::Bytes;
 use h2::{RecvStream, client::SendRequest};
 use http::{HeaderMap, Request, Response};
+use testkit::{deadline::soon, http1::Duplex};
 use tunnel_ops::task::Owned;
 
-use crate::{
-    deadline::soon,
-    raw::Duplex,
-    rig::{PROD_HOST, Rig, connect},
-};
+use crate::rig::{PROD_HOST, Rig, connect};
 
 /// One connection; it ends when this is dropped.
 pub(crate) struct Http2 {

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Response;
+use testkit::deadline::{SOON, eventually, soon};
 use tokio::{
     sync::{Notify, mpsc},
     time::{Instant, sleep},
@@ -13,7 +14,6 @@ use tunnel_proto::control::Control;
 use tunnel_proto::limits;
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
     http2_client::{Http2, get, read},
     panics::{logged, set_the_fuse},
@@ -171,7 +171,7 @@ async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
         assert!(rig.metric(BUFFERED).await <= MOST);
     }
     let is_full = async || (rig.metric(BUFFERED).await > LIMIT as f64 / 2.0).then_some(());
-    eventually("what is held", is_full).await;
+    eventually(SOON, "what is held", is_full).await;
     let mut raw = rig.raw().await;
     let request = format!("GET / HTTP/1.1\r\nhost: {DEV_HOST}\r\n\r\n");
     assert_eq!(raw.ask(request).await.text(), "globex-dev GET /\n");
@@ -208,7 +208,7 @@ async fn an_answer_that_nobody_reads_is_given_up() {
     soon("the exchange's end", feed.closed()).await;
     client.rests().await;
     rig.metric_becomes(NOT_TAKEN, 1.0).await;
-    let line = eventually("a line", async || logged("/unread")).await;
+    let line = eventually(SOON, "a line", async || logged("/unread")).await;
     assert_eq!(line["end"], "not_taken");
     // One that the platform client itself gives up is none of these.
     let response = http2.ask(get("/unread")).await.unwrap();
@@ -216,7 +216,7 @@ async fn an_answer_that_nobody_reads_is_given_up() {
     drop(response);
     soon("the exchange's end", feed.closed()).await;
     let is_cancelled = async || logged("/unread").filter(|line| line["end"] == "cancelled");
-    eventually("another line", is_cancelled).await;
+    eventually(SOON, "another line", is_cancelled).await;
     assert!(rig.metric(NOT_TAKEN).await < 1.5);
 }
 

@@ -1,12 +1,11 @@
 //! HTTP/2 requests that break a rule: refused, and nobody behind the tunnel has seen them.
 
+use testkit::deadline::soon;
+use testkit::http2::Frame;
+
 use crate::{
-    deadline,
     fake::{self, FakeClient},
-    frames::{
-        self, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, RST_STREAM, Verdict,
-        block,
-    },
+    frames::{Frames, Verdict, block},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
 };
 
@@ -26,7 +25,12 @@ fn with<'a>(fields: &[Field<'a>]) -> Vec<Field<'a>> {
 async fn ask(rig: &Rig, fields: &[Field<'_>]) -> Verdict {
     let mut frames = Frames::new(rig.raw().await).await;
     frames
-        .send(HEADERS, END_HEADERS | END_STREAM, 1, &block(fields))
+        .send(
+            Frame::HEADERS,
+            Frame::END_HEADERS | Frame::END_STREAM,
+            1,
+            &block(fields),
+        )
         .await;
     frames.verdict(1).await
 }
@@ -224,13 +228,24 @@ async fn a_body_that_is_not_as_long_as_announced_is_cut() {
         (b"12345", Some(vec![("Upper", &b"x"[..])])),
     ] {
         let mut frames = Frames::new(rig.raw().await).await;
-        frames.send(HEADERS, END_HEADERS, 1, &head).await;
-        let flags = if trailers.is_none() { END_STREAM } else { 0 };
-        frames.send(DATA, flags, 1, body).await;
+        frames
+            .send(Frame::HEADERS, Frame::END_HEADERS, 1, &head)
+            .await;
+        let flags = if trailers.is_none() {
+            Frame::END_STREAM
+        } else {
+            0
+        };
+        frames.send(Frame::DATA, flags, 1, body).await;
         let what = trailers.clone();
         if let Some(trailers) = trailers {
             frames
-                .send(HEADERS, END_HEADERS | END_STREAM, 1, &block(&trailers))
+                .send(
+                    Frame::HEADERS,
+                    Frame::END_HEADERS | Frame::END_STREAM,
+                    1,
+                    &block(&trailers),
+                )
                 .await;
         }
         let verdict = frames.verdict(1).await;
@@ -244,10 +259,14 @@ async fn a_body_that_is_not_as_long_as_announced_is_cut() {
         assert_eq!(end, fake::BodyEnd::Cut);
     }
     let mut frames = Frames::new(rig.raw().await).await;
-    frames.send(HEADERS, END_HEADERS, 1, &head).await;
-    frames.send(DATA, END_STREAM, 1, b"12345").await;
+    frames
+        .send(Frame::HEADERS, Frame::END_HEADERS, 1, &head)
+        .await;
+    frames
+        .send(Frame::DATA, Frame::END_STREAM, 1, b"12345")
+        .await;
     assert_eq!(frames.verdict(1).await, Verdict::Answered(Some(200)));
-    let end = deadline::soon("the good one's end", async {
+    let end = soon("the good one's end", async {
         loop {
             if let Some(fake::BodyEnd::Whole) = ends.recv().await {
                 break;
@@ -265,39 +284,52 @@ async fn floods_end_the_connection_and_nothing_else() {
 
     // A head without an end.
     let mut frames = Frames::new(rig.raw().await).await;
-    frames.send(HEADERS, 0, 1, &good).await;
+    frames.send(Frame::HEADERS, 0, 1, &good).await;
     for _ in 0..10_000 {
-        frames.send(CONTINUATION, 0, 1, &block(&[("x", "y")])).await;
+        frames
+            .send(Frame::CONTINUATION, 0, 1, &block(&[("x", "y")]))
+            .await;
     }
-    frames.send(CONTINUATION, END_HEADERS, 1, &[]).await;
+    frames
+        .send(Frame::CONTINUATION, Frame::END_HEADERS, 1, &[])
+        .await;
     assert_ne!(frames.verdict(1).await, Verdict::Answered(Some(200)));
 
     // A head that is larger than allowed.
     let mut frames = Frames::new(rig.raw().await).await;
-    frames.send(HEADERS, END_STREAM, 1, &good).await;
+    frames
+        .send(Frame::HEADERS, Frame::END_STREAM, 1, &good)
+        .await;
     for _ in 0..20 {
         let value = "y".repeat(12_000);
         frames
-            .send(CONTINUATION, 0, 1, &block(&[("x", &value)]))
+            .send(Frame::CONTINUATION, 0, 1, &block(&[("x", &value)]))
             .await;
     }
-    frames.send(CONTINUATION, END_HEADERS, 1, &[]).await;
+    frames
+        .send(Frame::CONTINUATION, Frame::END_HEADERS, 1, &[])
+        .await;
     assert_ne!(frames.verdict(1).await, Verdict::Answered(Some(200)));
 
     // Frames that say nothing.
-    for kind in [frames::PING, frames::SETTINGS] {
+    for kind in [Frame::PING, Frame::SETTINGS] {
         let mut frames = Frames::new(rig.raw().await).await;
-        let payload = if kind == frames::PING {
+        let payload = if kind == Frame::PING {
             &[0; 8][..]
         } else {
             &[]
         };
-        let flood: Vec<u8> = std::iter::repeat_n(frames::frame(kind, 0, 0, payload), 20_000)
+        let flood: Vec<u8> = std::iter::repeat_n(Frame::new(kind, 0, 0, payload).bytes(), 20_000)
             .flatten()
             .collect();
         frames.raw.send(flood).await;
         frames
-            .send(HEADERS, END_HEADERS | END_STREAM, 1, &good)
+            .send(
+                Frame::HEADERS,
+                Frame::END_HEADERS | Frame::END_STREAM,
+                1,
+                &good,
+            )
             .await;
         let _ = frames.verdict(1).await;
     }
@@ -327,9 +359,10 @@ async fn a_rapid_reset_reaches_nobody() {
         for _ in 0..20_000 / burst {
             let mut bytes = Vec::new();
             for _ in 0..burst {
-                let flags = END_HEADERS | END_STREAM;
-                bytes.extend(frames::frame(HEADERS, flags, stream, &block_of_held));
-                bytes.extend(frames::frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+                let flags = Frame::END_HEADERS | Frame::END_STREAM;
+                bytes.extend(Frame::new(Frame::HEADERS, flags, stream, &block_of_held).bytes());
+                bytes
+                    .extend(Frame::new(Frame::RST_STREAM, 0, stream, &8_u32.to_be_bytes()).bytes());
                 stream += 2;
             }
             frames.raw.send(bytes).await;

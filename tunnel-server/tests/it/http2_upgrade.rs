@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderValue, Request};
+use testkit::deadline::soon;
 use tokio::time::Instant;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::{
-    deadline::soon,
     fake::{Failure, FakeClient, collect, data, full, status},
     http2_client::{Http2, get, read},
     http2_limits::NOT_TAKEN,

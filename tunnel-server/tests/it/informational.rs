@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use testkit::{
+    deadline::soon,
+    http1::{End, RawConnection},
+};
 use tokio::{sync::mpsc, time::Instant};
 use tunnel_proto::exchange::{Informational, RecvBody};
 
 use crate::{
-    deadline::soon,
     fake::{BodyEnd, FakeClient, collect, endings, full, internal, status},
-    raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig},
 };
 
@@ -23,7 +25,7 @@ fn push(request: &Request<RecvBody>, code: u16, hint: &'static str) {
     assert!(informational.push(StatusCode::from_u16(code).unwrap(), headers));
 }
 
-async fn begin(rig: &Rig, version: &str) -> Raw {
+async fn begin(rig: &Rig, version: &str) -> RawConnection {
     let mut raw = rig.raw().await;
     raw.send(format!(
         "POST / HTTP/{version}\r\nhost: {PROD_HOST}\r\nexpect: 100-continue\r\n\
@@ -53,18 +55,21 @@ async fn a_100_comes_when_the_upstream_asks_for_the_body_and_not_before() {
     .await;
     let mut raw = begin(&rig, "1.1").await;
     assert_eq!(client.request(1).await.values("expect"), ["100-continue"]);
-    assert_eq!(raw.head().await.unwrap().status, 103);
+    assert_eq!(raw.head().await.unwrap().status(), 103);
     go.send(()).await.unwrap();
-    assert_eq!(raw.head().await.unwrap().status, 100);
+    assert_eq!(raw.head().await.unwrap().status(), 100);
     raw.send("hello").await;
-    let answer = raw.answer().await;
-    assert_eq!((answer.interim.len(), answer.text().as_str()), (0, "hello"));
+    let answer = raw.response().await;
+    assert_eq!(
+        (answer.informational.len(), answer.text().as_str()),
+        (0, "hello")
+    );
     // And the connection is good for more.
     go.send(()).await.unwrap();
     let answer = raw
         .ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
         .await;
-    assert_eq!(answer.head.status, 200);
+    assert_eq!(answer.head.status(), 200);
 }
 
 #[tokio::test]
@@ -79,10 +84,10 @@ async fn a_100_comes_after_a_while_when_the_upstream_says_nothing() {
     .await;
     let began = Instant::now();
     let mut raw = begin(&rig, "1.1").await;
-    assert_eq!(raw.head().await.unwrap().status, 100);
+    assert_eq!(raw.head().await.unwrap().status(), 100);
     assert!(began.elapsed() >= wait);
     raw.send("hello").await;
-    assert_eq!(raw.answer().await.text(), "hello");
+    assert_eq!(raw.response().await.text(), "hello");
 }
 
 #[tokio::test]
@@ -98,8 +103,8 @@ async fn a_final_answer_instead_of_a_100_ends_the_connection() {
     })
     .await;
     let mut raw = begin(&rig, "1.1").await;
-    let answer = raw.answer().await;
-    assert_eq!((answer.head.status, answer.interim.len()), (401, 0));
+    let answer = raw.response().await;
+    assert_eq!((answer.head.status(), answer.informational.len()), (401, 0));
     assert_eq!(
         soon("the exchange's end", ends.recv()).await,
         Some(BodyEnd::Cut)
@@ -123,13 +128,13 @@ async fn a_body_that_does_not_wait_is_taken_as_it_comes() {
     .await;
     let mut raw = begin(&rig, "1.1").await;
     raw.send("hello").await;
-    assert_eq!(raw.answer().await.text(), "hello");
+    assert_eq!(raw.response().await.text(), "hello");
     let answer = raw
         .ask(format!(
             "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\nexpect: 100-continue\r\n\r\n"
         ))
         .await;
-    assert_eq!((answer.head.status, answer.interim.len()), (200, 0));
+    assert_eq!((answer.head.status(), answer.informational.len()), (200, 0));
 }
 
 #[tokio::test]
@@ -145,9 +150,12 @@ async fn an_http10_client_expects_nothing_and_gets_nothing_before_the_answer() {
     .await;
     let mut raw = begin(&rig, "1.0").await;
     raw.send("hello").await;
-    let answer = raw.answer().await;
-    assert_eq!((answer.text().as_str(), answer.interim.len()), ("hello", 0));
-    assert_eq!(raw.closes().await, End::Whole);
+    let answer = raw.response().await;
+    assert_eq!(
+        (answer.text().as_str(), answer.informational.len()),
+        ("hello", 0)
+    );
+    assert_eq!(raw.closes().await, End::Clean);
     assert!(client.request(1).await.values("expect").is_empty());
 }
 
@@ -177,10 +185,10 @@ async fn early_hints_come_before_the_answer_each_with_its_fields() {
             (103, "</b.js>; rel=preload"),
         ] {
             let head = raw.head().await.unwrap();
-            assert_eq!((head.status, head.value("link")), (code, Some(link)));
+            assert_eq!((head.status(), head.value("link")), (code, Some(link)));
             assert_eq!(head.fields.len(), 1);
         }
         go.send(()).await.unwrap();
-        assert_eq!(raw.answer().await.text(), "x");
+        assert_eq!(raw.response().await.text(), "x");
     }
 }

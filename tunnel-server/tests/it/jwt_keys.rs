@@ -8,6 +8,7 @@ use std::{
 use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde_json::{Value, json};
+use testkit::deadline::{SOON, eventually, soon};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tunnel_proto::refusal::RefusalReason;
 use tunnel_server::{
@@ -19,7 +20,6 @@ use tunnel_server::{
 use crate::{
     asked::{Asked, Reply, SHORT},
     credentials::{CERTIFICATES, config, later, name, show},
-    deadline::{eventually, soon},
     program::Folder,
 };
 
@@ -139,7 +139,7 @@ async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
     // Nobody needs to ask for what has changed in the end.
     asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
     later(Duration::from_secs(15 * 60)).await;
-    eventually("one key", async || {
+    eventually(SOON, "one key", async || {
         (authenticator.key_count() == Some(1)).then_some(())
     })
     .await;
@@ -202,7 +202,10 @@ async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
             let token = stranger.sign("a", "b");
             strangers.spawn(async move { show(&authenticator, &token).await });
         }
-        eventually("one fetch", async || (asked.open() == 1).then_some(())).await;
+        eventually(SOON, "one fetch", async || {
+            (asked.open() == 1).then_some(())
+        })
+        .await;
     }
     // As long as a fetch is under way, everybody waits for that one.
     tokio::task::yield_now().await;
@@ -238,12 +241,12 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
         name(runtime.block_on(show(&elsewhere, &token)))
     });
     let done = async || thread.is_finished().then_some(());
-    eventually("the other runtime", done).await;
+    eventually(SOON, "the other runtime", done).await;
     assert_eq!(thread.join().unwrap(), "good");
     asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
     authenticator.start();
     authenticator.start();
-    eventually("the new key", async || {
+    eventually(SOON, "the new key", async || {
         (asked.seen().len() == 2).then_some(())
     })
     .await;
@@ -254,9 +257,12 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
     );
     asked.reply(Reply::Silence);
     later(Duration::from_secs(15 * 60)).await;
-    eventually("a question", async || (asked.open() == 1).then_some(())).await;
+    eventually(SOON, "a question", async || {
+        (asked.open() == 1).then_some(())
+    })
+    .await;
     drop(authenticator);
-    eventually("its end", async || (asked.open() == 0).then_some(())).await;
+    eventually(SOON, "its end", async || (asked.open() == 0).then_some(())).await;
 }
 
 #[tokio::test]

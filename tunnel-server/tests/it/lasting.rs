@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use testkit::deadline::{SOON, eventually, soon};
 use tokio::time::Instant;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
     asked::{Asked, Reply},
     credentials::ask,
-    deadline::{eventually, soon},
     fake::{FakeClient, Feed, dial, random_instance, session_request},
     rig::{PROD, Rig, ask_admin},
     sessions::{answering, answering_on, get},
@@ -59,7 +59,7 @@ async fn client(rig: &Rig) -> (FakeClient, tokio::sync::mpsc::Receiver<Feed>) {
 
 /// Waits until the platform was asked so often; when that was.
 async fn questions(platform: &Asked, count: usize) -> Instant {
-    eventually("a question", async || {
+    eventually(SOON, "a question", async || {
         (platform.seen().len() >= count).then(Instant::now)
     })
     .await
@@ -71,7 +71,7 @@ async fn view(rig: &Rig) -> Value {
 }
 
 async fn status(rig: &Rig) -> u16 {
-    rig.raw().await.ask(get("/now")).await.head.status
+    rig.raw().await.ask(get("/now")).await.head.status()
 }
 
 fn ended_as(end: &SessionEnd, reason: CloseReason) {
@@ -115,7 +115,7 @@ async fn while_the_platform_is_away_a_session_outlives_its_answer() {
     platform.reply(Reply::Answer(500, String::new()));
     questions(&platform, 2).await;
     // What it knew counts for as long as the server is set to.
-    let expires = eventually("a later end", async || {
+    let expires = eventually(SOON, "a later end", async || {
         let expires = view(&rig).await["expires"].as_str().unwrap().to_owned();
         let expires = humantime::parse_rfc3339(&expires).unwrap();
         let left = expires
@@ -170,10 +170,10 @@ async fn what_the_platform_says_of_limits_and_addresses_counts_and_another_answe
     let mut long = rig.raw().await;
     long.send(get("/long")).await;
     let _feed = soon("the request", feeds.recv()).await.unwrap();
-    assert_eq!(long.head().await.unwrap().status, 200);
+    assert_eq!(long.head().await.unwrap().status(), 200);
     let refused = rig.raw().await.ask(get("/now")).await;
     assert_eq!(
-        (refused.head.status, &*refused.reason()),
+        (refused.head.status(), &*refused.reason()),
         (503, "exchange_limit")
     );
     assert_eq!(view(&rig).await["limits"]["exchanges"], 1);
@@ -181,25 +181,25 @@ async fn what_the_platform_says_of_limits_and_addresses_counts_and_another_answe
     platform.reply(yes(
         json!({ "limits": { "exchanges": 2 }, "allow_from": ["127.0.0.0/8"] }),
     ));
-    eventually("a wider answer", async || {
+    eventually(SOON, "a wider answer", async || {
         (status(&rig).await == 200).then_some(())
     })
     .await;
 
     platform.reply(yes(json!({ "allow_from": ["192.0.2.0/24"] })));
-    let denied = eventually("a narrower answer", async || {
+    let denied = eventually(SOON, "a narrower answer", async || {
         let answer = rig.raw().await.ask(get("/now")).await;
-        (answer.head.status != 200).then_some(answer)
+        (answer.head.status() != 200).then_some(answer)
     });
     let denied = denied.await;
     assert_eq!(
-        (denied.head.status, &*denied.reason()),
+        (denied.head.status(), &*denied.reason()),
         (403, "address_denied")
     );
     assert_eq!(view(&rig).await["allow_from"], json!(["192.0.2.0/24"]));
 
     platform.reply(yes(json!({})));
-    eventually("a wider answer", async || {
+    eventually(SOON, "a wider answer", async || {
         (status(&rig).await == 200).then_some(())
     })
     .await;

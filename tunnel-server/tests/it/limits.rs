@@ -2,6 +2,10 @@
 
 use std::{future::Future, net::SocketAddr, process::Stdio, time::Duration};
 
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{End, RawConnection},
+};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     net::TcpSocket,
@@ -10,7 +14,6 @@ use tokio::{
 };
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{
         BodyEnd, FakeClient, collect, data, dial_over, endings, full, random_instance,
         session_request, status,
@@ -18,7 +21,6 @@ use crate::{
     http2_limits::handing,
     panics::{logged, set_the_fuse},
     program::Folder,
-    raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
 };
 
@@ -64,12 +66,12 @@ async fn a_connection_without_a_first_byte_is_closed() {
     let mut begun = rig.raw().await;
     begun.send("P").await;
     let mut good = rig.raw().await;
-    assert_eq!(good.ask(get("/")).await.head.status, 200);
+    assert_eq!(good.ask(get("/")).await.head.status(), 200);
     takes(began, SHORT, "the silent one's end", silent.closes()).await;
     begun.closes().await;
     let ended = "tunnel_server_connections_refused_total{cause=\"first_byte\",listener=\"public\"}";
     rig.metric_becomes(ended, 2.0).await;
-    assert_eq!(good.ask(get("/")).await.head.status, 200);
+    assert_eq!(good.ask(get("/")).await.head.status(), 200);
 }
 
 /// Also where the protocol is known before it.
@@ -98,14 +100,14 @@ async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
     let mut stalled = Vec::new();
     for address in [rig.addresses.public, rig.addresses.tunnel] {
         for first in [&b""[..], b"\x16\x03\x01\x02\x00\x01"] {
-            let mut raw = Raw::new(connect(address).await);
+            let mut raw = RawConnection::over(connect(address).await);
             raw.send(first).await;
             stalled.push(raw);
         }
     }
     let _client = FakeClient::describing(&rig, PROD).await;
     let mut good = rig.raw_tls(&[b"http/1.1"]).await;
-    assert_eq!(good.ask(get("/")).await.head.status, 200);
+    assert_eq!(good.ask(get("/")).await.head.status(), 200);
     for mut raw in stalled {
         raw.closes().await;
     }
@@ -125,7 +127,7 @@ async fn a_head_that_trickles_is_refused_in_time() {
     for is_second in [false, true] {
         let mut raw = rig.raw().await;
         if is_second {
-            assert_eq!(raw.ask(get("/first")).await.head.status, 200);
+            assert_eq!(raw.ask(get("/first")).await.head.status(), 200);
         }
         let began = Instant::now();
         let (mut reading, mut writing) = raw.split();
@@ -136,7 +138,7 @@ async fn a_head_that_trickles_is_refused_in_time() {
             }
         };
         let answer = async {
-            let answer = takes(began, SHORT, "a refusal", reading.answer()).await;
+            let answer = takes(began, SHORT, "a refusal", reading.response()).await;
             reading.closes().await;
             answer
         };
@@ -144,13 +146,13 @@ async fn a_head_that_trickles_is_refused_in_time() {
             answer = answer => answer,
             () = trickle => panic!("nobody minded"),
         };
-        answer.is_refusal(408, "a trickled head");
+        answer.assert_refused(408, "a trickled head");
         assert_eq!(answer.reason(), "request_timeout");
     }
     assert_eq!(client.paths(), ["/first"]);
 
     let began = Instant::now();
-    let mut tunnel = Raw::new(rig.tunnel().await);
+    let mut tunnel = RawConnection::over(rig.tunnel().await);
     tunnel.send("GET /connect HTTP/1.1\r\n").await;
     let end = tunnel.rest();
     takes(began, SHORT, "the tunnel connection's end", end).await;
@@ -179,8 +181,8 @@ async fn a_body_that_stalls_is_given_up() {
             "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\n{lines}\r\n{body}"
         ))
         .await;
-        let answer = takes(began, SHORT, "a refusal", raw.answer()).await;
-        answer.is_refusal(400, lines);
+        let answer = takes(began, SHORT, "a refusal", raw.response()).await;
+        answer.assert_refused(400, lines);
         assert_eq!(answer.reason(), "request_incomplete");
         raw.finish().await;
         raw.closes().await;
@@ -201,7 +203,7 @@ async fn a_body_that_stalls_is_given_up() {
         sleep(SHORT / 5).await;
         raw.send("x").await;
     }
-    assert_eq!(raw.answer().await.text(), "whole");
+    assert_eq!(raw.response().await.text(), "whole");
     assert_eq!(
         soon("the exchange's end", ends.recv()).await,
         Some(BodyEnd::Whole)
@@ -225,7 +227,7 @@ async fn a_body_may_be_silent_once_the_answer_has_begun() {
     feed.send(data("still here")).await.unwrap();
     drop(feed);
     raw.send("0\r\n\r\n").await;
-    assert_eq!(raw.answer().await.text(), "still here");
+    assert_eq!(raw.response().await.text(), "still here");
 }
 
 /// The session is well, whatever becomes of the request.
@@ -237,12 +239,12 @@ async fn a_body_that_breaks_behind_the_head_of_its_answer_is_named_as_what_it_is
     let mut raw = rig.raw().await;
     raw.send(chunked("/breaks")).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
-    assert_eq!(raw.head().await.unwrap().status, 200);
+    assert_eq!(raw.head().await.unwrap().status(), 200);
     raw.send("no size of a chunk\r\n").await;
     raw.rest().await;
     soon("the exchange's end", feed.closed()).await;
     client.rests().await;
-    let line = eventually("a line", async || logged("/breaks")).await;
+    let line = eventually(SOON, "a line", async || logged("/breaks")).await;
     assert_eq!(line["end"], "request_malformed");
     let counted = |reason| {
         format!("tunnel_server_problems_total{{hop=\"tunnel-server\",reason=\"{reason}\"}}")
@@ -266,7 +268,7 @@ async fn a_connection_between_two_requests_is_closed_after_a_while() {
     let began = Instant::now();
     assert_eq!(raw.ask(get("/")).await.text(), "here");
     let end = takes(began, SHORT, "the end", raw.closes()).await;
-    assert_eq!(end, End::Whole);
+    assert_eq!(end, End::Clean);
     // No limit but the client's patience counts while it waits for an answer.
     let mut raw = rig.raw().await;
     assert_eq!(raw.ask(get("/slow")).await.text(), "here");
@@ -279,7 +281,7 @@ async fn connections_are_bounded_in_all() {
     let mut open = Vec::new();
     for _ in 0..3 {
         let mut raw = rig.raw().await;
-        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 503);
         open.push(raw);
     }
     for _ in 0..3 {
@@ -291,10 +293,14 @@ async fn connections_are_bounded_in_all() {
     rig.metric_becomes("tunnel_server_connections{listener=\"public\"}", 3.0)
         .await;
     drop(open.pop());
-    eventually("a place", async || {
+    eventually(SOON, "a place", async || {
         let mut raw = rig.raw().await;
         raw.send(get("/")).await;
-        raw.head().await.filter(|head| head.status == 503).map(drop)
+        raw.head()
+            .await
+            .ok()
+            .filter(|head| head.status() == 503)
+            .map(drop)
     })
     .await;
 }
@@ -307,7 +313,7 @@ async fn connections_are_bounded_per_address() {
         socket
             .bind(SocketAddr::new(address.parse().unwrap(), 0))
             .unwrap();
-        Raw::new(
+        RawConnection::over(
             soon("a connection", socket.connect(rig.addresses.public))
                 .await
                 .unwrap(),
@@ -316,12 +322,18 @@ async fn connections_are_bounded_per_address() {
     let mut open = Vec::new();
     for address in ["127.0.0.1", "127.0.0.1", "127.0.0.2"] {
         let mut raw = from(address).await;
-        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 503);
         open.push(raw);
     }
     from("127.0.0.1").await.closes().await;
-    assert_eq!(from("127.0.0.2").await.ask(get("/")).await.head.status, 503);
-    assert_eq!(from("127.0.0.3").await.ask(get("/")).await.head.status, 503);
+    assert_eq!(
+        from("127.0.0.2").await.ask(get("/")).await.head.status(),
+        503
+    );
+    assert_eq!(
+        from("127.0.0.3").await.ask(get("/")).await.head.status(),
+        503
+    );
 }
 
 /// They shake hands and say nothing more, in number enough to fill the gate and its queue from two addresses.
@@ -344,14 +356,14 @@ async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
             if let Ok(socket) = socket.connect(address).await
                 && let Ok(held) = try_tls(socket, &[b"http/1.1"]).await
             {
-                Raw::new(held).closes().await;
+                RawConnection::over(held).closes().await;
             }
         });
     }
     // As many as find no room are told so, of whom each again may be silent, and the rest is closed.
     let closed =
         "tunnel_server_connections_refused_total{cause=\"max_handshakes\",listener=\"tunnel\"}";
-    eventually("a full gate", async || {
+    eventually(SOON, "a full gate", async || {
         (rig.metric(closed).await >= 50.0).then_some(())
     })
     .await;
@@ -371,7 +383,9 @@ async fn tunnel_connections_are_bounded_per_address() {
     let silent = connect(rig.addresses.tunnel).await;
     let series = "tunnel_server_connections_refused_total{cause=\"max_connections_per_address\",listener=\"tunnel\"}";
     assert_eq!(rig.metric(series).await, 0.0);
-    Raw::new(connect(rig.addresses.tunnel).await).closes().await;
+    RawConnection::over(connect(rig.addresses.tunnel).await)
+        .closes()
+        .await;
     rig.metric_becomes(series, 1.0).await;
     // Other addresses have places of their own.
     let socket = TcpSocket::new_v4().unwrap();
@@ -380,7 +394,7 @@ async fn tunnel_connections_are_bounded_per_address() {
     let elsewhere = soon("a connection", connecting).await.unwrap();
     tls(elsewhere, &[b"http/1.1"]).await;
     drop(silent);
-    let again = eventually("the place", async || {
+    let again = eventually(SOON, "the place", async || {
         let socket = connect(rig.addresses.tunnel).await;
         try_tls(socket, &[b"http/1.1"]).await.ok()
     });
@@ -388,7 +402,7 @@ async fn tunnel_connections_are_bounded_per_address() {
     assert_eq!(dial_over(again.await, &request).await.status, 101);
     // Platform clients are counted apart.
     let answer = rig.raw().await.ask(get("/")).await;
-    assert!([200, 503].contains(&answer.head.status), "{answer:?}");
+    assert!([200, 503].contains(&answer.head.status()), "{answer:?}");
 }
 
 #[tokio::test]
@@ -401,7 +415,7 @@ async fn connections_of_a_trusted_proxy_count_only_in_all() {
     let mut open = Vec::new();
     for _ in 0..5 {
         let mut raw = rig.raw().await;
-        assert_eq!(raw.ask(get("/")).await.head.status, 503);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 503);
         open.push(raw);
     }
 }
@@ -420,7 +434,7 @@ async fn whom_a_proxy_speaks_for_is_counted() {
         raw.send(format!("PROXY TCP4 203.0.113.{address} 192.0.2.1 5 6\r\n"))
             .await;
         if is_first {
-            assert_eq!(raw.ask(get("/")).await.head.status, 503);
+            assert_eq!(raw.ask(get("/")).await.head.status(), 503);
             open.push(raw);
         } else {
             raw.closes().await;
@@ -448,7 +462,7 @@ async fn exchanges_of_a_session_are_bounded() {
     let mut raw = rig.raw().await;
     let answer = raw.ask(get("/")).await;
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (503, "exchange_limit")
     );
     assert!(answer.head.value("retry-after").is_some());
@@ -460,8 +474,8 @@ async fn exchanges_of_a_session_are_bounded() {
             .contains("connection_limit_reached")
     );
     drop(held.pop());
-    eventually("room for one more", async || {
-        (raw.ask(get("/")).await.head.status == 200).then_some(())
+    eventually(SOON, "room for one more", async || {
+        (raw.ask(get("/")).await.head.status() == 200).then_some(())
     })
     .await;
     assert!(!client.session.is_closed());
@@ -557,6 +571,6 @@ async fn too_many_open_files_do_not_end_the_listener() {
     })
     .await;
     drop(open);
-    let mut raw = Raw::new(connect(address).await);
+    let mut raw = RawConnection::over(connect(address).await);
     assert_eq!(raw.ask(get("/")).await.reason(), "runtime_offline");
 }

@@ -9,6 +9,7 @@ use std::{
     sync::{LazyLock, Mutex, Once},
 };
 
+use testkit::{deadline::soon, http1::RawConnection};
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
@@ -17,9 +18,7 @@ use tracing::{
 use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
-    deadline::soon,
     fake::{FakeClient, dial, session_request},
-    raw::Raw,
     rig::{PROD, PROD_HOST, Rig},
 };
 
@@ -105,7 +104,7 @@ async fn a_panic_in_a_connection_costs_that_connection() {
     let client = FakeClient::describing(&rig, PROD).await;
     let mut neighbours = [rig.raw().await, rig.raw().await, rig.raw().await];
     for raw in &mut neighbours {
-        assert_eq!(raw.ask(get("/")).await.head.status, 200);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 200);
     }
     for _ in 0..4 {
         let mut raw = rig.raw().await;
@@ -113,7 +112,7 @@ async fn a_panic_in_a_connection_costs_that_connection() {
         raw.rest().await;
     }
     for raw in &mut neighbours {
-        assert_eq!(raw.ask(get("/")).await.head.status, 200);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 200);
     }
     drop(neighbours);
     rig.metric_becomes("tunnel_server_connections{listener=\"public\"}", 0.0)
@@ -132,7 +131,7 @@ async fn a_panic_in_a_session_costs_that_session() {
         let request = session_request(rig.token(PROD), InstanceSecret::parse(SECRET).unwrap());
         let connected = dial(&rig, &request).await;
         assert_eq!(connected.status, 101);
-        Raw::new(connected.io).rest().await;
+        RawConnection::over(connected.io).rest().await;
     }
     rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     rig.metric_becomes("tunnel_server_connections{listener=\"tunnel\"}", 0.0)
@@ -140,7 +139,7 @@ async fn a_panic_in_a_session_costs_that_session() {
     let mut raw = rig.raw().await;
     assert_eq!(raw.ask(get("/")).await.reason(), "runtime_offline");
     let client = FakeClient::describing(&rig, PROD).await;
-    assert_eq!(raw.ask(get("/")).await.head.status, 200);
+    assert_eq!(raw.ask(get("/")).await.head.status(), 200);
     soon("the answer to it", client.request(1)).await;
     rig.stop().await;
 }

@@ -1,10 +1,10 @@
 //! Behind proxies: whose word is taken for who asked.
 
+use testkit::http1::RawConnection;
 use tokio::io::AsyncWriteExt;
 
 use crate::{
     fake::{FakeClient, Seen},
-    raw::Raw,
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
 };
 
@@ -64,7 +64,7 @@ async fn a_trusted_peer_says_whom_it_speaks_for() {
                     raw.send([byte]).await;
                 }
             }
-            assert_eq!(raw.answer().await.head.status, 200, "{what}");
+            assert_eq!(raw.response().await.head.status(), 200, "{what}");
             count += 1;
             let (list, forwarded_by) = origin(&client.request(count).await);
             // The proxy is believed; whom it speaks for is not, known or unknown, unless it speaks for itself.
@@ -123,11 +123,11 @@ async fn a_stranger_cannot_send_a_proxy_header() {
         for header in [V1.to_vec(), v2(1)] {
             let mut raw = rig.raw().await;
             let answer = raw.ask([&header[..], get("").as_bytes()].concat()).await;
-            answer.is_refusal(400, "a header of a stranger");
+            answer.assert_refused(400, "a header of a stranger");
         }
         // And needs none.
         let mut raw = rig.raw().await;
-        assert_eq!(raw.ask(get("")).await.head.status, 200);
+        assert_eq!(raw.ask(get("")).await.head.status(), 200);
         assert_eq!(origin(&client.request(1).await).0, "127.0.0.1");
     }
 }
@@ -144,8 +144,8 @@ async fn a_proxy_header_stands_in_front_of_tls() {
     for (header, address) in [(V1.to_vec(), "203.0.113.9"), (v2(1), "203.0.113.10")] {
         let mut socket = connect(rig.addresses.public).await;
         socket.write_all(&header).await.unwrap();
-        let mut raw = Raw::new(tls(socket, &[b"http/1.1"]).await);
-        assert_eq!(raw.ask(get("")).await.head.status, 200);
+        let mut raw = RawConnection::over(tls(socket, &[b"http/1.1"]).await);
+        assert_eq!(raw.ask(get("")).await.head.status(), 200);
         let seen = client.seen().pop().unwrap();
         assert_eq!(
             origin(&seen),

@@ -6,6 +6,10 @@ use std::{fs, os::unix::fs::symlink, time::Duration};
 
 use rustls_pki_types::CertificateDer;
 use serde_json::Value;
+use testkit::{
+    deadline::{SOON, eventually},
+    http1::RawConnection,
+};
 use tokio::time::Instant;
 use tunnel_ops::tls_files::Roots;
 use tunnel_proto::{close::CloseReason, session::SessionEnd};
@@ -13,11 +17,9 @@ use tunnel_server::certs;
 
 use crate::{
     authority::{Authority, that_ran_out},
-    deadline::eventually,
     fake::FakeClient,
     jwt_keys::Issuer,
     program::Folder,
-    raw::Raw,
     rig::connect,
     serving::{Files, OpenStream, SUCCEEDED, Serving, VERSION},
 };
@@ -268,7 +270,7 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
     let roots = Roots::from_pem(&format!("{}{}", old.ca_pem, new.ca_pem)).unwrap();
     let serving = Serving::start(files.folder, roots, settings).await;
     let (_prod, mut feeds) = serving.client(token.expose()).await;
-    let raw = Raw::new(serving.public_tls().await);
+    let raw = RawConnection::over(serving.public_tls().await);
     let mut stream = OpenStream::begin(raw, PROD, &mut feeds).await;
     let before = shown(&serving).await;
     let ends = async || {
@@ -281,7 +283,7 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
     let (tunnel, public) = ends().await;
     assert!(tunnel > 0.0 && tunnel <= public, "{tunnel} {public}");
     publish(&serving.folder, "..v2", &new.server_pem, &new.server_key);
-    let after = eventually("another certificate", async || {
+    let after = eventually(SOON, "another certificate", async || {
         let after = shown(&serving).await;
         (after != before).then_some(after)
     });
@@ -344,7 +346,7 @@ async fn a_lower_limit_counts_at_once() {
     serving.set("max_connections = 1\n");
     serving.metric_becomes(VERSION, 3.0).await;
     // The stream has the one connection that there may be.
-    let mut raw = Raw::new(connect(serving.public).await);
+    let mut raw = RawConnection::over(connect(serving.public).await);
     raw.closes().await;
     stream.goes_on().await;
     serving.set("");
@@ -424,7 +426,7 @@ async fn whom_the_issuer_revokes_is_cut_and_whom_he_does_not_goes_on() {
     // TLS 1.3 tells a client that it is refused with its first byte.
     let refused = serving.tls(Some(&revoked)).await;
     if let Ok(io) = refused {
-        let (answer, _) = Raw::new(io).rest().await;
+        let (answer, _) = RawConnection::over(io).rest().await;
         assert_eq!(answer, b"");
     }
     let (_again, _feeds) = serving.client_with(&good).await;
@@ -447,8 +449,8 @@ async fn the_operators_token_can_be_replaced() {
         let request = format!(
             "GET /api/v1/config HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
         );
-        let mut admin = Raw::new(connect(serving.admin).await);
-        admin.ask(request).await.head.status
+        let mut admin = RawConnection::over(connect(serving.admin).await);
+        admin.ask(request).await.head.status()
     };
     let (old, new) = (
         "the-old-token-of-the-operator",
@@ -456,7 +458,7 @@ async fn the_operators_token_can_be_replaced() {
     );
     assert_eq!((config(old).await, config(new).await), (200, 401));
     serving.folder.write("admin.token", new);
-    eventually("the new token", async || {
+    eventually(SOON, "the new token", async || {
         (config(new).await == 200).then_some(())
     })
     .await;

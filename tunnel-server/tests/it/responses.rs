@@ -3,21 +3,23 @@
 
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::Frame;
+use testkit::{
+    deadline::soon,
+    http1::{End, Framing, RawConnection},
+};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::{
-    deadline::soon,
     fake::{BodyEnd, Failure, FakeClient, Feed, data, empty, endings, fed, full, status},
-    raw::{End, Framing, Raw},
     rig::{PROD, PROD_HOST, Rig},
 };
 
-async fn ask(raw: &mut Raw, method: &str, path: &str) -> crate::raw::Answer {
+async fn ask(raw: &mut RawConnection, method: &str, path: &str) -> testkit::http1::RawResponse {
     raw.send(format!(
         "{method} {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"
     ))
     .await;
-    raw.answer_to(method).await
+    raw.response_to(method).await
 }
 
 fn with_length<B>(mut response: Response<B>, length: u64) -> Response<B> {
@@ -82,7 +84,7 @@ async fn responses_without_a_body_have_none_and_keep_their_length() {
         ("GET", "/", 200, Some("0")),
     ] {
         let answer = ask(&mut raw, method, path).await;
-        assert_eq!(answer.head.status, code, "{method} {path}");
+        assert_eq!(answer.head.status(), code, "{method} {path}");
         assert_eq!(
             answer.head.value("content-length"),
             length,
@@ -93,9 +95,9 @@ async fn responses_without_a_body_have_none_and_keep_their_length() {
             None,
             "{method} {path}"
         );
-        assert_eq!(answer.content, b"", "{method} {path}");
+        assert!(answer.content.bytes.is_empty(), "{method} {path}");
     }
-    assert_eq!(ask(&mut raw, "GET", "/").await.head.status, 200);
+    assert_eq!(ask(&mut raw, "GET", "/").await.head.status(), 200);
 }
 
 /// The end of the message comes later than its head, so that nobody knows yet that it is empty.
@@ -125,7 +127,10 @@ async fn responses_without_a_body_whose_end_is_late_are_answered_too() {
         .await;
         let feed = soon("the request", feeds.recv()).await.unwrap();
         let head = raw.head().await.unwrap();
-        assert_eq!((head.status, head.value("content-length")), (code, length));
+        assert_eq!(
+            (head.status(), head.value("content-length")),
+            (code, length)
+        );
         drop(feed);
     }
     raw.send(format!("GET /200 HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
@@ -133,7 +138,7 @@ async fn responses_without_a_body_whose_end_is_late_are_answered_too() {
     let feed = soon("the request", feeds.recv()).await.unwrap();
     feed.send(data("12345")).await.unwrap();
     drop(feed);
-    assert_eq!(raw.answer().await.text(), "12345");
+    assert_eq!(raw.response().await.text(), "12345");
 }
 
 #[tokio::test]
@@ -152,7 +157,7 @@ async fn the_framing_fits_the_body_and_the_version() {
     for (version, path, framing) in [
         ("1.1", "/", Framing::Chunked),
         ("1.1", "/length", Framing::Length(10)),
-        ("1.0", "/", Framing::Close),
+        ("1.0", "/", Framing::UntilClose),
         ("1.0", "/length", Framing::Length(10)),
     ] {
         let mut raw = rig.raw().await;
@@ -162,13 +167,13 @@ async fn the_framing_fits_the_body_and_the_version() {
             ))
             .await;
         assert_eq!(
-            (answer.text().as_str(), answer.end),
-            ("1234567890", End::Whole),
+            (answer.text().as_str(), answer.content.end),
+            ("1234567890", End::Clean),
             "{version}"
         );
         assert_eq!(answer.framing, framing, "{version} {path}");
         if version == "1.0" {
-            assert_eq!(raw.closes().await, End::Whole);
+            assert_eq!(raw.closes().await, End::Clean);
         }
     }
 }
@@ -247,14 +252,18 @@ async fn a_response_that_breaks_never_looks_whole() {
                 "GET {path} HTTP/{version}\r\nhost: {PROD_HOST}\r\n\r\n"
             ))
             .await;
-        assert_eq!(answer.head.status, 200);
+        assert_eq!(answer.head.status(), 200);
         if end == End::Cut {
             // A reset says the same, and may overtake the content.
-            assert_ne!(answer.end, End::Whole, "{version} {path}: {answer:?}");
+            assert_ne!(
+                answer.content.end,
+                End::Clean,
+                "{version} {path}: {answer:?}"
+            );
         } else {
-            assert_eq!(answer.end, end, "{version} {path}: {answer:?}");
+            assert_eq!(answer.content.end, end, "{version} {path}: {answer:?}");
         }
-        assert!(answer.content.len() <= 10, "{answer:?}");
+        assert!(answer.content.bytes.len() <= 10, "{answer:?}");
     }
     rig.metric_becomes(
         "tunnel_server_problems_total{hop=\"tunnel-client\",reason=\"response_incomplete\"}",
@@ -280,15 +289,15 @@ async fn a_session_that_dies_cuts_its_responses() {
     begun
         .send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
         .await;
-    assert_eq!(begun.head().await.unwrap().status, 200);
+    assert_eq!(begun.head().await.unwrap().status(), 200);
     silent
         .send(format!("GET /silent HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
         .await;
     client.request(2).await;
     client.die();
-    let answer = silent.answer().await;
+    let answer = silent.response().await;
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (502, "session_lost")
     );
     assert_eq!(answer.head.value("connection"), None);
@@ -321,10 +330,16 @@ async fn trailers_reach_a_client_that_takes_them() {
     let mut raw = rig.raw().await;
     let request = |te: &str| format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n{te}\r\n");
     let answer = raw.ask(request("te: trailers\r\nconnection: te\r\n")).await;
-    assert_eq!(answer.trailers, [("x-checksum".to_owned(), "7".to_owned())]);
+    assert_eq!(
+        answer.content.trailers,
+        [("x-checksum".to_owned(), "7".to_owned())]
+    );
     assert_eq!(client.request(1).await.values("te"), ["trailers"]);
     let answer = raw.ask(request("")).await;
-    assert_eq!((answer.text().as_str(), answer.trailers.len()), ("x", 0));
+    assert_eq!(
+        (answer.text().as_str(), answer.content.trailers.len()),
+        ("x", 0)
+    );
     assert!(client.request(2).await.values("te").is_empty());
 }
 
@@ -347,7 +362,7 @@ async fn a_problem_of_the_tunnel_client_is_answered_as_it_names_it() {
     ] {
         let answer = ask(&mut raw, "GET", &format!("/{reason}")).await;
         assert_eq!(
-            (answer.head.status, answer.reason().as_str()),
+            (answer.head.status(), answer.reason().as_str()),
             (code, reason)
         );
         let proxy_status = answer.head.value("proxy-status").unwrap();
@@ -388,9 +403,9 @@ async fn an_early_answer_ends_a_request_whose_body_still_comes() {
         "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 1000000\r\n\r\nbegin"
     ))
     .await;
-    let answer = raw.answer().await;
+    let answer = raw.response().await;
     assert_eq!(
-        (answer.head.status, answer.text().as_str()),
+        (answer.head.status(), answer.text().as_str()),
         (413, "too much")
     );
     assert_eq!(

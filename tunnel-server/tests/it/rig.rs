@@ -3,6 +3,10 @@
 use std::{collections::HashMap, net::SocketAddr, sync::LazyLock, time::Duration};
 
 use rustls_pki_types::ServerName;
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::{self, RawConnection},
+};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tunnel_ops::{
@@ -20,11 +24,6 @@ use tunnel_server::{
     },
     server::{Addresses, BindError, RunError, Server},
     token::Token,
-};
-
-use crate::{
-    deadline::{eventually, soon},
-    raw::Raw,
 };
 
 /// A runtime, and the host under which it is reached.
@@ -90,13 +89,13 @@ impl Rig {
     }
 
     /// A connection to the public listener, as it is.
-    pub(crate) async fn raw(&self) -> Raw {
-        Raw::new(connect(self.addresses.public).await)
+    pub(crate) async fn raw(&self) -> RawConnection {
+        RawConnection::over(connect(self.addresses.public).await)
     }
 
     /// A connection to the public listener with TLS.
-    pub(crate) async fn raw_tls(&self, alpn: &[&[u8]]) -> Raw {
-        Raw::new(tls(connect(self.addresses.public).await, alpn).await)
+    pub(crate) async fn raw_tls(&self, alpn: &[&[u8]]) -> RawConnection {
+        RawConnection::over(tls(connect(self.addresses.public).await, alpn).await)
     }
 
     /// A TLS connection to the tunnel listener.
@@ -154,11 +153,8 @@ fn configuration(
 
 /// What an admin listener says at a path: status and body.
 pub(crate) async fn ask_admin(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut admin = Raw::new(connect(address).await);
-    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    admin.send(request).await;
-    let answer = admin.answer().await;
-    (answer.head.status, answer.text())
+    let answer = http1::get(address, "localhost", path).await;
+    (answer.head.status(), answer.text())
 }
 
 /// The value of one series, 0 while there is none.
@@ -173,7 +169,7 @@ pub(crate) async fn metric_at(address: SocketAddr, series: &str) -> f64 {
 
 /// Waits until a series has a value.
 pub(crate) async fn metric_becomes_at(address: SocketAddr, series: &str, wanted: f64) {
-    eventually(&format!("{series} to be {wanted}"), async || {
+    eventually(SOON, &format!("{series} to be {wanted}"), async || {
         #[allow(clippy::float_cmp, reason = "counts are whole numbers")]
         (metric_at(address, series).await == wanted).then_some(())
     })

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::http1::RawResponse;
 use tokio::time::Instant;
 
 use crate::{
     fake::FakeClient,
-    raw::Answer,
     rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig},
 };
 
@@ -67,7 +67,7 @@ async fn no_field_but_the_host_decides_which_runtime_answers() {
                         format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n{distraction}\r\n\r\n");
                     let answer = raw.ask(&request).await;
                     if distraction.starts_with(':') {
-                        answer.is_refusal(400, &request);
+                        answer.assert_refused(400, &request);
                         raw = rig.raw().await;
                         continue;
                     }
@@ -103,7 +103,7 @@ async fn a_target_and_a_host_that_differ_are_refused_whichever_way_round() {
     ] {
         let mut raw = rig.raw().await;
         let request = format!("GET http://{target}/ HTTP/1.1\r\nhost: {host}\r\n\r\n");
-        raw.ask(&request).await.is_refusal(400, &request);
+        raw.ask(&request).await.assert_refused(400, &request);
     }
     assert_eq!((prod.seen().len(), dev.seen().len()), (0, 0));
 }
@@ -135,13 +135,13 @@ async fn a_host_that_is_nobodys_goes_to_nobody() {
     let answer = raw
         .ask(format!("GET /x HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
         .await;
-    assert_eq!(answer.head.status, 200);
+    assert_eq!(answer.head.status(), 200);
     assert_eq!(prod.paths(), ["/x"]);
 }
 
-fn is_problem(answer: &Answer, status: u16, reason: &str) {
+fn is_problem(answer: &RawResponse, status: u16, reason: &str) {
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (status, reason)
     );
     let proxy_status = answer.head.value("proxy-status").unwrap();
@@ -185,7 +185,7 @@ async fn a_request_waits_for_a_runtime_that_comes_back() {
     ))
     .await;
     let client = FakeClient::describing(&rig, PROD).await;
-    assert_eq!(raw.answer().await.text(), "acme-prod GET /waiting\n");
+    assert_eq!(raw.response().await.text(), "acme-prod GET /waiting\n");
     assert_eq!(client.paths(), ["/waiting"]);
 }
 
@@ -199,11 +199,11 @@ async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
         let request =
             format!("{method} / HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\n{lines}\r\n");
         raw.send(request).await;
-        raw.answer_to(method).await
+        raw.response_to(method).await
     };
     for (host, status) in [(PROD_HOST, 503), ("unknown.tunnels.test", 404)] {
         let answer = ask("GET", host, allowed, "").await;
-        assert_eq!(answer.head.status, status);
+        assert_eq!(answer.head.status(), status);
         let head = &answer.head;
         assert_eq!(head.value("access-control-allow-origin"), Some(allowed));
         assert_eq!(head.value("access-control-allow-credentials"), Some("true"));
@@ -216,7 +216,7 @@ async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
 
         let lines = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
         let preflight = ask("OPTIONS", host, allowed, lines).await;
-        assert_eq!(preflight.head.status, 204);
+        assert_eq!(preflight.head.status(), 204);
         assert_eq!(
             preflight.head.value("access-control-allow-methods"),
             Some("PUT")
@@ -238,7 +238,7 @@ async fn only_an_allowed_page_may_read_the_tunnels_own_answers() {
         ] {
             for (method, lines) in [("GET", ""), ("OPTIONS", lines)] {
                 let answer = ask(method, host, origin, lines).await;
-                assert_eq!(answer.head.status, status, "{origin} {method}");
+                assert_eq!(answer.head.status(), status, "{origin} {method}");
                 let head = format!("{:?}", answer.head);
                 assert!(!head.contains("access-control"), "{head}");
             }
@@ -258,7 +258,7 @@ async fn an_upstreams_answer_gets_no_cors_fields_of_ours() {
         let request =
             format!("OPTIONS / HTTP/1.1\r\nhost: {PROD_HOST}\r\norigin: {allowed}\r\n{lines}\r\n");
         let answer = raw.ask(request).await;
-        assert_eq!(answer.head.status, 200);
+        assert_eq!(answer.head.status(), 200);
         assert_eq!(answer.head.value("access-control-allow-origin"), None);
     }
     assert_eq!(

@@ -5,6 +5,10 @@ use std::{net::SocketAddr, process::Stdio};
 use http::Request;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::RawConnection,
+};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     net::TcpStream,
@@ -24,10 +28,8 @@ use tunnel_server::{
 };
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{Connected, FakeClient, Feed, data, dial_over, random_instance, session_request},
     program::Folder,
-    raw::Raw,
     rig::{connect, metric_at, metric_becomes_at},
     sessions::answering_on,
 };
@@ -72,7 +74,7 @@ pub(crate) struct Serving {
 
 /// A response that goes on for as long as a test likes.
 pub(crate) struct OpenStream {
-    raw: Raw,
+    raw: RawConnection,
     feed: Feed,
 }
 
@@ -232,7 +234,7 @@ impl Serving {
         let connected = self.dial(token).await;
         assert!(connected.status >= 400, "{}", connected.status);
         let Connected { io, behind, .. } = connected;
-        let mut raw = Raw::new(io);
+        let mut raw = RawConnection::over(io);
         let (rest, _) = raw.rest().await;
         serde_json::from_slice(&[&behind[..], &rest].concat()).unwrap()
     }
@@ -240,7 +242,7 @@ impl Serving {
     /// A client with this token, at `/now` and with streams that the test feeds elsewhere; dialled again
     /// until it is let in.
     pub(crate) async fn client(&self, token: &str) -> (FakeClient, mpsc::Receiver<Feed>) {
-        let connected = eventually("a session", async || {
+        let connected = eventually(SOON, "a session", async || {
             let connected = self.dial(token).await;
             (connected.status == 101).then_some(connected)
         });
@@ -261,22 +263,31 @@ impl Serving {
 
     /// The status at which a request for this path of a runtime is answered.
     pub(crate) async fn status(&self, label: &str, path: &str) -> u16 {
-        let mut raw = Raw::new(connect(self.public).await);
-        raw.ask(request(label, path)).await.head.status
+        let mut raw = RawConnection::over(connect(self.public).await);
+        raw.ask(request(label, path)).await.head.status()
     }
 
     /// A stream through this client.
     pub(crate) async fn stream(&self, label: &str, feeds: &mut mpsc::Receiver<Feed>) -> OpenStream {
-        OpenStream::begin(Raw::new(connect(self.public).await), label, feeds).await
+        OpenStream::begin(
+            RawConnection::over(connect(self.public).await),
+            label,
+            feeds,
+        )
+        .await
     }
 }
 
 impl OpenStream {
     /// On a connection to the public listener.
-    pub(crate) async fn begin(mut raw: Raw, label: &str, feeds: &mut mpsc::Receiver<Feed>) -> Self {
+    pub(crate) async fn begin(
+        mut raw: RawConnection,
+        label: &str,
+        feeds: &mut mpsc::Receiver<Feed>,
+    ) -> Self {
         raw.send(request(label, "/stream")).await;
         let feed = soon("a request", feeds.recv()).await.unwrap();
-        assert_eq!(raw.head().await.unwrap().status, 200);
+        assert_eq!(raw.head().await.unwrap().status(), 200);
         Self { raw, feed }
     }
 

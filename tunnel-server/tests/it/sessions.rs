@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use http::{HeaderValue, Method, Request};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    http1::End,
+};
 use tokio::{io::AsyncReadExt, sync::mpsc};
 use tunnel_proto::{
     close::CloseReason,
@@ -13,12 +17,10 @@ use tunnel_proto::{
 use tunnel_server::directory::OnConflict;
 
 use crate::{
-    deadline::{eventually, soon},
     fake::{
         Connected, FakeClient, Feed, data, dial, fed, full, random_instance, session_request,
         status,
     },
-    raw::End,
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     wire::Wire,
 };
@@ -167,7 +169,7 @@ async fn a_token_leads_to_its_own_runtime_only() {
     let mut raw = rig.raw().await;
     assert_eq!(raw.ask(get("/")).await.reason(), "runtime_offline");
     let dev_get = format!("GET / HTTP/1.1\r\nhost: {DEV_HOST}\r\n\r\n");
-    assert_eq!(raw.ask(dev_get).await.head.status, 200);
+    assert_eq!(raw.ask(dev_get).await.head.status(), 200);
 }
 
 #[tokio::test]
@@ -212,7 +214,7 @@ async fn a_second_session_of_an_instance_shares_the_work() {
         raw.send(get("/")).await;
         held.push(raw);
         let so_far = held.len();
-        eventually("the request", async || {
+        eventually(SOON, "the request", async || {
             (first.seen().len() + second.seen().len() == so_far).then_some(())
         })
         .await;
@@ -266,8 +268,8 @@ async fn an_exchange_that_nothing_was_heard_of_is_tried_once_more_when_that_is_s
             wire.round_trip().await;
         }
         drop(wire);
-        let answer = raw.answer().await;
-        assert_eq!(answer.head.status, code, "{request} {is_accepted}");
+        let answer = raw.response().await;
+        assert_eq!(answer.head.status(), code, "{request} {is_accepted}");
         let seen = second.paths();
         let repeated = seen.iter().filter(|path| *path != "/before").count();
         assert_eq!(repeated, usize::from(code == 200));
@@ -315,7 +317,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     let mut begun = rig.raw().await;
     begun.send(get("/long")).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
-    assert_eq!(begun.head().await.unwrap().status, 200);
+    assert_eq!(begun.head().await.unwrap().status(), 200);
 
     let instance = random_instance();
     let (newer, _feeds) = answering(&rig, instance.clone()).await;
@@ -385,7 +387,7 @@ async fn a_superseded_session_that_does_not_finish_is_closed_after_the_grace_per
         matches!(end, SessionEnd::ClosedByPeer(CloseReason::Superseded)),
         "{end}"
     );
-    begun.head().await;
+    drop(begun.head().await);
     let (rest, _) = begun.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"));
 }
@@ -403,13 +405,13 @@ async fn a_session_that_drains_gets_nothing_new_and_finishes() {
         .unwrap();
     // The control message is on its way; requests may still come until it has arrived.
     let mut raw = rig.raw().await;
-    eventually("the drain", async || {
+    eventually(SOON, "the drain", async || {
         let answer = raw.ask(get("/now")).await;
-        (answer.head.status == 503).then_some(())
+        (answer.head.status() == 503).then_some(())
     })
     .await;
     drop(feed);
-    assert_eq!(begun.answer().await.end, End::Whole);
+    assert_eq!(begun.response().await.content.end, End::Clean);
 }
 
 #[tokio::test]
@@ -429,7 +431,7 @@ async fn a_refreshed_token_must_be_of_the_same_runtime() {
             .unwrap();
         if is_good {
             let mut raw = rig.raw().await;
-            assert_eq!(raw.ask(get("/")).await.head.status, 200);
+            assert_eq!(raw.ask(get("/")).await.head.status(), 200);
             client
                 .control(|control| matches!(control, Control::Refreshed { .. }))
                 .await;

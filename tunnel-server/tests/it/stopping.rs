@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use http::Response;
+use testkit::http2::Frame;
+use testkit::{
+    deadline::soon,
+    http1::{End, RawConnection},
+};
 use tokio::{io::AsyncWriteExt, time::Instant};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
-    deadline::soon,
     fake::{FakeClient, collect, data, empty, fed, random_instance},
-    frames::{ACK, DATA, END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, PING, block},
-    raw::{End, Raw},
+    frames::{Frames, block},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect, identity, tls},
     serving::Files,
     sessions::{answering, get},
@@ -22,7 +25,7 @@ async fn stopping_tells_sessions_and_finishes_what_is_open() {
     let rig = Rig::start().await;
     let (mut client, mut feeds) = answering(&rig, random_instance()).await;
     let (mut idle, mut busy) = (rig.raw().await, rig.raw().await);
-    assert_eq!(idle.ask(get("/now")).await.head.status, 200);
+    assert_eq!(idle.ask(get("/now")).await.head.status(), 200);
     busy.send(get("/long")).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
     assert_eq!(rig.admin("/readyz").await.0, 200);
@@ -31,14 +34,17 @@ async fn stopping_tells_sessions_and_finishes_what_is_open() {
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
-    assert_eq!(idle.closes().await, End::Whole);
+    assert_eq!(idle.closes().await, End::Clean);
     let (code, text) = rig.admin("/readyz").await;
     assert_eq!(code, 503, "{text}");
     assert_eq!(rig.admin("/healthz").await.0, 200);
     feed.send(data("done")).await.unwrap();
     drop(feed);
-    let answer = busy.answer().await;
-    assert_eq!((answer.text().as_str(), answer.end), ("done", End::Whole));
+    let answer = busy.response().await;
+    assert_eq!(
+        (answer.text().as_str(), answer.content.end),
+        ("done", End::Clean)
+    );
     let end = client.ended().await;
     assert!(
         matches!(end, SessionEnd::ClosedByPeer(CloseReason::Drained)),
@@ -63,7 +69,7 @@ async fn stopping_waits_no_longer_than_the_grace_period() {
         took >= grace * 8 / 10 && took < grace + Duration::from_secs(3),
         "{took:?}"
     );
-    assert_eq!(busy.head().await.unwrap().status, 200);
+    assert_eq!(busy.head().await.unwrap().status(), 200);
     let (rest, _) = busy.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"));
     soon("the session's end", client.session.closed()).await;
@@ -110,7 +116,7 @@ async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
              sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         ),
     ] {
-        let mut raw = Raw::new(connect(serving.public).await);
+        let mut raw = RawConnection::over(connect(serving.public).await);
         raw.send(request).await;
         client.request(requests.len() + 1).await;
         requests.push(raw);
@@ -118,7 +124,7 @@ async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
     let (chat, mut endless) = (requests.pop().unwrap(), requests.pop().unwrap());
     let _feeds = (feeds.recv().await.unwrap(), feeds.recv().await.unwrap());
     let mut chat = chat;
-    assert_eq!(chat.head().await.unwrap().status, 101);
+    assert_eq!(chat.head().await.unwrap().status(), 101);
     let reading = Owned::spawn("reading", async move { endless.rest().await });
     let asked = Instant::now();
     serving.stop().await;
@@ -141,8 +147,8 @@ async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
         (":authority", PROD_HOST),
         (":path", "/long"),
     ];
-    let flags = END_HEADERS | END_STREAM;
-    frames.send(HEADERS, flags, 1, &block(&fields)).await;
+    let flags = Frame::END_HEADERS | Frame::END_STREAM;
+    frames.send(Frame::HEADERS, flags, 1, &block(&fields)).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
     rig.trigger.ask();
     client
@@ -153,8 +159,12 @@ async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
     let (mut goaways, mut content, mut is_ended) = (Vec::new(), Vec::new(), false);
     while let Some(frame) = frames.next().await {
         match frame.kind {
-            PING if frame.flags & ACK == 0 => frames.send(PING, ACK, 0, &frame.payload).await,
-            GOAWAY => {
+            Frame::PING if frame.flags & Frame::ACK == 0 => {
+                frames
+                    .send(Frame::PING, Frame::ACK, 0, &frame.payload)
+                    .await
+            }
+            Frame::GOAWAY => {
                 assert!(
                     !is_ended,
                     "before the stream ends, so that no other is begun"
@@ -162,9 +172,9 @@ async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
                 assert_eq!(frame.payload[4..8], [0; 4], "no error");
                 goaways.push(frame.payload[..4].to_vec());
             }
-            DATA => {
+            Frame::DATA => {
                 content.extend(frame.payload);
-                is_ended |= frame.flags & END_STREAM != 0;
+                is_ended |= frame.flags & Frame::END_STREAM != 0;
             }
             _ => {}
         }
@@ -214,13 +224,16 @@ async fn an_answer_of_a_draining_server_ends_its_connection() {
         .await;
     // The client has not moved yet: all is still served.
     let answer = before.ask(get("/now")).await;
-    assert_eq!((answer.head.status, answer.end), (200, End::Whole));
+    assert_eq!(
+        (answer.head.status(), answer.content.end),
+        (200, End::Clean)
+    );
     let offline = format!("GET / HTTP/1.1\r\nhost: {DEV_HOST}\r\n\r\n");
     let refused = own.ask(offline).await;
     assert_eq!(refused.reason(), "runtime_offline");
     for (mut raw, answer) in [(before, answer), (own, refused)] {
         assert_eq!(answer.head.value("connection"), Some("close"), "{answer:?}");
-        assert_eq!(raw.closes().await, End::Whole);
+        assert_eq!(raw.closes().await, End::Clean);
     }
     client.session.send(Control::Moved).unwrap();
     rig.stopped().await;
@@ -239,19 +252,19 @@ async fn stopping_does_not_wait_for_the_silent() {
         .await;
         let mut silent = Vec::new();
         for (address, first) in [(rig.addresses.tunnel, 0x16), (rig.addresses.public, b'P')] {
-            silent.push(Raw::new(connect(address).await));
-            let mut begun = Raw::new(connect(address).await);
+            silent.push(RawConnection::over(connect(address).await));
+            let mut begun = RawConnection::over(connect(address).await);
             begun.send([first]).await;
             silent.push(begun);
         }
-        silent.push(Raw::new(rig.tunnel().await));
+        silent.push(RawConnection::over(rig.tunnel().await));
         if has_tls {
             let mut socket = connect(rig.addresses.public).await;
             socket.write_all(b"PROXY UNKNOWN\r\n").await.unwrap();
-            silent.push(Raw::new(tls(socket, &[b"http/1.1"]).await));
+            silent.push(RawConnection::over(tls(socket, &[b"http/1.1"]).await));
             let mut socket = connect(rig.addresses.public).await;
             socket.write_all(b"PROXY UNKNOWN\r\n").await.unwrap();
-            silent.push(Raw::new(socket));
+            silent.push(RawConnection::over(socket));
         }
         rig.metric_becomes("tunnel_server_connections{listener=\"tunnel\"}", 3.0)
             .await;
@@ -275,8 +288,8 @@ async fn stopping_by_force_waits_for_nothing() {
     let _feed = soon("the request", feeds.recv()).await.unwrap();
     rig.trigger.ask();
     // Until it is forced, everything goes on, also for those who come now.
-    let mut raw: Raw = rig.raw().await;
-    assert_eq!(raw.ask(get("/now")).await.head.status, 200);
+    let mut raw: RawConnection = rig.raw().await;
+    assert_eq!(raw.ask(get("/now")).await.head.status(), 200);
     rig.trigger.force();
     rig.stopped().await;
 }
@@ -294,7 +307,7 @@ async fn a_tunnel_client_that_dials_a_stopping_server_is_sent_elsewhere() {
     _client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
-    let mut raw = Raw::new(io);
+    let mut raw = RawConnection::over(io);
     raw.send(format!(
         "GET /connect HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
          sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
@@ -303,9 +316,9 @@ async fn a_tunnel_client_that_dials_a_stopping_server_is_sent_elsewhere() {
         rig.token(PROD),
     ))
     .await;
-    let answer = raw.answer().await;
+    let answer = raw.response().await;
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (503, "server_draining")
     );
     assert!(answer.head.value("retry-after").is_some());

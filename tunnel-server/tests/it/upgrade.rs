@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
+use testkit::{
+    deadline::soon,
+    http1::{End, RawConnection},
+};
 use tokio::{sync::mpsc, time::sleep};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
@@ -12,11 +16,9 @@ use tunnel_proto::{
 };
 
 use crate::{
-    deadline::soon,
     fake::{
         AnyBody, BodyEnd, Failure, FakeClient, Feed, collect, data, endings, fed, full, status,
     },
-    raw::{End, Raw},
     rig::{PROD, PROD_HOST, Rig, connect, identity},
 };
 
@@ -79,11 +81,11 @@ fn asking(lines: &str) -> String {
     )
 }
 
-async fn upgraded(rig: &Rig, behind: &[u8]) -> Raw {
+async fn upgraded(rig: &Rig, behind: &[u8]) -> RawConnection {
     let mut raw = rig.raw().await;
     raw.send([asking("").as_bytes(), behind].concat()).await;
     let head = raw.head().await.unwrap();
-    assert_eq!(head.status, 101);
+    assert_eq!(head.status(), 101);
     assert_eq!(head.value("connection"), Some("upgrade"));
     assert_eq!(head.value("upgrade"), Some("websocket"));
     assert_eq!(
@@ -125,7 +127,7 @@ async fn an_upgrade_is_asked_for_as_it_was_and_carries_bytes_both_ways() {
         ["permessage-deflate"]
     );
     assert!(!seen.headers.contains_key("upgrade") && !seen.headers.contains_key("connection"));
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     for round in 0..10 {
         let (up, down) = (format!("up {round}"), format!("down {round}"));
@@ -138,7 +140,7 @@ async fn an_upgrade_is_asked_for_as_it_was_and_carries_bytes_both_ways() {
         .await;
     drop(upstream.send);
     raw.finish().await;
-    assert_eq!(raw.closes().await, End::Whole);
+    assert_eq!(raw.closes().await, End::Clean);
     rig.metric_becomes("tunnel_server_open_exchanges{runtime=\"acme-prod\"}", 0.0)
         .await;
     let switched = "tunnel_server_exchanges_total{runtime=\"acme-prod\",status=\"1xx\"}";
@@ -205,7 +207,7 @@ async fn the_platform_client_may_end_its_direction_first() {
         assert_eq!(raw.bytes(text.len()).await, text.as_bytes());
     }
     drop(upstream.send);
-    assert_eq!(raw.closes().await, End::Whole);
+    assert_eq!(raw.closes().await, End::Clean);
 }
 
 #[tokio::test]
@@ -216,7 +218,7 @@ async fn the_upstream_may_end_its_direction_first() {
     let Upstream { received, send } = soon("the upgrade", upstreams.recv()).await.unwrap();
     send.send(data("bye")).await.unwrap();
     drop(send);
-    assert_eq!(raw.closes_behind(b"bye").await, End::Whole);
+    assert_eq!(raw.closes_after(b"bye").await, End::Clean);
     for _ in 0..3 {
         raw.send("still here ").await;
     }
@@ -255,9 +257,9 @@ async fn a_reset_by_the_platform_client_is_not_laid_to_the_session() {
     let (client, mut upstreams) = granting(&rig).await;
     let socket = connect(rig.addresses.public).await;
     socket.set_zero_linger().unwrap();
-    let mut raw = Raw::new(socket);
+    let mut raw = RawConnection::over(socket);
     raw.send(asking("")).await;
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     drop(raw);
     soon("the upstream's end", upstream.send.closed()).await;
@@ -335,13 +337,13 @@ async fn what_stands_behind_a_refused_upgrade_is_the_next_request() {
     let next = format!("GET /next HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n");
     for _ in 0..2 {
         raw.send(asking("") + &next).await;
-        let answer = raw.answer().await;
+        let answer = raw.response().await;
         assert_eq!(
-            (answer.head.status, answer.text().as_str()),
+            (answer.head.status(), answer.text().as_str()),
             (403, "not you")
         );
         assert_eq!(answer.head.value("upgrade"), None);
-        assert_eq!(raw.answer().await.text(), "next");
+        assert_eq!(raw.response().await.text(), "next");
     }
     assert_eq!(client.paths(), ["/chat?x", "/next", "/chat?x", "/next"]);
 }
@@ -352,7 +354,7 @@ async fn an_upgrade_that_cannot_be_sent_on_leaves_the_connection_good() {
     let mut raw = rig.raw().await;
     let answer = raw.ask(asking("")).await;
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (503, "runtime_offline")
     );
     let _client = FakeClient::describing(&rig, PROD).await;
@@ -392,7 +394,7 @@ async fn upgrades_that_are_none_are_ordinary_requests() {
         let answer = raw
             .ask(format!("{line}\r\nhost: {PROD_HOST}\r\n{lines}\r\n{body}"))
             .await;
-        assert_eq!(answer.head.status, 200, "{line} {lines}");
+        assert_eq!(answer.head.status(), 200, "{line} {lines}");
         assert_eq!(answer.head.value("upgrade"), None);
         let seen = client.seen().pop().unwrap();
         assert!(!seen.is_upgrade, "{line} {lines}");
@@ -404,7 +406,7 @@ async fn upgrades_that_are_none_are_ordinary_requests() {
     let with_body = asking("content-length: 2\r\n") + "hi";
     raw.ask(with_body)
         .await
-        .is_refusal(400, "an upgrade with a body");
+        .assert_refused(400, "an upgrade with a body");
 }
 
 #[tokio::test]
@@ -444,9 +446,9 @@ async fn an_upgrade_behind_other_requests_waits_for_its_turn() {
     let get = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n");
     raw.send(format!("{get}{get}{}early", asking(""))).await;
     for _ in 0..2 {
-        assert_eq!(raw.answer().await.text(), "first");
+        assert_eq!(raw.response().await.text(), "first");
     }
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     assert_eq!(upstream.bytes(5).await, b"early");
     assert_eq!(client.paths(), ["/", "/", "/chat?x"]);
@@ -483,13 +485,13 @@ async fn an_upgrade_over_tls_ends_in_order_in_each_direction() {
     let (_client, mut upstreams) = granting(&rig).await;
     let mut raw = rig.raw_tls(&[b"http/1.1"]).await;
     raw.send(asking("") + "early").await;
-    assert_eq!(raw.head().await.unwrap().status, 101);
+    assert_eq!(raw.head().await.unwrap().status(), 101);
     let mut upstream = soon("the upgrade", upstreams.recv()).await.unwrap();
     assert_eq!(upstream.bytes(5).await, b"early");
     upstream.send("bye").await;
     let Upstream { received, send } = upstream;
     drop(send);
-    assert_eq!(raw.closes_behind(b"bye").await, End::Whole);
+    assert_eq!(raw.closes_after(b"bye").await, End::Clean);
     raw.send("still here").await;
     raw.finish().await;
     let (content, end) = soon("the end", collect(received)).await;

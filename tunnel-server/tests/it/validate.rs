@@ -161,7 +161,7 @@ async fn a_server_with_an_operators_token_is_asked_with_it() {
     let folder = serving.folder.path("server.toml");
     serving.signal("-TERM").await;
     let against = format!("--against=http://{admin}");
-    let gone = crate::deadline::eventually("its end", async || {
+    let gone = testkit::deadline::eventually(testkit::deadline::SOON, "its end", async || {
         let config = format!("--config={}", folder.display());
         let ended = serving.folder.run(["validate", &config, &against]);
         (ended.code == Some(1)).then_some(ended.stderr)

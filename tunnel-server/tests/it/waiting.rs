@@ -2,11 +2,14 @@
 //! memory than the bounds say. The program as a process, whose memory nobody else uses.
 
 use std::fs;
+use testkit::http2::Frame;
+use testkit::{
+    deadline::{SOON, eventually},
+    http1::RawConnection,
+};
 
 use crate::{
-    deadline::eventually,
-    frames::{ACK, DATA, END_HEADERS, Frames, HEADERS, PING, block, frame},
-    raw::Raw,
+    frames::{Frames, block},
     rig::{PROD_HOST, connect},
     serving::{Files, Serving, VERSION},
 };
@@ -43,7 +46,7 @@ async fn waiting(serving: &Serving) -> u64 {
 }
 
 async fn all_wait(serving: &Serving, wanted: u64) {
-    eventually("the waiting requests", async || {
+    eventually(SOON, "the waiting requests", async || {
         (waiting(serving).await == wanted).then_some(())
     })
     .await;
@@ -71,24 +74,27 @@ async fn streams(
     length: usize,
     piece: usize,
 ) -> Frames {
-    let mut frames = Frames::new(Raw::new(connect(serving.public).await)).await;
+    let mut frames = Frames::new(RawConnection::over(connect(serving.public).await)).await;
     let piece = vec![b'x'; piece];
     for number in 0..STREAMS {
         let stream = 2 * number + 1;
-        let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(fields));
+        let mut bytes =
+            Frame::new(Frame::HEADERS, Frame::END_HEADERS, stream, &block(fields)).bytes();
         for _ in 0..length / piece.len() {
-            bytes.extend(frame(DATA, 0, stream, &piece));
+            bytes.extend(Frame::new(Frame::DATA, 0, stream, &piece).bytes());
         }
         frames.raw.send(bytes).await;
     }
-    frames.send(PING, 0, 0, b"all sent").await;
-    while !matches!(frames.next().await, Some(frame) if frame.kind == PING && frame.flags == ACK) {}
+    frames.send(Frame::PING, 0, 0, b"all sent").await;
+    while !matches!(frames.next().await, Some(frame) if frame.kind == Frame::PING && frame.flags == Frame::ACK)
+    {
+    }
     frames
 }
 
 /// The same over HTTP/1.1, where a connection carries one; more than the kernel keeps for anybody is not sent.
-async fn upload(serving: &Serving) -> Raw {
-    let mut raw = Raw::new(connect(serving.public).await);
+async fn upload(serving: &Serving) -> RawConnection {
+    let mut raw = RawConnection::over(connect(serving.public).await);
     let head = format!("POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 1000000\r\n\r\n");
     raw.send([head.as_bytes(), &vec![b'x'; WINDOW]].concat())
         .await;
@@ -101,7 +107,7 @@ async fn who_waited_for_a_runtime_is_judged_by_the_list_that_it_has_then() {
     let files = Files::new();
     let token = files.add("acme", "prod");
     let serving = files.serve("offline_wait = \"10m\"\n").await;
-    let mut raw = Raw::new(connect(serving.public).await);
+    let mut raw = RawConnection::over(connect(serving.public).await);
     raw.send(format!("GET /now HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
         .await;
     all_wait(&serving, 1).await;
@@ -113,9 +119,9 @@ async fn who_waited_for_a_runtime_is_judged_by_the_list_that_it_has_then() {
     serving.folder.write("runtimes.toml", &text);
     serving.metric_becomes(VERSION, 2.0).await;
     let (client, _feeds) = serving.client(token.expose()).await;
-    let answer = raw.answer().await;
+    let answer = raw.response().await;
     assert_eq!(
-        (answer.head.status, answer.reason().as_str()),
+        (answer.head.status(), answer.reason().as_str()),
         (403, "address_denied")
     );
     assert!(client.seen().is_empty());
@@ -137,7 +143,7 @@ async fn uploads_that_wait_hold_no_more_than_the_bound_says() {
         let sent = 256 * WINDOW;
         assert!((sent..=bound).contains(&held), "{piece}: {held} of {bound}");
         // One more does not find a place among so many.
-        let mut raw = Raw::new(connect(serving.public).await);
+        let mut raw = RawConnection::over(connect(serving.public).await);
         let request = format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n");
         assert_eq!(raw.ask(request).await.reason(), "waiting_limit");
         drop(connections);
@@ -183,7 +189,7 @@ async fn calls_that_do_not_tell_their_length_have_as_many_places_as_others() {
     }
     all_wait(&serving, 256).await;
     // It is their number that is full.
-    let mut raw = Raw::new(connect(serving.public).await);
+    let mut raw = RawConnection::over(connect(serving.public).await);
     let refused = raw.ask(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"));
     let refused = refused.await;
     assert_eq!(refused.reason(), "waiting_limit");

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::{deadline::soon, http1::RawConnection};
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 
 use crate::{
-    deadline::soon,
     fake::{FakeClient, full, random_instance, status},
-    raw::Raw,
     rig::{PROD, PROD_HOST, Rig, ask_admin},
     sessions::get,
     wire::Wire,
@@ -20,13 +19,13 @@ const WEDGED: u16 = 4010;
 const ENDED: &str = "tunnel_server_sessions_ended_total{reason=\"wedged\"}";
 
 /// Asks until one is not answered: the others went through another session.
-async fn stuck(rig: &Rig, request: &str) -> Raw {
+async fn stuck(rig: &Rig, request: &str) -> RawConnection {
     soon("a request that is stuck", async {
         loop {
             let mut raw = rig.raw().await;
             raw.send(request).await;
             match timeout(Duration::from_millis(300), raw.head()).await {
-                Ok(head) => assert_eq!(head.unwrap().status, 200),
+                Ok(head) => assert_eq!(head.unwrap().status(), 200),
                 Err(_) => return raw,
             }
         }
@@ -52,7 +51,7 @@ async fn a_session_that_takes_nothing_is_evicted_and_the_others_of_its_tunnel_se
     }
     assert_eq!(soon("its end", wedged).await.unwrap(), Some(WEDGED));
     // What was stuck in it has gone another way, since that is safe.
-    assert_eq!(safe.answer().await.text(), "second");
+    assert_eq!(safe.response().await.text(), "second");
     rig.metric_becomes(ENDED, 1.0).await;
     rig.metric_becomes("tunnel_server_sessions", 1.0).await;
     for request in [get("/"), post] {
@@ -69,9 +68,9 @@ async fn a_request_that_may_not_be_repeated_is_told_that_its_session_was_wedged(
     let post = format!("POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: 1\r\n\r\nx");
     let mut raw = rig.raw().await;
     raw.send(post).await;
-    let answer = raw.answer().await;
+    let answer = raw.response().await;
     assert_eq!(
-        (answer.head.status, &*answer.reason()),
+        (answer.head.status(), &*answer.reason()),
         (502, "session_lost")
     );
     assert_eq!(soon("its end", wedged).await.unwrap(), Some(WEDGED));
@@ -96,7 +95,7 @@ async fn a_session_that_gives_no_echo_joins_nothing_and_takes_nobodys_place() {
         if let Ok(code) = timeout(Duration::from_millis(100), &mut ended).await {
             break code.unwrap();
         }
-        assert_eq!(raw.ask(get("/")).await.head.status, 200);
+        assert_eq!(raw.ask(get("/")).await.head.status(), 200);
         let now = view().await;
         assert_eq!(now["sessions"].as_array().unwrap().len(), 1);
         assert_eq!(

@@ -3,15 +3,11 @@
 use std::collections::HashSet;
 
 use bytes::BytesMut;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
-use tokio_rustls::client::TlsStream;
+use testkit::{deadline::soon, http1::Duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
-    deadline::soon,
     fake::{dial, random_instance, session_request},
     rig::Rig,
 };
@@ -31,7 +27,7 @@ const ACK: u16 = 2;
 
 /// A session without anything behind it.
 pub(crate) struct Wire {
-    io: TlsStream<TcpStream>,
+    io: Box<dyn Duplex>,
     read: BytesMut,
     /// Bytes of the multiplexer.
     muxed: BytesMut,

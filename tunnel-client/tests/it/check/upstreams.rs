@@ -10,13 +10,19 @@ use tokio::sync::Barrier;
 use tunnel_client::check::{StepName, StepResult};
 
 use super::{Place, verdict};
-use crate::network::{Authority, Listening, checked, head};
-use crate::scripted::Scripted;
+use testkit::ca::Authority;
+
+use crate::network::{Listening, checked, head};
+use testkit::scripted::ScriptedUpstream;
 
 #[tokio::test]
 async fn upstreams_are_connected_to_whatever_the_server_says() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let flag = format!("--upstream=http://{}", closed.local_addr().unwrap());
     drop(closed);
@@ -37,7 +43,10 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
         (StepName::Upstream, "upstream_dns_failure")
     );
     let other = Authority::new("Other");
-    let wrong = Listening::tls(&other.identity(), |_stream| Box::pin(async {})).await;
+    let wrong = Listening::tls(&other.issue(&["127.0.0.1"]).identity(), |_stream| {
+        Box::pin(async {})
+    })
+    .await;
     let flag = format!("--upstream=https://{}", wrong.address);
     let report = place.check(&server.url(), &[&flag]).await;
     assert_eq!(
@@ -49,9 +58,13 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
 #[tokio::test]
 async fn each_upstream_of_the_routes_is_looked_at() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let well = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
-    let ill = Scripted::answering(b"HTTP/1.1 503 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
+    let well = ScriptedUpstream::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let ill = ScriptedUpstream::answering(b"HTTP/1.1 503 Oh\r\ncontent-length: 0\r\n\r\n").await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = closed.local_addr().unwrap();
     drop(closed);
@@ -102,7 +115,11 @@ async fn each_upstream_of_the_routes_is_looked_at() {
 async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
     const DIFFERENT: usize = 6;
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
     let all_asked = Arc::new(Barrier::new(DIFFERENT));
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&asked);
@@ -131,7 +148,7 @@ async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
         .collect();
     place.write("client.toml", &table);
     let config = format!("--config={}", place.path().join("client.toml").display());
-    let upstream = Scripted::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"").await;
     let default = format!("--upstream={}", upstream.url());
     let report = place.check(&server.url(), &[&config, &default]).await;
     assert!(report.is_ok(), "{report:#?}");
@@ -147,11 +164,18 @@ async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
 #[tokio::test]
 async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.identity(), Some(checked())).await;
-    let old = place.authority.made("127.0.0.1", |params| {
-        params.not_before = date_time_ymd(2001, 1, 1);
-        params.not_after = date_time_ymd(2002, 1, 1);
-    });
+    let server = Listening::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
+    let old = place
+        .authority
+        .issue_with(&["127.0.0.1"], |params| {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        })
+        .identity();
     let old = Listening::tls(&old, |_stream| Box::pin(async {})).await;
     let socket = format!("unix:{}", place.path().join("app.sock").display());
     let ca = format!(

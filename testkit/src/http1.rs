@@ -2,22 +2,27 @@
 //!
 //! Unlike a client library, this reader forgives nothing and hides nothing: it says whether a
 //! message was cut, which fields came in which order, and how it was framed. It reads what the
-//! programs under test write, so it does not defend itself against hostile input.
+//! programs under test write, so it does not defend itself against hostile input. It shares no code
+//! with the programs, so that nothing of theirs is tested against itself.
 
-use std::io;
+mod connection;
+
+use std::{fmt, io, ops::Deref};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+pub use self::connection::{Duplex, RawConnection, RawResponse, get};
+
 /// Fields in the order they came, with their names as they were written.
 pub type Fields = Vec<(String, String)>;
 
-/// Everything up to the empty line.
+/// Everything up to the empty line. It derefs to its text, empty line included.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The bytes themselves, empty line included.
-    pub raw: Bytes,
+    /// Bytes that are no UTF-8 become one character each, as in Latin-1.
+    text: String,
     /// Request line or status line.
     pub start: String,
     /// The field lines.
@@ -49,6 +54,8 @@ pub enum End {
 /// How long a content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
+    /// There is none, by the status or the method, whatever the fields say.
+    Absent,
     /// As many bytes as `Content-Length` says; none without it in a request.
     Length(u64),
     /// Chunks and a trailer section.
@@ -59,15 +66,20 @@ pub enum Framing {
 
 impl Head {
     /// Takes apart a head with the empty line at its end.
-    pub fn parse(raw: Bytes) -> Self {
-        let text = String::from_utf8_lossy(&raw).into_owned();
+    pub fn parse(raw: &[u8]) -> Self {
+        let text = String::from_utf8(raw.to_vec())
+            .unwrap_or_else(|_| raw.iter().copied().map(char::from).collect());
         let mut lines = text.split("\r\n");
         let start = lines.next().unwrap_or_default().to_owned();
         let fields = lines
             .filter(|line| !line.is_empty())
             .map(split_field)
             .collect();
-        Self { raw, start, fields }
+        Self {
+            text,
+            start,
+            fields,
+        }
     }
 
     /// All values of a field, in order, whatever the case of its name.
@@ -122,12 +134,21 @@ impl Head {
     }
 
     /// How the content after this response head is framed, if it answers `method`.
+    ///
+    /// # Panics
+    /// When the framing is ambiguous, or one that the version does not have.
     pub fn response_framing(&self, method: &str) -> Framing {
         let status = self.status();
         if method == "HEAD" || status < 200 || status == 204 || status == 304 {
-            return Framing::Length(0);
+            return Framing::Absent;
         }
-        self.declared_framing().unwrap_or(Framing::UntilClose)
+        let framing = self.declared_framing().unwrap_or(Framing::UntilClose);
+        let is_chunked = framing == Framing::Chunked;
+        let is_old = self.start.starts_with("HTTP/1.0");
+        assert!(!is_chunked || !is_old, "chunks for HTTP/1.0: {self:?}");
+        let length = self.value("content-length");
+        assert!(!is_chunked || length.is_none(), "two framings: {self:?}");
+        framing
     }
 
     fn declared_framing(&self) -> Option<Framing> {
@@ -140,6 +161,20 @@ impl Head {
         }
         self.value("content-length")
             .map(|length| Framing::Length(length.parse().unwrap()))
+    }
+}
+
+impl Deref for Head {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -182,9 +217,7 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         let mut searched = 0;
         loop {
             if let Some(at) = find(&self.buffer[searched..], b"\r\n\r\n") {
-                return Ok(Head::parse(
-                    self.buffer.split_to(searched + at + 4).freeze(),
-                ));
+                return Ok(Head::parse(&self.buffer.split_to(searched + at + 4)));
             }
             searched = self.buffer.len().saturating_sub(3);
             self.fill().await?;
@@ -196,6 +229,7 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         let mut bytes = BytesMut::new();
         let mut trailers = Fields::new();
         let end = match framing {
+            Framing::Absent => Ok(()),
             Framing::Length(length) => self.read_length(length, &mut bytes).await,
             Framing::Chunked => self.read_chunks(&mut bytes, &mut trailers).await,
             Framing::UntilClose => loop {
@@ -316,7 +350,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
 }
 
 /// Fields as text, for records and for JSON.
-pub(crate) fn fields(headers: &HeaderMap) -> Fields {
+pub fn fields(headers: &HeaderMap) -> Fields {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     headers
         .iter()

@@ -1,4 +1,4 @@
-//! Bounded waiting: what a test awaits, either happens in time or ends the test with its name.
+//! Bounded waiting: what a test awaits either happens in time, or ends the test with its name.
 //!
 //! Nothing here decides that something has happened because time has passed.
 
@@ -22,6 +22,14 @@ pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output =
         Ok(value) => value,
         Err(_) => panic!("{what}: not within {limit:?}"),
     }
+}
+
+/// Awaits what should happen at once.
+///
+/// # Panics
+/// When it has not happened after [`SOON`]; the message names `what` was awaited.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    within(SOON, what, future).await
 }
 
 /// Asks until there is an answer, where the other side offers no event to await (a program's

@@ -1,16 +1,24 @@
 //! Upstreams that say exactly what a script says, byte for byte, and may break every rule.
 //!
-//! A [`ScriptedUpstream`] hands each connection to the test's script as a [`RawConnection`]. Ready
-//! scripts stand below; whatever they were sent is in the upstream's record.
+//! A [`ScriptedUpstream`] hands each connection to the test's script as a [`ScriptedConnection`].
+//! Whatever the scripts read is in the upstream's record.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    sync::{Mutex, mpsc},
+    task::JoinSet,
+};
 
 use crate::{
-    entry::Entry,
-    message::{Content, End, Head},
-    raw::RawConnection,
+    deadline::SOON,
+    http1::{Content, End, Head, RawConnection},
     record::Record,
 };
 
@@ -37,33 +45,46 @@ pub enum Seen {
 }
 
 /// A connection, and the record to report to.
-pub struct Stage {
-    /// The connection.
-    pub connection: RawConnection,
+pub struct ScriptedConnection {
+    raw: RawConnection,
     record: Arc<Record<Seen>>,
+    /// How many connections came before it.
+    pub number: usize,
 }
 
 impl ScriptedUpstream {
     /// Listens on a free port and runs `script` for each connection; the connection ends when the
     /// script does.
-    pub async fn start<F>(script: impl Fn(Stage) -> F + Send + 'static) -> Self
+    pub async fn start<F>(script: impl Fn(ScriptedConnection) -> F + Send + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap(), script).await
+    }
+
+    /// Listens on this address.
+    pub async fn start_at<F>(
+        address: SocketAddr,
+        script: impl Fn(ScriptedConnection) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let record = Arc::new(Record::default());
         let mut accepting = JoinSet::new();
         let reports = record.clone();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((socket, _)) = listener.accept().await {
+            for number in 0.. {
+                let (socket, _) = listener.accept().await.unwrap();
                 socket.set_nodelay(true).unwrap();
                 reports.push(Seen::Connection);
-                let connection = RawConnection::new(socket);
-                connections.spawn(script(Stage {
-                    connection,
+                connections.spawn(script(ScriptedConnection {
+                    raw: RawConnection::new(socket),
                     record: reports.clone(),
+                    number,
                 }));
             }
         });
@@ -76,12 +97,12 @@ impl ScriptedUpstream {
 
     /// Answers every request on a connection with these bytes, after its content was read.
     pub async fn answering(response: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> Self {
-        Self::start(move |mut stage| {
+        Self::start(move |mut connection| {
             let response = response.clone();
             async move {
-                while let Ok(head) = stage.head().await {
-                    stage.content(&head).await;
-                    stage.connection.write(&response).await;
+                while let Ok(head) = connection.head().await {
+                    connection.content(&head).await;
+                    connection.send(&response).await;
                 }
             }
         })
@@ -92,12 +113,12 @@ impl ScriptedUpstream {
     pub async fn answering_once(
         response: impl AsRef<[u8]> + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self::start(move |mut stage| {
+        Self::start(move |mut connection| {
             let response = response.clone();
             async move {
-                if let Ok(head) = stage.head().await {
-                    stage.content(&head).await;
-                    stage.connection.write(&response).await;
+                if let Ok(head) = connection.head().await {
+                    connection.content(&head).await;
+                    connection.send(&response).await;
                 }
             }
         })
@@ -108,13 +129,13 @@ impl ScriptedUpstream {
     pub async fn answering_early(
         response: impl AsRef<[u8]> + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self::start(move |mut stage| {
+        Self::start(move |mut connection| {
             let response = response.clone();
             async move {
-                if stage.head().await.is_ok() {
-                    stage.connection.write(&response).await;
-                    stage.connection.finish().await;
-                    stage.ended(Duration::from_secs(60)).await;
+                if connection.head().await.is_ok() {
+                    connection.send(&response).await;
+                    connection.finish().await;
+                    connection.ended(Duration::from_secs(60)).await;
                 }
             }
         })
@@ -123,18 +144,14 @@ impl ScriptedUpstream {
 
     /// Sends `100 Continue` to who expects it, then reads the content and answers `200`.
     pub async fn continuing() -> Self {
-        Self::start(|mut stage| async move {
-            while let Ok(head) = stage.head().await {
+        Self::start(|mut connection| async move {
+            while let Ok(head) = connection.head().await {
                 if head.value("expect").is_some() {
-                    stage
-                        .connection
-                        .write("HTTP/1.1 100 Continue\r\n\r\n")
-                        .await;
+                    connection.send("HTTP/1.1 100 Continue\r\n\r\n").await;
                 }
-                stage.content(&head).await;
-                stage
-                    .connection
-                    .write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                connection.content(&head).await;
+                connection
+                    .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                     .await;
             }
         })
@@ -143,9 +160,9 @@ impl ScriptedUpstream {
 
     /// Reads a head and never answers; records when the other side gives up.
     pub async fn silent() -> Self {
-        Self::start(|mut stage| async move {
-            if stage.head().await.is_ok() {
-                stage.ended(Duration::from_secs(600)).await;
+        Self::start(|mut connection| async move {
+            if connection.head().await.is_ok() {
+                connection.ended(Duration::from_secs(600)).await;
             }
         })
         .await
@@ -161,25 +178,39 @@ impl ScriptedUpstream {
         format!("http://{}", self.address)
     }
 
-    /// The upstream without a tunnel before it.
-    pub fn entry(&self) -> Entry {
-        Entry::direct(self.address)
-    }
-
     /// What the scripts reported.
     pub fn record(&self) -> &Record<Seen> {
         &self.record
     }
 
+    /// How many connections have come.
+    pub fn connections(&self) -> usize {
+        let seen = self.record.all();
+        let connections = seen.iter().filter(|seen| matches!(seen, Seen::Connection));
+        connections.count()
+    }
+
+    /// Waits until more than `count` connections have come.
+    pub async fn more_connections(&self, count: usize) {
+        let mut left = count;
+        let next = |seen: &Seen| {
+            let is_last = matches!(seen, Seen::Connection) && left == 0;
+            left -= usize::from(matches!(seen, Seen::Connection) && !is_last);
+            is_last.then_some(())
+        };
+        self.record
+            .wait_for("another connection at the upstream", SOON, next)
+            .await;
+    }
+
     /// The next request head after `mark` entries of the record.
     pub async fn wait_head(&self, mark: usize) -> Head {
-        let limit = crate::deadline::SOON;
         let head = |seen: &Seen| match seen {
             Seen::Head(head) => Some(head.clone()),
             _ => None,
         };
         self.record
-            .wait_for_after(mark, "a request at the upstream", limit, head)
+            .wait_for_after(mark, "a request at the upstream", SOON, head)
             .await
     }
 
@@ -201,38 +232,77 @@ impl ScriptedUpstream {
             _ => None,
         };
         self.record
-            .wait_for("a content at the upstream", crate::deadline::SOON, content)
+            .wait_for("a content at the upstream", SOON, content)
             .await
     }
 }
 
-impl Stage {
+/// An upstream that answers each time that it is told to, and reports each request.
+pub async fn slow() -> (ScriptedUpstream, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (asked_in, asked) = mpsc::channel(8);
+    let (answer, answers) = mpsc::channel::<()>(8);
+    let answers = Arc::new(Mutex::new(answers));
+    let upstream = ScriptedUpstream::start(move |mut connection| {
+        let (asked_in, answers) = (asked_in.clone(), answers.clone());
+        async move {
+            connection.head().await.unwrap();
+            asked_in.send(()).await.unwrap();
+            answers.lock().await.recv().await;
+            connection
+                .send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate")
+                .await;
+        }
+    })
+    .await;
+    (upstream, asked, answer)
+}
+
+impl ScriptedConnection {
     /// Reads a request head; waits as long as the connection lasts, since a pooled connection may
     /// rest between requests.
     ///
     /// # Errors
     /// How the connection ended instead.
     pub async fn head(&mut self) -> Result<Head, End> {
-        let head = self.connection.read_head_patiently().await?;
+        let head = self.raw.unbounded_head().await?;
         self.record.push(Seen::Head(head.clone()));
         Ok(head)
     }
 
     /// Reads the content of the request with this head.
     pub async fn content(&mut self, head: &Head) -> Content {
-        let content = self.connection.read_request_content(head).await;
+        let content = self.raw.content(head.request_framing()).await;
         self.record.push(Seen::Content(content.clone()));
         content
     }
 
     /// Waits until the other side is gone.
     pub async fn ended(&mut self, limit: Duration) {
-        let end = self.connection.wait_end(limit).await;
+        let end = self.raw.wait_end(limit).await;
         self.record.push(Seen::Ended(end));
+    }
+
+    /// The connection alone; what is read from it is in no record.
+    pub fn into_raw(self) -> RawConnection {
+        self.raw
     }
 
     /// Says something to the test.
     pub fn note(&self, text: impl Into<String>) {
         self.record.push(Seen::Note(text.into()));
+    }
+}
+
+impl Deref for ScriptedConnection {
+    type Target = RawConnection;
+
+    fn deref(&self) -> &RawConnection {
+        &self.raw
+    }
+}
+
+impl DerefMut for ScriptedConnection {
+    fn deref_mut(&mut self) -> &mut RawConnection {
+        &mut self.raw
     }
 }

@@ -1,0 +1,19 @@
+//! What the tests of several crates use.
+//!
+//! Unit tests of `tunnel-ops` use only what has no types of it: cargo builds that crate twice for them, and the
+//! types of the two do not match.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation ends the test, with its reason"
+)]
+
+pub mod ca;
+pub mod deadline;
+pub mod http1;
+pub mod http2;
+pub mod program;
+pub mod record;
+pub mod scripted;
+pub mod secrets;
