@@ -22,7 +22,7 @@
     reason = "this is the test language: a failed expectation ends the test, with its reason"
 )]
 
-pub use testkit::{deadline, http1, record, scripted, secrets};
+pub use testkit::{deadline, http1, names, record, scripted, secrets};
 
 pub mod addresses;
 pub mod ca;
@@ -34,7 +34,6 @@ pub mod grpc;
 pub mod inside;
 pub mod issuer;
 pub mod load;
-pub mod names;
 pub mod network;
 pub mod payload;
 pub mod peers;

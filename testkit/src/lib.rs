@@ -13,6 +13,7 @@ pub mod ca;
 pub mod deadline;
 pub mod http1;
 pub mod http2;
+pub mod names;
 pub mod program;
 pub mod record;
 pub mod scripted;

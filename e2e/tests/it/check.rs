@@ -11,7 +11,7 @@ use e2e::{
     addresses::Addresses,
     ca::Ca,
     client::ClientOptions,
-    names::{NameServer, looked_up_at},
+    names::{NameServer, Reply, looked_up_at},
     network::Network,
     peers::{
         dante::Dante,
@@ -121,7 +121,7 @@ async fn names_that_are_not_found_or_not_answered() {
     options.server_name = Some("register.tunnel.test".to_owned());
     let checked = options.check_by(&before).await;
     checked.assert_failed("dns", "dns_failure");
-    names.silence("register.tunnel.test");
+    names.set_reply("register.tunnel.test", Reply::Silence);
     let checked = options.check_by(&before).await;
     // The system gives up by itself, and says no more than that it has.
     let verdict = checked.verdict();

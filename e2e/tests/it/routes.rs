@@ -560,13 +560,16 @@ async fn no_path_leads_to_a_place_that_nobody_named() {
     let mut wrong = Vec::new();
     for (name, entry) in routers.ours() {
         for path in hostile_paths() {
-            let (asked, mark) = (cluster.names().asked().len(), cluster.mark());
+            let (asked, mark) = (cluster.names().questions().len(), cluster.mark());
             let mut client = RawClient::connect(&entry).await;
             let answer = client
                 .exchange("POST", &path, "Connection: close\r\n")
                 .await;
             let status = answer.head.status();
-            let (came, asked) = (cluster.since(&mark), cluster.names().asked().len() - asked);
+            let (came, asked) = (
+                cluster.since(&mark),
+                cluster.names().questions().len() - asked,
+            );
             if !(400..=404).contains(&status) || !came.is_empty() || asked > 0 {
                 wrong.push(format!(
                     "{name}: {path}: {status}, {asked} names asked, {came:?}"

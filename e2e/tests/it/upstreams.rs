@@ -428,11 +428,7 @@ async fn a_name_that_leads_home_is_refused() {
     ];
     let mut wrong = Vec::new();
     for (number, address) in homes.into_iter().enumerate() {
-        names.set(
-            &format!("s{number}.svc.test"),
-            &[address.parse().unwrap()],
-            60,
-        );
+        names.set(&format!("s{number}.svc.test"), &[address], 60);
         let mut client = PlatformClient::http1(&system.entry()).await;
         let answer = client.get(&format!("/webhooks/s{number}/x")).await;
         if answer.status != 502 || !answer.text().contains("destination_denied") {

@@ -5,8 +5,8 @@ use tokio::task::JoinSet;
 use tunnel_ops::task::Owned;
 use tunnel_proto::problem::Reason;
 
-use crate::dns::{NameServer, Reply};
 use crate::setup::{Setup, get};
+use testkit::names::{NameServer, Reply};
 use testkit::scripted::ScriptedUpstream;
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn localhost_is_reached_and_another_name_of_this_machine_is_not() {
     let setup = Setup::new(&format!("http://localhost:{port}")).await;
     assert_eq!(setup.session.fetch(get("/")).await.body(), "hello");
     let server = NameServer::start().await;
-    server.say_addresses("dev-box.test", &["127.0.0.1"], 60);
+    server.set("dev-box.test", &["127.0.0.1"], 60);
     let setup = Setup::with(&format!("http://dev-box.test.:{port}"), |config| {
         config.settings.dns_server = Some(vec![server.address()]);
     })
@@ -64,7 +64,7 @@ async fn localhost_is_reached_and_another_name_of_this_machine_is_not() {
 #[tokio::test]
 async fn a_name_server_that_cannot_tell_is_a_dns_error() {
     let server = NameServer::start().await;
-    server.say("app.test", Reply::Failure);
+    server.set_reply("app.test", Reply::Failure);
     let setup = Setup::with("http://app.test.", |config| {
         config.settings.dns_server = Some(vec![server.address()]);
     })

@@ -15,9 +15,6 @@ mod config;
 mod credential;
 mod cuts;
 mod destination;
-#[allow(dead_code, reason = "shared with the tests of upstreams themselves")]
-#[path = "../../../tunnel-routing/tests/it/dns.rs"]
-mod dns;
 mod http1;
 mod http2;
 mod network;

@@ -6,9 +6,9 @@ use http::Request;
 use tunnel_proto::problem::Reason;
 use tunnel_routing::config::RouteList;
 
-use crate::dns::NameServer;
 use crate::routes::{telling, telling_at};
 use crate::setup::{Setup, get, post};
+use testkit::names::NameServer;
 
 /// A client with these routes, which asks this server for names.
 async fn with_routes(routes: &str, names: Option<&NameServer>) -> Setup {
@@ -24,8 +24,8 @@ async fn with_routes(routes: &str, names: Option<&NameServer>) -> Setup {
 #[tokio::test]
 async fn a_path_never_leads_to_the_machine_itself() {
     let names = NameServer::start().await;
-    names.say_addresses("app.test", &["127.0.0.1"], 60);
-    names.say_addresses("meta.test", &["169.254.169.254"], 60);
+    names.set("app.test", &["127.0.0.1"], 60);
+    names.set("meta.test", &["169.254.169.254"], 60);
     let upstream = telling("app").await;
     let port = upstream.address().port();
     let setup = with_routes(
@@ -67,7 +67,7 @@ async fn a_path_leads_to_the_service_that_it_names() {
     let Some(address) = own_address() else { return };
     let names = NameServer::start().await;
     let address = address.to_string();
-    names.say_addresses("github-eventsource-svc.argo.test", &[&address], 60);
+    names.set("github-eventsource-svc.argo.test", &[&address], 60);
     let upstream = telling_at(&format!("{address}:0"), "github").await;
     let port = upstream.address().port();
     let setup = with_routes(

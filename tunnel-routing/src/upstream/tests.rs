@@ -1,14 +1,8 @@
 //! Upstreams that are asked through a session in memory, as exchanges ask them, with upstreams and
 //! name servers that do what a test says.
 
-#[allow(dead_code, reason = "what other tests need of it")]
-#[path = "../../tests/it/dns.rs"]
-pub(super) mod dns;
 mod limits;
 mod names;
-#[allow(dead_code, reason = "what other tests need of it")]
-#[path = "../../tests/it/scripted.rs"]
-mod scripted;
 mod secure;
 mod several;
 
@@ -19,6 +13,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty};
+use testkit::deadline::SOON;
 use tokio::io::duplex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -29,9 +24,6 @@ use tunnel_proto::session::{Session, SessionEvent, SessionEvents, SessionSetting
 
 use super::*;
 use crate::request::{Informational, RequestBody};
-
-/// Longest time for anything that is to happen soon.
-const SOON: Duration = Duration::from_secs(10);
 
 /// What a route leads to.
 enum Target {

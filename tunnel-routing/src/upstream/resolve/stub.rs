@@ -310,7 +310,7 @@ fn failed(error: &dyn std::error::Error) -> LookUpError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::tests::dns::{NameServer, Reply};
+    use testkit::names::{NameServer, Reply};
 
     fn names(name: &str, ndots: usize) -> Vec<String> {
         let search: Vec<_> = ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"]
@@ -359,9 +359,9 @@ mod tests {
     async fn a_clusters_names_are_found_as_the_system_finds_them() {
         let server = NameServer::start().await;
         let setup = cluster(&server);
-        server.say_addresses("app.ns.svc.cluster.local", &["10.0.0.1", "fd00::1"], 30);
-        server.say_addresses("app.other.svc.cluster.local", &["10.0.0.2"], 5);
-        server.say_addresses("api.example.test", &["192.0.2.7"], 600);
+        server.set("app.ns.svc.cluster.local", &["10.0.0.1", "fd00::1"], 30);
+        server.set("app.other.svc.cluster.local", &["10.0.0.2"], 5);
+        server.set("api.example.test", &["192.0.2.7"], 600);
         let both = (vec!["10.0.0.1".to_owned(), "fd00::1".to_owned()], 30);
         assert_eq!(query(&setup, "app").await.unwrap(), both);
         assert_eq!(server.asked("app.ns.svc.cluster.local"), 1);
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(server.asked("api.example.test.ns.svc.cluster.local"), 1);
         assert_eq!(query(&setup, "nobody").await, Err(LookUpError::NotFound));
         // Names of container networks often have one.
-        server.say_addresses("my_app", &["10.0.0.3"], 5);
+        server.set("my_app", &["10.0.0.3"], 5);
         assert_eq!(query(&setup, "my_app").await.unwrap().0, ["10.0.0.3"]);
     }
 
@@ -383,7 +383,7 @@ mod tests {
     async fn the_hosts_file_comes_first() {
         let server = NameServer::start().await;
         let setup = cluster(&server);
-        server.say_addresses("listed.ns.svc.cluster.local", &["10.0.0.1"], 30);
+        server.set("listed.ns.svc.cluster.local", &["10.0.0.1"], 30);
         let (addresses, _) = query(&setup, "listed").await.unwrap();
         assert_eq!(addresses, ["10.0.0.9", "fd00::9"]);
     }
@@ -393,11 +393,11 @@ mod tests {
         let server = NameServer::start().await;
         let setup = cluster(&server);
         // Somebody else's, further down the list.
-        server.say_addresses("app.cluster.local", &["10.6.6.6"], 30);
-        server.say("app.ns.svc.cluster.local", Reply::Silence);
+        server.set("app.cluster.local", &["10.6.6.6"], 30);
+        server.set_reply("app.ns.svc.cluster.local", Reply::Silence);
         assert_eq!(query(&setup, "app").await, Err(LookUpError::TimedOut));
         // A server that cannot tell is passed over, but what follows it does not mean "not there".
-        server.say("gone.ns.svc.cluster.local", Reply::Failure);
+        server.set_reply("gone.ns.svc.cluster.local", Reply::Failure);
         let failed = query(&setup, "gone").await.unwrap_err();
         assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
     }
@@ -408,11 +408,11 @@ mod tests {
         let setup = cluster(&server);
         let addresses = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
         let name = "app.ns.svc.cluster.local";
-        server.say(name, Reply::OnlyIpv6(addresses, 300));
+        server.set_reply(name, Reply::OnlyIpv6(addresses, 300));
         let found = setup.query("app").await.unwrap();
         assert!(found.is_partial);
         assert_eq!(found.addresses, ["fd00::1".parse::<IpAddr>().unwrap()]);
-        server.say_addresses(name, &["fd00::1"], 300);
+        server.set(name, &["fd00::1"], 300);
         assert!(
             !setup.query("app").await.unwrap().is_partial,
             "there is no other"
@@ -424,7 +424,7 @@ mod tests {
         let server = NameServer::start().await;
         let setup = cluster(&server);
         let addresses = vec!["10.0.0.1".parse().unwrap()];
-        server.say(
+        server.set_reply(
             "app.ns.svc.cluster.local",
             Reply::SilentOnIpv6(addresses, 300),
         );

@@ -11,8 +11,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tunnel_proto::exchange::BodyError;
 use tunnel_proto::problem::Fault;
 
-use super::scripted::{Connection, Scripted};
 use super::*;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 type Piece = Result<Frame<Bytes>, Infallible>;
 
@@ -39,7 +39,7 @@ fn whole(bytes: usize) -> Request<Full<Bytes>> {
         .unwrap()
 }
 
-fn with_max_body(upstream: &Scripted) -> Route {
+fn with_max_body(upstream: &ScriptedUpstream) -> Route {
     let options = UpstreamOptions {
         max_body: Some(10),
         ..options()
@@ -49,7 +49,7 @@ fn with_max_body(upstream: &Scripted) -> Route {
 
 #[tokio::test]
 async fn a_request_that_says_it_is_too_large_never_reaches_the_upstream() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         assert_eq!(connection.bytes(10).await, b"xxxxxxxxxx");
         connection.send(answer("taken")).await;
@@ -66,11 +66,11 @@ async fn a_request_that_says_it_is_too_large_never_reaches_the_upstream() {
 #[tokio::test]
 async fn a_request_that_turns_out_too_large_is_ended_there_and_never_looks_whole() {
     let (seen, mut all) = mpsc::channel(1);
-    let upstream = Scripted::start(move |mut connection: Connection| {
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let seen = seen.clone();
         async move {
             connection.head().await.unwrap();
-            let rest = connection.rest().await;
+            let (rest, _) = connection.rest().await;
             seen.send(rest).await.unwrap();
         }
     })
@@ -90,7 +90,7 @@ async fn a_request_that_turns_out_too_large_is_ended_there_and_never_looks_whole
 
 #[tokio::test]
 async fn a_request_that_fits_is_sent_whole_though_its_length_was_not_known() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         connection
             .bytes(b"a\r\nxxxxxxxxxx\r\n0\r\n\r\n".len())
@@ -108,7 +108,7 @@ async fn a_request_that_fits_is_sent_whole_though_its_length_was_not_known() {
     assert_eq!(content, "taken");
 }
 
-fn with_idle_limit(upstream: &Scripted) -> Route {
+fn with_idle_limit(upstream: &ScriptedUpstream) -> Route {
     let options = UpstreamOptions {
         idle_timeout: Some(Duration::from_millis(200)),
         ..options()
@@ -118,7 +118,7 @@ fn with_idle_limit(upstream: &Scripted) -> Route {
 
 #[tokio::test]
 async fn an_upstream_that_hangs_is_given_up_within_its_answer() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         connection
             .send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
@@ -137,7 +137,7 @@ async fn an_upstream_that_hangs_is_given_up_within_its_answer() {
 
 #[tokio::test]
 async fn an_answer_may_take_its_time_to_begin_when_the_request_has_ended() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         sleep(Duration::from_millis(500)).await;
         connection.send(answer("late")).await;
@@ -149,7 +149,7 @@ async fn an_answer_may_take_its_time_to_begin_when_the_request_has_ended() {
 
 #[tokio::test]
 async fn an_upstream_that_takes_no_more_of_a_request_is_given_up() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         std::future::pending::<()>().await;
     })
@@ -163,7 +163,7 @@ async fn an_upstream_that_takes_no_more_of_a_request_is_given_up() {
 
 #[tokio::test]
 async fn a_request_that_stops_coming_is_given_up() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         connection.rest().await;
     })
@@ -178,7 +178,7 @@ async fn a_request_that_stops_coming_is_given_up() {
 
 #[tokio::test]
 async fn a_request_that_waits_to_be_let_on_is_not_to_blame() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         connection.rest().await;
     })
@@ -192,7 +192,7 @@ async fn a_request_that_waits_to_be_let_on_is_not_to_blame() {
 
 #[tokio::test]
 async fn a_request_that_turns_out_too_large_after_an_answer_has_begun_ends_it_by_that_name() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
         connection.head().await.unwrap();
         let head = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf";
         connection.send(head).await;
@@ -257,12 +257,12 @@ async fn over_http2_it_has_the_same_name_and_is_taken_back() {
 
 #[tokio::test]
 async fn a_redirect_is_passed_on_and_never_followed() {
-    let elsewhere = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let elsewhere = ScriptedUpstream::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
     let location = format!("{}/there", elsewhere.url());
     for status in [301, 302, 303, 307, 308] {
         let head =
             format!("HTTP/1.1 {status} Go\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
-        let upstream = Scripted::start(move |mut connection: Connection| {
+        let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
             let head = head.clone();
             async move {
                 connection.head().await.unwrap();

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::dns::{NameServer, Reply};
-use super::scripted::{Connection, Scripted};
 use super::*;
+use testkit::names::{NameServer, Reply};
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 const NAME: &str = "app.ns.svc.cluster.test";
 
@@ -26,13 +26,13 @@ fn named(server: &NameServer, port: u16, options: &UpstreamOptions) -> Arc<Upstr
 
 /// Two upstreams at the same port of two addresses, each with an answer of its own, and a stream that goes on
 /// when it is told to.
-async fn two(goes_on: &Arc<Notify>) -> (Scripted, Scripted) {
+async fn two(goes_on: &Arc<Notify>) -> (ScriptedUpstream, ScriptedUpstream) {
     let at = |address: SocketAddr, content: &'static str| {
         let goes_on = Arc::clone(goes_on);
-        Scripted::start_at(address, move |mut connection| {
+        ScriptedUpstream::start_at(address, move |mut connection| {
             let goes_on = Arc::clone(&goes_on);
             async move {
-                while let Some(head) = connection.head().await {
+                while let Ok(head) = connection.head().await {
                     if head.starts_with("GET /stream") {
                         let head =
                             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n";
@@ -61,11 +61,11 @@ async fn connections_go_when_their_name_leads_elsewhere_and_open_exchanges_end_f
     let goes_on = Arc::new(Notify::new());
     let (one, _two) = two(&goes_on).await;
     let server = NameServer::start().await;
-    server.say_addresses(NAME, &["127.0.0.1"], 1);
+    server.set(NAME, &["127.0.0.1"], 1);
     let route = Route::to(named(&server, one.address().port(), &options()));
     assert_eq!(route.fetch(get("/")).await, "one");
     let open = route.ask(get("/stream")).await.unwrap();
-    server.say_addresses(NAME, &["127.0.0.2"], 1);
+    server.set(NAME, &["127.0.0.2"], 1);
     let moved = async {
         while route.fetch(get("/")).await != "two" {
             sleep(Duration::from_millis(20)).await;
@@ -87,9 +87,10 @@ async fn connections_go_when_their_name_leads_elsewhere_and_open_exchanges_end_f
 
 #[tokio::test]
 async fn a_name_is_asked_for_no_more_often_than_its_answer_runs_out() {
-    let upstream = Scripted::answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let upstream =
+        ScriptedUpstream::answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let server = NameServer::start().await;
-    server.say_addresses(NAME, &["127.0.0.1"], 300);
+    server.set(NAME, &["127.0.0.1"], 300);
     let route = Route::to(named(&server, upstream.address().port(), &options()));
     let mut all = JoinSet::new();
     let route = Arc::new(route);
@@ -107,9 +108,9 @@ async fn a_name_is_asked_for_no_more_often_than_its_answer_runs_out() {
 
 #[tokio::test]
 async fn the_next_address_is_tried_when_one_refuses() {
-    let upstream = Scripted::answering_once(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let upstream = ScriptedUpstream::answering_once(b"HTTP/1.1 204 No Content\r\n\r\n").await;
     let server = NameServer::start().await;
-    server.say_addresses(NAME, &["127.0.0.3", "127.0.0.1", "::1"], 60);
+    server.set(NAME, &["127.0.0.3", "127.0.0.1", "::1"], 60);
     let route = Route::to(named(&server, upstream.address().port(), &options()));
     for _ in 0..3 {
         route.fetch(get("/")).await;
@@ -118,13 +119,14 @@ async fn the_next_address_is_tried_when_one_refuses() {
 
 #[tokio::test]
 async fn the_last_addresses_go_on_while_the_name_servers_are_down() {
-    let upstream = Scripted::answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let upstream =
+        ScriptedUpstream::answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let server = NameServer::start().await;
-    server.say_addresses(NAME, &["127.0.0.1"], 1);
+    server.set(NAME, &["127.0.0.1"], 1);
     let route = Route::to(named(&server, upstream.address().port(), &options()));
     route.fetch(get("/")).await;
     let before = server.asked(NAME);
-    server.say(NAME, Reply::Failure);
+    server.set_reply(NAME, Reply::Failure);
     let asked = async {
         while server.asked(NAME) == before {
             route.fetch(get("/")).await;
@@ -137,14 +139,14 @@ async fn the_last_addresses_go_on_while_the_name_servers_are_down() {
 
 #[tokio::test]
 async fn a_name_that_is_gone_takes_its_connections_along() {
-    let upstream = Scripted::start(|mut connection: Connection| async move {
-        while connection.head().await.is_some() {
+    let upstream = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
+        while connection.head().await.is_ok() {
             connection.send(answer("here")).await;
         }
     })
     .await;
     let server = NameServer::start().await;
-    server.say_addresses(NAME, &["127.0.0.1"], 1);
+    server.set(NAME, &["127.0.0.1"], 1);
     let route = Route::to(named(&server, upstream.address().port(), &options()));
     assert_eq!(route.fetch(get("/")).await, "here");
     server.forget(NAME);
@@ -179,9 +181,9 @@ async fn a_name_that_leads_where_it_may_not_is_refused_by_name() {
     ] {
         // Each its own name, since answers are kept.
         let name = format!("{}.test", address.replace(['.', ':'], "-"));
-        server.say_addresses(&name, &[address], 60);
+        server.set(&name, &[address], 60);
         let url = format!("http://x{name}.:1");
-        server.say_addresses(&format!("x{name}"), &[address], 60);
+        server.set(&format!("x{name}"), &[address], 60);
         let upstream = Upstream::new(url.parse().unwrap(), &options(), &shared).unwrap();
         let problem = Route::to(Arc::new(upstream))
             .ask(get("/"))
@@ -200,7 +202,7 @@ async fn a_name_that_leads_where_it_may_not_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_template_reaches_no_address_that_is_only_for_who_writes_it() {
-    let upstream = Scripted::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+    let upstream = ScriptedUpstream::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
     let port = upstream.address().port();
     let cache = UpstreamCache::new(UpstreamScheme::Http, &options(), &shared()).unwrap();
     for host in [
@@ -230,7 +232,7 @@ async fn a_template_reaches_no_address_that_is_only_for_who_writes_it() {
 #[tokio::test]
 async fn a_name_server_that_says_nothing_costs_no_more_than_the_limit() {
     let server = NameServer::start().await;
-    server.say(NAME, Reply::Silence);
+    server.set_reply(NAME, Reply::Silence);
     let short = UpstreamOptions {
         connect_timeout: Duration::from_millis(200),
         ..options()

@@ -9,8 +9,8 @@ use http_body_util::{Full, StreamBody};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use super::scripted::{Connection, Scripted};
 use super::*;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
 /// An address that nobody listens on.
 async fn closed() -> SocketAddr {
@@ -19,9 +19,9 @@ async fn closed() -> SocketAddr {
 }
 
 /// An upstream that answers with its own name.
-async fn good(name: &'static str) -> Scripted {
-    Scripted::start(move |mut connection: Connection| async move {
-        while let Some(head) = connection.head().await {
+async fn good(name: &'static str) -> ScriptedUpstream {
+    ScriptedUpstream::start(move |mut connection: ScriptedConnection| async move {
+        while let Ok(head) = connection.head().await {
             let bytes = usize::from(head.starts_with("POST"));
             connection.bytes(bytes).await;
             connection.send(answer(name)).await;
@@ -88,9 +88,9 @@ fn set_after(
 }
 
 /// An upstream that reads a head and resets the connection.
-async fn resetting() -> Scripted {
-    Scripted::start(|mut connection: Connection| async move {
-        connection.head().await;
+async fn resetting() -> ScriptedUpstream {
+    ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
+        drop(connection.head().await);
         // What is left unread makes the end a reset.
     })
     .await
@@ -98,7 +98,7 @@ async fn resetting() -> Scripted {
 
 /// An upstream whose checks hold while a test says so.
 struct Checked {
-    scripted: Scripted,
+    scripted: ScriptedUpstream,
     is_well: Arc<AtomicBool>,
     /// Requests that were no checks.
     asked: Arc<AtomicUsize>,
@@ -108,10 +108,10 @@ impl Checked {
     async fn start() -> Self {
         let (is_well, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let (well, count) = (Arc::clone(&is_well), Arc::clone(&asked));
-        let scripted = Scripted::start(move |mut connection: Connection| {
+        let scripted = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
             let (well, count) = (Arc::clone(&well), Arc::clone(&count));
             async move {
-                while let Some(head) = connection.head().await {
+                while let Ok(head) = connection.head().await {
                     if !head.starts_with("GET /healthz?") {
                         count.fetch_add(1, Ordering::SeqCst);
                         connection.send(answer("checked")).await;
@@ -186,11 +186,14 @@ async fn when_all_are_down_that_is_said_and_each_is_tried_again() {
         assert_eq!(problem.reason(), Reason::UpstreamsDown, "{problem}");
     }
     assert_eq!(conditions(&set), ["ejected", "ejected"]);
-    let back = Scripted::start_at(members[1].0, |mut connection: Connection| async move {
-        while connection.head().await.is_some() {
-            connection.send(answer("back")).await;
-        }
-    })
+    let back = ScriptedUpstream::start_at(
+        members[1].0,
+        |mut connection: ScriptedConnection| async move {
+            while connection.head().await.is_ok() {
+                connection.send(answer("back")).await;
+            }
+        },
+    )
     .await;
     assert_eq!(route.fetch(get("/")).await, "back");
     assert_eq!(route.fetch(get("/")).await, "back");
@@ -209,11 +212,14 @@ async fn when_all_are_out_each_is_asked_until_one_answers() {
         route.ask(post()).await.unwrap_err();
     }
     assert_eq!(conditions(&set), ["ejected"; 8]);
-    let _back = Scripted::start_at(members[5].0, |mut connection: Connection| async move {
-        while connection.head().await.is_some() {
-            connection.send(answer("back")).await;
-        }
-    })
+    let _back = ScriptedUpstream::start_at(
+        members[5].0,
+        |mut connection: ScriptedConnection| async move {
+            while connection.head().await.is_ok() {
+                connection.send(answer("back")).await;
+            }
+        },
+    )
     .await;
     assert_eq!(route.fetch(get("/")).await, "back");
 }
@@ -270,8 +276,8 @@ async fn one_dial_that_fails_for_many_counts_once() {
 #[tokio::test]
 async fn a_platform_client_that_stops_sending_says_nothing_of_its_upstream() {
     let waits = || {
-        Scripted::start(|mut connection: Connection| async move {
-            connection.head().await;
+        ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
+            drop(connection.head().await);
             connection.rest().await;
         })
     };
@@ -294,10 +300,10 @@ async fn a_platform_client_that_stops_sending_says_nothing_of_its_upstream() {
 #[tokio::test]
 async fn checks_name_the_host_that_they_are_told() {
     let (seen, mut hosts) = tokio::sync::mpsc::channel(1);
-    let checked = Scripted::start(move |mut connection: Connection| {
+    let checked = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
         let seen = seen.clone();
         async move {
-            while let Some(head) = connection.head().await {
+            while let Ok(head) = connection.head().await {
                 let _ = seen.try_send(head);
                 connection.send(answer("fine")).await;
             }
@@ -346,8 +352,8 @@ async fn a_harmless_request_is_asked_again_when_a_connection_broke_and_no_other(
 
 #[tokio::test]
 async fn one_that_hangs_is_left_alone_after_a_few_that_waited() {
-    let hanging = Scripted::start(|mut connection: Connection| async move {
-        connection.head().await;
+    let hanging = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
+        drop(connection.head().await);
         connection.rest().await;
     })
     .await;
@@ -495,12 +501,13 @@ async fn one_that_dies_and_returns_under_load_costs_no_harmless_request() {
     timeout(SOON, used).await.unwrap();
     drop(dies);
     become_so(&set, &["up", "unhealthy"]).await;
-    let returned = Scripted::start_at(address, |mut connection: Connection| async move {
-        while connection.head().await.is_some() {
-            connection.send(answer("returned")).await;
-        }
-    })
-    .await;
+    let returned =
+        ScriptedUpstream::start_at(address, |mut connection: ScriptedConnection| async move {
+            while connection.head().await.is_ok() {
+                connection.send(answer("returned")).await;
+            }
+        })
+        .await;
     let used = async { while route.fetch(get("/")).await != "returned" {} };
     timeout(SOON, used).await.unwrap();
     is_over.store(true, Ordering::SeqCst);
@@ -511,8 +518,8 @@ async fn one_that_dies_and_returns_under_load_costs_no_harmless_request() {
 
 #[tokio::test]
 async fn one_alone_is_asked_whatever_its_checks_say() {
-    let only = Scripted::start(|mut connection: Connection| async move {
-        while let Some(head) = connection.head().await {
+    let only = ScriptedUpstream::start(|mut connection: ScriptedConnection| async move {
+        while let Ok(head) = connection.head().await {
             let answer = match head.starts_with("GET /healthz") {
                 true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
                 false => answer("only"),

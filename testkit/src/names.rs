@@ -1,7 +1,7 @@
 //! A name server that knows what a test tells it, and can be told otherwise while it runs.
 //!
 //! It answers questions for `A` and `AAAA` over UDP. A name that it does not know does not exist;
-//! one that was silenced gets no answer. Every question is in its record.
+//! what else it says of a name is a [`Reply`]. Every question is in its record.
 
 use std::{
     collections::HashMap,
@@ -18,17 +18,21 @@ use crate::record::Record;
 /// Where the questions begin in a message.
 const QUESTION: usize = 12;
 
+/// Types of questions.
+const A: u16 = 1;
+const AAAA: u16 = 28;
+
 /// A running name server.
 #[derive(Debug)]
 pub struct NameServer {
     address: SocketAddr,
     zone: Zone,
-    asked: Arc<Record<String>>,
+    questions: Arc<Record<Question>>,
     _serving: JoinSet<()>,
 }
 
 /// What is known, by name; under the empty name, what is said of all others.
-type Zone = Arc<Mutex<HashMap<String, Entry>>>;
+type Zone = Arc<Mutex<HashMap<String, Reply>>>;
 
 /// What, put before a program and its arguments, has the system's own look-ups ask a name server at
 /// this address, port 53, and nobody else. It needs root.
@@ -53,14 +57,20 @@ pub fn looked_up_at(server: IpAddr, directory: &Path) -> Vec<String> {
     before.map(str::to_owned).to_vec()
 }
 
-/// What a name leads to.
-#[derive(Clone, Debug)]
-enum Entry {
+/// What is answered to the questions for a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
     /// These addresses, for so many seconds.
     Addresses(Vec<IpAddr>, u32),
-    /// The answer that there is no such name.
+    /// The IPv6 addresses among these; a failure to questions for IPv4.
+    OnlyIpv6(Vec<IpAddr>, u32),
+    /// The IPv4 addresses among these; nothing to questions for IPv6.
+    SilentOnIpv6(Vec<IpAddr>, u32),
+    /// That the server failed.
+    Failure,
+    /// That there is no such name.
     Absent,
-    /// Nothing, not even an answer.
+    /// Nothing at all.
     Silence,
 }
 
@@ -78,13 +88,13 @@ impl NameServer {
         let socket = UdpSocket::bind(address).await;
         let socket = socket.unwrap_or_else(|error| panic!("{address}: {error}"));
         let address = socket.local_addr().unwrap();
-        let (zone, asked) = (Zone::default(), Arc::new(Record::default()));
+        let (zone, questions) = (Zone::default(), Arc::new(Record::default()));
         let mut serving = JoinSet::new();
-        serving.spawn(serve(socket, zone.clone(), asked.clone()));
+        serving.spawn(serve(socket, zone.clone(), questions.clone()));
         Self {
             address,
             zone,
-            asked,
+            questions,
             _serving: serving,
         }
     }
@@ -95,9 +105,19 @@ impl NameServer {
     }
 
     /// A name leads to these addresses from now on; who hears it may believe it for so many seconds.
-    pub fn set(&self, name: &str, addresses: &[IpAddr], seconds: u32) {
-        let entry = Entry::Addresses(addresses.to_vec(), seconds);
-        self.zone.lock().insert(name.to_owned(), entry);
+    ///
+    /// # Panics
+    /// When one is no address.
+    pub fn set(&self, name: &str, addresses: &[impl ToString], seconds: u32) {
+        let addresses = addresses
+            .iter()
+            .map(|text| text.to_string().parse().unwrap());
+        self.set_reply(name, Reply::Addresses(addresses.collect(), seconds));
+    }
+
+    /// Questions for a name, written without its last dot, are answered like this from now on.
+    pub fn set_reply(&self, name: &str, reply: Reply) {
+        self.zone.lock().insert(name.to_owned(), reply);
     }
 
     /// Every name that nothing else is known of leads to these addresses from now on.
@@ -107,53 +127,57 @@ impl NameServer {
 
     /// A name does not exist from now on.
     pub fn forget(&self, name: &str) {
-        self.zone.lock().insert(name.to_owned(), Entry::Absent);
+        self.set_reply(name, Reply::Absent);
     }
 
-    /// Questions for a name get no answer from now on.
-    pub fn silence(&self, name: &str) {
-        self.zone.lock().insert(name.to_owned(), Entry::Silence);
+    /// Every question, in order.
+    pub fn questions(&self) -> &Record<Question> {
+        &self.questions
     }
 
-    /// The names that were asked for, in lower case without the last dot, in order.
-    pub fn asked(&self) -> &Record<String> {
-        &self.asked
+    /// How often the IPv4 addresses of a name were asked for.
+    pub fn asked(&self, name: &str) -> usize {
+        let questions = self.questions.all();
+        let wanted = |question: &&Question| question.name == name && question.kind == A;
+        questions.iter().filter(wanted).count()
     }
 }
 
-async fn serve(socket: UdpSocket, zone: Zone, asked: Arc<Record<String>>) {
+async fn serve(socket: UdpSocket, zone: Zone, questions: Arc<Record<Question>>) {
     let mut buffer = [0; 1500];
     // An error here is word of an answer that nobody took.
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             continue;
         };
-        let Some(question) = Question::read(&buffer[..length]) else {
+        let message = &buffer[..length];
+        let Some(question) = Question::read(message) else {
             continue;
         };
-        asked.push(question.name.clone());
-        let entry = {
+        questions.push(question.clone());
+        let reply = {
             let zone = zone.lock();
             zone.get(&question.name).or_else(|| zone.get("")).cloned()
         };
-        if let Some(answer) = question.answer(entry.unwrap_or(Entry::Absent)) {
+        if let Some(answer) = question.answer(message, reply.unwrap_or(Reply::Absent)) {
             drop(socket.send_to(&answer, from).await);
         }
     }
 }
 
 /// The one question of a message.
-struct Question<'a> {
-    message: &'a [u8],
-    name: String,
-    /// Where the question ends.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The name, in lower case without the last dot.
+    pub name: String,
+    /// The type that is asked for: 1 is `A`, 28 is `AAAA`.
+    pub kind: u16,
+    /// Where the question ends in its message.
     end: usize,
-    /// What is asked for: 1 is `A`, 28 is `AAAA`.
-    kind: u16,
 }
 
-impl<'a> Question<'a> {
-    fn read(message: &'a [u8]) -> Option<Self> {
+impl Question {
+    fn read(message: &[u8]) -> Option<Self> {
         let mut labels = Vec::new();
         let mut at = QUESTION;
         loop {
@@ -168,29 +192,34 @@ impl<'a> Question<'a> {
         }
         let kind = message.get(at..at + 2)?;
         Some(Self {
-            message,
             name: labels.join("."),
             end: at + 4,
             kind: u16::from_be_bytes([kind[0], kind[1]]),
         })
     }
 
-    fn answer(&self, entry: Entry) -> Option<Vec<u8>> {
-        let (addresses, seconds, code) = match entry {
-            Entry::Silence => return None,
-            Entry::Addresses(addresses, seconds) => (addresses, seconds, 0),
-            Entry::Absent => (Vec::new(), 0, 3),
+    /// The message that answers this question of `message`, unless there is none.
+    fn answer(&self, message: &[u8], reply: Reply) -> Option<Vec<u8>> {
+        let (addresses, seconds, code) = match reply {
+            Reply::Silence => return None,
+            Reply::SilentOnIpv6(..) if self.kind == AAAA => return None,
+            Reply::OnlyIpv6(..) if self.kind == A => (Vec::new(), 0, 2),
+            Reply::Addresses(addresses, seconds)
+            | Reply::OnlyIpv6(addresses, seconds)
+            | Reply::SilentOnIpv6(addresses, seconds) => (addresses, seconds, 0),
+            Reply::Failure => (Vec::new(), 0, 2),
+            Reply::Absent => (Vec::new(), 0, 3),
         };
         let data = addresses
             .iter()
             .filter_map(|address| match (self.kind, address) {
-                (1, IpAddr::V4(address)) => Some(address.octets().to_vec()),
-                (28, IpAddr::V6(address)) => Some(address.octets().to_vec()),
+                (A, IpAddr::V4(address)) => Some(address.octets().to_vec()),
+                (AAAA, IpAddr::V6(address)) => Some(address.octets().to_vec()),
                 _ => None,
             });
         let data: Vec<_> = data.collect();
-        let question = self.message.get(QUESTION..self.end)?;
-        let mut answer = self.message[..2].to_vec();
+        let question = message.get(QUESTION..self.end)?;
+        let mut answer = message[..2].to_vec();
         // An answer with authority to a question that wanted recursion, one question, no more.
         answer.extend([0x85, 0x80 | code, 0, 1]);
         answer.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
