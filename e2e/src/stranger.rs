@@ -221,8 +221,7 @@ impl Stranger {
             }
             rest = later;
             state.may_send -= u32::try_from(piece.len()).unwrap();
-            self.send_bytes(Frame::new(DATA, 0, stream).with(piece))
-                .await;
+            self.send_bytes(Frame::data(0, stream, piece).bytes()).await;
         }
     }
 
@@ -271,8 +270,8 @@ impl Stranger {
         match self.socket.next().await {
             Some(Ok(Message::Binary(bytes))) => {
                 self.buffer.extend_from_slice(&bytes);
-                while let Some((frame, content)) = Frame::take(&mut self.buffer) {
-                    self.on_frame(frame, &content).await;
+                while let Some(frame) = Frame::take(&mut self.buffer) {
+                    self.on_frame(frame).await;
                 }
             }
             Some(Ok(Message::Text(text))) => {
@@ -290,22 +289,17 @@ impl Stranger {
         self.closed.is_none()
     }
 
-    async fn on_frame(&mut self, frame: Frame, content: &[u8]) {
+    async fn on_frame(&mut self, frame: Frame) {
         let Frame {
             kind,
             flags,
             stream,
             length,
+            body,
         } = frame;
         if kind == PING && flags & SYN != 0 {
-            self.send_bytes(
-                Frame {
-                    flags: ACK,
-                    ..frame
-                }
-                .with(b""),
-            )
-            .await;
+            self.send_bytes(Frame::bare(PING, ACK, stream, length).bytes())
+                .await;
         }
         if stream == 0 {
             return;
@@ -316,7 +310,7 @@ impl Stranger {
             may_send: INITIAL_WINDOW,
             is_reset: false,
         });
-        state.received.extend_from_slice(content);
+        state.received.extend_from_slice(&body);
         state.is_reset |= flags & (RST | FIN) != 0;
         if kind == WINDOW {
             state.may_send += length;
@@ -324,18 +318,12 @@ impl Stranger {
         if new {
             // "Accepted", before anything else.
             state.may_send -= 1;
-            self.send_bytes(Frame::new(DATA, ACK, stream).with(&[1]))
+            self.send_bytes(Frame::data(ACK, stream, &[1]).bytes())
                 .await;
         }
         if kind == DATA && length > 0 {
-            self.send_bytes(
-                Frame {
-                    length,
-                    ..Frame::new(WINDOW, 0, stream)
-                }
-                .with(b""),
-            )
-            .await;
+            self.send_bytes(Frame::bare(WINDOW, 0, stream, length).bytes())
+                .await;
         }
     }
 }

@@ -18,3 +18,4 @@ pub mod program;
 pub mod record;
 pub mod scripted;
 pub mod secrets;
+pub mod yamux;

@@ -1,92 +1,10 @@
-//! The multiplexer's frames and the exchanges' messages, from `docs/protocol.md` and the two
+//! The exchanges' messages, from `docs/protocol.md` and the two
 //! specifications that it names. Bytes in, bytes out; nothing is checked that is sent.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
+pub use testkit::yamux::{ACK, DATA, FIN, Frame, GO_AWAY, PING, RST, SYN, WINDOW};
 
 use crate::http1::Fields;
-
-/// Frame types of yamux.
-pub const DATA: u8 = 0;
-/// Makes a window larger.
-pub const WINDOW: u8 = 1;
-/// Asks whether the other end is there.
-pub const PING: u8 = 2;
-/// Ends the session.
-pub const GO_AWAY: u8 = 3;
-
-/// Flags of yamux: a new stream.
-pub const SYN: u16 = 1;
-/// The stream is taken.
-pub const ACK: u16 = 2;
-/// No more from this end.
-pub const FIN: u16 = 4;
-/// The stream is broken.
-pub const RST: u16 = 8;
-
-/// Length of a frame's head.
-const HEAD: usize = 12;
-
-/// The head of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame {
-    /// [`DATA`] and so on.
-    pub kind: u8,
-    /// [`SYN`] and so on.
-    pub flags: u16,
-    /// The stream, 0 for the session.
-    pub stream: u32,
-    /// Length of the content, or what a window grows by.
-    pub length: u32,
-}
-
-impl Frame {
-    /// A frame without length.
-    pub fn new(kind: u8, flags: u16, stream: u32) -> Self {
-        Self {
-            kind,
-            flags,
-            stream,
-            length: 0,
-        }
-    }
-
-    /// The frame's bytes, with the length of its content if it has one.
-    pub fn with(mut self, content: &[u8]) -> Bytes {
-        if self.kind == DATA {
-            self.length = u32::try_from(content.len()).unwrap();
-        }
-        let mut bytes = BytesMut::with_capacity(HEAD + content.len());
-        bytes.put_u8(0);
-        bytes.put_u8(self.kind);
-        bytes.put_u16(self.flags);
-        bytes.put_u32(self.stream);
-        bytes.put_u32(self.length);
-        bytes.put_slice(content);
-        bytes.freeze()
-    }
-
-    /// Takes a frame and its content from the front of `buffer`, once both are there.
-    pub fn take(buffer: &mut BytesMut) -> Option<(Self, Bytes)> {
-        let mut head = buffer.get(..HEAD)?;
-        assert_eq!(head.get_u8(), 0, "a frame of another version");
-        let frame = Self {
-            kind: head.get_u8(),
-            flags: head.get_u16(),
-            stream: head.get_u32(),
-            length: head.get_u32(),
-        };
-        let content = if frame.kind == DATA {
-            usize::try_from(frame.length).unwrap()
-        } else {
-            0
-        };
-        if buffer.len() < HEAD + content {
-            return None;
-        }
-        buffer.advance(HEAD);
-        Some((frame, buffer.split_to(content).freeze()))
-    }
-}
 
 /// A whole request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,22 +172,6 @@ mod tests {
             assert_eq!(take_number(&mut &bytes[..]), Some(number));
             assert_eq!(take_number(&mut &bytes[..bytes.len() - 1]), None);
         }
-    }
-
-    #[test]
-    fn a_frame_is_taken_once_it_is_whole() {
-        let bytes = Frame::new(DATA, SYN, 7).with(b"abc");
-        let mut buffer = BytesMut::new();
-        for byte in &bytes[..bytes.len() - 1] {
-            buffer.put_u8(*byte);
-            assert!(Frame::take(&mut buffer).is_none());
-        }
-        buffer.put_u8(bytes[bytes.len() - 1]);
-        let (frame, content) = Frame::take(&mut buffer).unwrap();
-        assert_eq!(
-            (frame.flags, frame.stream, &content[..]),
-            (SYN, 7, &b"abc"[..])
-        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use e2e::{
     raw::RawClient,
     stranger::{
         Stranger,
-        wire::{DATA, Frame, RST, put_section, put_string, response, response_head},
+        wire::{Frame, RST, put_section, put_string, response, response_head},
     },
     system::{Options, System},
 };
@@ -150,7 +150,7 @@ async fn a_response_that_breaks_off_is_never_whole() {
     put_string(&mut half, b"half of it");
     stranger.answer(request.stream, &half).await;
     let head = client.head().await.unwrap();
-    let reset = Frame::new(DATA, RST, request.stream).with(b"");
+    let reset = Frame::data(RST, request.stream, b"").bytes();
     let framing = head.response_framing("GET");
     let (content, ()) = tokio::join!(client.content(framing), stranger.send_bytes(reset));
     assert_eq!(head.status(), 200);
@@ -180,7 +180,7 @@ async fn a_client_that_knows_no_windows_loses_its_session() {
                 break;
             }
             stranger
-                .send_bytes(Frame::new(DATA, 0, request.stream).with(&piece))
+                .send_bytes(Frame::data(0, request.stream, &piece).bytes())
                 .await;
         }
         stranger.wait_close(SOON).await

@@ -6,7 +6,7 @@ use e2e::{
     peers::curl::curl,
     stranger::{
         INSTANCE_LINE, Stranger,
-        wire::{DATA, Frame, SYN, response},
+        wire::{Frame, SYN, response},
     },
     system::{Options, System},
 };
@@ -93,7 +93,7 @@ async fn a_client_that_opens_a_stream_or_sends_garbage_loses_its_session() {
     let mut system = system().await;
     let token = system.token_of("demo-app");
     for bytes in [
-        Frame::new(DATA, SYN, 2).with(b"x"),
+        Frame::data(SYN, 2, b"x").bytes(),
         "garbage, and more of it".into(),
     ] {
         let mut stranger = Stranger::dial(&system.tunnel_entry(), &token)

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt, StreamExt};
+pub(crate) use testkit::yamux::{ACK, DATA, FIN, Frame, GO_AWAY, PING, RST, SYN, WINDOW};
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio_tungstenite::{
     WebSocketStream,
@@ -13,80 +14,8 @@ use tunnel_proto::session::{Session, SessionEvents, SessionSettings, Side};
 
 use crate::pair::{Drivers, session, within};
 
-// Frame types and flags of yamux.
-pub(crate) const DATA: u8 = 0;
-pub(crate) const WINDOW: u8 = 1;
-pub(crate) const PING: u8 = 2;
-pub(crate) const GO_AWAY: u8 = 3;
-pub(crate) const SYN: u8 = 1;
-pub(crate) const ACK: u8 = 2;
-pub(crate) const FIN: u8 = 4;
-pub(crate) const RST: u8 = 8;
-
 /// Bytes that the connection takes before it blocks.
 const CONNECTION_BYTES: usize = 64 * 1024;
-
-/// One frame of yamux.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
-    /// Length of the body, or the value that the type has instead.
-    pub(crate) length: u32,
-    pub(crate) body: Bytes,
-}
-
-impl Frame {
-    pub(crate) fn data(flags: u8, stream: u32, body: &[u8]) -> Self {
-        let length = u32::try_from(body.len()).unwrap();
-        Self {
-            kind: DATA,
-            flags,
-            stream,
-            length,
-            body: Bytes::copy_from_slice(body),
-        }
-    }
-
-    /// A frame without a body.
-    pub(crate) fn bare(kind: u8, flags: u8, stream: u32, length: u32) -> Self {
-        Self {
-            kind,
-            flags,
-            stream,
-            length,
-            body: Bytes::new(),
-        }
-    }
-
-    pub(crate) fn write(&self, out: &mut BytesMut) {
-        out.extend_from_slice(&[0, self.kind, 0, self.flags]);
-        out.extend_from_slice(&self.stream.to_be_bytes());
-        out.extend_from_slice(&self.length.to_be_bytes());
-        out.extend_from_slice(&self.body);
-    }
-
-    fn read(from: &mut BytesMut) -> Option<Self> {
-        let mut header = from.get(..12)?;
-        header.advance(1);
-        let (kind, _, flags) = (header.get_u8(), header.get_u8(), header.get_u8());
-        let (stream, length) = (header.get_u32(), header.get_u32());
-        let body_length = if kind == DATA { length as usize } else { 0 };
-        if from.len() < 12 + body_length {
-            return None;
-        }
-        from.advance(12);
-        let body = from.split_to(body_length).freeze();
-        Some(Self {
-            kind,
-            flags,
-            stream,
-            length,
-            body,
-        })
-    }
-}
 
 /// Any connection.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -185,7 +114,7 @@ impl Peer {
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         within(async {
             loop {
-                match Frame::read(&mut self.buffer) {
+                match Frame::take(&mut self.buffer) {
                     Some(frame) if frame.kind == PING && frame.flags & ACK == 0 => {}
                     Some(frame) => return Some(frame),
                     None => match self.socket.next().await {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use testkit::http1::{RawConnection, RawResponse};
+use testkit::yamux::{DATA, Frame, SYN, WINDOW};
 use tokio::time::sleep;
 use tunnel_proto::control::Control;
 
@@ -11,7 +12,7 @@ use crate::{
     fake::FakeClient,
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     serving::Files,
-    wire::{BINARY, TEXT, Wire, field, integer, mux_head, response},
+    wire::{BINARY, TEXT, Wire, field, integer, response},
 };
 
 /// The close code for a broken protocol.
@@ -40,12 +41,20 @@ async fn a_session_that_breaks_the_protocol_ends_alone() {
             BINARY,
             vec![9, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
         ),
-        ("an unknown frame", BINARY, mux_head(77, 0, 1, 0)),
-        ("a stream of its own", BINARY, mux_head(1, 1, 2, 0)),
+        (
+            "an unknown frame",
+            BINARY,
+            Frame::bare(77, 0, 1, 0).bytes().to_vec(),
+        ),
+        (
+            "a stream of its own",
+            BINARY,
+            Frame::bare(WINDOW, SYN, 2, 0).bytes().to_vec(),
+        ),
         (
             "data that is never small enough",
             BINARY,
-            mux_head(0, 1, 2, 0x7fff_ffff),
+            Frame::bare(DATA, SYN, 2, 0x7fff_ffff).bytes().to_vec(),
         ),
         ("a control message that is none", TEXT, b"hello".to_vec()),
         (

@@ -3,7 +3,11 @@
 use std::collections::HashSet;
 
 use bytes::BytesMut;
-use testkit::{deadline::soon, http1::Duplex};
+use testkit::{
+    deadline::soon,
+    http1::Duplex,
+    yamux::{ACK, Frame, SYN},
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tunnel_proto::handshake::InstanceSecret;
 
@@ -21,9 +25,6 @@ const PONG: u8 = 0x8a;
 
 /// First byte on a stream.
 const ACCEPTED: u8 = 1;
-
-const SYN: u16 = 1;
-const ACK: u16 = 2;
 
 /// A session without anything behind it.
 pub(crate) struct Wire {
@@ -74,11 +75,7 @@ impl Wire {
 
     /// Accepts the stream by which the server probes the session, and waits for its welcome.
     async fn be_ready(&mut self) {
-        while self.muxed.len() < 12 {
-            self.more_muxed().await;
-        }
-        let head = self.muxed.split_to(12);
-        let stream = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
+        let stream = self.next_frame().await.stream;
         self.new.insert(stream);
         self.data(stream, &[ACCEPTED]).await;
         while self.message().await != Some(Message::Text) {}
@@ -117,8 +114,7 @@ impl Wire {
     pub(crate) async fn data(&mut self, stream: u32, bytes: &[u8]) {
         for piece in bytes.chunks(16 * 1024) {
             let flags = if self.new.remove(&stream) { ACK } else { 0 };
-            let length = u32::try_from(piece.len()).unwrap();
-            let frame = [&mux_head(0, flags, stream, length)[..], piece].concat();
+            let frame = Frame::data(flags, stream, piece).bytes();
             self.frame(BINARY, &frame).await;
         }
     }
@@ -134,21 +130,20 @@ impl Wire {
     /// Waits for a request that fits into one frame; the stream that it has come on.
     pub(crate) async fn request(&mut self) -> u32 {
         loop {
-            while self.muxed.len() >= 12 {
-                let head = self.muxed.split_to(12);
-                let flags = u16::from_be_bytes([head[2], head[3]]);
-                let stream = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
-                let length = u32::from_be_bytes([head[8], head[9], head[10], head[11]]) as usize;
-                if flags & SYN != 0 {
-                    self.new.insert(stream);
-                }
-                if head[1] == 0 && length > 0 {
-                    while self.muxed.len() < length {
-                        self.more_muxed().await;
-                    }
-                    let _ = self.muxed.split_to(length);
-                    return stream;
-                }
+            let frame = self.next_frame().await;
+            if frame.flags & SYN != 0 {
+                self.new.insert(frame.stream);
+            }
+            if !frame.body.is_empty() {
+                return frame.stream;
+            }
+        }
+    }
+
+    async fn next_frame(&mut self) -> Frame {
+        loop {
+            if let Some(frame) = Frame::take(&mut self.muxed) {
+                return frame;
             }
             self.more_muxed().await;
         }
@@ -220,15 +215,6 @@ impl Wire {
         }
         Some(())
     }
-}
-
-/// The head of a frame of the multiplexer.
-pub(crate) fn mux_head(kind: u8, flags: u16, stream: u32, length: u32) -> Vec<u8> {
-    let mut head = vec![0, kind];
-    head.extend(flags.to_be_bytes());
-    head.extend(stream.to_be_bytes());
-    head.extend(length.to_be_bytes());
-    head
 }
 
 /// A binary response: its framing, and then what the test wants.

@@ -468,7 +468,7 @@ async fn random_frames_cause_no_panic_and_no_hang() {
         attack.peer.answer(stream, &head(200, &[])).await;
         for _ in 0..40 {
             let body = vec![random(&mut state) as u8; random(&mut state) as usize % 50];
-            let mut frame = Frame::data(random(&mut state) as u8 & 14, stream, &body);
+            let mut frame = Frame::data(random(&mut state) as u16 & 14, stream, &body);
             if random(&mut state).is_multiple_of(4) {
                 frame.stream = random(&mut state) as u32 % 6;
                 frame.kind = random(&mut state) as u8 % 5;

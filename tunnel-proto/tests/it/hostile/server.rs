@@ -493,7 +493,7 @@ async fn random_frames_cause_no_panic_and_no_hang() {
                     stream,
                     &vec![random(&mut state) as u8; random(&mut state) as usize % 50],
                 ),
-                4 => Frame::data(random(&mut state) as u8 & 14, stream, b""),
+                4 => Frame::data(random(&mut state) as u16 & 14, stream, b""),
                 5 => Frame::bare(WINDOW, 0, stream, random(&mut state) as u32 % 1_000_000),
                 6 => Frame::data(0, stream, &request(path, &[])),
                 _ => Frame::bare(
