@@ -258,8 +258,7 @@ mod tests {
     }
 
     fn some_roots() -> Roots {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        Roots::from_pem(&made.cert.pem()).unwrap()
+        testkit::ca::self_signed("localhost").roots()
     }
 
     #[tokio::test]
@@ -296,9 +295,7 @@ mod tests {
 
     #[tokio::test]
     async fn tls_that_fails_says_how() {
-        let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let (cert, key) = (other.cert.pem(), other.signing_key.serialize_pem());
-        let identity = tls_files::Identity::from_pem(&cert, &key).unwrap();
+        let identity = testkit::ca::self_signed("127.0.0.1").identity();
         let acceptor = tls_files::server_config(&identity, &[b"http/1.1"], None).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());

@@ -12,6 +12,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
 
+use testkit::ca::self_signed;
+
 use super::*;
 
 /// A certificate of its own for a name, and who trusts it.
@@ -21,11 +23,10 @@ struct Certificate {
 }
 
 fn certificate(name: &str) -> Certificate {
-    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
-    let pem = made.cert.pem();
+    let made = self_signed(name);
     Certificate {
-        identity: Identity::from_pem(&pem, &made.signing_key.serialize_pem()).unwrap(),
-        roots: Roots::from_pem(&pem).unwrap(),
+        identity: made.identity(),
+        roots: made.roots(),
     }
 }
 
