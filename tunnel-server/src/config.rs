@@ -10,13 +10,13 @@ pub(crate) mod live;
 mod origin;
 mod settings;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::config_value::listeners_overlap;
+use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
@@ -81,8 +81,7 @@ pub enum ConfigFault {
 }
 
 /// Everything that is wrong with the configuration, one fault a line.
-#[derive(Debug)]
-pub struct ConfigError(Vec<ConfigFault>);
+pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
     /// A configuration with all defaults.
@@ -119,7 +118,7 @@ impl Config {
                 settings: settings.clone(),
                 ..Self::new(tunnel_tls, runtimes, settings.domain)
             }),
-            _ => Err(ConfigError(faults)),
+            _ => Err(ConfigError::new(faults)),
         }
     }
 
@@ -165,31 +164,6 @@ impl Config {
         }
     }
 }
-
-impl ConfigError {
-    /// The faults.
-    pub fn faults(&self) -> &[ConfigFault] {
-        &self.0
-    }
-}
-
-impl From<ConfigFileError> for ConfigError {
-    fn from(error: ConfigFileError) -> Self {
-        Self(vec![error.into()])
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, fault) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(f, "{separator}{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 impl Source {
     /// Something is wrong with a setting, or with it beside others.

@@ -16,20 +16,26 @@ mod protocol;
 mod serve;
 mod upgraded;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use arc_swap::{ArcSwap, Guard};
+use http::request::Parts;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 use tunnel_http::{
+    access_log::log_refused,
     listener::{accept, set_options},
     outgoing::ViaName,
     permits::{Exhausted, Permit, Permits},
 };
 use tunnel_ops::tls_files::LiveServerConfig;
+use tunnel_proto::problem::Problem;
 
 use self::answer::Cors;
 use crate::{
@@ -39,6 +45,12 @@ use crate::{
     metrics::Metrics,
     router::Router,
 };
+
+/// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+
+/// A connection of the public listener.
+type Connection = tunnel_http::gateway::Connection<PublicListener>;
 
 /// The parts of the server that the connections of the public listener use.
 pub(crate) struct PublicListener {
@@ -59,6 +71,14 @@ impl PublicListener {
     /// The configuration as it is now.
     fn config(&self) -> Guard<Arc<Config>> {
         self.config.load()
+    }
+
+    /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
+    /// could be read of it.
+    fn log_refusal(&self, peer: IpAddr, head: Option<&Parts>, problem: &Problem) {
+        if self.config().settings.access_log {
+            log_refused(head, peer, problem);
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::{future::pending, time::Duration};
 
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode, Version};
 use http_body::Body;
 use tunnel_http::{
     connection::http1_buffer_bytes,
@@ -22,11 +22,11 @@ use tunnel_proto::{
 };
 
 use super::{
-    body::RequestBody, cookies, observe::Observation, pace::Paced, protocol::Connection,
-    protocol::STREAM_WINDOW_BYTES, serve::RoutedRequest,
+    Connection, STREAM_WINDOW_BYTES, body::RequestBody, cookies, observe::Observation, pace::Paced,
 };
 use crate::{
     budget::{sources, waiting},
+    router::Route,
     tunnel::Tunnel,
 };
 
@@ -40,6 +40,22 @@ const UNDECLARED_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
 
 /// Sessions on which an exchange may fail to be opened: each may just have ended.
 const OPENINGS: u32 = 3;
+
+/// What is known of a request once its outgoing head is made, which is all that is kept of it: so the
+/// memory that it was read into is free for what the connection reads next.
+pub(super) struct RoutedRequest {
+    /// `CONNECT` for an upgrade.
+    pub(super) method: Method,
+    pub(super) version: Version,
+    pub(super) is_upgrade: bool,
+    pub(super) expects_continue: bool,
+    /// It is a gRPC call.
+    pub(super) is_grpc: bool,
+    /// The platform client sends the request again when an event stream in answer to it ends.
+    pub(super) reconnects: bool,
+    /// The way to its runtime.
+    pub(super) route: Route,
+}
 
 /// What came of a request that was carried.
 pub(super) struct ForwardedExchange {

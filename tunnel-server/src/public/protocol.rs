@@ -10,14 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::Instant,
 };
 use tokio_rustls::TlsAcceptor;
-use tunnel_http::access_log::log_refused;
 use tunnel_http::{
     connection::Bounds,
     gateway::{self, Gateway, NoRequest},
@@ -32,19 +31,13 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
-    PublicListener,
+    Connection, PublicListener, STREAM_WINDOW_BYTES,
     answer::ResponseBody,
     exhausted_cause,
     serve::serve,
     upgraded::{GrantedUpgrade, join},
 };
 use crate::budget::usage::Usage;
-
-/// A connection of the public listener.
-pub(super) type Connection = gateway::Connection<PublicListener>;
-
-/// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
-pub(super) const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Serves a platform client until it is gone.
 pub(super) async fn run(
@@ -172,19 +165,6 @@ impl Gateway for PublicListener {
 
     fn on_unread(&self, peer: IpAddr, problem: &Problem) {
         self.metrics.count_problem(problem);
-        log_refusal(self, peer, None, problem);
-    }
-}
-
-/// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
-/// could be read of it.
-pub(super) fn log_refusal(
-    node: &PublicListener,
-    peer: IpAddr,
-    head: Option<&Parts>,
-    problem: &Problem,
-) {
-    if node.config().settings.access_log {
-        log_refused(head, peer, problem);
+        self.log_refusal(peer, None, problem);
     }
 }

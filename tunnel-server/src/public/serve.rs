@@ -26,33 +26,16 @@ use tunnel_proto::{
 };
 
 use super::{
+    Connection,
     answer::ResponseBody,
     check::{check, outgoing},
     cookies,
     ends::SessionCarrier,
-    exchange::{self, ForwardedExchange},
+    exchange::{self, ForwardedExchange, RoutedRequest},
     observe::Observation,
     pace::Paced,
-    protocol::{Connection, log_refusal},
     upgraded::GrantedUpgrade,
 };
-use crate::router::Route;
-
-/// What is known of a request once its outgoing head is made, which is all that is kept of it: so the
-/// memory that it was read into is free for what the connection reads next.
-pub(super) struct RoutedRequest {
-    /// `CONNECT` for an upgrade.
-    pub(super) method: Method,
-    pub(super) version: Version,
-    pub(super) is_upgrade: bool,
-    pub(super) expects_continue: bool,
-    /// It is a gRPC call.
-    pub(super) is_grpc: bool,
-    /// The platform client sends the request again when an event stream in answer to it ends.
-    pub(super) reconnects: bool,
-    /// The way to its runtime.
-    pub(super) route: Route,
-}
 
 /// Why a request is not carried.
 enum NotForwarded {
@@ -103,12 +86,10 @@ pub(super) fn serve(
     if let Err(NotForwarded::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
-        log_refusal(
-            &connection.gateway,
-            connection.origin.address,
-            Some(&parts),
-            problem,
-        );
+        let address = connection.origin.address;
+        connection
+            .gateway
+            .log_refusal(address, Some(&parts), problem);
     }
     drop(parts);
     let mut incoming = (!incoming.is_end_stream()).then_some(incoming);
