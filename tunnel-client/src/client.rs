@@ -7,7 +7,7 @@
 //!           └─ tunnel ─▶ sessions ─▶ exchanges ─▶ routes ─▶ upstream
 //! ```
 //!
-//! It starts them in the order of who needs whom, and stops them in the other.
+//! It starts each part after those that it needs, and stops them in reverse.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -164,7 +164,7 @@ impl Client {
     /// Keeps the tunnel up until asked to stop.
     ///
     /// # Errors
-    /// When the server refuses what a person has to mend, and the client is not told to wait then.
+    /// When the server refuses what a person has to mend, and the client is not set to wait then.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), ClientError> {
         let Self {
             admin,
@@ -173,7 +173,7 @@ impl Client {
             reloader,
             tunnel,
         } = self;
-        // First the admin listener, so that whoever starts the client is told "not ready" instead of
+        // First the admin listener, so that probes get "not ready" instead of
         // nothing. It never ends by itself.
         let admin = admin.map(|(listener, routes)| {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
@@ -181,7 +181,7 @@ impl Client {
         // Then what changes what exchanges need.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The tunnel last: from its first session on, requests come. It is also the first to end,
-        // and while it leaves, open exchanges still have their upstreams, and the operator sees it.
+        // and while it leaves, open exchanges still have their upstreams, and the admin listener answers.
         let result = tunnel.run(&shutdown).await;
         drop(reloading);
         drop(routes);

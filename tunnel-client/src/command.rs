@@ -1,7 +1,7 @@
 //! What each subcommand does, one file each.
 //!
 //! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
-//! line; standard output carries only what was asked for.
+//! line; standard output has only the result.
 
 mod check;
 mod program;
@@ -17,7 +17,7 @@ use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 
 use crate::cli::{Cli, Command, RoutesCommand};
 
-/// Why a command did not do what it was told.
+/// Why a command failed.
 enum Failure {
     /// Its flags or the files they name are not good.
     Configuration(String),
@@ -34,7 +34,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Check(arguments) => check::check(*arguments),
         Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
-        Command::Routes(RoutesCommand::Test(asked)) => routes::test(*asked),
+        Command::Routes(RoutesCommand::Test(arguments)) => routes::test(*arguments),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -30,13 +30,12 @@ pub use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 pub use self::credential::CertificateFiles;
 pub use self::dns_server::DnsServer;
 pub use self::listen::ServeConfig;
-pub use self::login::LoginError;
 pub(crate) use self::login::read as read_login;
+pub use self::login::{LoginError, ProxyLogin};
 pub use self::no_proxy::NoProxy;
-pub(crate) use self::proxy::ProxyWay;
+pub(crate) use self::proxy::ProxyDecision;
 pub use self::proxy::{
-    LoginSource, PassedOver, PassedOverBy, ProxyChoice, ProxyLogin, ProxyScheme, ProxySettings,
-    ProxyUrl,
+    LoginSource, PassedOver, PassedOverBy, ProxyChoice, ProxyScheme, ProxySettings, ProxyUrl,
 };
 pub use self::reach::{ConnectTo, HostField, TlsName};
 pub use self::settings::{Given, Settings, Source, setting};
@@ -48,7 +47,7 @@ use crate::token_file::TokenFileError;
 /// the 4096 bytes that a server reads.
 const NETWORKS_MAX: usize = 90;
 
-/// Name servers that can be named; more than two or three are never asked in time.
+/// Most name servers; more than two or three are never queried in time.
 const DNS_SERVERS_MAX: usize = 8;
 
 /// Everything that a client needs to know.
@@ -64,7 +63,7 @@ pub struct Config {
     pub server_trust: Trust,
     /// The proxy on the way to the server; upstreams have none. Default none.
     pub proxy: Option<ProxySettings>,
-    /// One that is named somewhere and not used for this server, for whoever wonders. Default none.
+    /// A proxy that is named and not used for this server. Default none.
     pub proxy_passed_over: Option<PassedOver>,
     /// The certificate that is shown to the server, read like the token at each dial and when it changes. Default none.
     pub client_certificate: Option<CertificateFiles>,
@@ -78,14 +77,14 @@ pub struct Config {
 /// minutes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnRefusal {
-    /// End, so that a supervisor sees it.
+    /// End, so that a supervisor can act.
     #[default]
     Exit,
     /// Dial again after growing waits.
     Retry,
 }
 
-/// What the tunnel server is told of the client's routes, for its operator to look at.
+/// What the tunnel server gets of the client's routes, for its operator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TellRoutes {
     /// Name, conditions, state, and the upstreams' URLs.
@@ -241,10 +240,10 @@ impl Config {
     }
 
     /// Whether the server that is named is reached by a proxy, whatever else is wrong.
-    pub(crate) fn proxy_way(source: &Source) -> ProxyWay {
+    pub(crate) fn proxy_way(source: &Source) -> ProxyDecision {
         let variable = |name: &str| std::env::var_os(name);
-        let way = |server| proxy::check(source, server, variable, &mut Vec::new());
-        source.server.as_ref().map(way).unwrap_or_default()
+        let decide = |server| proxy::check(source, server, variable, &mut Vec::new());
+        source.server.as_ref().map(decide).unwrap_or_default()
     }
 
     /// All routes that are good, whatever else is wrong; none if one of them is not. An upstream whose CA file is
@@ -256,7 +255,7 @@ impl Config {
         Some(routes.with_upstream(&defaults(&source.settings()), roots))
     }
 
-    /// Checks the routes alone, for whoever does not dial; the files that they name are not read.
+    /// Checks the routes alone; the files that they name are not read.
     pub(crate) fn check_routes(source: &Source) -> Result<RouteList, ConfigError> {
         let mut faults = Vec::new();
         check_upstream(source, &mut faults);
@@ -275,7 +274,7 @@ impl Config {
     }
 }
 
-/// The host and port that are dialled, or asked of a proxy.
+/// The host and port that are dialled, or requested of a proxy.
 pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>) -> (&'a str, u16) {
     match instead {
         Some(place) => (place.host(), place.port().unwrap_or_else(|| server.port())),
@@ -368,7 +367,7 @@ fn check_redial(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFau
         source.origin(&setting::redial_base),
         source.origin(&setting::redial_cap),
     );
-    // At what was given: nobody can mend a default.
+    // At the setting that was given: a default cannot be mended.
     let (place, problem) = match longest.is_given() {
         true => (
             longest,
@@ -393,7 +392,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
         return;
     };
     let problem = match networks.len() {
-        // Whoever means "nobody" should not run a client, and a list left empty must not mean "any".
+        // An empty list would admit nobody or everybody: neither is what was meant.
         0 => "no network is named: leave it out to set no bound".to_owned(),
         1..=NETWORKS_MAX => return,
         more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),

@@ -2,7 +2,7 @@
 //! runs.
 //!
 //! In come the files' paths, read at each dial, when a file has changed, and when the server says that
-//! a credential runs out; out comes the [`Credential`] as it is now, and word of each that is another
+//! a credential runs out; out comes the [`Credential`] as it is now, and a notice of each that is another
 //! than the last. No error, log or `Debug` shows any of a token or a key.
 
 use std::fmt;
@@ -32,7 +32,7 @@ pub(crate) struct CredentialFiles {
     pub(crate) certificate: Option<CertificateFiles>,
 }
 
-/// Reads the files, and knows what they held last.
+/// Reads the files, and keeps what they held last.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     files: CredentialFiles,
@@ -127,7 +127,7 @@ impl Credentials {
     fn read_again(&self, is_requested: bool) -> Result<Arc<Credential>, CredentialError> {
         let before = self.last.borrow().clone();
         let read = self.read()?;
-        // A dial may have read what is new before, and then nobody has heard of it by this read.
+        // If a dial has read the new credential before, this read has announced nothing.
         if is_requested && before.is_some_and(|before| Arc::ptr_eq(&before, &read)) {
             self.announce_again();
         }
@@ -136,15 +136,15 @@ impl Credentials {
 
     /// Reads the files whenever one of them has changed, and on SIGHUP.
     pub(crate) async fn follow(&self, mut files: FileWatch) {
-        // A dial reads the files too, perhaps before this task is told of a change.
-        let mut told = self.read().ok();
+        // A dial reads the files too, perhaps before this task is notified of a change.
+        let mut reported = self.read().ok();
         loop {
             let change = files.changed().await;
             match self.read_again(change.is_requested) {
                 Ok(read) => {
-                    let changed = read.news(told.as_deref());
+                    let changed = read.news(reported.as_deref());
                     tracing::info!(changed, "the files of the credential have been read again");
-                    told = Some(read);
+                    reported = Some(read);
                 }
                 // Often only for a moment: two files are seldom replaced at once.
                 Err(error) => tracing::warn!(
@@ -214,7 +214,7 @@ impl fmt::Debug for Credential {
 }
 
 impl CredentialError {
-    /// One word for metrics.
+    /// The name in metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Token(_) => "token",

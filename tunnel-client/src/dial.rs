@@ -6,14 +6,16 @@
 //! ```
 //!
 //! Each step has the same limit, and its name in the error when it fails, so that a person knows
-//! what to look at (step.rs); who wants to know more watches (observe.rs). Upstreams are reached by
+//! where to look (step.rs); an observer gets more (observe.rs). Upstreams are reached by
 //! the same first three steps, never by a proxy, see [`tunnel_routing::upstream`]. Nothing is tried twice here:
 //! when to dial again is the tunnel's business.
 
 mod link;
 pub(crate) mod observe;
+pub(crate) mod page_text;
 pub(crate) mod probe;
-pub(crate) mod proxy;
+mod proxy;
+pub(crate) mod proxy_error;
 pub(crate) mod resolve;
 mod step;
 pub(crate) mod tls;
@@ -89,7 +91,7 @@ pub(crate) enum DialError {
     },
 }
 
-/// A `Retry-After`, by who gave it.
+/// A `Retry-After`, by its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryAfter {
     /// A tunnel server, beside a refusal of its own.
@@ -102,7 +104,7 @@ pub(crate) enum RetryAfter {
 #[derive(Debug)]
 pub(crate) struct Dialler {
     server: ServerUrl,
-    /// What is dialled, or asked of the proxy.
+    /// What is dialled, or requested of the proxy.
     host: String,
     port: u16,
     proxy: Option<Proxy>,
@@ -194,7 +196,7 @@ impl Dialler {
         let io = Box::pin(self.secure(link, &credential, &mut walk))
             .await
             .map_err(failed)?;
-        let answer = Box::pin(self.ask(io, greeting, &credential, &mut walk))
+        let answer = Box::pin(self.upgrade(io, greeting, &credential, &mut walk))
             .await
             .map_err(failed)?;
         match answer {
@@ -212,11 +214,11 @@ impl Dialler {
         }
     }
 
-    /// A connection that leads to the server, straight or by the proxy, and who is at its other end.
+    /// A connection that leads to the server, straight or by the proxy, and the address of its peer.
     async fn reach(&self, walk: &mut Walk<'_>) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.host.as_str(), self.port);
         let proxy = self.proxy();
-        walk.observe(Observation::Way { host, port, proxy });
+        walk.observe(Observation::Target { host, port, proxy });
         match &self.proxy {
             Some(proxy) => proxy.reach(host, port, walk).await,
             None => {
@@ -227,7 +229,7 @@ impl Dialler {
         }
     }
 
-    /// TLS with the server itself, whoever is on the way.
+    /// TLS with the server itself, also through a proxy.
     async fn secure(
         &self,
         link: Link,
@@ -241,7 +243,7 @@ impl Dialler {
     }
 
     /// Asks for a session.
-    async fn ask(
+    async fn upgrade(
         &self,
         io: TlsStream<Link>,
         greeting: &Greeting,
@@ -250,7 +252,7 @@ impl Dialler {
     ) -> Result<Answer<TlsStream<Link>>, StepError> {
         let (host, token, limit) = (&self.host_field, credential.token(), walk.limit());
         let asking = Box::pin(upgrade::upgrade(io, host, greeting, token, limit));
-        let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
+        let upgrading = walk.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
             if let Ok(answered) = ended {
                 observer.observe(Observation::UpgradeAnswer {
                     status: answered.status,
@@ -259,7 +261,7 @@ impl Dialler {
                 });
             }
         });
-        Ok(asked.await?.answer)
+        Ok(upgrading.await?.answer)
     }
 }
 
@@ -342,7 +344,7 @@ impl DialError {
         }
     }
 
-    /// One word for metrics.
+    /// The name in metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Credential(error) => error.name(),
@@ -379,7 +381,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// A server's words, for a terminal or a log.
+/// The text of a server's answer, for a terminal or a log.
 fn on_one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
@@ -525,7 +527,7 @@ mod tests {
         );
     }
 
-    /// Notes what it sees, a line for each thing.
+    /// Keeps a line for each observation.
     #[derive(Default)]
     struct Notes(Vec<String>);
 
@@ -536,7 +538,7 @@ mod tests {
 
         fn observe(&mut self, observation: Observation<'_>) {
             self.0.push(match observation {
-                Observation::Way { host, proxy, .. } => {
+                Observation::Target { host, proxy, .. } => {
                     format!("way to {host}, {}", proxy.is_some())
                 }
                 Observation::Addresses { addresses, .. } => {
@@ -547,7 +549,7 @@ mod tests {
                 }
                 Observation::Chain(chain) => format!("chain of {}", chain.len()),
                 Observation::Tls { version } => format!("tls {}", version.is_some()),
-                Observation::ProxyAnswer(answer) => answer.words.clone(),
+                Observation::ProxyAnswer(answer) => answer.text.clone(),
                 Observation::UpgradeAnswer { status, text, .. } => {
                     format!("{status} {}", String::from_utf8_lossy(text))
                 }
@@ -564,7 +566,7 @@ mod tests {
         }
     }
 
-    /// What is seen on the way to a web server, which this client trusts or not.
+    /// What is observed in a dial to a web server, whose certificate this client trusts or not.
     async fn watch(is_trusted: bool) -> (Vec<String>, DialError) {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
@@ -608,9 +610,9 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_watches_sees_each_step_and_certificates_that_are_refused() {
-        let (seen, error) = watch(true).await;
+        let (observed, error) = watch(true).await;
         assert_eq!(
-            seen,
+            observed,
             [
                 "way to 127.0.0.1, false",
                 "resolve:",
@@ -629,8 +631,8 @@ mod tests {
             ]
         );
         assert!(matches!(error, DialError::Refused { .. }));
-        let (seen, error) = watch(false).await;
-        assert_eq!(seen[7..], ["tls:", "chain of 1", "tls failed"]);
+        let (observed, error) = watch(false).await;
+        assert_eq!(observed[7..], ["tls:", "chain of 1", "tls failed"]);
         let DialError::Step { error, .. } = error else {
             panic!("a step has failed")
         };

@@ -31,7 +31,7 @@ use tunnel_routing::{RoutedBody, Routes};
 pub(crate) use self::observe::Observation;
 use crate::metrics::Metrics;
 
-/// Answers all exchanges. Clones are the same service.
+/// Answers all exchanges. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Exchanges {
     shared: Arc<Shared>,

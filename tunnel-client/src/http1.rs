@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection to a tunnel server, driven by whoever dials: it has no task of its own.
+//! One HTTP/1.1 connection to a tunnel server, driven by the future that dials: it has no task of its own.
 //!
 //! ```text
 //!   dial ── ask ──▶ sender ┐
@@ -28,7 +28,7 @@ use tokio::time::{Duration, timeout};
 /// end.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// A connection that can be asked one thing at a time.
+/// A connection that carries one request at a time.
 pub(crate) struct Http1<IO, B>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -62,7 +62,7 @@ where
         let (sender, connection) = http1::Builder::new()
             .max_headers(fields)
             .max_header_size(head_bytes)
-            // Content is read in pieces of up to the same size.
+            // Content is read in pieces of up to that size too.
             .max_buf_size(head_bytes)
             .handshake(TokioIo::new(io))
             .await?;
@@ -73,13 +73,13 @@ where
         })
     }
 
-    /// Moves whatever can be moved.
+    /// Drives the connection as far as it goes.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         let Some(connection) = &mut self.connection else {
             return;
         };
         if connection.poll_without_shutdown(cx).is_ready() {
-            // Taking it apart tells whoever waits for something of it that nothing comes.
+            // Taking it apart ends all that waits for something of it.
             let parts = self.connection.take().map(Connection::into_parts);
             self.remains = parts.map(|parts| Remains {
                 io: parts.io.into_inner(),
@@ -92,7 +92,7 @@ where
     ///
     /// # Errors
     /// With the request itself, should nothing of it have been sent.
-    pub(crate) async fn ask(
+    pub(crate) async fn send_request(
         &mut self,
         request: Request<B>,
     ) -> Result<Response<Incoming>, TrySendError<Request<B>>> {
@@ -114,7 +114,7 @@ where
         body: &mut Incoming,
         cx: &mut Context<'_>,
     ) -> Poll<Option<hyper::Result<http_body::Frame<Bytes>>>> {
-        // As in `ask`: nobody but the connection makes it ready.
+        // As in `send_request`: only the connection makes it ready.
         let mut unheard = Context::from_waker(Waker::noop());
         if let Poll::Ready(frame) = pin!(&mut *body).poll_frame(&mut unheard) {
             return Poll::Ready(frame);

@@ -7,7 +7,7 @@
 //!            └─ front listener ─▶ exchanges ─▶ routes ─▶ upstream
 //! ```
 //!
-//! It starts them in the order of who needs whom, and stops them in the other.
+//! It starts each part after those that it needs, and stops them in reverse.
 
 use std::io;
 use std::net::SocketAddr;
@@ -158,14 +158,14 @@ impl Serving {
             front,
             leaving,
         } = self;
-        // First the admin listener, so that whoever starts it is told "not ready" instead of nothing.
+        // First the admin listener, so that probes get "not ready" instead of no answer.
         let admin = admin.map(|(listener, answers)| {
             Owned::spawn("admin", listener.serve(answers, std::future::pending()))
         });
         // Then what changes what exchanges need.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The listener last, and it is the first to end: while it leaves, open exchanges still have their
-        // upstreams, and the operator sees it.
+        // upstreams, and the admin listener answers.
         let result = front.run(&shutdown, leaving).await;
         drop(reloading);
         drop(routes);

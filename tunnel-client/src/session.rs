@@ -47,12 +47,12 @@ use crate::metrics::Metrics;
 
 /// Things the server said that wait for the tunnel. It says each once in a session's life.
 const NOTICES: usize = 8;
-/// Bounds of the time for a session's end to be told and answered.
+/// Bounds of the time for the close handshake of a session.
 const CLOSE_TIMES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The part of the grace period that this may take: who is given a time is gone when it is over.
+/// The part of the grace period that this may take: the program has ended when the period is over.
 const CLOSE_PART: u32 = 5;
 /// Bounds of the time for which a session that leaves has to be at rest: the server's last exchange
-/// may be on its way while the server is told.
+/// may be on its way while the server is notified.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// What all sessions of a client have in common.
@@ -70,7 +70,7 @@ pub(crate) struct SessionParts {
     pub(crate) settings: SessionSettings,
     /// Time for the server to say welcome.
     pub(crate) welcome_limit: Duration,
-    /// What the server is told of the routes.
+    /// What the server gets of the routes.
     pub(crate) tell_routes: TellRoutes,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Session {
     offers: Offers,
     /// Until it leaves.
     live: Option<LiveSession>,
-    /// What the tunnel was told last of [`Handle::is_suspect`].
+    /// The last value of [`Handle::is_suspect`] that the tunnel got.
     is_suspect: bool,
 }
 
@@ -111,7 +111,7 @@ pub(crate) enum Event {
     },
     /// A newer instance holds the runtime.
     Superseded,
-    /// The server is silent although it was asked: the path may be lost.
+    /// The server is silent although it was probed: the path may be lost.
     Silent,
     /// A session that was silent is heard again.
     HeardAgain,
@@ -258,7 +258,7 @@ impl Session {
         self.offers.own()
     }
 
-    /// Goes on by this credential, the token of which the server is told if it is another. False when
+    /// Goes on by this credential, whose token is sent to the server if it is another. False when
     /// only another session can go by it.
     pub(crate) fn use_credential(&mut self, credential: Arc<Credential>) -> bool {
         if self.goes_by(&credential) {
@@ -398,18 +398,18 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let began = Instant::now();
-    // A task of its own, since moving bytes must wait for nobody; without a span, which would be
+    // A task of its own, since moving bytes must not wait for other work; without a span, which would be
     // entered for each of its many polls.
     let mut driving = JoinSet::new();
     driving.spawn(driver);
     let mut streams = JoinSet::new();
     // There is a new round-trip time as often as there is a ping.
-    let mut look = interval(parts.settings.ping_interval);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round_trips = interval(parts.settings.ping_interval);
+    round_trips.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Begins with the welcome.
     let mut reporter: Option<RouteReporter> = None;
-    let mut tell = interval(INTERVAL);
-    tell.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut reports = interval(INTERVAL);
+    reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             event = events.next(&session) => match event {
@@ -424,7 +424,7 @@ where
                 Some(SessionEvent::Control(control)) => {
                     if matches!(control, Control::Welcome { .. }) && reporter.is_none() {
                         reporter = Some(RouteReporter::new(Instant::now()));
-                        tell.reset_immediately();
+                        reports.reset_immediately();
                     }
                     on_control(control, &notices);
                 }
@@ -436,12 +436,12 @@ where
                     tracing::error!("an exchange panicked");
                 }
             }
-            _ = look.tick() => {
+            _ = round_trips.tick() => {
                 if let Some(time) = session.round_trip() {
                     parts.metrics.on_round_trip(time);
                 }
             }
-            _ = tell.tick() => tell_routes(&mut reporter, &session, &parts),
+            _ = reports.tick() => report_routes(&mut reporter, &session, &parts),
         }
     }
     match driving.join_next().await {
@@ -450,8 +450,8 @@ where
     }
 }
 
-/// Tells the server of the routes, if there is something new to tell.
-fn tell_routes(reporter: &mut Option<RouteReporter>, session: &Handle, parts: &SessionParts) {
+/// Sends the server the routes, if their report has changed.
+fn report_routes(reporter: &mut Option<RouteReporter>, session: &Handle, parts: &SessionParts) {
     let with_upstreams = match parts.tell_routes {
         TellRoutes::Full => true,
         TellRoutes::Names => false,

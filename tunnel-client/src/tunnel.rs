@@ -89,7 +89,7 @@ struct Shared {
 /// Why a tunnel ends, with all of its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ending {
-    /// The program is asked to stop.
+    /// The program is to stop.
     Asked,
     /// A newer instance holds the runtime.
     Superseded,
@@ -247,7 +247,7 @@ impl Shared {
     }
 
     /// Has all sessions replaced whenever time has jumped: whatever lies between may have forgotten
-    /// them meanwhile, and nobody would have told.
+    /// them meanwhile, without a notice.
     async fn follow_clock(&self, wall: &WallClock) -> std::convert::Infallible {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -12,7 +12,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
-use super::words::{listed, moment, printable};
+use super::text::{listed, moment, printable};
 
 /// The extension with the public logs that have the certificate (RFC 6962); only public CAs add it.
 const SCT_LIST: &str = "1.3.6.1.4.1.11129.2.4.2";

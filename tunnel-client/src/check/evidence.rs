@@ -14,9 +14,9 @@ use tunnel_proto::handshake::Refusal;
 use tunnel_proto::problem::Reason;
 
 use super::certificate::CertificateEvidence;
+use super::text::printable;
 use super::token::TokenEvidence;
-use super::words::printable;
-use crate::dial::proxy::page_words;
+use crate::dial::page_text::plain_page_text;
 
 /// Clocks that differ by more fail the check: tokens are valid for minutes.
 pub(super) const CLOCK_BROKEN: Duration = Duration::from_secs(5 * 60);
@@ -126,7 +126,7 @@ impl ResponseEvidence {
         let looks_like_html = begin.starts_with(b"<!doctype html") || begin.starts_with(b"<html");
         let media_type = field(CONTENT_TYPE).unwrap_or_default().to_ascii_lowercase();
         let refusal: Option<Refusal> = serde_json::from_slice(content).ok();
-        let words = page_words(content).to_ascii_lowercase();
+        let words = plain_page_text(content).to_ascii_lowercase();
         Self {
             status: status.as_u16(),
             location: field(LOCATION),
@@ -145,7 +145,7 @@ impl ResponseEvidence {
     /// Reads the response to a request without a credential, whose content may be shown.
     pub(super) fn read_probe(status: StatusCode, fields: &HeaderMap, content: &[u8]) -> Self {
         Self {
-            words: page_words(content),
+            words: plain_page_text(content),
             ..Self::read(status, fields, content)
         }
     }

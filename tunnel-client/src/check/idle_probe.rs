@@ -18,7 +18,7 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::session::Session;
 
 use super::session::CheckSession;
-use super::words::span;
+use super::text::span;
 
 /// The shortest idle time; each further one is twice as long.
 const FIRST: Duration = Duration::from_secs(15);

@@ -12,10 +12,10 @@ use tunnel_ops::tls_files::{Identity, TlsFilesError};
 use super::evidence::Evidence;
 use super::reporter::Reporter;
 use super::step::{StepName, StepReport, StepResult};
+use super::text::{moment, span};
 use super::token::TokenEvidence;
 use super::trust;
 use super::verdict::{self, Verdict};
-use super::words::{moment, span};
 use crate::config::{Config, ConfigError, ConfigFault, Given, Source, dialled, setting};
 
 /// A certificate that expires sooner than this has a warning.

@@ -13,7 +13,7 @@ use super::certificate::CertificateEvidence;
 use super::evidence::{ClockEvidence, Evidence, ResponseEvidence};
 use super::reporter::Reporter;
 use super::step::{StepReport, StepResult};
-use super::words::{listed, printable};
+use super::text::{listed, printable};
 use crate::dial::observe::{Observation, Observer};
 use crate::dial::{Step, StepError};
 
@@ -22,8 +22,8 @@ pub(super) struct DialObserver<'a, 'n> {
     pub(super) evidence: Evidence,
     /// Where steps are reported; `None` on a path that was reported before.
     reporter: Option<&'a mut Reporter<'n>>,
-    /// Whether the dial asks for a session: without one its last step is not reported.
-    asks: bool,
+    /// Whether the dial requests a session: without one its last step is not reported.
+    requests_session: bool,
     /// Of the current step.
     words: String,
     chain: Vec<CertificateEvidence>,
@@ -35,12 +35,12 @@ impl<'a, 'n> DialObserver<'a, 'n> {
     pub(super) fn new(
         evidence: Evidence,
         reporter: Option<&'a mut Reporter<'n>>,
-        asks: bool,
+        requests_session: bool,
     ) -> Self {
         Self {
             evidence,
             reporter,
-            asks,
+            requests_session,
             words: String::new(),
             chain: Vec::new(),
             failed: None,
@@ -67,7 +67,7 @@ impl Observer for DialObserver<'_, '_> {
 
     fn observe(&mut self, observation: Observation<'_>) {
         match observation {
-            Observation::Way { host, port, proxy } => {
+            Observation::Target { host, port, proxy } => {
                 self.evidence.host = host.to_owned();
                 self.evidence.port = port;
                 self.evidence.proxy = proxy.map(ToString::to_string);
@@ -92,7 +92,7 @@ impl Observer for DialObserver<'_, '_> {
             Observation::ProxyAnswer(answer) => {
                 let proxy = self.evidence.proxy.as_deref().unwrap_or("the proxy");
                 let from = &self.evidence.proxy_from;
-                self.words = format!("{proxy}, named by {from}: {}", answer.words);
+                self.words = format!("{proxy}, named by {from}: {}", answer.text);
                 if let Some(login) = answer.login {
                     self.words += &format!(", login {login}");
                 }
@@ -106,7 +106,7 @@ impl Observer for DialObserver<'_, '_> {
     }
 
     fn ends(&mut self, step: Step, took: Duration, error: Option<&StepError>) {
-        if step == Step::Upgrade && !self.asks {
+        if step == Step::Upgrade && !self.requests_session {
             return;
         }
         let response = self.evidence.response.as_ref();

@@ -8,8 +8,8 @@ use serde::ser::SerializeStruct;
 
 use super::idle_probe::IdleReport;
 use super::step::{StepReport, StepResult};
+use super::text::span;
 use super::verdict::Verdict;
-use super::words::span;
 
 /// All steps of a check.
 #[derive(Debug, Clone, Default)]

@@ -20,7 +20,7 @@ use tunnel_proto::session::{
     Session, SessionEnd, SessionEvent, SessionEvents, SessionSettings, Side,
 };
 
-use super::words::printable;
+use super::text::printable;
 
 /// Longer than any check lasts: after the first ping a session may have to be idle.
 const NO_PINGS: Duration = Duration::from_secs(2 * 60 * 60);

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::words::{moment, printable, span};
+use super::text::{moment, printable, span};
 use crate::token_file::{self, PREFIX, TokenFileError};
 
 /// Digits of a runtime token's id, and letters of its secret.

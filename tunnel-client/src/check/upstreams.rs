@@ -21,8 +21,8 @@ use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 use super::reporter::Reporter;
 use super::step::{StepName, StepReport, StepResult};
+use super::text::printable;
 use super::verdict::{self, Verdict};
-use super::words::printable;
 use crate::config::{Config, Source};
 
 /// Probes that run at once: one without an answer takes its whole time-out.

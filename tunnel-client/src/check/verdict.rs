@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   evidence + failure ─▶ local     configuration, CA files, token file, client certificate
+//!                         clock     this machine's clock
 //!                         dial      names, connections, proxies
 //!                         tls       certificates, versions, clocks, what is not TLS
 //!                         response  refusals of a tunnel server, and responses of anything else
@@ -12,6 +13,7 @@
 //! a name never changes; sentences and advice may. A sentence says what was observed before what it means, so that a
 //! reader who knows better is not misled.
 
+mod clock;
 mod dial;
 mod local;
 mod response;
@@ -20,10 +22,10 @@ mod upstream;
 
 use serde::Serialize;
 
+pub(super) use self::clock::clock_off;
 pub(super) use self::dial::{dial, step};
 pub(super) use self::local::{config, identity, token_file, token_time, trust};
 pub(super) use self::response::{conflict, ended, session};
-pub(super) use self::tls::clock_off;
 pub(super) use self::upstream::{not_reached, unhealthy, unusable};
 
 /// What is wrong, and what to do about it.

@@ -41,7 +41,7 @@ pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
     })
 }
 
-/// Signs and colours only where somebody sees them, and wants to (<https://no-color.org>).
+/// Signs and colours only at a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
 fn style() -> Style {
     let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     match io::stdout().is_terminal() && !wants_none {

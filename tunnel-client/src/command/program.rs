@@ -8,8 +8,8 @@ use tunnel_ops::telemetry::{self, Telemetry};
 use super::Failure;
 use crate::config::Given;
 
-/// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
-/// batch of a large body, so that many would hold up whoever has just asked for something.
+/// Tasks that run between two polls of the sockets, when there is always one to run. Each may move a batch of a large
+/// body, so that many would delay new requests.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
 /// Begins the log as it is given, which ends with what this returns.
@@ -32,7 +32,7 @@ pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Re
         .build()
         .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?;
     let result = runtime.block_on(serving);
-    // The system may look up a name for as long as it likes: nobody waits for it at the end.
+    // The system may look up a name for as long as it likes: the end does not wait for that.
     runtime.shutdown_background();
     result
 }

@@ -1,5 +1,5 @@
 //! `tunnel-client routes test`: which route takes a request, why, and what its upstream is sent.
-#![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
+#![allow(clippy::print_stdout, reason = "the result is the output")]
 
 use serde_json::{Value, json};
 
@@ -14,17 +14,17 @@ use crate::cli::RoutesTest;
 use crate::config::Config;
 
 /// Does what `routes test` says. Nobody is dialled, and no file but the configuration is read.
-pub(super) fn test(asked: RoutesTest) -> Result<(), Failure> {
-    let source = asked.given.merge().map_err(Failure::configuration)?;
+pub(super) fn test(arguments: RoutesTest) -> Result<(), Failure> {
+    let source = arguments.given.merge().map_err(Failure::configuration)?;
     let routes = Config::check_routes(&source).map_err(Failure::configuration)?;
-    let (method, url) = match asked.request.as_slice() {
+    let (method, url) = match arguments.request.as_slice() {
         [url] => ("GET", url),
         [method, url] => (method.as_str(), url),
         _ => return Err(Failure::configuration("expected [METHOD] URL")),
     };
     let request = DryRunRequest::new(method, url).map_err(Failure::configuration)?;
     let trial = try_request(&routes, &request);
-    if asked.json {
+    if arguments.json {
         println!("{:#}", as_json(&trial));
     } else {
         print(&trial);
@@ -37,8 +37,8 @@ fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
     let name = trial.winner.map_or("", |route| &*route.name);
     match &trial.outcome {
         Outcome::Forwarded(_) | Outcome::Answered(_) => Ok(()),
-        Outcome::Denied(words) => Err(Failure::running(format_args!(
-            "route `{name}` denies it (403 route_denied): {words}"
+        Outcome::Denied(detail) => Err(Failure::running(format_args!(
+            "route `{name}` denies it (403 route_denied): {detail}"
         ))),
         Outcome::SegmentRefused(refused) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 segment_refused): {refused}"
@@ -72,7 +72,7 @@ fn print(trial: &DryRun<'_>) {
             }
         }
         Outcome::Answered(status) => println!("answers    {status}, by itself"),
-        Outcome::Denied(words) => println!("denies     403, \"{words}\""),
+        Outcome::Denied(detail) => println!("denies     403, \"{detail}\""),
         Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
         Outcome::OddPath(..) | Outcome::Unknown => {}
     }
@@ -101,7 +101,9 @@ fn as_json(trial: &DryRun<'_>) -> Value {
             json!({ "kind": "sent", "upstreams": sent.collect::<Vec<_>>() })
         }
         Outcome::Answered(status) => json!({ "kind": "answered", "status": status }),
-        Outcome::Denied(words) => json!({ "kind": "route_denied", "status": 403, "detail": words }),
+        Outcome::Denied(detail) => {
+            json!({ "kind": "route_denied", "status": 403, "detail": detail })
+        }
         Outcome::SegmentRefused(refused) => {
             json!({ "kind": "segment_refused", "status": 404, "detail": refused })
         }

@@ -15,7 +15,7 @@ async fn serve(given: Given) -> Result<(), Failure> {
     // Before anything is read: as the first process of a container it would not hear of them otherwise.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
-    // All that can be wrong with the configuration is told before anybody is dialled.
+    // All faults of the configuration are reported before anything is dialled.
     let client = Client::with_reload(given).map_err(|error| match error {
         ClientError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),

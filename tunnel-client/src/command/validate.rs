@@ -1,5 +1,5 @@
 //! `tunnel-client validate`: checks everything `run` would check, or `serve`, and dials nobody.
-#![allow(clippy::print_stdout, reason = "the result is for whoever asked")]
+#![allow(clippy::print_stdout, reason = "the result is the output")]
 
 use tunnel_routing::config::RouteList;
 

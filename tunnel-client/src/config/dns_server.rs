@@ -21,7 +21,7 @@ impl FromStr for DnsServer {
                 .map(|address| SocketAddr::new(address, PORT))
         };
         let server = text.parse().or_else(|_| alone()).ok();
-        // Port 0 would be asked and never answer.
+        // Port 0 never answers.
         let server = server.filter(|server: &SocketAddr| server.port() != 0);
         server.map(Self).ok_or_else(|| {
             ValueError::new(

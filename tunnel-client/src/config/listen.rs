@@ -1,7 +1,7 @@
 //! The checked configuration of `serve`: a listener and what answers behind it, and no tunnel.
 //!
-//! In comes the same [`Source`] as for a tunnel, so that one file does for both; what only a tunnel needs is
-//! not looked at.
+//! In comes a [`Source`], as for a tunnel, so that one file does for both. Settings that only a tunnel needs are
+//! ignored.
 
 use tunnel_ops::tls_files::Identity;
 use tunnel_routing::config::{RouteList, UpstreamOptions};

@@ -7,12 +7,27 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use secrecy::SecretString;
-
-use super::proxy::ProxyLogin;
+use secrecy::{ExposeSecret, SecretString};
 
 /// Largest file taken: far more than any login.
 const MAX_BYTES: u64 = 16 * 1024;
+
+/// The user name and password for a proxy.
+#[derive(Clone)]
+pub struct ProxyLogin {
+    /// The user, without a colon or control characters.
+    pub user: String,
+    /// The password, without control characters.
+    pub password: SecretString,
+}
+
+impl PartialEq for ProxyLogin {
+    fn eq(&self, other: &Self) -> bool {
+        self.user == other.user && self.password.expose_secret() == other.password.expose_secret()
+    }
+}
+
+impl Eq for ProxyLogin {}
 
 /// Why there is no login.
 #[derive(Debug, thiserror::Error)]
@@ -59,8 +74,8 @@ fn login_in(bytes: &[u8]) -> Option<ProxyLogin> {
     check(user, password)
 }
 
-/// A login, if it can be told to a proxy: no scheme can carry a colon in the user's name, and control
-/// characters are a slip or worse.
+/// A login that can be sent to a proxy; `None` otherwise: no scheme can carry a colon in the user's name, and control
+/// characters are a slip or an attack.
 pub(crate) fn check(user: &str, password: &str) -> Option<ProxyLogin> {
     let is_possible = !user.is_empty()
         && !user.contains(':')

@@ -4,23 +4,23 @@
 //! `NO_PROXY`), and which server is dialled; out come [`ProxySettings`], or nothing. What is never
 //! shown by any error, log or `Debug` is the login. Upstreams have no proxy: they are near.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Arg;
-use clap::builder::ValueParser;
+use clap::builder::{TypedValueParser, ValueParser};
+use clap::error::Error as FlagError;
+use clap::parser::ValueSource;
+use clap::{Arg, Command};
 use percent_encoding::percent_decode_str;
-use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer};
 use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::{self, ValueError};
 use tunnel_ops::settings::{GivenSettings, SettingValue};
 
-use super::login;
+use super::login::{self, ProxyLogin};
 use super::no_proxy::{self, NoProxy};
-use super::reach::ProxyParser;
 use super::trust::{self, Trust};
 use super::url::ServerUrl;
 use super::{ConfigFault, Source, dialled, or_fault, setting};
@@ -52,23 +52,6 @@ pub struct ProxyUrl {
     authority: Authority,
 }
 
-/// Who a proxy is told that the client is.
-#[derive(Clone)]
-pub struct ProxyLogin {
-    /// The user, without a colon or control characters.
-    pub user: String,
-    /// The password, without control characters.
-    pub password: SecretString,
-}
-
-impl PartialEq for ProxyLogin {
-    fn eq(&self, other: &Self) -> bool {
-        self.user == other.user && self.password.expose_secret() == other.password.expose_secret()
-    }
-}
-
-impl Eq for ProxyLogin {}
-
 /// Where the login for a proxy comes from.
 #[derive(Debug, Clone)]
 pub enum LoginSource {
@@ -80,7 +63,7 @@ pub enum LoginSource {
     File(PathBuf),
 }
 
-/// What is written where a proxy is asked for: a URL, perhaps with a login, or `none`.
+/// The value of `--proxy`, or of a variable: a URL, perhaps with a login, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyChoice {
     /// No proxy, whatever the environment says.
@@ -89,27 +72,31 @@ pub enum ProxyChoice {
     Proxy(ProxyUrl, Option<ProxyLogin>),
 }
 
-/// The way through a proxy.
+/// A proxy, and how it is reached.
 #[derive(Debug, Clone)]
 pub struct ProxySettings {
     /// The proxy.
     pub url: ProxyUrl,
     /// The variable of all programs that named it; none when the client's own settings did.
     pub variable: Option<&'static str>,
-    /// Who it is told that the client is, if it asks.
+    /// Where the login comes from, for a proxy that wants one.
     pub login: LoginSource,
-    /// Whom the certificate of an `https` proxy may come from; none for others.
+    /// The roots for the certificate of an `https` proxy; `None` for others.
     pub trust: Option<Trust>,
 }
 
+/// Reads `--proxy`: a login is taken from the environment and from the file, but not from a flag.
+#[derive(Debug, Clone, Copy)]
+struct ProxyParser;
+
 /// Whether a server is reached by a proxy.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ProxyWay {
-    /// By one that is spoken to so, also where something else about it is not good.
+pub(crate) struct ProxyDecision {
+    /// The proxy's scheme, also where another of its settings is at fault.
     pub(crate) scheme: Option<ProxyScheme>,
-    /// By this one.
+    /// The proxy that is used.
     pub(crate) settings: Option<ProxySettings>,
-    /// Not by one that is named all the same.
+    /// A proxy that is named and not used.
     pub(crate) passed_over: Option<PassedOver>,
 }
 
@@ -135,7 +122,7 @@ pub enum PassedOverBy {
     Entry(String, String),
 }
 
-impl ProxyWay {
+impl ProxyDecision {
     fn without(named_by: String, host: &str, by: PassedOverBy) -> Self {
         let host = host.to_owned();
         let passed_over = Some(PassedOver { named_by, host, by });
@@ -252,6 +239,39 @@ fn login_of(userinfo: &str) -> Option<ProxyLogin> {
     login::check(&decode(user)?, &decode(password)?)
 }
 
+impl TypedValueParser for ProxyParser {
+    type Value = ProxyChoice;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        flag: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<ProxyChoice, FlagError> {
+        self.parse_ref_(command, flag, value, ValueSource::CommandLine)
+    }
+
+    fn parse_ref_(
+        &self,
+        command: &Command,
+        flag: Option<&Arg>,
+        value: &OsStr,
+        source: ValueSource,
+    ) -> Result<ProxyChoice, FlagError> {
+        let parse = move |text: &str| {
+            let choice: ProxyChoice = text.parse()?;
+            if source == ValueSource::CommandLine && choice.has_login() {
+                return Err(ValueError::new(
+                    "leave out user name and password, which other users of this machine could see in a flag: \
+                     put `user:password` into a file and name it with --proxy-auth-file",
+                ));
+            }
+            Ok(choice)
+        };
+        parse.parse_ref(command, flag, value)
+    }
+}
+
 impl<'de> Deserialize<'de> for ProxyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         config_value::from_text(deserializer)
@@ -282,23 +302,23 @@ impl SettingValue for ProxyChoice {
     }
 }
 
-/// The way to this server: through which proxy, if through any.
+/// Decides by which proxy this server is reached, if by any.
 pub(super) fn check(
     source: &Source,
     server: &ServerUrl,
     variable: impl Fn(&str) -> Option<OsString>,
     faults: &mut Vec<ConfigFault>,
-) -> ProxyWay {
+) -> ProxyDecision {
     let (host, port) = dialled(server, source.connect_to.as_ref());
     let named = match &source.proxy {
         Some(ProxyChoice::None) => {
             check_unused(source, faults);
-            return ProxyWay::default();
+            return ProxyDecision::default();
         }
         Some(_) => None,
         None => match first_set(&VARIABLES, &variable) {
             Some(named) => Some(named),
-            None => return ProxyWay::default(),
+            None => return ProxyDecision::default(),
         },
     };
     let variable_name = named.as_ref().map(|(name, _)| *name);
@@ -306,17 +326,17 @@ pub(super) fn check(
         Some(name) => name.to_owned(),
         None => source.origin(&setting::proxy).mention(),
     };
-    // What a whole machine is told about proxies does not concern the machine itself.
+    // A proxy for all programs of a machine is not for the machine itself.
     if named.is_some() && no_proxy::is_loopback(host) {
-        return ProxyWay::without(named_by(), host, PassedOverBy::ThisMachine);
+        return ProxyDecision::without(named_by(), host, PassedOverBy::ThisMachine);
     }
     let (exempt, list) = exempt(source, &variable, faults);
-    // Before the proxy is understood: who is exempt needs none.
+    // Before the proxy is parsed: an exempt server needs none.
     let places = [(host, port), (server.host(), server.port())];
     for (host, port) in places {
         if let Some(entry) = exempt.iter().find(|entry| entry.holds(host, port)) {
             let by = PassedOverBy::Entry(entry.to_string(), list);
-            return ProxyWay::without(named_by(), host, by);
+            return ProxyDecision::without(named_by(), host, by);
         }
     }
     let choice = match named {
@@ -324,16 +344,16 @@ pub(super) fn check(
         None => source.proxy.clone(),
     };
     let Some(ProxyChoice::Proxy(url, login)) = choice else {
-        return ProxyWay::default();
+        return ProxyDecision::default();
     };
-    ProxyWay {
+    ProxyDecision {
         scheme: Some(url.scheme()),
         settings: settings(source, url, login, variable_name, faults),
         passed_over: None,
     }
 }
 
-/// Who is reached without, and what lists them.
+/// The servers that are reached without a proxy, and the name of what lists them.
 fn exempt(
     source: &Source,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -408,7 +428,7 @@ fn from_variable(
     }
 }
 
-/// Whoever asks for no proxy, and yet says how to reach one, has made a slip.
+/// Settings of a proxy beside `--proxy none` are a slip.
 fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
     let unused = [
         (&setting::proxy_auth_file, source.proxy_auth_file.is_some()),
@@ -449,6 +469,7 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
+    use secrecy::ExposeSecret;
 
     use super::*;
 
@@ -463,11 +484,11 @@ mod tests {
         let variable = |name: &str| variables.get(name).map(OsString::from);
         let mut faults = Vec::new();
         let server = format!("wss://{server}").parse().unwrap();
-        let way = check(source, &server, variable, &mut faults);
-        assert!(way.settings.is_none() || way.passed_over.is_none());
+        let decision = check(source, &server, variable, &mut faults);
+        assert!(decision.settings.is_none() || decision.passed_over.is_none());
         match faults.first() {
             Some(fault) => Err(fault.to_string()),
-            None => Ok(way.settings),
+            None => Ok(decision.settings),
         }
     }
 
@@ -476,8 +497,10 @@ mod tests {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
         let variable = |name: &str| variables.get(name).map(OsString::from);
         let server = format!("wss://{server}").parse().unwrap();
-        let way = check(source, &server, variable, &mut Vec::new());
-        way.passed_over.map(|passed_over| passed_over.to_string())
+        let decision = check(source, &server, variable, &mut Vec::new());
+        decision
+            .passed_over
+            .map(|passed_over| passed_over.to_string())
     }
 
     /// The proxy's URL, by these variables alone.
@@ -579,39 +602,39 @@ mod tests {
             assert_eq!(by_environment(host, &[("HTTPS_PROXY", "p")]), None);
         }
         let wrong = [("HTTPS_PROXY", "gopher://x"), ("NO_PROXY", "*")];
-        assert_eq!(by_environment(SERVER, &wrong), None, "nobody needs it");
+        assert_eq!(by_environment(SERVER, &wrong), None, "it is not needed");
     }
 
     #[test]
     fn a_proxy_that_is_not_used_is_told_with_the_rule() {
         let own = Source::default();
-        let told = |server: &str, variables: &[_]| passed_over(&own, server, variables);
+        let passed = |server: &str, variables: &[_]| passed_over(&own, server, variables);
         let (named, no) = (
             ("https_proxy", "http://p"),
             ("NO_PROXY", "a.test, .example.com"),
         );
         assert_eq!(
-            told("localhost", &[named]).as_deref(),
+            passed("localhost", &[named]).as_deref(),
             Some(
                 "the proxy of https_proxy is not used: localhost is this machine itself, --proxy would be used"
             )
         );
         assert_eq!(
-            told(SERVER, &[named, no]).as_deref(),
+            passed(SERVER, &[named, no]).as_deref(),
             Some(
                 "the proxy of https_proxy is not used: `example.com` in NO_PROXY exempts tunnel.example.com"
             )
         );
         let by =
-            |entry: &'static str| told("10.0.0.7:8443", &[named, ("no_proxy", entry)]).unwrap();
+            |entry: &'static str| passed("10.0.0.7:8443", &[named, ("no_proxy", entry)]).unwrap();
         for entry in ["10.0.0.0/8", "10.0.0.7", "10.0.0.7:8443", "*"] {
             assert!(
                 by(entry).contains(&format!("`{entry}` in no_proxy")),
                 "{entry}"
             );
         }
-        assert_eq!(told(SERVER, &[named]), None, "it is used");
-        assert_eq!(told(SERVER, &[no]), None, "there is none");
+        assert_eq!(passed(SERVER, &[named]), None, "it is used");
+        assert_eq!(passed(SERVER, &[no]), None, "there is none");
         let given = Source {
             proxy: Some("http://own".parse().unwrap()),
             no_proxy: Some(vec![SERVER.parse().unwrap()]),
@@ -627,7 +650,7 @@ mod tests {
             proxy: Some(ProxyChoice::None),
             ..Source::default()
         };
-        assert_eq!(passed_over(&none, SERVER, &[named]), None, "nobody wonders");
+        assert_eq!(passed_over(&none, SERVER, &[named]), None, "none was named");
     }
 
     #[test]

@@ -4,15 +4,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use clap::builder::TypedValueParser;
-use clap::error::Error as FlagError;
-use clap::parser::ValueSource;
-use clap::{Arg, Command};
 use rustls_pki_types::ServerName;
 use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::ValueError;
-
-use super::proxy::ProxyChoice;
 
 /// What is dialled in a server's place: a name or an address, with a port if that differs as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +22,6 @@ pub struct TlsName(String);
 /// What a `Host` field may say: a name or an address, perhaps with a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostField(String);
-
-/// Reads `--proxy`: a login is taken from the environment and from the file, but not from a flag.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ProxyParser;
 
 impl ConnectTo {
     /// The name or address, an IPv6 address without brackets.
@@ -98,39 +88,6 @@ fn authority(text: &str, default_port: u16) -> Result<Authority, ValueError> {
             "expected a host such as `tunnel.example.com` or `10.0.0.7:8443`: {reason}"
         ))
     })
-}
-
-impl TypedValueParser for ProxyParser {
-    type Value = ProxyChoice;
-
-    fn parse_ref(
-        &self,
-        command: &Command,
-        flag: Option<&Arg>,
-        value: &std::ffi::OsStr,
-    ) -> Result<ProxyChoice, FlagError> {
-        self.parse_ref_(command, flag, value, ValueSource::CommandLine)
-    }
-
-    fn parse_ref_(
-        &self,
-        command: &Command,
-        flag: Option<&Arg>,
-        value: &std::ffi::OsStr,
-        source: ValueSource,
-    ) -> Result<ProxyChoice, FlagError> {
-        let parse = move |text: &str| {
-            let choice: ProxyChoice = text.parse()?;
-            if source == ValueSource::CommandLine && choice.has_login() {
-                return Err(ValueError::new(
-                    "leave out user name and password, which other users of this machine could see in a flag: \
-                     put `user:password` into a file and name it with --proxy-auth-file",
-                ));
-            }
-            Ok(choice)
-        };
-        parse.parse_ref(command, flag, value)
-    }
 }
 
 impl fmt::Display for ConnectTo {

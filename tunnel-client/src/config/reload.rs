@@ -1,9 +1,9 @@
 //! Takes over the routes anew when the files that they stand in have changed.
 //!
-//! In: what was given at the start, and word that a file changed, a minute passed, or SIGHUP came. Out:
-//! a new table of routes, and word of what in it is new; or the last good one and a log line for each
-//! fault. Only routes are taken over; a change of anything else counts when the client is started anew,
-//! and is told by its key; so is what would keep it from starting then.
+//! In: what was given at the start, and an event: a file changed, a minute passed, or SIGHUP came. Out: a new table of
+//! routes, and a log line with the difference; or the last good table and a log line for each fault. Only routes are
+//! taken over. A change of any other setting counts at the next start and is logged by its key; so is what would keep
+//! the client from starting then.
 //!
 //! Files are read beside the thread that moves the bytes: there may be many, on a slow disk.
 
@@ -28,7 +28,7 @@ pub(crate) struct Reloader {
     starts: CheckStart,
     /// What was given at the start, whose settings beside the routes are those that count.
     started: Source,
-    /// What was there when it was last looked at.
+    /// The files as they were last read.
     last: Source,
 }
 
@@ -71,7 +71,7 @@ impl Reloader {
         })
     }
 
-    /// Follows the files for as long as the result is held.
+    /// Follows the files until the result is dropped.
     pub(crate) fn start(mut self, routes: Arc<Routes>, metrics: Arc<Metrics>) -> Owned<()> {
         Owned::spawn("reload", async move {
             loop {
@@ -138,7 +138,7 @@ impl Reloader {
         Ok((difference, list.len()))
     }
 
-    /// The settings beside the routes that are not those in force, unless that was told already.
+    /// The settings beside the routes that are not those in force, unless that was reported already.
     fn news(&mut self, source: Source) -> Vec<&'static str> {
         let keys = not_taken_over(&self.started, &source);
         let is_news = !not_taken_over(&self.last, &source).is_empty();

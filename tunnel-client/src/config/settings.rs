@@ -1,7 +1,7 @@
 //! The table of the client's settings.
 //!
 //! From it come flags, environment variables, keys of the configuration file, help, defaults, bounds, what a reload takes
-//! over, and the reference page. Values are understood here, each with the same words wherever it was given; whether they
+//! over, and the reference page. Values are parsed here, with one error wherever they were given; whether they
 //! fit together is for [`super::Config`] and [`super::ServeConfig`].
 //!
 //! There is no flag for the token itself: other users of the machine can see a program's flags.
@@ -183,7 +183,7 @@ tunnel_ops::settings! {
         /// what there is for the peer on an upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC
         /// client that thinks for minutes with its window full needs more
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", Restart;
-        // Whoever sends requests sees meanwhile that it is not ready.
+        // An ingress controller probes "not ready" meanwhile.
         /// Of serve: how long it goes on accepting after it was asked to stop
         ///
         /// At most half of `--grace-period`, of which it is a part: more is taken for that half

@@ -1,6 +1,6 @@
 //! Whom a peer's certificate may come from: the system's roots, and CA files and folders.
 //!
-//! In come names of files and folders; out come [`Roots`], read anew whenever they are asked for,
+//! In come names of files and folders; out come [`Roots`], read anew at each call,
 //! since such files are replaced while a client runs. The system's own are read once: they change
 //! with the machine's image.
 
@@ -13,8 +13,8 @@ use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 use super::{ConfigFault, or_fault};
 
-/// Most entries of one folder, of whatever kind: far more than anybody trusts by name, and a bound for
-/// whoever names the wrong folder.
+/// Most entries of one folder, of whatever kind: far more than CA folders have, and a bound where the wrong folder is
+/// named.
 const ENTRIES: usize = 1000;
 
 /// Largest file of a folder that is read; longer ones hold no certificates.
@@ -50,7 +50,7 @@ impl Trust {
     /// Reads the files and folders as they are now. Blocks for as long as that takes.
     ///
     /// # Errors
-    /// When a file is not good, a folder holds no certificate, or nobody is trusted at all.
+    /// When a file is not good, a folder holds no certificate, or there is no root at all.
     pub fn load(&self) -> Result<Roots, TlsFilesError> {
         let mut roots = self.fixed.and_files(&self.files)?;
         for folder in &self.folders {
@@ -215,8 +215,8 @@ mod tests {
         fs::remove_file(folder.path().join("0000")).unwrap();
         let error = empty.load().unwrap_err().to_string();
         assert!(error.contains("bad.pem: holds a damaged"), "{error}");
-        let nobody = Trust::new(false, Vec::new(), Vec::new());
-        assert!(matches!(nobody.load(), Err(TlsFilesError::NoRoots)));
+        let none = Trust::new(false, Vec::new(), Vec::new());
+        assert!(matches!(none.load(), Err(TlsFilesError::NoRoots)));
         let away = Trust::new(false, Vec::new(), vec!["/nowhere".into()]);
         let error = away.load().unwrap_err().to_string();
         assert!(error.starts_with("/nowhere: cannot be read"), "{error}");

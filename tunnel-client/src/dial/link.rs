@@ -1,4 +1,4 @@
-//! The way to the server below its TLS: straight by TCP, or within TLS to a proxy.
+//! The connection below the server's TLS: TCP, or TLS to a proxy.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

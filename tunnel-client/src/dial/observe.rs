@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tunnel_ops::connect::Attempt;
 use tunnel_ops::connect::step::{ended_within, within};
 
-use super::proxy::ProxyAnswer;
+use super::proxy_error::ProxyAnswer;
 use super::step::{Step, StepError};
 use crate::config::ProxyUrl;
 
@@ -44,7 +44,7 @@ pub(crate) struct Logged;
 impl Observer for Logged {
     fn observe(&mut self, observation: Observation<'_>) {
         match observation {
-            Observation::Way { host, port, proxy } => {
+            Observation::Target { host, port, proxy } => {
                 let proxy = proxy.map(tracing::field::display);
                 tracing::debug!(host, port, proxy, "a dial begins");
             }
@@ -59,7 +59,7 @@ impl Observer for Logged {
             }
             Observation::Tls { version } => tracing::debug!(?version, "TLS is agreed on"),
             Observation::ProxyAnswer(answer) => tracing::debug!(
-                words = answer.words,
+                words = answer.text,
                 schemes = ?answer.schemes,
                 login = answer.login,
                 "the proxy answers"
@@ -94,7 +94,7 @@ impl Observer for Logged {
 /// What a dial observes.
 pub(crate) enum Observation<'a> {
     /// Before the first step: what is dialled, and by which proxy.
-    Way {
+    Target {
         /// The host that stands for the server, an IPv6 address without brackets.
         host: &'a str,
         /// Its port.

@@ -56,8 +56,8 @@ impl Dialler {
         let io = match mode {
             ProbeMode::Plain => {
                 let asking = Box::pin(upgrade::probe(link, &self.host_field, limit));
-                let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
-                return asked.await;
+                let probing = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+                return probing.await;
             }
             ProbeMode::Verified => {
                 self.tls
@@ -73,8 +73,8 @@ impl Dialler {
             }
         };
         let asking = Box::pin(upgrade::probe(io, &self.host_field, limit));
-        let asked = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
-        asked.await
+        let probing = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+        probing.await
     }
 }
 

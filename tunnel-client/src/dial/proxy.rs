@@ -1,36 +1,31 @@
-//! Through a proxy: a connection that leads to the server once the proxy has been asked for the way.
+//! A connection to the server through a proxy.
 //!
 //! ```text
-//!   proxy's name ─▶ addresses ─▶ TCP ─▶ (TLS, https) ─▶ asking: CONNECT, or SOCKS5
-//!   └ ProxyResolve ┘└ ProxyConnect ┘  └   ProxyTls   ┘  └        ProxyAsk        ┘
+//!   proxy's name ─▶ addresses ─▶ TCP ─▶ (TLS, https) ─▶ CONNECT, or SOCKS5
+//!   └ ProxyResolve ┘└ ProxyConnect ┘  └   ProxyTls   ┘  └    ProxyAsk     ┘
 //! ```
 //!
-//! With `socks5` the server's name is looked up here first, and the proxy is asked for each of its
-//! addresses in turn; any other proxy looks it up itself. What the proxy says is told in its own
-//! words; the login never is.
+//! With `socks5` the server's name is looked up here first, and the proxy gets each of its addresses in turn; any other
+//! proxy looks it up itself. Errors quote the proxy's text, and never the login.
 
 mod challenge;
 mod digest;
 mod http;
 mod refused_login;
 mod socks5;
-mod words;
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ::http::StatusCode;
 use tokio::time::{Instant, timeout};
 use tunnel_ops::tls_files::TlsFilesError;
 
-use self::http::{Asked, Asking};
+use self::http::{ConnectAttempts, ConnectOutcome};
 use self::refused_login::RefusedLogin;
 use self::socks5::Target;
-pub(crate) use self::words::{one_line, page_words};
 use super::link::Link;
 use super::observe::{Observation, Walk};
+use super::proxy_error::ProxyError;
 use super::step::{Step, StepError, proxy_error};
 use super::tls::Tls;
 use crate::config::{
@@ -50,67 +45,6 @@ pub(super) struct Proxy {
     /// For `https`.
     tls: Option<Tls>,
 }
-
-/// What a proxy said.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ProxyAnswer {
-    /// The status; none when it speaks SOCKS.
-    pub(crate) status: Option<StatusCode>,
-    /// Its own words, on one line: the status with its reason, and what its page says.
-    pub(crate) words: String,
-    /// The login schemes that it offers in a 407.
-    pub(crate) schemes: Vec<String>,
-    /// What was shown to it: `Basic`, `Digest` or `password`.
-    pub(crate) login: Option<&'static str>,
-}
-
-/// Why a proxy does not lead to the server.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ProxyError {
-    /// It wants a login, and there is none.
-    #[error("the proxy wants a login{}: name one with --proxy-auth-file; it says: {}", Schemes(.0), .0.words)]
-    LoginWanted(ProxyAnswer),
-    /// It wants a login by schemes that are not spoken here.
-    #[error("the proxy wants a login{}, and this client speaks only {}; it says: {}", Schemes(.0), Spoken(.0), .0.words)]
-    LoginUnknown(ProxyAnswer),
-    /// The login is not taken.
-    #[error("the proxy does not take the login: check user and password; it says: {}", .0.words)]
-    LoginRefused(ProxyAnswer),
-    /// The login was not taken a while ago, and is not shown again so soon: who shows a wrong one too often
-    /// is locked out.
-    #[error(
-        "the proxy has not taken this login: check user and password, it is shown again when it has changed, or in {1:?}; \
-         it said: {words}", words = .0.words
-    )]
-    LoginHeld(ProxyAnswer, Duration),
-    /// It refuses for another reason.
-    #[error("the proxy refuses: {}", .0.words)]
-    Refused(ProxyAnswer),
-    /// Its answer is none of such a proxy.
-    #[error("this is no such proxy: {0}")]
-    NotAProxy(String),
-    /// It says nothing in time.
-    #[error("the proxy says nothing")]
-    Silent,
-    /// The login cannot be read.
-    #[error(transparent)]
-    Login(#[from] LoginError),
-    /// It asks for the way to be asked for again and again.
-    #[error("the proxy closes one connection after the other")]
-    TooOften,
-    /// Something that SOCKS cannot carry.
-    #[error("the {0} is too long for SOCKS5: at most 255 bytes")]
-    TooLong(&'static str),
-    /// The system.
-    #[error("the system gives no random numbers")]
-    NoRandom,
-}
-
-/// The schemes that a proxy offers, for a sentence.
-struct Schemes<'a>(&'a ProxyAnswer);
-
-/// The schemes that are spoken with such a proxy, for a sentence.
-struct Spoken<'a>(&'a ProxyAnswer);
 
 impl Proxy {
     /// Nothing is dialled yet. A login that is refused is not shown again for `refusal_wait`, unless it
@@ -164,10 +98,10 @@ impl Proxy {
         match self.url.scheme() {
             ProxyScheme::Http | ProxyScheme::Https => {
                 let authority = authority(host, port);
-                let mut asking = Asking::new(&authority, login);
+                let mut attempts = ConnectAttempts::new(&authority, login);
                 for _ in 0..CONNECTIONS {
                     let (link, peer) = self.connect(walk).await?;
-                    if let Some(link) = ask_http(&mut asking, link, walk).await? {
+                    if let Some(link) = connect_http(&mut attempts, link, walk).await? {
                         return Ok((link, peer));
                     }
                 }
@@ -177,7 +111,7 @@ impl Proxy {
                 let (link, peer) = self.connect(walk).await?;
                 let target = Target::Host(host, port);
                 let limit = walk.limit();
-                Ok((ask_socks(link, target, login, limit, walk).await?, peer))
+                Ok((connect_socks(link, target, login, limit, walk).await?, peer))
             }
             ProxyScheme::Socks5 => {
                 let addresses = super::look_up(Step::Resolve, host, port, walk).await?;
@@ -202,7 +136,7 @@ impl Proxy {
             let began = Instant::now();
             let part = left / u32::try_from(waiting).unwrap_or(1);
             let target = Target::Address(*address);
-            match ask_socks(link, target, login, part, walk).await {
+            match connect_socks(link, target, login, part, walk).await {
                 Ok(link) => return Ok((link, peer)),
                 Err(error) if is_of_the_address(&error) => last = error,
                 Err(error) => return Err(error),
@@ -235,30 +169,30 @@ impl Proxy {
 }
 
 /// The connection, if it is let through; none when the proxy wants another one.
-async fn ask_http(
-    asking: &mut Asking<'_>,
+async fn connect_http(
+    attempts: &mut ConnectAttempts<'_>,
     link: Link,
     walk: &mut Walk<'_>,
 ) -> Result<Option<Link>, StepError> {
     let limit = walk.limit();
-    let work = async { Ok(asking.ask(link, limit).await?) };
-    let asked = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+    let work = async { Ok(attempts.run(link, limit).await?) };
+    let connecting = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
         let answer = match ended {
-            Ok(Asked::Through(_, answer)) => Some(answer),
-            Ok(Asked::Again) => None,
+            Ok(ConnectOutcome::Through(_, answer)) => Some(answer),
+            Ok(ConnectOutcome::Again) => None,
             Err(error) => proxy_error(error).and_then(ProxyError::answer),
         };
         answer
             .into_iter()
             .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
     });
-    match asked.await? {
-        Asked::Through(link, _) => Ok(Some(link)),
-        Asked::Again => Ok(None),
+    match connecting.await? {
+        ConnectOutcome::Through(link, _) => Ok(Some(link)),
+        ConnectOutcome::Again => Ok(None),
     }
 }
 
-async fn ask_socks(
+async fn connect_socks(
     mut link: Link,
     target: Target<'_>,
     login: Option<&ProxyLogin>,
@@ -266,10 +200,10 @@ async fn ask_socks(
     walk: &mut Walk<'_>,
 ) -> Result<Link, StepError> {
     let work = async {
-        let asked = timeout(limit, socks5::ask(&mut link, target, login)).await;
-        Ok(asked.map_err(|_| ProxyError::Silent)??)
+        let connecting = timeout(limit, socks5::connect(&mut link, target, login)).await;
+        Ok(connecting.map_err(|_| ProxyError::Silent)??)
     };
-    let asked = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+    let connecting = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
         let answer = match ended {
             Ok(answer) => Some(answer),
             Err(error) => proxy_error(error).and_then(ProxyError::answer),
@@ -278,7 +212,7 @@ async fn ask_socks(
             .into_iter()
             .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
     });
-    asked.await?;
+    connecting.await?;
     Ok(link)
 }
 
@@ -305,47 +239,6 @@ fn is_of_the_address(error: &StepError) -> bool {
 
 fn failed(error: ProxyError) -> StepError {
     StepError::Failed(Step::ProxyAsk, error.into())
-}
-
-impl ProxyError {
-    /// What the proxy said, where it said something.
-    pub(crate) fn answer(&self) -> Option<&ProxyAnswer> {
-        match self {
-            Self::LoginWanted(answer)
-            | Self::LoginUnknown(answer)
-            | Self::LoginRefused(answer)
-            | Self::LoginHeld(answer, _)
-            | Self::Refused(answer) => Some(answer),
-            _ => None,
-        }
-    }
-}
-
-impl From<ProxyError> for io::Error {
-    fn from(error: ProxyError) -> Self {
-        match error {
-            ProxyError::Silent => io::ErrorKind::TimedOut.into(),
-            error => Self::other(error),
-        }
-    }
-}
-
-impl fmt::Display for Schemes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.schemes.as_slice() {
-            [] => Ok(()),
-            schemes => write!(f, " by {}", one_line(&schemes.join(", "))),
-        }
-    }
-}
-
-impl fmt::Display for Spoken<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0.status {
-            Some(_) => "Basic and Digest (MD5, SHA-256)",
-            None => "user and password (RFC 1929)",
-        })
-    }
 }
 
 #[cfg(test)]

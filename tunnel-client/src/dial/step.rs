@@ -4,7 +4,7 @@ use std::fmt;
 
 use tunnel_ops::connect::step;
 
-use super::proxy::ProxyError;
+use super::proxy_error::ProxyError;
 use super::upgrade::NotATunnel;
 
 /// One step of a dial. Those that concern a proxy are left out where there is none.
@@ -16,7 +16,7 @@ pub(crate) enum Step {
     ProxyConnect,
     /// TLS is agreed on with the proxy, its certificate checked.
     ProxyTls,
-    /// The proxy is asked for the way to the server.
+    /// The proxy is requested to connect to the server.
     ProxyAsk,
     /// The name's addresses are looked up.
     Resolve,
@@ -24,7 +24,7 @@ pub(crate) enum Step {
     Connect,
     /// TLS is agreed on, the certificate checked.
     Tls,
-    /// A session is asked for.
+    /// A session is requested.
     Upgrade,
 }
 
@@ -50,7 +50,7 @@ impl Step {
         )
     }
 
-    /// One word for metrics.
+    /// The name in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ProxyResolve => "proxy_resolve",

@@ -28,26 +28,26 @@ pub(super) const ALPN: [&[u8]; 1] = [b"http/1.1"];
 #[derive(Debug)]
 pub(super) struct Tls {
     trust: Trust,
-    last: Mutex<Last>,
+    current: Mutex<Current>,
 }
 
 /// What is in use.
 #[derive(Debug)]
-struct Last {
+struct Current {
     roots: Roots,
     /// What was made of them for this identity; kept for as long as it can be, since TLS sessions are
     /// resumed by it.
     made: Option<(Option<Identity>, Arc<ClientConfig>)>,
-    /// What is wrong with the files, once that has been told.
-    told: Option<String>,
+    /// The fault of the files that was logged.
+    reported: Option<String>,
 }
 
-/// What a peer has shown.
+/// The certificates of a peer.
 type Chain = Arc<Mutex<Vec<CertificateDer<'static>>>>;
 
-/// Checks as another verifier does, and keeps what it is shown.
+/// Checks by another verifier, and keeps the certificates of the peer.
 #[derive(Debug)]
-struct Showing {
+struct Recording {
     checks: Arc<dyn ServerCertVerifier>,
     chain: Chain,
 }
@@ -61,10 +61,10 @@ impl Tls {
         let roots = trust.load()?;
         Ok(Self {
             trust,
-            last: Mutex::new(Last {
+            current: Mutex::new(Current {
                 roots,
                 made: None,
-                told: None,
+                reported: None,
             }),
         })
     }
@@ -108,39 +108,40 @@ impl Tls {
         if !self.trust.is_fixed() {
             let trust = self.trust.clone();
             let read = spawn_blocking(move || trust.load()).await?;
-            self.last.lock().take(read);
+            self.current.lock().take(read);
         }
         Ok(())
     }
 
-    /// What to speak with now; one that shows what it is shown is used once.
+    /// The configuration for the next handshake. With `chain`, which gets the certificates of the peer, it is made for
+    /// this handshake alone.
     fn config(
         &self,
         identity: Option<&Identity>,
         chain: Option<&Chain>,
     ) -> Result<Arc<ClientConfig>, TlsFilesError> {
-        let mut last = self.last.lock();
+        let mut current = self.current.lock();
         let Some(chain) = chain else {
-            return last.config(identity);
+            return current.config(identity);
         };
-        let config = tls_files::client_config(&last.roots, identity, &ALPN)?;
+        let config = tls_files::client_config(&current.roots, identity, &ALPN)?;
         let mut config = Arc::unwrap_or_clone(config);
         config.resumption = Resumption::disabled();
-        let checks = last.roots.verifier()?;
+        let checks = current.roots.verifier()?;
         let chain = Arc::clone(chain);
         config
             .dangerous()
-            .set_certificate_verifier(Arc::new(Showing { checks, chain }));
+            .set_certificate_verifier(Arc::new(Recording { checks, chain }));
         Ok(Arc::new(config))
     }
 }
 
-impl Last {
-    /// Takes what was read of the CA files. What is not good is told once, and not used.
+impl Current {
+    /// Takes the CA files as they were read. A fault is logged once, and the roots before stay in use.
     fn take(&mut self, read: Result<Roots, TlsFilesError>) {
         match read {
             Ok(roots) => {
-                self.told = None;
+                self.reported = None;
                 if roots != self.roots {
                     tracing::info!("the CA certificates have changed");
                     self.roots = roots;
@@ -149,9 +150,9 @@ impl Last {
             }
             Err(error) => {
                 let problem = error.to_string();
-                if self.told.as_ref() != Some(&problem) {
+                if self.reported.as_ref() != Some(&problem) {
                     tracing::warn!(%error, "the CA certificates are not good, those before stay in use");
-                    self.told = Some(problem);
+                    self.reported = Some(problem);
                 }
             }
         }
@@ -169,7 +170,7 @@ impl Last {
     }
 }
 
-impl ServerCertVerifier for Showing {
+impl ServerCertVerifier for Recording {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -249,11 +250,11 @@ mod tests {
         fs::write(&path, "nothing").unwrap();
         tls.read().await.unwrap();
         assert!(Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
-        assert!(tls.last.lock().told.is_some());
+        assert!(tls.current.lock().reported.is_some());
         fs::write(&path, certificate("b").0).unwrap();
         tls.read().await.unwrap();
         assert!(!Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
-        assert!(tls.last.lock().told.is_none());
+        assert!(tls.current.lock().reported.is_none());
         fs::remove_file(&path).unwrap();
         assert!(Tls::new(Trust::new(false, vec![path], Vec::new())).is_err());
     }

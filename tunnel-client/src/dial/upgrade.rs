@@ -45,7 +45,7 @@ pub(super) enum Answer<IO> {
     Refused(Refused),
 }
 
-/// A refusal as the server, or somebody on the way, gave it.
+/// A refusal of the server, or of a program on the way to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     /// The answer's status.
@@ -56,7 +56,7 @@ pub(crate) struct Refused {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// A 101 that does not fit what was asked for.
+/// A 101 that does not fit the request.
 #[derive(Debug, thiserror::Error)]
 #[error("the server changed to something that is no tunnel")]
 pub(super) struct NotATunnel;
@@ -75,7 +75,7 @@ where
 {
     let key = handshake::new_key();
     let request = request(host, greeting, token, &key)?;
-    let (response, connection) = ask(io, request, limit).await?;
+    let (response, connection) = send(io, request, limit).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(refused(response, connection).await);
     }
@@ -95,7 +95,7 @@ where
     })
 }
 
-/// Asks for nothing and shows nothing: what whoever answers says to that.
+/// Sends a request without token and upgrade. Returns the response.
 pub(super) async fn probe<IO>(
     io: IO,
     host: &str,
@@ -108,13 +108,13 @@ where
         .header(HOST, host)
         .header(USER_AGENT, super::USER_AGENT);
     let request = request.body(Empty::new()).map_err(io::Error::other)?;
-    let (response, connection) = ask(io, request, limit).await?;
+    let (response, connection) = send(io, request, limit).await?;
     let answered = refused(response, connection).await;
     Ok((answered.status, answered.fields, answered.text))
 }
 
 /// The head of the answer, within the limit.
-async fn ask<IO>(
+async fn send<IO>(
     io: IO,
     request: Request<Empty<Bytes>>,
     limit: Duration,
@@ -125,8 +125,8 @@ where
     let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
         .await
         .map_err(io::Error::other)?;
-    let asked = timeout(limit, connection.ask(request)).await;
-    let response = asked
+    let sent = timeout(limit, connection.send_request(request)).await;
+    let response = sent
         .map_err(|_| io::ErrorKind::TimedOut)?
         .map_err(|error| cause(&error.into_error()))?;
     Ok((response, connection))
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Dials somebody who reads one head and answers with what is made of it.
+    /// Dials a peer that reads one head and answers with what `answer` makes of it.
     async fn dial(answer: impl FnOnce(&str) -> String) -> io::Result<Answer<DuplexStream>> {
         let (ours, mut theirs) = duplex(64 * 1024);
         let server = async {

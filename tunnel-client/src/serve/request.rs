@@ -43,7 +43,7 @@ struct Accepted {
     informational: ListenerInformational,
     /// The received method; `CONNECT` for an upgrade.
     method: Method,
-    /// Takes the platform client's bytes if an upgrade was asked for.
+    /// Takes the platform client's bytes if an upgrade was requested.
     upload: Option<UpgradeSender>,
     permit: Permit,
     request_id: HeaderValue,
@@ -93,8 +93,8 @@ pub(super) fn serve(
             }
         };
         let request_id = accepted.request_id.clone();
-        let carried = carry(&connection, accepted, on_upgrade).await;
-        let (mut response, exchange) = carried.unwrap_or_else(|problem| {
+        let forwarded = forward_request(&connection, accepted, on_upgrade).await;
+        let (mut response, exchange) = forwarded.unwrap_or_else(|problem| {
             let response = ResponseBody::problem(&problem, !is_http2, is_grpc);
             (response, None)
         });
@@ -203,7 +203,7 @@ fn malformed(error: &dyn std::error::Error) -> Problem {
 
 /// Has a request answered by the routes. Returns the response, and the exchange that ends with it unless that goes on
 /// as an upgraded connection.
-async fn carry(
+async fn forward_request(
     connection: &Arc<Connection>,
     accepted: Accepted,
     on_upgrade: Option<OnUpgrade>,

@@ -6,7 +6,7 @@
 //!         └─ held back until the last is answered
 //! ```
 //!
-//! Pure: it is told what happens and when, and says what to send. An answer does not say which
+//! Pure: in comes what happens and when, out comes what to send. An answer does not say which
 //! credential it is about, so that no two may be on their way at once.
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) enum Answer {
     Taken,
     /// Not now; it may be another time.
     NotNow,
-    /// Not before somebody does something.
+    /// Not before the credential changes, or SIGHUP.
     Refused,
 }
 

@@ -76,18 +76,18 @@ mod tests {
     fn what_changes_at_every_look_is_told_ever_less_often_and_not_for_ever() {
         let start = Instant::now();
         let mut reporter = RouteReporter::new(start);
-        let mut told = Vec::new();
-        for look in 0..100_000_u32 {
-            let now = start + INTERVAL * look;
-            // Another state than the one that was told last.
-            let state = [RouteState::Up, RouteState::Down][told.len() % 2];
+        let mut sent = Vec::new();
+        for tick in 0..100_000_u32 {
+            let now = start + INTERVAL * tick;
+            // Another state than that of the last report.
+            let state = [RouteState::Up, RouteState::Down][sent.len() % 2];
             if reporter.is_due(now) && reporter.next(routes(state), now).is_some() {
-                told.push(look);
+                sent.push(tick);
             }
         }
-        assert_eq!(told[..4], [0, 1, 3, 7]);
-        assert_eq!(told.len(), REPORTS as usize);
-        assert!(told[100] - told[99] >= 60, "five minutes");
+        assert_eq!(sent[..4], [0, 1, 3, 7]);
+        assert_eq!(sent.len(), REPORTS as usize);
+        assert!(sent[100] - sent[99] >= 60, "five minutes");
     }
 
     #[test]
@@ -95,8 +95,8 @@ mod tests {
         let start = Instant::now();
         let mut reporter = RouteReporter::new(start);
         assert!(reporter.next(routes(RouteState::Up), start).is_some());
-        for look in 1..200 {
-            let now = start + INTERVAL * look;
+        for tick in 1..200 {
+            let now = start + INTERVAL * tick;
             assert!(reporter.is_due(now));
             assert_eq!(reporter.next(routes(RouteState::Up), now), None);
         }

@@ -1,4 +1,4 @@
-//! Whether time has jumped: the machine slept, the process was paused, or somebody set the clock.
+//! Whether time has jumped: the machine slept, the process was paused, or the clock was set.
 //!
 //! Pure: it is shown both clocks at each tick, and says what it makes of them. The monotonic clock
 //! stands still while a machine sleeps, the wall clock does not; while only the process is paused,
@@ -115,7 +115,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What is made of a tick after the wall clock moved by so many milliseconds, and the monotonic
+    /// The result of a tick after the wall clock moved by so many milliseconds, and the monotonic
     /// one by so many.
     fn tick(wall_ms: i64, monotonic_ms: u64) -> Option<Jump> {
         let start = Reading {

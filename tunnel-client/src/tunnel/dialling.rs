@@ -56,7 +56,7 @@ pub(super) struct Dialling {
     has_hinted: AtomicBool,
 }
 
-/// Belongs to whoever dials.
+/// What the slot that dials holds meanwhile.
 #[derive(Default)]
 struct Turn {
     /// Number of the last session that was dialled.
@@ -103,7 +103,7 @@ impl Dialling {
     /// When the server refuses, no session is left, and that is to end the client.
     pub(super) async fn session(&self, starting: &Starting) -> Result<Session, Ending> {
         loop {
-            // Whoever asks again waits behind those that wait already.
+            // A second request waits behind those that wait already.
             let mut turn = self.turn.lock().await;
             self.wait(turn.peer).await;
             match self.dial(&mut turn, starting).await {
@@ -180,7 +180,7 @@ impl Dialling {
         self.redial.lock().on_lived(session.lived());
     }
 
-    /// Things may have changed: only what the server asked for is waited for.
+    /// Something may have changed: only a time that the server named is waited for.
     fn hurry(&self) {
         self.redial.lock().hurry();
     }
@@ -201,7 +201,7 @@ impl Dialling {
                 Due::At(at) => {
                     let mut credential = self.parts.credentials.subscribe();
                     let has_changed = tokio::select! {
-                        has_changed = path::wait(at - now, || path::look(peer)) => has_changed,
+                        has_changed = path::wait(at - now, || path::current(peer)) => has_changed,
                         Ok(()) = credential.changed() => true,
                     };
                     if has_changed {

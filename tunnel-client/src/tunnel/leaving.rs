@@ -1,4 +1,4 @@
-//! The sessions that a slot has done with, until they have ended.
+//! Sessions that a slot no longer uses, until they have ended.
 //!
 //! ```text
 //!   drained by the server ── moved ─▶ stands until the server ends it ──────────┐
@@ -7,7 +7,7 @@
 //!                any of them, when the tunnel ends: drain, the grace period ────┘
 //! ```
 //!
-//! A session that is replaced may carry a stream for hours: nobody is waiting for its end, so none is
+//! A session that is replaced may carry a stream for hours: nothing waits for its end, so none is
 //! cut after a time. What bounds them is their number in the whole tunnel: the oldest is cut to make room,
 //! since the server takes only so many sessions of one instance, and the next one has to fit in. Meanwhile a
 //! session still follows the credential, or the server would end it when that runs out.
@@ -31,17 +31,17 @@ use crate::session::{Event, Session};
 /// Most sessions that leave at once, for each that the tunnel keeps.
 const LEAVING_MAX: usize = 4;
 
-/// How long the server may take to welcome a session that nobody wants any more: it says welcome
-/// right after the 101, if it is there.
+/// How long the server may take to welcome a session that is no longer needed: a server that is there welcomes it
+/// right after the 101.
 const WELCOME: Duration = Duration::from_secs(2);
 
-/// Sees sessions to their ends.
+/// Keeps leaving sessions until they end.
 pub(super) struct Leaving {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
 
-/// What a tunnel's sessions that leave are held by.
+/// The owners of all leaving sessions of a tunnel.
 pub(super) struct Owners {
     max: usize,
     /// One for each session that leaves, the oldest first; it is cut when this is dropped.
@@ -180,7 +180,7 @@ async fn see_off(
     session.end(shared.grace_period).await;
 }
 
-/// Waits for the welcome, and sees the session to its end.
+/// Waits for the welcome, then drains the session and waits for its end.
 async fn see_in(start: Start, shared: Arc<Shared>, cut: oneshot::Receiver<()>) {
     let began = Instant::now();
     let grace = shared.grace_period;
@@ -209,7 +209,7 @@ mod tests {
             }
             assert!(
                 leaving.len() >= sessions.min(7),
-                "{sessions}: a drain of all is seen off"
+                "{sessions}: a drain of all ends"
             );
             assert!(leaving.len() <= LEAVING_MAX * sessions);
             leaving.pop();

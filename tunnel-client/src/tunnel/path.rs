@@ -1,7 +1,7 @@
-//! The network path to the server: whether there is one, and whether it is still the same.
+//! The network path to the server: whether there is one, and whether it has changed.
 //!
-//! Asked of the kernel's routing table by connecting a UDP socket, which sends nothing. A laptop
-//! that wakes up, or a cable that is put back, is seen within a second, so that nobody waits for
+//! Found in the kernel's routing table by connecting a UDP socket, which sends nothing. A laptop
+//! that wakes up, or a cable that is put back, is found within a second, so that a dial does not wait for
 //! the end of a long pause.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// How often the path is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the path is read.
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where a path is looked for before the server's address is known: an address for documentation
-/// (RFC 5737), which stands for everything that is not near.
+/// The destination before the server's address is known: an address for documentation (RFC 5737), which is routed as
+/// everything that is not near.
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 
-/// The address from which the server would be reached; `None` when there is no way.
+/// The address from which the server would be reached; `None` when there is no route.
 pub(crate) type Path = Option<IpAddr>;
 
 /// The present path to the server, or to anywhere.
-pub(crate) fn look(server: Option<SocketAddr>) -> Path {
+pub(crate) fn current(server: Option<SocketAddr>) -> Path {
     let target = server.unwrap_or(ANYWHERE);
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -31,19 +31,18 @@ pub(crate) fn look(server: Option<SocketAddr>) -> Path {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// Waits, but no longer than until the network path has changed to one that can be used. Whether it
-/// has.
+/// Waits for `limit`, or until the network path has changed to one that can be used. Returns whether it has.
 ///
-/// Looks first after [`LOOK`], so that a path that comes and goes cannot make a client dial more
+/// Reads the path first after [`INTERVAL`], so that a path that comes and goes cannot make a client dial more
 /// often than once in that time.
-pub(crate) async fn wait(limit: Duration, look: impl Fn() -> Path) -> bool {
+pub(crate) async fn wait(limit: Duration, read: impl Fn() -> Path) -> bool {
     let end = Instant::now() + limit;
-    let mut known = look();
-    let mut next = Instant::now() + LOOK;
+    let mut known = read();
+    let mut next = Instant::now() + INTERVAL;
     while next < end {
         sleep_until(next).await;
-        next += LOOK;
-        let now = look();
+        next += INTERVAL;
+        let now = read();
         if now.is_some() && now != known {
             tracing::info!("the network has changed, dialling now");
             return true;
@@ -63,17 +62,17 @@ mod tests {
     #[test]
     fn this_machine_is_always_reached() {
         let own: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        assert_eq!(look(Some(own)), Some(own.ip()));
+        assert_eq!(current(Some(own)), Some(own.ip()));
     }
 
-    /// How long a wait of a minute lasts when the looks give these paths, the last for good.
+    /// How long a wait of a minute lasts when these paths are read, the last for good.
     async fn waited(paths: &[Path]) -> Duration {
-        let looks = Cell::new(0);
+        let reads = Cell::new(0);
         let started = Instant::now();
         let limit = Duration::from_secs(60);
         let has_changed = wait(limit, || {
-            let look = looks.replace(looks.get() + 1);
-            paths[look.min(paths.len() - 1)]
+            let read = reads.replace(reads.get() + 1);
+            paths[read.min(paths.len() - 1)]
         })
         .await;
         assert_eq!(has_changed, started.elapsed() < limit);

@@ -53,7 +53,7 @@ pub(crate) enum Due {
     Now,
     /// At this moment, or when there is a reason to think that things have changed.
     At(Instant),
-    /// At this moment, whatever happens meanwhile: the server has asked for it.
+    /// At this moment, whatever happens meanwhile: the server has named it.
     NotBefore(Instant),
 }
 
@@ -136,7 +136,7 @@ impl Redial {
     ) {
         let wait = self.grow(random);
         self.at = self.at.max(Some(now + wait));
-        // Later than asked, never earlier, and not all at the same moment.
+        // Later than the server said, never earlier, and not all clients at one moment.
         match retry_after {
             Some(RetryAfter::Server(after)) => {
                 let not_before = now + after.min(RETRY_AFTER_MAX) + wait;
@@ -175,7 +175,7 @@ impl Redial {
             return;
         }
         let wait = match reason.after() {
-            // The server is there and wants us elsewhere, or the way to it broke: no reason to
+            // The server is there and drains, or the path to it broke: no reason to
             // wait, but for a moment, in which the others of this server come as well.
             AfterClose::Redial if was_stable => fraction(self.settings.base / 4, random),
             AfterClose::Redial | AfterClose::Wait | AfterClose::Stop => self.grow(random),
@@ -202,12 +202,12 @@ impl Redial {
         was_stable
     }
 
-    /// Things may have changed: only what the server asked for is waited for.
+    /// Something may have changed: only a time that the server named is waited for.
     pub(crate) fn hurry(&mut self) {
         self.at = None;
     }
 
-    /// Time has jumped: what the server asked for was counted by a clock that stood still.
+    /// Time has jumped: the time that the server named was measured by a clock that stood still.
     pub(crate) fn after_jump(&mut self) {
         self.at = None;
         self.not_before = None;

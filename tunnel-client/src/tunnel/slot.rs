@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Whatever it is at, it hears what the server says of the session that it has. It ends with the
-//! tunnel, whoever ends that: then its sessions leave (leaving.rs), and a dial under way is dropped, but
+//! tunnel, for whatever reason: then its sessions leave (leaving.rs), and a dial under way is dropped, but
 //! not a session that it has begun (starting.rs).
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ enum Need {
     Drained(Duration),
     /// There is none any more.
     Lost,
-    /// What is there is silent although it was asked. It may yet be heard again.
+    /// The session is silent although it was probed. It may yet be heard again.
     Silent,
     /// What was silent is heard again.
     HeardAgain,
@@ -184,7 +184,7 @@ impl Slot {
                 event = next_event(&mut self.current) => event,
                 Ok(()) = self.renewals.changed() => {
                     let renewal = self.renewals.borrow_and_update().unwrap_or_default();
-                    // Should it be dead, nobody is to wait for it any longer than has to be.
+                    // If it is dead, that is to be found soon.
                     self.current.iter().for_each(Session::suspect);
                     return Ok(self.renewal(renewal));
                 }

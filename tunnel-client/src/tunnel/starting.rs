@@ -41,7 +41,7 @@ impl Starting {
             .unwrap_or_else(|why| Err(fault(why)))
     }
 
-    /// What has begun, if its dial was dropped; for whoever sees to its end.
+    /// The session that has begun, if its dial was dropped; its end is then waited for.
     pub(super) fn abandon(&self) -> Option<Start> {
         self.0.lock().take()
     }

@@ -8,9 +8,9 @@ use tunnel_ops::connect::Attempt;
 
 use super::{Verdict, local, response, tls, verdicts};
 use crate::check::evidence::Evidence;
-use crate::check::words::{listed, printable, span};
+use crate::check::text::{listed, printable, span};
 use crate::credential::CredentialError;
-use crate::dial::proxy::ProxyError;
+use crate::dial::proxy_error::ProxyError;
 use crate::dial::{DialError, Step, StepError, is_not_a_tunnel, proxy_error};
 
 /// Endings of host names that are easily mistyped, and what was meant.
@@ -51,7 +51,9 @@ pub(in crate::check) fn step(evidence: &Evidence, error: &StepError) -> Verdict 
         Step::ProxyTls => tls::of_proxy(evidence, error, &text),
         Step::Tls => tls::of_server(evidence, error, &text),
         Step::Upgrade if is_not_a_tunnel(error) => response::not_a_tunnel(evidence),
-        Step::Upgrade => response::none(evidence, &text),
+        Step::Upgrade => {
+            tls::after_handshake(evidence, &text).unwrap_or_else(|| response::none(evidence, &text))
+        }
     }
 }
 
@@ -191,7 +193,7 @@ fn proxy(evidence: &Evidence, error: Option<&ProxyError>, text: &str) -> Verdict
     let Evidence { host, port, .. } = evidence;
     let peer = peer(evidence, Step::ProxyAsk);
     let answer = error.and_then(ProxyError::answer);
-    let words = answer.map_or(text, |answer| &answer.words);
+    let words = answer.map_or(text, |answer| &answer.text);
     let offers = match answer.map(|answer| answer.schemes.as_slice()) {
         None | Some([]) => String::new(),
         Some(schemes) => format!("; it offers {}", listed(schemes)),

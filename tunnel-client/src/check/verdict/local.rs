@@ -2,8 +2,8 @@
 
 use super::{Verdict, clock_off, verdicts};
 use crate::check::evidence::Evidence;
+use crate::check::text::moment;
 use crate::check::trust::{CaFileFault, TrustFailure};
-use crate::check::words::moment;
 use crate::token_file::TokenFileError;
 
 /// A configuration with these faults.

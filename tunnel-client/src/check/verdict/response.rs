@@ -9,22 +9,14 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::handshake::Refusal;
 use tunnel_proto::refusal::RefusalReason as R;
 
-use super::{Verdict, clock_off, tls, verdicts};
+use super::{Verdict, clock_off, verdicts};
 use crate::check::evidence::{Evidence, ResponseEvidence};
 use crate::check::session::SessionFailure;
-use crate::check::words::{listed, printable, span};
-
-/// With TLS 1.3 a server refuses the client's certificate after the handshake.
-const ALERT: &str = "received fatal alert: ";
+use crate::check::text::{listed, printable, span};
 
 /// No response to the request for a session.
 pub(super) fn none(evidence: &Evidence, text: &str) -> Verdict {
     let host = &evidence.host;
-    if let Some((_, alert)) = text.split_once(ALERT)
-        && (alert.contains("ertificate") || alert.contains("UnknownCA"))
-    {
-        return tls::identity(evidence, alert);
-    }
     verdicts! {
         "upgrade_cut"
         "TLS with {host} is established, and the connection ended at the request for a session: {text}"

@@ -19,7 +19,7 @@ use crate::check::session::SessionFailure;
 use crate::check::token::{TokenEvidence, TokenKind};
 use crate::check::trust::{CaFileFault, TrustFailure};
 use crate::config::LoginError;
-use crate::dial::proxy::{ProxyAnswer, ProxyError};
+use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
 use crate::dial::{Step, StepError};
 use crate::token_file::TokenFileError;
 
@@ -276,7 +276,7 @@ fn proxies_that_refuse() {
     let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".into()));
     let answer = |status: u16, words: &str| ProxyAnswer {
         status: Some(status.try_into().unwrap()),
-        words: words.to_owned(),
+        text: words.to_owned(),
         schemes: vec!["Basic realm=\"corp\"".to_owned()],
         login: None,
     };

@@ -6,11 +6,14 @@ use std::time::SystemTime;
 use rustls::AlertDescription as Alert;
 use rustls::{CertificateError, Error as TlsError};
 
-use super::{Verdict, response, verdicts};
+use super::{Verdict, clock_off, response, verdicts};
 use crate::check::certificate::CertificateEvidence;
 use crate::check::evidence::Evidence;
-use crate::check::words::{moment, span};
+use crate::check::text::moment;
 use crate::dial::StepError;
+
+/// The text of a TLS alert in an error, before its name.
+const ALERT: &str = "received fatal alert: ";
 
 /// What issuers of products are called that inspect TLS.
 const INSPECTORS: [&str; 24] = [
@@ -103,8 +106,16 @@ pub(super) fn of_server(evidence: &Evidence, error: &StepError, text: &str) -> V
     }
 }
 
+/// The server refuses the client's certificate after the handshake, as with TLS 1.3, or demands one. `text` is the error
+/// of the request for a session.
+pub(super) fn after_handshake(evidence: &Evidence, text: &str) -> Option<Verdict> {
+    let (_, alert) = text.split_once(ALERT)?;
+    let is_about_identity = alert.contains("ertificate") || alert.contains("UnknownCA");
+    is_about_identity.then(|| identity(evidence, alert))
+}
+
 /// The server does not accept the client's certificate, or demands one.
-pub(super) fn identity(evidence: &Evidence, text: &str) -> Verdict {
+fn identity(evidence: &Evidence, text: &str) -> Verdict {
     let name = &evidence.name;
     verdicts! {
         "certificate_refused" "{name} does not accept this client's certificate, or demands one: {text}"
@@ -292,31 +303,6 @@ fn out_of_time(evidence: &Evidence, verdict: &'static str, what: &str) -> Verdic
 
 fn is_within(own: &CertificateEvidence, time: SystemTime) -> bool {
     (own.not_before..=own.not_after).contains(&time)
-}
-
-/// The clock explains the failure.
-pub(in crate::check) fn clock_off(evidence: &Evidence, what: &str) -> Verdict {
-    let off = match evidence.clock {
-        Some(clock) if clock.is_off() => {
-            let whose = match clock.is_servers {
-                true => "the server's clock",
-                false => "the clock of what answers there",
-            };
-            let side = if clock.is_ahead() {
-                "behind"
-            } else {
-                "ahead of"
-            };
-            let (there, difference) = (moment(clock.there), span(clock.difference()));
-            format!("; {whose} says {there}, which is {difference} {side} it")
-        }
-        _ => String::new(),
-    };
-    verdicts! {
-        "clock_off" "{what}{off}"
-        "set this machine's clock, and keep it set by NTP (`timedatectl set-ntp true`); a container has the clock of its \
-         host"
-    }
 }
 
 /// A network that demands a sign-in answers without TLS in place of every server; so does any other service for itself.

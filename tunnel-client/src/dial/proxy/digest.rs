@@ -32,7 +32,7 @@ pub(super) enum Hash {
 }
 
 impl DigestChallenge {
-    /// What this challenge asks for, if it can be given.
+    /// The parameters of a challenge, if it can be answered.
     pub(super) fn new(challenge: &Challenge) -> Option<Self> {
         let algorithm = challenge.parameter("algorithm");
         let name = algorithm.unwrap_or("MD5").to_ascii_lowercase();

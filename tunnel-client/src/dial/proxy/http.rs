@@ -1,13 +1,13 @@
-//! Asking an HTTP proxy for the way: `CONNECT`, and once more with a login when it wants one.
+//! A connection through an HTTP proxy: `CONNECT`, and once more with a login when the proxy wants one.
 //!
 //! ```text
 //!   CONNECT ──▶ 2xx: the connection is the server's from here on
 //!           ──▶ 407: the login, by the strongest scheme that is offered and spoken here,
 //!                    on the same connection or, if that is closed, on another
-//!           ──▶ anything else: a refusal, with the proxy's own words
+//!           ──▶ anything else: a refusal, with the proxy's own text
 //! ```
 //!
-//! The password is shown to nobody who has not asked for it, and only in the form that was asked for.
+//! The password is sent only to a proxy that has requested it, and only in the scheme that it named.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -26,9 +26,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::challenge::{self, Challenge};
 use super::digest::{self, DigestChallenge};
-use super::words::{Hidden, one_line, words};
-use super::{ProxyAnswer, ProxyError};
 use crate::config::ProxyLogin;
+use crate::dial::page_text::{Hidden, one_line, page_text};
+use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
 use crate::http1::Http1;
 
 /// Most fields and bytes of an answer's head: proxies are generous with both.
@@ -39,25 +39,25 @@ const HEAD_BYTES: usize = 64 * 1024;
 /// again after it.
 const BODY_BYTES: usize = 64 * 1024;
 
-/// Most times that one way is asked for: without a login, with it, and once more when the proxy says
-/// that its nonce was out of date.
-const ASKS: usize = 3;
+/// Most `CONNECT` requests for one connection: without a login, with it, and once more when the proxy says that its
+/// nonce was out of date.
+const ATTEMPTS: usize = 3;
 
-/// What came of asking on one connection.
-pub(super) enum Asked<IO> {
+/// The outcome of the `CONNECT` requests on one connection.
+pub(super) enum ConnectOutcome<IO> {
     /// It leads to the server from here on.
     Through(IO, ProxyAnswer),
-    /// The proxy wants to be asked once more, on another connection.
+    /// The proxy wants another request, on another connection.
     Again,
 }
 
-/// One way that is asked for, on as many connections as it takes.
-pub(super) struct Asking<'a> {
+/// The `CONNECT` requests for one connection to the server, over one or more connections to the proxy.
+pub(super) struct ConnectAttempts<'a> {
     authority: &'a str,
     login: Option<&'a ProxyLogin>,
-    /// What is to be shown next, and by which scheme.
+    /// The value of `Proxy-Authorization` of the next request, and its scheme.
     show: Option<(Scheme, SecretString)>,
-    asked: usize,
+    attempts: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,20 +66,27 @@ enum Scheme {
     Digest(DigestChallenge),
 }
 
-impl<'a> Asking<'a> {
-    /// Nothing is asked yet. `authority` is host and port, both always.
+impl<'a> ConnectAttempts<'a> {
+    /// Before the first request. `authority` is host and port, both always.
     pub(super) fn new(authority: &'a str, login: Option<&'a ProxyLogin>) -> Self {
         Self {
             authority,
             login,
             show: None,
-            asked: 0,
+            attempts: 0,
         }
     }
 
-    /// Asks on this connection. Heads of answers have to come within `limit`, all of them; the content of
-    /// each has a short time of its own.
-    pub(super) async fn ask<IO>(&mut self, io: IO, limit: Duration) -> Result<Asked<IO>, ProxyError>
+    /// Sends requests on this connection until it leads to the server or another connection is needed. All heads of
+    /// responses have to come within `limit`; the content of each has a short time of its own.
+    ///
+    /// # Errors
+    /// When the proxy refuses, breaks HTTP, or is silent.
+    pub(super) async fn run<IO>(
+        &mut self,
+        io: IO,
+        limit: Duration,
+    ) -> Result<ConnectOutcome<IO>, ProxyError>
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
@@ -89,14 +96,14 @@ impl<'a> Asking<'a> {
         let end = Instant::now() + limit;
         let mut is_used = false;
         loop {
-            let asked = timeout_at(end, connection.ask(self.request()?));
-            let response = match asked.await.map_err(|_| ProxyError::Silent)? {
+            let sent = timeout_at(end, connection.send_request(self.request()?));
+            let response = match sent.await.map_err(|_| ProxyError::Silent)? {
                 Ok(response) => response,
-                // It said that it would stay, and went.
-                Err(_) if is_used => return Ok(Asked::Again),
+                // The proxy has closed a connection that it said would stay open.
+                Err(_) if is_used => return Ok(ConnectOutcome::Again),
                 Err(error) => return Err(no_answer(&error.into_error())),
             };
-            self.asked += 1;
+            self.attempts += 1;
             if response.status().is_success() {
                 return self.through(&response, connection);
             }
@@ -108,7 +115,7 @@ impl<'a> Asking<'a> {
             }
             self.on_challenge(&head.headers, answer)?;
             if !is_whole || !stays(&head) {
-                return Ok(Asked::Again);
+                return Ok(ConnectOutcome::Again);
             }
             is_used = true;
         }
@@ -136,25 +143,25 @@ impl<'a> Asking<'a> {
         &self,
         response: &Response<Incoming>,
         connection: Http1<IO, Empty<Bytes>>,
-    ) -> Result<Asked<IO>, ProxyError>
+    ) -> Result<ConnectOutcome<IO>, ProxyError>
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
         let answer = ProxyAnswer {
             status: Some(response.status()),
-            words: status_line(response.status(), response.extensions().get()),
+            text: status_line(response.status(), response.extensions().get()),
             schemes: Vec::new(),
             login: self.shown(),
         };
         // HTTP ends with a 2xx to `CONNECT`, in the same poll that brought it.
         let remains = connection.into_remains();
         match remains {
-            // Servers of TLS wait for the client's first word: these bytes are not one's.
+            // A TLS server sends nothing before the ClientHello: these bytes are not of one.
             Some(remains) if !remains.unread.is_empty() => {
                 let problem = "it let the client through, and then sent bytes of its own";
                 Err(ProxyError::NotAProxy(problem.to_owned()))
             }
-            Some(remains) => Ok(Asked::Through(remains.io, answer)),
+            Some(remains) => Ok(ConnectOutcome::Through(remains.io, answer)),
             None if response.status() == StatusCode::NO_CONTENT => {
                 let problem =
                     "it answers 204, after which HTTP goes on: only 200 lets a client through";
@@ -202,18 +209,20 @@ impl<'a> Asking<'a> {
             let stale = challenge.parameter("stale");
             challenge.is("digest") && stale.is_some_and(|stale| stale.eq_ignore_ascii_case("true"))
         };
-        self.asked < ASKS && matches!(scheme, Scheme::Digest(_)) && challenges.iter().any(is_stale)
+        self.attempts < ATTEMPTS
+            && matches!(scheme, Scheme::Digest(_))
+            && challenges.iter().any(is_stale)
     }
 
     fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyAnswer {
         let hidden = self.hidden();
         let line = hidden.hide(&status_line(head.status, head.extensions.get()));
-        let words = words(text, &hidden);
+        let text = page_text(text, &hidden);
         ProxyAnswer {
             status: Some(head.status),
-            words: match words.is_empty() {
+            text: match text.is_empty() {
                 true => line,
-                false => format!("{line}: {words}"),
+                false => format!("{line}: {text}"),
             },
             schemes: Vec::new(),
             login: self.shown(),
@@ -242,7 +251,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// The status as the proxy words it.
+/// The status line without the version.
 fn status_line(status: StatusCode, reason: Option<&ReasonPhrase>) -> String {
     let given = reason.map(|reason| String::from_utf8_lossy(reason.as_bytes()));
     let usual = status.canonical_reason().unwrap_or_default();
@@ -282,20 +291,20 @@ fn random() -> Result<String, ProxyError> {
     Ok(format!("{random:016x}"))
 }
 
-/// Whether the proxy wants to be asked again on the same connection. Some say so in a field of their
-/// own, which no standard knows.
+/// Whether the connection stays open for the next request. Some proxies say so in `Proxy-Connection`, which is in no
+/// standard.
 fn stays(head: &response::Parts) -> bool {
-    let says = |word: &str| {
+    let has_option = |option: &str| {
         let fields = ["proxy-connection", CONNECTION.as_str()];
         let values = fields.iter().flat_map(|name| head.headers.get_all(*name));
-        let mut words = values
+        let mut options = values
             .filter_map(|value| value.to_str().ok())
             .flat_map(|value| value.split(','));
-        words.any(|one| one.trim().eq_ignore_ascii_case(word))
+        options.any(|one| one.trim().eq_ignore_ascii_case(option))
     };
     match head.version {
-        Version::HTTP_11 => !says("close"),
-        _ => says("keep-alive") && !says("close"),
+        Version::HTTP_11 => !has_option("close"),
+        _ => has_option("keep-alive") && !has_option("close"),
     }
 }
 
@@ -332,7 +341,7 @@ mod tests {
         }
     }
 
-    /// A proxy that gives these answers on one connection; what it was asked.
+    /// A proxy that gives these answers on one connection. Returns the requests.
     async fn answer(theirs: &mut DuplexStream, answers: &[&[u8]]) -> Vec<String> {
         let mut heads = Vec::new();
         for answer in answers {
@@ -352,24 +361,27 @@ mod tests {
     }
 
     /// Asks one that closes the connection after the last answer.
-    async fn ask(
-        asking: &mut Asking<'_>,
+    async fn run(
+        attempts: &mut ConnectAttempts<'_>,
         answers: &[&str],
-    ) -> (Result<Asked<DuplexStream>, ProxyError>, Vec<String>) {
+    ) -> (
+        Result<ConnectOutcome<DuplexStream>, ProxyError>,
+        Vec<String>,
+    ) {
         let (ours, mut theirs) = duplex(256 * 1024);
         let answers: Vec<_> = answers.iter().map(|answer| answer.as_bytes()).collect();
         let proxy = async move { answer(&mut theirs, &answers).await };
-        tokio::join!(asking.ask(ours, LIMIT), proxy)
+        tokio::join!(attempts.run(ours, LIMIT), proxy)
     }
 
     /// Asks one that keeps the connection.
-    async fn ask_staying(
-        asking: &mut Asking<'_>,
+    async fn run_staying(
+        attempts: &mut ConnectAttempts<'_>,
         answers: &[&[u8]],
-    ) -> Result<Asked<DuplexStream>, ProxyError> {
+    ) -> Result<ConnectOutcome<DuplexStream>, ProxyError> {
         let (ours, mut theirs) = duplex(256 * 1024);
         let proxy = answer(&mut theirs, answers);
-        tokio::join!(asking.ask(ours, LIMIT), proxy).0
+        tokio::join!(attempts.run(ours, LIMIT), proxy).0
     }
 
     fn shown(head: &str) -> Option<&str> {
@@ -390,13 +402,13 @@ mod tests {
     #[tokio::test]
     async fn a_proxy_that_wants_nothing_is_shown_nothing() {
         let login = login();
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[THROUGH]).await;
-        let Ok(Asked::Through(_, answer)) = asked else {
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[THROUGH]).await;
+        let Ok(ConnectOutcome::Through(_, answer)) = outcome else {
             panic!("let through")
         };
         assert_eq!(
-            (answer.words.as_str(), answer.login),
+            (answer.text.as_str(), answer.login),
             ("200 Connection established", None)
         );
         assert!(
@@ -423,22 +435,29 @@ mod tests {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
             "HTTP/1.1 200\r\n\r\n",
         ] {
-            let mut asking = Asking::new(AUTHORITY, None);
-            let (asked, _) = ask(&mut asking, &[answer]).await;
-            assert!(matches!(asked, Ok(Asked::Through(..))), "{answer}");
+            let mut attempts = ConnectAttempts::new(AUTHORITY, None);
+            let (outcome, _) = run(&mut attempts, &[answer]).await;
+            assert!(
+                matches!(outcome, Ok(ConnectOutcome::Through(..))),
+                "{answer}"
+            );
         }
     }
 
     #[tokio::test]
     async fn the_login_is_shown_by_the_strongest_scheme_on_the_same_connection() {
         let login = login();
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[WANTS_BASIC, THROUGH]).await;
-        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Basic")));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[WANTS_BASIC, THROUGH]).await;
+        assert!(
+            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Basic"))
+        );
         assert_eq!(shown(&heads[1]), Some("Basic bWU6c2VjcmV0"));
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[&wants_digest(""), THROUGH]).await;
-        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Digest")));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[&wants_digest(""), THROUGH]).await;
+        assert!(
+            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Digest"))
+        );
         let value = shown(&heads[1]).unwrap();
         assert!(
             value.starts_with("Digest username=\"me\"")
@@ -456,11 +475,14 @@ mod tests {
         );
         let old = "HTTP/1.0 407 Login\r\nproxy-authenticate: Basic realm=a\r\n\r\nno";
         for first in [closes.as_str(), old, WANTS_BASIC] {
-            let mut asking = Asking::new(AUTHORITY, Some(&login));
-            let (asked, _) = ask(&mut asking, &[first]).await;
-            assert!(matches!(asked, Ok(Asked::Again)), "{first}");
-            let (asked, heads) = ask(&mut asking, &[THROUGH]).await;
-            assert!(matches!(asked, Ok(Asked::Through(..))), "{first}");
+            let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+            let (outcome, _) = run(&mut attempts, &[first]).await;
+            assert!(matches!(outcome, Ok(ConnectOutcome::Again)), "{first}");
+            let (outcome, heads) = run(&mut attempts, &[THROUGH]).await;
+            assert!(
+                matches!(outcome, Ok(ConnectOutcome::Through(..))),
+                "{first}"
+            );
             assert!(shown(&heads[0]).is_some(), "{first}");
         }
     }
@@ -468,29 +490,29 @@ mod tests {
     #[tokio::test]
     async fn a_wrong_login_is_not_shown_twice_and_an_old_nonce_is_no_wrong_login() {
         let login = login();
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(
-            &mut asking,
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(
+            &mut attempts,
             &[&wants_digest(""), &wants_digest(""), THROUGH],
         )
         .await;
-        assert!(matches!(asked, Err(ProxyError::LoginRefused(_))));
+        assert!(matches!(outcome, Err(ProxyError::LoginRefused(_))));
         assert_eq!(heads.len(), 2);
         let stale = wants_digest(", stale=TRUE");
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, _) = ask(&mut asking, &[&wants_digest(""), &stale, THROUGH]).await;
-        assert!(matches!(asked, Ok(Asked::Through(..))));
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[&stale, &stale, &stale, &stale]).await;
-        assert!(matches!(asked, Err(ProxyError::LoginRefused(_))));
-        assert_eq!(heads.len(), ASKS);
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, _) = run(&mut attempts, &[&wants_digest(""), &stale, THROUGH]).await;
+        assert!(matches!(outcome, Ok(ConnectOutcome::Through(..))));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[&stale, &stale, &stale, &stale]).await;
+        assert!(matches!(outcome, Err(ProxyError::LoginRefused(_))));
+        assert_eq!(heads.len(), ATTEMPTS);
     }
 
     #[tokio::test]
     async fn what_login_is_wanted_is_told() {
-        let mut asking = Asking::new(AUTHORITY, None);
-        let (asked, _) = ask(&mut asking, &[WANTS_BASIC]).await;
-        let error = asked.err().unwrap();
+        let mut attempts = ConnectAttempts::new(AUTHORITY, None);
+        let (outcome, _) = run(&mut attempts, &[WANTS_BASIC]).await;
+        let error = outcome.err().unwrap();
         assert!(matches!(&error, ProxyError::LoginWanted(answer) if answer.schemes == ["Basic"]));
         let text = error.to_string();
         assert!(
@@ -499,9 +521,9 @@ mod tests {
         );
         let login = login();
         let unknown = "HTTP/1.1 407 Login\r\nproxy-authenticate: Negotiate\r\nproxy-authenticate: NTLM\r\ncontent-length: 0\r\n\r\n";
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[unknown]).await;
-        let error = asked.err().unwrap().to_string();
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[unknown]).await;
+        let error = outcome.err().unwrap().to_string();
         assert!(error.contains("Negotiate, NTLM"), "{error}");
         assert!(!error.contains("secret") && shown(&heads[0]).is_none());
     }
@@ -512,16 +534,18 @@ mod tests {
         let latin1 =
             b"HTTP/1.1 407 Login\r\nproxy-authenticate: Digest realm=\"B\xfcro\", nonce=\"n\"\r\n\
             proxy-authenticate: Basic realm=\"B\xfcro\"\r\ncontent-length: 0\r\n\r\n";
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let asked = ask_staying(&mut asking, &[latin1, THROUGH.as_bytes()]).await;
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let outcome = run_staying(&mut attempts, &[latin1, THROUGH.as_bytes()]).await;
         assert!(
-            matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Basic")),
+            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Basic")),
             "a digest of what is not known for certain would be wrong"
         );
         let utf8 = wants_digest("").replace("realm=\"a\"", "realm=\"Büro\"");
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[&utf8, THROUGH]).await;
-        assert!(matches!(asked, Ok(Asked::Through(_, answer)) if answer.login == Some("Digest")));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[&utf8, THROUGH]).await;
+        assert!(
+            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Digest"))
+        );
         assert!(heads[1].contains("realm=\"Büro\""), "{heads:?}");
     }
 
@@ -529,17 +553,17 @@ mod tests {
     async fn a_page_without_an_end_does_not_take_the_words_nor_the_login_with_it() {
         let login = login();
         let endless = WANTS_BASIC.replace("content-length: 2", "content-length: 99");
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let asked = ask_staying(&mut asking, &[endless.as_bytes()]).await;
-        assert!(matches!(asked, Ok(Asked::Again)) && asking.shown() == Some("Basic"));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let outcome = run_staying(&mut attempts, &[endless.as_bytes()]).await;
+        assert!(matches!(outcome, Ok(ConnectOutcome::Again)) && attempts.shown() == Some("Basic"));
         let endless = b"HTTP/1.1 403 No\r\ncontent-length: 99\r\n\r\nnot for you";
-        let asked = ask_staying(&mut Asking::new(AUTHORITY, None), &[endless]).await;
+        let outcome = run_staying(&mut ConnectAttempts::new(AUTHORITY, None), &[endless]).await;
         assert!(
-            matches!(asked, Err(ProxyError::Refused(answer)) if answer.words == "403 No: not for you")
+            matches!(outcome, Err(ProxyError::Refused(answer)) if answer.text == "403 No: not for you")
         );
         let (ours, _theirs) = duplex(64 * 1024);
-        let asked = Asking::new(AUTHORITY, None).ask(ours, LIMIT).await;
-        assert!(matches!(asked, Err(ProxyError::Silent)));
+        let outcome = ConnectAttempts::new(AUTHORITY, None).run(ours, LIMIT).await;
+        assert!(matches!(outcome, Err(ProxyError::Silent)));
     }
 
     #[tokio::test]
@@ -557,23 +581,23 @@ mod tests {
             "HTTP/1.1 407 Wrong {basic}\r\nproxy-authenticate: Basic realm=a\r\ncontent-length: {}\r\n\r\n{page}",
             page.len()
         );
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
-        let (asked, heads) = ask(&mut asking, &[WANTS_BASIC, &refused]).await;
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
+        let (outcome, heads) = run(&mut attempts, &[WANTS_BASIC, &refused]).await;
         assert_eq!(shown(&heads[1]), Some(format!("Basic {basic}").as_str()));
-        let error = asked.err().unwrap().to_string();
+        let error = outcome.err().unwrap().to_string();
         assert!(error.contains("407 Wrong"), "{error}");
         for secret in ["bWU6", "zZWNyZXQ", "secret"] {
             assert!(!error.contains(secret), "{error}");
         }
-        let mut asking = Asking::new(AUTHORITY, Some(&login));
+        let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let digest = wants_digest("");
-        let (_, heads) = ask(&mut asking, &[&digest, THROUGH]).await;
+        let (_, heads) = run(&mut attempts, &[&digest, THROUGH]).await;
         let value = shown(&heads[1]).unwrap();
         let response = value.split("response=\"").nth(1).unwrap();
-        let words = asking.hidden().hide(&format!("you sent {value}!"));
+        let text = attempts.hidden().hide(&format!("you sent {value}!"));
         assert!(
-            !words.contains(&response[..32]) && words.starts_with("you sent"),
-            "{words}"
+            !text.contains(&response[..32]) && text.starts_with("you sent"),
+            "{text}"
         );
     }
 
@@ -584,20 +608,20 @@ mod tests {
             "HTTP/1.1 403 Not For You\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}",
             page.len()
         );
-        let mut asking = Asking::new(AUTHORITY, None);
-        let (asked, _) = ask(&mut asking, &[&answer]).await;
-        let Err(ProxyError::Refused(answer)) = asked else {
+        let mut attempts = ConnectAttempts::new(AUTHORITY, None);
+        let (outcome, _) = run(&mut attempts, &[&answer]).await;
+        let Err(ProxyError::Refused(answer)) = outcome else {
             panic!("refused")
         };
         assert_eq!(answer.status, Some(StatusCode::FORBIDDEN));
         assert!(
             answer
-                .words
+                .text
                 .starts_with("403 Not For You: Access Denied xxx"),
             "{}",
-            answer.words
+            answer.text
         );
-        assert!(answer.words.chars().count() < 400);
+        assert!(answer.text.chars().count() < 400);
     }
 
     #[tokio::test]
@@ -609,16 +633,16 @@ mod tests {
             ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
             (large.as_str(), "too large"),
         ] {
-            let mut asking = Asking::new(AUTHORITY, None);
-            let (asked, _) = ask(&mut asking, &[answer]).await;
-            let Err(error @ ProxyError::NotAProxy(_)) = asked else {
+            let mut attempts = ConnectAttempts::new(AUTHORITY, None);
+            let (outcome, _) = run(&mut attempts, &[answer]).await;
+            let Err(error @ ProxyError::NotAProxy(_)) = outcome else {
                 panic!("{answer}")
             };
             assert!(error.to_string().contains(expected), "{error}");
         }
         let no_content = b"HTTP/1.1 204 No Content\r\n\r\n";
-        let asked = ask_staying(&mut Asking::new(AUTHORITY, None), &[no_content]).await;
-        let error = asked.err().unwrap().to_string();
+        let outcome = run_staying(&mut ConnectAttempts::new(AUTHORITY, None), &[no_content]).await;
+        let error = outcome.err().unwrap().to_string();
         assert!(error.contains("it answers 204"), "{error}");
     }
 }

@@ -1,13 +1,13 @@
-//! The login that a proxy has not taken, for not showing it again at each dial: many lock an account out
-//! after a few wrong ones, and the person to whom it belongs with it.
+//! The login that a proxy has refused. It is not sent again at each dial, since many proxies lock an account out after a
+//! few refusals.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{ProxyAnswer, ProxyError};
 use crate::config::ProxyLogin;
+use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
 
 /// Knows the last one.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl RefusedLogin {
         }
     }
 
-    /// This one was refused, in these words.
+    /// This one was refused, in these text.
     pub(super) fn note(&self, login: &ProxyLogin, answer: &ProxyAnswer) {
         *self.last.lock() = Some((login.clone(), answer.clone(), Instant::now()));
     }
@@ -68,7 +68,7 @@ mod tests {
         assert!(refused.check(Some(&wrong)).is_ok());
         let answer = ProxyAnswer {
             status: None,
-            words: "407".to_owned(),
+            text: "407".to_owned(),
             schemes: Vec::new(),
             login: None,
         };

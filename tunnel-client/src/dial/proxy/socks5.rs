@@ -1,7 +1,7 @@
-//! Asking a SOCKS5 proxy for the way: RFC 1928, with a password by RFC 1929.
+//! A connection through a SOCKS5 proxy: RFC 1928, with a password by RFC 1929.
 //!
 //! In come a connection, where it is to lead, and perhaps a login; afterwards the connection leads
-//! there. What the proxy replies is told by name.
+//! there. The proxy's reply is reported by name.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::{ExposeSecret, SecretSlice};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::{ProxyAnswer, ProxyError};
 use crate::config::ProxyLogin;
+use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
 
 const VERSION: u8 = 5;
 const NO_LOGIN: u8 = 0;
@@ -32,7 +32,7 @@ pub(super) enum Target<'a> {
 }
 
 /// Asks on this connection.
-pub(super) async fn ask<IO>(
+pub(super) async fn connect<IO>(
     io: &mut IO,
     target: Target<'_>,
     login: Option<&ProxyLogin>,
@@ -55,12 +55,12 @@ where
             Some("password")
         }
         (NOTHING_TAKEN, None) => {
-            let words = "it takes nobody without a login";
-            return Err(ProxyError::LoginWanted(answer(words, None)));
+            let text = "it takes nobody without a login";
+            return Err(ProxyError::LoginWanted(answer(text, None)));
         }
         (NOTHING_TAKEN, Some(_)) => {
-            let words = "it takes neither a password nor anybody without one";
-            return Err(ProxyError::LoginUnknown(answer(words, None)));
+            let text = "it takes neither a password nor anybody without one";
+            return Err(ProxyError::LoginUnknown(answer(text, None)));
         }
         (other, _) => {
             let problem = format!("it chose login method {other}, which was not offered");
@@ -89,8 +89,8 @@ where
     match read(io).await? {
         [_, 0] => Ok(()),
         [_, status] => {
-            let words = format!("user or password are wrong (status {status})");
-            Err(ProxyError::LoginRefused(answer(&words, Some("password"))))
+            let text = format!("user or password are wrong (status {status})");
+            Err(ProxyError::LoginRefused(answer(&text, Some("password"))))
         }
     }
 }
@@ -127,7 +127,7 @@ async fn reply<IO: AsyncRead + Unpin>(io: &mut IO) -> Result<(), ProxyError> {
     if reply != 0 {
         return Err(ProxyError::Refused(answer(&meaning(reply), None)));
     }
-    // The address from which the proxy reaches the server, and its port: nobody needs them.
+    // The address from which the proxy reaches the server, and its port, are not used.
     match kind {
         IPV4 => read::<6, _>(io).await.map(drop),
         IPV6 => read::<18, _>(io).await.map(drop),
@@ -162,10 +162,10 @@ fn meaning(reply: u8) -> String {
         + &format!(" (reply {reply})")
 }
 
-fn answer(words: &str, login: Option<&'static str>) -> ProxyAnswer {
+fn answer(text: &str, login: Option<&'static str>) -> ProxyAnswer {
     ProxyAnswer {
         status: None,
-        words: words.to_owned(),
+        text: text.to_owned(),
         schemes: Vec::new(),
         login,
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     /// What comes of these bytes of a proxy, and what it was sent.
-    async fn asked(
+    async fn connected(
         target: Target<'_>,
         login: Option<&ProxyLogin>,
         answers: &[u8],
@@ -226,7 +226,7 @@ mod tests {
         let (mut ours, mut theirs) = duplex(4096);
         theirs.write_all(answers).await.unwrap();
         theirs.shutdown().await.unwrap();
-        let answer = ask(&mut ours, target, login).await;
+        let answer = connect(&mut ours, target, login).await;
         drop(ours);
         let mut sent = Vec::new();
         theirs.read_to_end(&mut sent).await.unwrap();
@@ -238,18 +238,18 @@ mod tests {
     #[tokio::test]
     async fn a_name_is_told_as_a_name_and_an_address_as_an_address() {
         let ok = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
-        let (answer, sent) = asked(Target::Host("a.example.", 443), None, &ok).await;
+        let (answer, sent) = connected(Target::Host("a.example.", 443), None, &ok).await;
         assert_eq!(answer.unwrap().login, None);
         assert_eq!(sent, b"\x05\x01\x00\x05\x01\x00\x03\x09a.example\x01\xbb");
-        let (_, sent) = asked(Target::Host("10.0.0.7", 80), None, &ok).await;
+        let (_, sent) = connected(Target::Host("10.0.0.7", 80), None, &ok).await;
         assert_eq!(sent[3..], *b"\x05\x01\x00\x01\x0a\x00\x00\x07\x00\x50");
         let address = "[::1]:1".parse().unwrap();
-        let (_, sent) = asked(Target::Address(address), None, &ok).await;
+        let (_, sent) = connected(Target::Address(address), None, &ok).await;
         assert_eq!(sent[6], IPV6);
         assert_eq!(sent.len(), 3 + 4 + 16 + 2);
         for bound in [&[4; 1 + 18][..], b"\x03\x02ab\x00\x00"] {
             let ok = [&[5, 0, 5, 0, 0][..], bound].concat();
-            assert!(asked(Target::Host("a", 1), None, &ok).await.0.is_ok());
+            assert!(connected(Target::Host("a", 1), None, &ok).await.0.is_ok());
         }
     }
 
@@ -257,21 +257,21 @@ mod tests {
     async fn a_login_is_shown_when_it_is_wanted() {
         let ok = [&[5, 2, 1, 0, 5, 0, 0, 1][..], &V4].concat();
         let secret = login("secret");
-        let (answer, sent) = asked(Target::Host("a", 1), Some(&secret), &ok).await;
+        let (answer, sent) = connected(Target::Host("a", 1), Some(&secret), &ok).await;
         assert_eq!(answer.unwrap().login, Some("password"));
         assert_eq!(sent[..4 + 11], *b"\x05\x02\x00\x02\x01\x02me\x06secret");
-        let (answer, _) = asked(Target::Host("a", 1), Some(&secret), &[5, 2, 1, 9]).await;
+        let (answer, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 2, 1, 9]).await;
         assert!(matches!(answer, Err(ProxyError::LoginRefused(_))));
         let unwanted = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
-        let (answer, sent) = asked(Target::Host("a", 1), Some(&secret), &unwanted).await;
+        let (answer, sent) = connected(Target::Host("a", 1), Some(&secret), &unwanted).await;
         assert_eq!(answer.unwrap().login, None);
         assert!(!sent.windows(6).any(|part| part == b"secret"));
-        let (answer, _) = asked(Target::Host("a", 1), None, &[5, 0xff]).await;
+        let (answer, _) = connected(Target::Host("a", 1), None, &[5, 0xff]).await;
         assert!(matches!(answer, Err(ProxyError::LoginWanted(_))));
-        let (answer, _) = asked(Target::Host("a", 1), Some(&secret), &[5, 0xff]).await;
+        let (answer, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 0xff]).await;
         assert!(matches!(answer, Err(ProxyError::LoginUnknown(_))));
         let long = login(&"x".repeat(256));
-        let (answer, _) = asked(Target::Host("a", 1), Some(&long), &[5, 2]).await;
+        let (answer, _) = connected(Target::Host("a", 1), Some(&long), &[5, 2]).await;
         assert!(matches!(answer, Err(ProxyError::TooLong("login"))));
     }
 
@@ -283,7 +283,7 @@ mod tests {
             (5, "refused"),
             (99, "no known"),
         ] {
-            let (answer, _) = asked(Target::Host("a", 1), None, &[5, 0, 5, reply, 0, 1]).await;
+            let (answer, _) = connected(Target::Host("a", 1), None, &[5, 0, 5, reply, 0, 1]).await;
             let Err(error @ ProxyError::Refused(_)) = answer else {
                 panic!("refused")
             };
@@ -302,7 +302,7 @@ mod tests {
             (b"\x05\x02", "method 2"),
             (b"\x05\x00\x05\x00\x00\x09", "kind 9"),
         ] {
-            let (answer, _) = asked(Target::Host("a", 1), None, bytes).await;
+            let (answer, _) = connected(Target::Host("a", 1), None, bytes).await;
             let Err(error @ ProxyError::NotAProxy(_)) = answer else {
                 panic!("{bytes:?}")
             };

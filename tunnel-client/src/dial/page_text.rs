@@ -1,4 +1,4 @@
-//! The words of a proxy, or of anybody on the way, for a terminal or a log: its pages are HTML, and long.
+//! The text of a page of a proxy, or of another program between client and server, for a terminal or a log.
 //!
 //! In come the first bytes of an answer's body; out comes one line of plain text, without tags, control
 //! characters, or anything beyond its bound. Pure.
@@ -11,16 +11,16 @@ const CHARACTERS: usize = 300;
 /// Elements whose contents are not for people.
 const HIDDEN: [&str; 3] = ["script", "style", "head"];
 
-/// Fewest bytes of a secret's part that are hidden by themselves: shorter ones are words like any other.
+/// Fewest bytes of a secret's part that are hidden by themselves: shorter ones occur in ordinary text.
 const HIDDEN_PART: usize = 6;
 
-/// What must not be shown, whoever says it.
+/// Secrets that must not be shown, wherever they occur.
 #[derive(Default)]
 pub(super) struct Hidden(Vec<SecretString>);
 
 impl Hidden {
-    /// This, and its parts between marks: pages write marks in many ways. A word that is too short to be
-    /// told from others stays.
+    /// Adds a secret, and its parts between punctuation, which pages escape in many ways. Parts shorter than
+    /// [`HIDDEN_PART`] are not hidden.
     pub(super) fn add(&mut self, secret: &str) {
         let parts = secret.split(|c: char| !c.is_alphanumeric());
         let all = [secret].into_iter().chain(parts);
@@ -28,7 +28,7 @@ impl Hidden {
         self.0.extend(long.map(SecretString::from));
     }
 
-    /// The text without it.
+    /// The text with all secrets replaced by `***`.
     pub(super) fn hide(&self, text: &str) -> String {
         let hide =
             |text: String, secret: &SecretString| text.replace(secret.expose_secret(), "***");
@@ -37,7 +37,7 @@ impl Hidden {
 }
 
 /// The text of a body, which may be HTML, on one line.
-pub(super) fn words(body: &[u8], hidden: &Hidden) -> String {
+pub(super) fn page_text(body: &[u8], hidden: &Hidden) -> String {
     let text = String::from_utf8_lossy(body);
     let text = match looks_like_html(&text) {
         true => entities(&without_tags(&text)),
@@ -47,12 +47,12 @@ pub(super) fn words(body: &[u8], hidden: &Hidden) -> String {
     one_line(&hidden.hide(&text))
 }
 
-/// The text of a page of somebody who was told nothing that must not be shown.
-pub(crate) fn page_words(body: &[u8]) -> String {
-    words(body, &Hidden::default())
+/// The text of a body whose sender was sent no secret.
+pub(crate) fn plain_page_text(body: &[u8]) -> String {
+    page_text(body, &Hidden::default())
 }
 
-/// Text of somebody else on one line and not too long, with nothing in it that moves a cursor.
+/// Text of a peer on one line of at most [`CHARACTERS`], without control characters.
 pub(crate) fn one_line(text: &str) -> String {
     let is_unfit = |c: char| c.is_control() || c.is_whitespace() || is_invisible(c);
     let mut line = String::new();
@@ -68,7 +68,7 @@ pub(crate) fn one_line(text: &str) -> String {
     }
 }
 
-/// Marks that turn the direction of text, and others that nobody sees.
+/// Characters that change the direction of text, and others without width.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
@@ -83,7 +83,7 @@ fn without_tags(html: &str) -> String {
     let mut rest = html;
     while let Some((before, tag)) = rest.split_once('<') {
         text.push_str(before);
-        // Words on both sides of a tag are not one word.
+        // A tag separates the words on its two sides.
         text.push(' ');
         if let Some(comment) = tag.strip_prefix("!--") {
             rest = comment.split_once("-->").map_or("", |(_, rest)| rest);
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn plain(body: &[u8]) -> String {
-        words(body, &Hidden::default())
+        page_text(body, &Hidden::default())
     }
 
     #[test]

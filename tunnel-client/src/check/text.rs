@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::dial::proxy::one_line;
+use crate::dial::page_text::one_line;
 
 /// A moment to the second, in UTC.
 pub(super) fn moment(time: SystemTime) -> String {
