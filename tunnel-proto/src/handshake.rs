@@ -8,9 +8,9 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, header};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio_tungstenite::tungstenite::handshake::{client, derive_accept_key};
 
 use crate::refusal::{Finality, RefusalReason};
-pub use crate::session::websocket::{accept_key, new_key};
 
 /// Path of the tunnel listener that opens a session.
 pub const CONNECT_PATH: &str = "/connect";
@@ -59,6 +59,18 @@ pub struct InstanceId(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an instance secret is 32 lower-case hexadecimal digits")]
 pub struct BadInstanceSecret;
+
+/// A new random value for `Sec-WebSocket-Key`.
+#[must_use]
+pub fn new_key() -> String {
+    client::generate_key()
+}
+
+/// The `Sec-WebSocket-Accept` that belongs to a key (RFC 6455 section 4.2.2).
+#[must_use]
+pub fn accept_key(key: &[u8]) -> String {
+    derive_accept_key(key)
+}
 
 impl InstanceSecret {
     /// The secret with these 16 random bytes.

@@ -19,8 +19,6 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use crate::session::mux::Mux;
-
 /// Change that a session does not report yet, so that small exchanges touch no account.
 pub(crate) const STEP_BYTES: usize = 32 * 1024;
 
@@ -34,45 +32,16 @@ pub struct MemoryAccount {
     held: AtomicIsize,
     limit: AtomicUsize,
     parent: Option<Arc<Self>>,
-    parts: Mutex<Vec<AccountPart>>,
+    parts: Mutex<Vec<Weak<dyn AccountPart>>>,
 }
 
-/// A part of an account: something that holds bytes.
-#[derive(Debug)]
-enum AccountPart {
-    Account(Weak<MemoryAccount>),
-    Session(Weak<Mux>),
-}
+/// A part of an account: a session, or an account within it.
+pub(crate) trait AccountPart: Send + Sync {
+    /// Received bytes that it holds.
+    fn held(&self) -> usize;
 
-/// A part that still exists.
-enum LivePart {
-    Account(Arc<MemoryAccount>),
-    Session(Arc<Mux>),
-}
-
-impl LivePart {
-    fn held(&self) -> usize {
-        match self {
-            Self::Account(account) => account.held(),
-            Self::Session(mux) => mux.held_bytes(),
-        }
-    }
-}
-
-impl AccountPart {
-    fn upgrade(&self) -> Option<LivePart> {
-        match self {
-            Self::Account(account) => account.upgrade().map(LivePart::Account),
-            Self::Session(mux) => mux.upgrade().map(LivePart::Session),
-        }
-    }
-
-    fn is_gone(&self) -> bool {
-        match self {
-            Self::Account(account) => account.strong_count() == 0,
-            Self::Session(mux) => mux.strong_count() == 0,
-        }
-    }
+    /// Resets the stream that holds the most bytes; `false` if there is none to reset.
+    fn shed(&self) -> bool;
 }
 
 impl MemoryAccount {
@@ -86,7 +55,8 @@ impl MemoryAccount {
     #[must_use]
     pub fn within(parent: &Arc<Self>, limit: usize) -> Arc<Self> {
         let account = Arc::new(Self::with(limit, Some(parent.clone())));
-        parent.enter(AccountPart::Account(Arc::downgrade(&account)));
+        let part: Weak<Self> = Arc::downgrade(&account);
+        parent.enter(part);
         account
     }
 
@@ -157,16 +127,12 @@ impl MemoryAccount {
         }
     }
 
-    /// Makes a session part of the account, so that its streams can be reset.
-    pub(crate) fn enter_session(&self, mux: &Arc<Mux>) {
-        self.enter(AccountPart::Session(Arc::downgrade(mux)));
-    }
-
-    fn enter(&self, part: AccountPart) {
+    /// Makes a session, or another account, a part of this one, so that its streams can be reset.
+    pub(crate) fn enter(&self, part: Weak<dyn AccountPart>) {
         let mut parts = self.parts.lock();
         // Only before the list would grow, so that the cost is amortised.
         if parts.len() == parts.capacity() {
-            parts.retain(|part| !part.is_gone());
+            parts.retain(|part| part.strong_count() > 0);
         }
         parts.push(part);
     }
@@ -174,18 +140,20 @@ impl MemoryAccount {
     fn is_over(&self) -> bool {
         self.held() > self.limit()
     }
+}
 
-    /// Resets one stream; `false` if there is none to reset.
+impl AccountPart for MemoryAccount {
+    fn held(&self) -> usize {
+        self.held()
+    }
+
     fn shed(&self) -> bool {
         let parts = self.parts.lock();
         // Upgraded first and used without the lock: dropping the last reference to a session may lock its
         // account's parts.
-        let live: Vec<LivePart> = parts.iter().filter_map(AccountPart::upgrade).collect();
+        let live: Vec<_> = parts.iter().filter_map(Weak::upgrade).collect();
         drop(parts);
-        match live.iter().max_by_key(|part| part.held()) {
-            Some(LivePart::Account(account)) => account.shed(),
-            Some(LivePart::Session(mux)) => mux.shed(),
-            None => false,
-        }
+        let largest = live.iter().max_by_key(|part| part.held());
+        largest.is_some_and(|part| part.shed())
     }
 }

@@ -13,6 +13,7 @@
 pub(crate) mod acceptance;
 pub(crate) mod driver;
 pub(crate) mod events;
+pub(crate) mod idle;
 pub(crate) mod liveness;
 pub(crate) mod mux;
 pub(crate) mod probe;
@@ -42,12 +43,11 @@ pub use self::{
     websocket::WebSocketError,
 };
 use self::{
+    idle::IdleStreams,
     mux::{Mux, MuxStream, Opening},
     websocket::WebSocket,
 };
-use crate::{
-    close::CloseReason, control::Control, exchange::IdleStreams, limits, memory::MemoryAccount,
-};
+use crate::{close::CloseReason, control::Control, limits, memory::MemoryAccount};
 
 /// Which end of a session this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,14 +15,14 @@ use http_body::Body;
 use parking_lot::Mutex;
 
 use super::{
-    ACCEPTED, BodyError, CONTENT, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
+    BodyError, CONTENT, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
     send::{SendError, Sender},
 };
 use crate::{
     bhttp::{Decoder, Event, Limits, RequestHead, encode},
     fields, limits,
     problem::{Hop, Problem, Reason},
-    session::{AcceptedStream, Outstanding, mux::MuxStream},
+    session::{AcceptedStream, Outstanding, acceptance::ACCEPTED, mux::MuxStream},
 };
 
 /// Room for a usual response head and a small content, in bytes.

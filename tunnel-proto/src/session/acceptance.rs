@@ -11,6 +11,11 @@ use tokio::time::Instant;
 
 use crate::limits;
 
+/// First byte from the tunnel client on a new stream: it has accepted the stream.
+///
+/// Sending it also makes the multiplexer acknowledge the stream; only 256 may be unacknowledged.
+pub(crate) const ACCEPTED: u8 = 1;
+
 /// Time without stream data after which a client with open exchanges is probed.
 const SILENT: Duration = Duration::from_secs(5);
 /// Least time between two probes.

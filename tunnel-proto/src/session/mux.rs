@@ -22,7 +22,7 @@ mod tests;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -34,7 +34,11 @@ use tokio::{sync::oneshot, time::Instant};
 
 use self::streams::Streams;
 use super::Side;
-use crate::{close::CloseReason, limits, memory::MemoryAccount};
+use crate::{
+    close::CloseReason,
+    limits,
+    memory::{AccountPart, MemoryAccount},
+};
 
 /// Why the multiplexer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -79,29 +83,9 @@ impl Mux {
     /// Counts held memory in this account. Only the first call has an effect.
     pub(super) fn account_to(self: &Arc<Self>, account: &Arc<MemoryAccount>) {
         if self.account.set(account.clone()).is_ok() {
-            account.enter_session(self);
+            let part: Weak<Self> = Arc::downgrade(self);
+            account.enter(part);
         }
-    }
-
-    /// Bytes of memory that unread bytes occupy.
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.streams.lock().held()
-    }
-
-    /// Resets the stream that holds the most memory; `false` if none holds enough.
-    pub(crate) fn shed(&self) -> bool {
-        let mut streams = self.streams.lock();
-        let has_shed = streams.shed();
-        let unreported = self.unreported(&mut streams);
-        let woken = std::mem::take(&mut streams.woken);
-        let needs_driver = streams.take_notification();
-        drop(streams);
-        self.report(unreported);
-        self.wake(woken);
-        if needs_driver {
-            self.driver.wake();
-        }
-        has_shed
     }
 
     /// The change to report to the account, if there is one.
@@ -259,6 +243,27 @@ impl Mux {
         self.wake(woken);
         let openings = std::mem::take(&mut *self.openings.lock());
         drop(openings);
+    }
+}
+
+impl AccountPart for Mux {
+    fn held(&self) -> usize {
+        self.streams.lock().held()
+    }
+
+    fn shed(&self) -> bool {
+        let mut streams = self.streams.lock();
+        let has_shed = streams.shed();
+        let unreported = self.unreported(&mut streams);
+        let woken = std::mem::take(&mut streams.woken);
+        let needs_driver = streams.take_notification();
+        drop(streams);
+        self.report(unreported);
+        self.wake(woken);
+        if needs_driver {
+            self.driver.wake();
+        }
+        has_shed
     }
 }
 

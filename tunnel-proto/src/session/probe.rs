@@ -8,8 +8,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use super::acceptance::ACCEPTED;
 use super::{OpenError, Session, Side, mux::MuxStream};
-use crate::{close::CloseReason, exchange::ACCEPTED};
+use crate::close::CloseReason;
 
 /// Why a probe failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,4 @@
-//! WebSocket messages in and out (RFC 6455). The only folder that uses tungstenite, for the keys of the
-//! handshake and the headers of frames.
+//! WebSocket messages in and out (RFC 6455). Uses tungstenite for the headers of frames.
 //!
 //! ```text
 //!   socket ─▶ incoming ─▶ Received            send_… ─▶ outgoing ─▶ socket
@@ -23,7 +22,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_tungstenite::tungstenite::{
-    self, handshake,
+    self,
     protocol::frame::coding::{Control, Data, OpCode},
 };
 use tokio_util::io::poll_read_buf;
@@ -35,18 +34,6 @@ use crate::{close::CloseReason, limits};
 /// Bytes read from the socket at once: the initial and the largest size. The size grows while reads fill
 /// it; one read never yields more than a TLS record, which is 16 KiB.
 pub(super) const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
-
-/// A new random value for `Sec-WebSocket-Key`.
-#[must_use]
-pub fn new_key() -> String {
-    handshake::client::generate_key()
-}
-
-/// The `Sec-WebSocket-Accept` that belongs to a key (RFC 6455 section 4.2.2).
-#[must_use]
-pub fn accept_key(key: &[u8]) -> String {
-    handshake::derive_accept_key(key)
-}
 
 /// One received item.
 #[derive(Debug)]
