@@ -103,10 +103,10 @@ impl CorsRequest<'_> {
             return self.grant();
         }
         // Whether the connection ends is up to the front door.
-        let told = answer::problem(problem, false);
-        let mut answer = own(told.status, told.content.into(), method);
+        let page = answer::problem(problem, false);
+        let mut answer = own(page.status, page.content.into(), method);
         let headers = answer.headers_mut();
-        headers.extend(told.headers);
+        headers.extend(page.headers);
         self.allow(headers);
         answer
     }
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    fn asked(method: Method, origin: &str) -> Parts {
+    fn request(method: Method, origin: &str) -> Parts {
         let is_options = method == Method::OPTIONS;
         let mut request = Request::builder().method(method).header("origin", origin);
         if is_options {
@@ -225,13 +225,13 @@ mod tests {
     fn content(answer: Response<RoutedBody>) -> Bytes {
         match answer.into_body() {
             RoutedBody::Own(content) => content.unwrap_or_default(),
-            RoutedBody::Upstream(_) => panic!("nobody was asked"),
+            RoutedBody::Upstream(_) => panic!("no upstream is involved"),
         }
     }
 
     #[test]
     fn a_page_reads_what_went_wrong() {
-        let (policy, head) = (policy(), asked(Method::POST, "https://g.test"));
+        let (policy, head) = (policy(), request(Method::POST, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
         let answer = policy
             .page(&head)
@@ -248,14 +248,14 @@ mod tests {
         assert!(content(answer).starts_with(b"{\"reason\":\"connection_refused\""));
         assert!(
             policy
-                .page(&asked(Method::POST, "https://evil.test"))
+                .page(&request(Method::POST, "https://evil.test"))
                 .is_none()
         );
     }
 
     #[test]
     fn a_preflight_is_granted_so_that_the_page_sees_the_reason() {
-        let (policy, head) = (policy(), asked(Method::OPTIONS, "https://g.test"));
+        let (policy, head) = (policy(), request(Method::OPTIONS, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
         let answer = policy
             .page(&head)
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn options_that_ask_for_no_method_are_no_preflight() {
         let policy = policy();
-        let mut head = asked(Method::OPTIONS, "https://g.test");
+        let mut head = request(Method::OPTIONS, "https://g.test");
         head.headers.remove("access-control-request-method");
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
         let answer = policy
@@ -301,7 +301,7 @@ mod tests {
         };
         assert!(
             policy
-                .page(&asked(Method::GET, "https://any.test"))
+                .page(&request(Method::GET, "https://any.test"))
                 .is_some()
         );
         let (none, ()) = Request::new(()).into_parts();

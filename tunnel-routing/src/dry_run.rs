@@ -190,7 +190,7 @@ fn outcome(route: &RouteConfig, request: &DryRunRequest) -> Outcome {
     }
     match &route.action {
         RouteAction::Respond(answer) => Outcome::Answered(answer.status.as_u16()),
-        RouteAction::Deny(words) => Outcome::Denied(words.to_string()),
+        RouteAction::Deny(detail) => Outcome::Denied(detail.to_string()),
         RouteAction::Upstreams(upstreams) => {
             let members = upstreams.members.iter();
             sent_to(

@@ -10,7 +10,7 @@
 //! The search allocates nothing, and its time depends on the routes, not on the request.
 //!
 //! Whether an odd path is allowed is decided by that route alone: if the next match were tried, an odd spelling of a
-//! path would be a way around its route. A path that a lenient upstream reads as another path is denied if a route
+//! path would get around its route. A path that a lenient upstream reads as another path is denied if a route
 //! denies that other path, see `Denials`.
 
 use std::cmp::Ordering;

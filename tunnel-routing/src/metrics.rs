@@ -48,8 +48,8 @@ impl RoutingMetrics {
     /// The metrics of a route, made if there are none.
     pub fn route(self: &Arc<Self>, name: &str) -> Arc<RouteMetrics> {
         let mut routes = self.routes.lock();
-        if let Some(held) = routes.get(name).and_then(Weak::upgrade) {
-            return held;
+        if let Some(metrics) = routes.get(name).and_then(Weak::upgrade) {
+            return metrics;
         }
         let series = |status: &&str| self.exchanges.with_label_values(&[name, *status]);
         let made = Arc::new(RouteMetrics {
@@ -80,7 +80,7 @@ impl Drop for RouteMetrics {
         // New metrics of the route may use the series by now.
         if routes
             .get(&self.name)
-            .is_some_and(|held| held.strong_count() == 0)
+            .is_some_and(|metrics| metrics.strong_count() == 0)
         {
             routes.remove(&self.name);
             for status in STATUS_CLASSES {

@@ -77,8 +77,8 @@ impl OddParts {
             true => Self::EMPTY_SEGMENT,
             false => Self::NONE,
         };
-        let suspect = |found, byte: &u8| found | matches!(byte, b'.' | b'%' | b'\\' | b';');
-        if !path.iter().fold(false, suspect) {
+        let may_be_odd = |found, byte: &u8| found | matches!(byte, b'.' | b'%' | b'\\' | b';');
+        if !path.iter().fold(false, may_be_odd) {
             return found;
         }
         for (at, byte) in path.iter().enumerate() {

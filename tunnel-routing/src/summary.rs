@@ -61,7 +61,7 @@ pub fn target(route: &RouteConfig) -> String {
         }
         RouteAction::Template(template, _) => template.to_string(),
         RouteAction::Respond(answer) => format!("answers {}", answer.status.as_u16()),
-        RouteAction::Deny(words) => format!("denies: {words}"),
+        RouteAction::Deny(detail) => format!("denies: {detail}"),
     }
 }
 

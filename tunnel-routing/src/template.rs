@@ -341,7 +341,7 @@ mod tests {
                 let source = labels[0].strip_suffix("-eventsource-svc").unwrap();
                 prop_assert!(is_dns_label(source.as_bytes()));
                 prop_assert_eq!(&labels[2..], ["svc", "cluster", "local"]);
-                // It reads back as the very same: nothing in it means anything to who reads URLs.
+                // It parses back to an equal URL: no segment has a character with a meaning in URLs.
                 prop_assert_eq!(url.to_string().parse::<UpstreamUrl>().unwrap(), url);
             }
         }

@@ -100,7 +100,7 @@ pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) 
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
-        // A trusted proxy speaks for many: its connections count only in all, until it says for whom.
+        // A trusted proxy connects for many clients: its connections count only in all, until a PROXY header names one.
         let counted = (!node.config.is_trusted(address)).then_some(address);
         match node.permits.acquire(counted) {
             Ok(permit) => {

@@ -44,13 +44,13 @@ impl Checker<'_> {
             self.check_direct(raw);
             return self.direct_response(answer).map(RouteAction::Respond);
         }
-        if let Some(words) = &raw.deny {
+        if let Some(denial) = &raw.deny {
             self.check_direct(raw);
             if let Some(changes) = &raw.response_headers {
                 let problem = "a denial is not an upstream's answer: leave it out";
                 self.fault(changes.span(), "route.response_headers", problem);
             }
-            return self.deny(words);
+            return self.deny(denial);
         }
         match &raw.upstream {
             Some(url) if Template::is_template(url.get_ref()) => self.template(raw, url, path),
@@ -125,13 +125,13 @@ impl Checker<'_> {
         })
     }
 
-    fn deny(&mut self, words: &Text) -> Option<RouteAction> {
-        let text = words.get_ref();
+    fn deny(&mut self, denial: &Text) -> Option<RouteAction> {
+        let text = denial.get_ref();
         // The text is sent in a field.
         let fits = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if text.is_empty() || text.len() > DENY_BYTES || !fits {
             let problem = "expected a few words for whoever is denied, in ASCII, at most 256 bytes";
-            self.fault(words.span(), "route.deny", problem);
+            self.fault(denial.span(), "route.deny", problem);
             return None;
         }
         Some(RouteAction::Deny(text.as_str().into()))

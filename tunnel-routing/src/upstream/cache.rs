@@ -31,11 +31,11 @@ pub(crate) struct UpstreamCache {
     /// The TLS setup that all share.
     tls: Option<TlsOffers>,
     shared: Arc<UpstreamShared>,
-    kept: Mutex<Kept>,
+    cached: Mutex<CachedUpstreams>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct CachedUpstreams {
     upstreams: HashMap<UpstreamUrl, Entry>,
     /// Number of uses so far, which orders upstreams by their last use.
     uses: u64,
@@ -58,10 +58,10 @@ struct Retiring<'a>(&'a UpstreamCache);
 
 impl Drop for Retiring<'_> {
     fn drop(&mut self) {
-        let mut kept = self.0.kept.lock();
-        kept.is_closed = true;
-        let all = std::mem::take(&mut kept.upstreams);
-        drop(kept);
+        let mut cached = self.0.cached.lock();
+        cached.is_closed = true;
+        let all = std::mem::take(&mut cached.upstreams);
+        drop(cached);
         drop(all);
     }
 }
@@ -81,7 +81,7 @@ impl UpstreamCache {
             scheme,
             options: options.clone(),
             shared: Arc::clone(shared),
-            kept: Mutex::default(),
+            cached: Mutex::default(),
         })
     }
 
@@ -92,26 +92,26 @@ impl UpstreamCache {
 
     /// The upstream at this URL. Must be called within a runtime.
     pub(crate) fn get(&self, url: UpstreamUrl) -> Arc<Upstream> {
-        let mut kept = self.kept.lock();
-        kept.uses += 1;
-        let (used, sweeps) = (kept.uses, kept.sweeps);
-        if let Some(entry) = kept.upstreams.get_mut(&url) {
+        let mut cached = self.cached.lock();
+        cached.uses += 1;
+        let (used, sweeps) = (cached.uses, cached.sweeps);
+        if let Some(entry) = cached.upstreams.get_mut(&url) {
             (entry.used, entry.sweeps) = (used, sweeps);
             return Arc::clone(&entry.upstream);
         }
-        if kept.upstreams.len() >= UPSTREAMS {
+        if cached.upstreams.len() >= UPSTREAMS {
             let worth = |entry: &Entry| (entry.upstream.was_reached(), entry.used);
-            let least = kept.upstreams.iter();
+            let least = cached.upstreams.iter();
             let least = least.min_by_key(|(_, entry)| worth(entry));
             if let Some(url) = least.map(|(url, _)| url.clone()) {
-                kept.upstreams.remove(&url);
+                cached.upstreams.remove(&url);
             }
         }
         let destination = Destination::of_template(url.clone());
         let tls = self.tls.clone();
         let upstream = Upstream::with_tls(destination, tls, &self.options, &self.shared);
         let upstream = Arc::new(upstream);
-        if kept.is_closed {
+        if cached.is_closed {
             return upstream;
         }
         let supervised = Arc::clone(&upstream);
@@ -121,14 +121,14 @@ impl UpstreamCache {
             sweeps,
             _supervision: Owned::spawn("upstream", async move { supervised.supervise().await }),
         };
-        kept.upstreams.insert(url, entry);
+        cached.upstreams.insert(url, entry);
         upstream
     }
 
-    /// How many upstreams are kept.
+    /// How many upstreams are cached.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.kept.lock().upstreams.len()
+        self.cached.lock().upstreams.len()
     }
 
     /// Removes upstreams without a use for a while, for as long as it is polled. Dropping it empties the cache and
@@ -143,10 +143,11 @@ impl UpstreamCache {
     }
 
     fn sweep(&self) {
-        let mut kept = self.kept.lock();
-        kept.sweeps = kept.sweeps.wrapping_add(1);
-        let now = kept.sweeps;
-        kept.upstreams
+        let mut cached = self.cached.lock();
+        cached.sweeps = cached.sweeps.wrapping_add(1);
+        let now = cached.sweeps;
+        cached
+            .upstreams
             .retain(|_, entry| now.wrapping_sub(entry.sweeps) <= SWEEPS);
     }
 }

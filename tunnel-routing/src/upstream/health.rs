@@ -86,7 +86,7 @@ pub(super) async fn check(
 ) -> Result<(), String> {
     let mut request = Request::new(());
     *request.uri_mut() = Uri::from(path.clone());
-    // `Host` is the first field, where the sender looks for it.
+    // `Host` is the first field, where the sender expects it.
     if let Some(host) = host {
         request.headers_mut().insert(HOST, host.clone());
     }

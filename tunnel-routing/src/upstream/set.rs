@@ -54,7 +54,7 @@ pub(crate) enum UpstreamCondition {
 
 #[cfg(test)]
 impl UpstreamCondition {
-    /// One word.
+    /// Its name in assertions.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",

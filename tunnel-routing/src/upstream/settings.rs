@@ -20,7 +20,7 @@ pub(crate) const WEIGHT_MAX: u32 = 1000;
 pub struct UpstreamsConfig {
     /// At least one.
     pub members: Vec<UpstreamMember>,
-    /// How each is connected to and asked.
+    /// Options of connections and requests, for each.
     pub options: UpstreamOptions,
     /// Active health checks; `None` for none.
     pub health: Option<HealthOptions>,
@@ -37,7 +37,7 @@ pub struct UpstreamMember {
     pub weight: u32,
 }
 
-/// How an upstream is connected to and asked.
+/// Options of connections to an upstream, and of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamOptions {
     /// Limit of each step of a dial.

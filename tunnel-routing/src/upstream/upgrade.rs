@@ -194,7 +194,7 @@ impl UpgradedConnection {
     {
         let (read, write) = tokio::io::split(io);
         let sending = Owned::spawn("upgrade", async move {
-            // An error is one of the connection or of the exchange, which the other direction sees.
+            // An error is one of the connection or of the exchange, which the other direction reports.
             let _ = copy_body(content, write).await;
         });
         Self {

@@ -114,7 +114,7 @@ mod tests {
         session
     }
 
-    /// A session that was asked to leave, and has not ended.
+    /// A session that is leaving, and has not ended.
     fn leaving() -> Session {
         let session = open();
         session.close(CloseReason::Drained);
@@ -168,15 +168,15 @@ mod tests {
         let (trigger, stage) = Shutdown::manual();
         let frames = vec!["data: a\n", "\ndata: b\n\n"];
         let stream = events(frames, None, open(), &stage, slow());
-        let asked = async {
+        let stopping = async {
             sleep(SOON).await;
             trigger.ask();
         };
-        let ((all, took), ()) = tokio::join!(all_of(stream), asked);
+        let ((all, took), ()) = tokio::join!(all_of(stream), stopping);
         assert_eq!(all, "data: a\n\n");
         assert!(took - SOON < Duration::from_millis(10), "{took:?}");
 
-        // What is held when a session leaves is let go, and all else waits.
+        // What is delayed when a session leaves is released, and all else waits.
         let (_trigger, stage) = Shutdown::manual();
         let end = BodyError::Cut(Some(CloseReason::Drained));
         let stream = events(vec!["data: a\n\n"], Some(end), leaving(), &stage, slow());

@@ -53,21 +53,21 @@ pub(super) struct RoutedRequest {
     pub(super) is_grpc: bool,
     /// The platform client sends the request again when an event stream in answer to it ends.
     pub(super) reconnects: bool,
-    /// The way to its runtime.
+    /// The route to its runtime.
     pub(super) route: Route,
 }
 
-/// What came of a request that was carried.
+/// A request that was forwarded, with the head of its response.
 pub(super) struct ForwardedExchange {
     /// The head of the response, with its body.
     pub(super) response: Response<RecvBody>,
-    /// Takes the platform client's bytes if an upgrade was asked for.
+    /// Takes the platform client's bytes if an upgrade was requested.
     pub(super) upload: Option<UpgradeSender>,
-    /// What carries it.
+    /// The session that carries it.
     pub(super) session: Session,
 }
 
-/// Why there is none.
+/// Why a request was not forwarded.
 struct Failure {
     problem: Problem,
     /// The session has ended, and nothing was heard of the exchange: the tunnel client may have had it.
@@ -110,12 +110,11 @@ impl Attempts {
     }
 }
 
-/// Carries a request, whose outgoing head is given, to its runtime. `incoming` is its body, if it has
-/// one.
+/// Forwards a request, whose outgoing head is given, to its runtime. `incoming` is its body, if it has one.
 ///
 /// # Errors
-/// With the answer to a request that could not be carried.
-pub(super) async fn carry(
+/// With the problem of a request that could not be forwarded.
+pub(super) async fn forward(
     connection: &Connection,
     routed: &RoutedRequest,
     head: &EncodedHead,
@@ -145,7 +144,7 @@ pub(super) async fn carry(
         let opened = tokio::select! {
             biased;
             opened = open(&session) => opened,
-            // It waits for its turn on a session that has become suspect.
+            // The session has become suspect while the exchange waits to be opened.
             () = elsewhere(&tunnel, &session, true) => Err(OpenError::Closed),
         };
         let opened = match opened {
@@ -162,8 +161,8 @@ pub(super) async fn carry(
             informational.push(status, &headers);
         };
         let elsewhere = elsewhere(tunnel, &session, attempts.may_repeat && routed.may_repeat());
-        let carried = opened.carry(head, body, on_informational, elsewhere);
-        let failure = match carried.await {
+        let response = opened.carry(head, body, on_informational, elsewhere);
+        let failure = match response.await {
             Ok(response) => {
                 return Ok(ForwardedExchange {
                     response,
@@ -190,7 +189,7 @@ async fn elsewhere(tunnel: &Tunnel, session: &Session, may_repeat: bool) {
 }
 
 /// What a request holds while it waits for its runtime, in bytes: its head, and what may come of its body
-/// before anybody takes it.
+/// before it is read.
 fn waiting_weight(
     connection: &Connection,
     head: &EncodedHead,
@@ -221,8 +220,8 @@ fn request_body(
     observation: &mut Observation,
 ) -> (RequestBody, Option<UpgradeSender>, ListenerInformational) {
     let config = || connection.gateway.config();
-    // Over HTTP/1 the connection's guard keeps the time. A gRPC call is answered when there is something to tell,
-    // which may be never: budgets and the shares of addresses bound how many are open.
+    // Over HTTP/1 the connection's guard keeps the time. The response to a gRPC call may begin at any time,
+    // or never: budgets and the shares of addresses bound how many are open.
     let has_idle_limit = connection.is_http2() && !routed.is_grpc;
     let options = BodyOptions {
         hop: Hop::Server,

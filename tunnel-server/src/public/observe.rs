@@ -74,7 +74,7 @@ impl Observation {
         self.permit = Some(permit);
     }
 
-    /// The upgrade that was asked for is not granted.
+    /// The requested upgrade is not granted.
     pub(super) fn on_not_upgraded(&mut self) {
         self.permit.iter_mut().for_each(Permit::not_upgraded);
     }

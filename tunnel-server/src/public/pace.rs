@@ -1,8 +1,8 @@
-//! Delays a body as far as its runtime's rate asks for.
+//! Delays a body to its runtime's rate.
 //!
-//! In: the frames of a body as they come. Out: the same bytes, in pieces that each wait for their turn. While a piece
+//! In: the frames of a body as they come. Out: their bytes, in pieces that each wait for their turn. While a piece
 //! waits nothing more is taken from the body, so that the sender of the body is slowed down, and never the session.
-//! What is released waits no more. Without a rate there is no timer and nothing is held.
+//! What is released waits no more. Without a rate there is no timer and nothing is delayed.
 
 use std::{
     pin::Pin,
@@ -18,17 +18,17 @@ use tunnel_ops::alarm::Alarm;
 
 use crate::budget::shaper::{PIECE_BYTES, Shaper, Ticket};
 
-/// A body whose bytes wait for their turn.
+/// A body whose bytes are delayed.
 pub(crate) struct Paced<B> {
     body: B,
     /// `None` without a budget.
     shaper: Option<Arc<Shaper>>,
     /// `None` until there was something to wait for.
-    held: Option<Box<Held>>,
+    delayed: Option<Box<DelayedContent>>,
 }
 
 /// Content that was taken from the body and may not go on yet.
-struct Held {
+struct DelayedContent {
     content: Bytes,
     /// For the first piece of the content.
     ticket: Option<Ticket>,
@@ -42,7 +42,7 @@ impl<B> Paced<B> {
         Self {
             body,
             shaper,
-            held: None,
+            delayed: None,
         }
     }
 
@@ -53,7 +53,9 @@ impl<B> Paced<B> {
 
     /// Bytes that were taken from the body and are not on their way yet.
     fn length(&self) -> usize {
-        self.held.as_ref().map_or(0, |held| held.content.len())
+        self.delayed
+            .as_ref()
+            .map_or(0, |delayed| delayed.content.len())
     }
 
     /// Holds a frame back, or gives it again when it may pass.
@@ -69,7 +71,7 @@ impl<B> Paced<B> {
         };
         match frame.into_data() {
             Ok(content) if !content.is_empty() => {
-                self.held.get_or_insert_with(Held::new).content = content;
+                self.delayed.get_or_insert_with(DelayedContent::new).content = content;
                 None
             }
             Ok(empty) => Some(Some(Ok(Frame::data(empty)))),
@@ -93,8 +95,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
                 return Poll::Ready(passed);
             }
         }
-        match (&mut this.held, &this.shaper) {
-            (Some(held), Some(shaper)) => held
+        match (&mut this.delayed, &this.shaper) {
+            (Some(delayed), Some(shaper)) => delayed
                 .poll(cx, shaper)
                 .map(|piece| Some(Ok(Frame::data(piece)))),
             _ => Poll::Ready(None),
@@ -115,9 +117,12 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
 
 impl<B: Body<Data = Bytes> + Unpin> Hold for Paced<B> {
     fn release(&mut self) -> bool {
-        let held = self.held.as_mut().filter(|held| !held.content.is_empty());
-        held.is_some_and(|held| {
-            held.is_released = true;
+        let delayed = self
+            .delayed
+            .as_mut()
+            .filter(|delayed| !delayed.content.is_empty());
+        delayed.is_some_and(|delayed| {
+            delayed.is_released = true;
             true
         })
     }
@@ -127,7 +132,7 @@ impl<B: Body<Data = Bytes> + Unpin> Hold for Paced<B> {
     }
 }
 
-impl Held {
+impl DelayedContent {
     fn new() -> Box<Self> {
         Box::new(Self {
             content: Bytes::new(),
@@ -153,7 +158,7 @@ impl Held {
         Poll::Ready(self.content.split_to(length))
     }
 
-    /// All that is held. What comes later waits for it all the same, so that the rate holds.
+    /// All that is delayed. What comes later waits for it all the same, so that the rate holds.
     fn let_go(&mut self, shaper: &Arc<Shaper>) -> Bytes {
         let mut rest = self.content.len();
         while rest > 0 {
@@ -221,7 +226,7 @@ mod tests {
     async fn without_a_rate_frames_pass_as_they_are() {
         let mut body = paced(&shaper(None), &[7; 100_000]);
         assert_eq!(next(&mut body).await.unwrap().len(), 100_000);
-        assert!(next(&mut body).await.is_none() && body.held.is_none());
+        assert!(next(&mut body).await.is_none() && body.delayed.is_none());
     }
 
     #[tokio::test(start_paused = true)]

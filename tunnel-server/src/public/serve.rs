@@ -1,4 +1,4 @@
-//! One request: checked, routed, carried, answered.
+//! One request: checked, routed, forwarded, answered.
 //!
 //! Everything that happens between hyper's call of the service and the answer that it gets stands
 //! here in order. How the bytes of the connection come and go is [`super::protocol`]'s business.
@@ -37,9 +37,9 @@ use super::{
     upgraded::GrantedUpgrade,
 };
 
-/// Why a request is not carried.
+/// Why a request is not forwarded.
 enum NotForwarded {
-    /// With no forwards left, this server is the one that is asked (RFC 9110 section 7.6.2).
+    /// Its `Max-Forwards` is 0, so that this server answers it (RFC 9110 section 7.6.2).
     LastHop,
     Problem(Problem),
 }
@@ -52,7 +52,7 @@ impl From<Problem> for NotForwarded {
 
 /// What a response of the server itself depends on in its request.
 struct Requester {
-    /// The method, and the fields of a page that asked: for CORS.
+    /// The method and the fields of a request of a page, for CORS; `None` without `Origin`.
     page: Option<Box<(Method, HeaderMap)>>,
     is_grpc: bool,
 }
@@ -97,7 +97,7 @@ pub(super) fn serve(
     async move {
         let answered = match &accepted {
             Ok((routed, head, _)) => {
-                carry(&connection, routed, head, &mut incoming, &mut observation).await
+                forward(&connection, routed, head, &mut incoming, &mut observation).await
             }
             Err(NotForwarded::LastHop) => Ok(ResponseBody::last_hop().into()),
             Err(NotForwarded::Problem(problem)) => Err(problem.clone()),
@@ -200,7 +200,7 @@ fn head_bytes(parts: &Parts) -> usize {
     parts.method.as_str().len() + target + REQUEST_LINE + fields.sum::<usize>()
 }
 
-/// What an exchange came to.
+/// The response of a forwarded request.
 struct ForwardedResponse {
     response: Response<ResponseBody>,
     /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
@@ -217,7 +217,7 @@ impl From<Response<ResponseBody>> for ForwardedResponse {
     }
 }
 
-async fn carry(
+async fn forward(
     connection: &Connection,
     routed: &RoutedRequest,
     head: &EncodedHead,
@@ -228,7 +228,7 @@ async fn carry(
         response: mut received,
         upload,
         session,
-    } = exchange::carry(connection, routed, head, incoming, observation).await?;
+    } = exchange::forward(connection, routed, head, incoming, observation).await?;
     cookies::keep_apart(&connection.gateway, received.headers_mut());
     match upload {
         Some(upload) if received.status() == StatusCode::OK => {
@@ -270,7 +270,7 @@ fn own_answer(
     answer
 }
 
-/// The answer to a granted upgrade, in the form of the platform client's protocol.
+/// The response to a granted upgrade, in the form of the platform client's protocol.
 fn upgraded(
     routed: &RoutedRequest,
     received: Response<RecvBody>,

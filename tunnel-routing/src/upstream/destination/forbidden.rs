@@ -36,7 +36,7 @@ const METADATA_V6: [Ipv6Addr; 7] = [
 pub(super) fn kind(address: IpAddr) -> Option<AddressKind> {
     match address {
         IpAddr::V4(address) => of_v4(address),
-        IpAddr::V6(address) => of_v6(address).or_else(|| carried(address).and_then(of_v4)),
+        IpAddr::V6(address) => of_v6(address).or_else(|| embedded(address).and_then(of_v4)),
     }
 }
 
@@ -78,7 +78,7 @@ fn of_v6(address: Ipv6Addr) -> Option<AddressKind> {
 }
 
 /// The IPv4 address that an IPv6 address embeds for a translator or a tunnel.
-fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
     match address.segments() {
         // Mapped (::ffff:0:0/96), translated (::ffff:0:0:0/96), and the old compatible form (::/96).

@@ -216,10 +216,10 @@ mod tests {
     const CHUNKED: Content = Content::Chunked(Chunks::Size);
 
     /// Data, trailers, what is left over.
-    type Taken = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
+    type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
 
     /// What comes out when the bytes come in these pieces.
-    fn taken(mut content: Content, pieces: &[&[u8]]) -> Result<Taken, ContentError> {
+    fn decoded(mut content: Content, pieces: &[&[u8]]) -> Result<Decoded, ContentError> {
         let (mut input, mut all, mut trailers) = (Input::of_test(b""), Vec::new(), None);
         for piece in pieces {
             input.bytes().extend_from_slice(piece);
@@ -237,11 +237,11 @@ mod tests {
 
     #[test]
     fn a_length_ends_where_it_says() {
-        let (data, _, rest) = taken(Content::Length(3), &[b"ab", b"cd"]).unwrap();
+        let (data, _, rest) = decoded(Content::Length(3), &[b"ab", b"cd"]).unwrap();
         assert_eq!((&data[..], &rest[..]), (&b"abc"[..], &b"d"[..]));
-        let short = taken(Content::Length(3), &[b"ab"]);
+        let short = decoded(Content::Length(3), &[b"ab"]);
         assert!(matches!(short, Err(ContentError::Incomplete)));
-        let (data, ..) = taken(Content::ToEnd, &[b"ab", b"cd"]).unwrap();
+        let (data, ..) = decoded(Content::ToEnd, &[b"ab", b"cd"]).unwrap();
         assert_eq!(data, b"abcd");
     }
 
@@ -272,10 +272,10 @@ mod tests {
             "1\r\na\r\n0\r\n",
             "1\r\na",
         ] {
-            assert!(taken(CHUNKED, &[text.as_bytes()]).is_err(), "{text:?}");
+            assert!(decoded(CHUNKED, &[text.as_bytes()]).is_err(), "{text:?}");
         }
         let endless = format!("1;{}", "x".repeat(SIZE_LINE_BYTES));
-        assert!(taken(CHUNKED, &[endless.as_bytes()]).is_err());
+        assert!(decoded(CHUNKED, &[endless.as_bytes()]).is_err());
     }
 
     proptest! {
@@ -297,7 +297,7 @@ mod tests {
             cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             let pieces: Vec<_> = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
-            let (data, trailers, rest) = taken(CHUNKED, &pieces).unwrap();
+            let (data, trailers, rest) = decoded(CHUNKED, &pieces).unwrap();
             prop_assert_eq!(data, chunks.concat());
             prop_assert_eq!(trailers.map(|trailers| trailers.len()), has_trailers.then_some(2));
             prop_assert!(rest.is_empty());
@@ -305,8 +305,8 @@ mod tests {
 
         #[test]
         fn noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = taken(CHUNKED, &[&noise]);
-            let _ = taken(CHUNKED, &[b"0\r\n", &noise]);
+            let _ = decoded(CHUNKED, &[&noise]);
+            let _ = decoded(CHUNKED, &[b"0\r\n", &noise]);
         }
     }
 }

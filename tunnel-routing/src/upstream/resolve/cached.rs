@@ -19,7 +19,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs
 /// How long the last good addresses are used while no name server answers.
 const STALE: Duration = Duration::from_secs(60 * 60);
 
-/// The addresses of a name; the same `Arc` while they do not change.
+/// The addresses of a name; one `Arc` while they do not change.
 type Addresses = Arc<[IpAddr]>;
 
 /// The last answer for a name.

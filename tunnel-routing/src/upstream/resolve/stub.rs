@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(names("api.example", 1)[0], "api.example.");
     }
 
-    /// A cluster's way to ask.
+    /// The resolver configuration of a pod.
     fn cluster(server: &NameServer) -> Setup {
         let text = "search ns.svc.cluster.local svc.cluster.local cluster.local\n\
                     nameserver 192.0.2.1\noptions ndots:5 timeout:1 attempts:1\n";
@@ -396,7 +396,7 @@ mod tests {
         server.set("app.cluster.local", &["10.6.6.6"], 30);
         server.set_reply("app.ns.svc.cluster.local", Reply::Silence);
         assert_eq!(query(&setup, "app").await, Err(LookUpError::TimedOut));
-        // A server that cannot tell is passed over, but what follows it does not mean "not there".
+        // A server that fails is passed over, but what follows it does not mean "not there".
         server.set_reply("gone.ns.svc.cluster.local", Reply::Failure);
         let failed = query(&setup, "gone").await.unwrap_err();
         assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
