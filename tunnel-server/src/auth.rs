@@ -1,4 +1,4 @@
-//! From what a tunnel client shows to the runtime that it lets in, or a refusal by name.
+//! Authenticates tunnel clients: from the credentials of a dial to the runtime that they belong to, or a refusal.
 //!
 //! ```text
 //!   tnlrt_…            ─▶ static_token   the runtimes file
@@ -7,8 +7,8 @@
 //!   a certificate      ─▶ certificate    verified by TLS before
 //! ```
 //!
-//! Fails closed: what is not known is refused. Each token has one judge, by its form. A credential
-//! names its runtime; nothing else that a tunnel client says of itself decides which runtime it is.
+//! Fails closed: an unknown credential is refused. The form of a token decides which one verifier checks it. A
+//! credential names its runtime; nothing else that a tunnel client sends decides which runtime it serves.
 
 mod certificate;
 mod credential;
@@ -36,10 +36,10 @@ use tunnel_proto::handshake::Greeting;
 
 pub use self::credential::{CredentialId, CredentialKind};
 use self::jwks::Jwks;
-use self::jwt::{JwtJudge, SigningKey};
+use self::jwt::{JwtVerifier, SigningKey};
 use self::labels::{Labels, NamedRuntime};
 pub use self::platform::PlatformToken;
-use self::platform::{PlatformJudge, Question};
+use self::platform::{PlatformQuery, PlatformVerifier};
 pub use self::refusal::AuthRefusal;
 use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub(crate) use self::setup::PreparedCredentials;
@@ -47,86 +47,87 @@ pub use self::setup::{AuthSetupError, load_platform_token};
 use crate::runtimes::{AccountName, RuntimeEntry, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
-/// What a tunnel client shows.
+/// The credentials that a tunnel client presents when it dials.
 #[derive(Clone, Copy)]
 pub struct Presented<'a> {
     /// The whole token after `Bearer`, if there is one.
     pub bearer: Option<&'a str>,
-    /// The chain that TLS has verified, the leaf first; empty without a client certificate.
+    /// The certificate chain that TLS has verified, leaf first; empty without a client certificate.
     pub certificates: &'a [CertificateDer<'static>],
-    /// What the client says of itself. It decides nothing.
+    /// The client's description of itself. It is passed to the platform and decides nothing here.
     pub greeting: &'a Greeting,
-    /// Where it connects from.
+    /// The address that the client connects from.
     pub peer: SocketAddr,
 }
 
-/// What a good credential gives.
+/// The result of a successful authentication.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Grant {
-    /// The runtime that is let in.
+    /// The runtime that the client may serve.
     pub runtime: Arc<RuntimeEntry>,
-    /// By which credential; the token's where there is a certificate too.
+    /// The credential that authenticates it; the token if there is a certificate too.
     pub credential: CredentialId,
-    /// Until when.
+    /// When the first of the credentials expires; `None` if none does.
     pub expires: Option<SystemTime>,
-    /// When the platform is to be asked again, by [`Authenticator::renew`].
+    /// When to call [`Authenticator::renew`], which asks the platform again.
     pub renew_at: Option<SystemTime>,
-    /// The end that this can put off.
+    /// The expiry that a renewal can postpone.
     renewable_end: Option<SystemTime>,
-    shown: Arc<Shown>,
-    /// Where there is a certificate: which roots its chain was last found to end at.
+    credentials: Arc<GrantedCredentials>,
+    /// With a certificate: the roots that its chain was last verified against.
     trusted: Option<Roots>,
 }
 
-/// What of the credentials is needed to look at them again.
-struct Shown {
+/// The verified credentials of a grant, kept to check them again.
+struct GrantedCredentials {
     named: NamedRuntime,
-    parts: Vec<Part>,
-    question: Option<Arc<Question>>,
+    all: Vec<VerifiedCredential>,
+    query: Option<Arc<PlatformQuery>>,
 }
 
-/// One credential that was shown and found good.
+/// One credential that was presented and verified.
 #[derive(Clone)]
-struct Part {
+struct VerifiedCredential {
     id: CredentialId,
     issued: Option<SystemTime>,
     expires: Option<SystemTime>,
-    /// For a token of the runtimes file: what must still be listed there.
+    /// For a token of the runtimes file: the entry that must still be listed there.
     listed: Option<(TokenId, TokenHash)>,
-    /// For a certificate: the chain as it was shown, itself first.
+    /// For a certificate: the presented chain, leaf first.
     chain: Option<Arc<[CertificateDer<'static>]>>,
-    /// For a JSON Web Token: what must still be among the issuer's keys.
+    /// For a JSON Web Token: the key that must still be among the issuer's keys.
     signed_with: Option<SigningKey>,
 }
 
-/// What one judge found.
-struct Judged {
+/// The result of one verifier.
+struct Verified {
     named: NamedRuntime,
-    part: Part,
-    question: Option<Arc<Question>>,
+    credential: VerifiedCredential,
+    query: Option<Arc<PlatformQuery>>,
     renew_at: Option<SystemTime>,
-    /// Its own end, if asking again can put that off.
+    /// The credential's expiry, if a renewal can postpone it.
     renewable_end: Option<SystemTime>,
 }
 
-/// Knows which credentials are good. Shared by all connections of the server.
+/// Verifies credentials. Shared by all connections of the server.
 pub struct Authenticator {
     runtimes: ArcSwap<Runtimes>,
-    /// What the file says.
+    /// The revocations of the file.
     revocations: ArcSwap<Revocations>,
-    /// What the operator has said since the start.
+    /// The revocations that the operator has made through the admin API since the start.
     revoked: ArcSwap<Revocations>,
     labels: Labels,
-    jwt: Option<JwtJudge>,
-    platform: Option<PlatformJudge>,
-    /// How clients' certificates stand now; without it none is taken.
+    jwt: Option<JwtVerifier>,
+    platform: Option<PlatformVerifier>,
+    /// How client certificates are checked; `None` if they are not accepted.
     clients: ArcSwapOption<ClientCheck>,
     expiry_grace: Duration,
     changes: watch::Sender<u64>,
 }
 
-/// The token of the one `Authorization: Bearer` of a request.
+/// The token of a request's `Authorization: Bearer` field (RFC 6750, section 2.1); `None` if the field is missing,
+/// repeated or of another scheme.
 #[must_use]
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
@@ -138,149 +139,153 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl Authenticator {
-    /// The runtime that the credentials let in. Where there are several, all must be good and name one runtime.
+    /// Authenticates a tunnel client. If it presents several credentials, all must be valid and name one runtime.
     ///
     /// # Errors
-    /// When there is none, or one of them is not good.
+    /// When there is no credential, one of them is not valid, or they name different runtimes.
     pub async fn authenticate(&self, presented: &Presented<'_>) -> Result<Grant, AuthRefusal> {
         let now = SystemTime::now();
-        let mut judged = Vec::new();
+        let mut verified = Vec::new();
         if let Some(token) = presented.bearer {
-            judged.push(Box::pin(self.judge_token(token, presented, now)).await?);
+            verified.push(Box::pin(self.verify_token(token, presented, now)).await?);
         }
         if self.clients.load().is_some() && !presented.certificates.is_empty() {
-            judged.push(certificate::judge(presented.certificates, now)?);
+            verified.push(certificate::verify(presented.certificates, now)?);
         }
-        self.grant(judged, now)
+        self.grant(verified, now)
     }
 
-    async fn judge_token(
+    async fn verify_token(
         &self,
         token: &str,
         presented: &Presented<'_>,
         now: SystemTime,
-    ) -> Result<Judged, AuthRefusal> {
+    ) -> Result<Verified, AuthRefusal> {
         if static_token::has_form(token) {
             let runtimes = self.runtimes.load();
             let (runtime, listed) = static_token::verify(&runtimes, token, now)?;
-            return Ok(static_token::judged(runtime, listed));
+            return Ok(static_token::verified(runtime, listed));
         }
         if let Some(jwt) = self.jwt.as_ref().filter(|_| jwt::has_form(token)) {
-            return jwt.judge(token, now).await;
+            return jwt.verify(token, now).await;
         }
         let Some(platform) = self.platform.as_ref().filter(|_| !token.is_empty()) else {
             return Err(AuthRefusal::NotAToken);
         };
-        let question = Question::new(token, presented.greeting, presented.peer);
-        platform.judge(&Arc::new(question)).await
+        let query = PlatformQuery::new(token, presented.greeting, presented.peer);
+        platform.verify(&Arc::new(query)).await
     }
 
-    /// What good credentials give together.
-    fn grant(&self, judged: Vec<Judged>, now: SystemTime) -> Result<Grant, AuthRefusal> {
-        let mut all = judged.into_iter();
+    /// The grant of verified credentials.
+    fn grant(&self, verified: Vec<Verified>, now: SystemTime) -> Result<Grant, AuthRefusal> {
+        let mut all = verified.into_iter();
         let first = all.next().ok_or(AuthRefusal::CredentialMissing)?;
-        let credential = first.part.id.clone();
-        let (named, question) = (first.named, first.question);
+        let id = first.credential.id.clone();
+        let (named, query) = (first.named, first.query);
         let (renew_at, renewable_end) = (first.renew_at, first.renewable_end);
-        let mut parts = vec![first.part];
+        let mut credentials = vec![first.credential];
         for other in all {
             check_same(&named, &other.named)?;
-            parts.push(other.part);
+            credentials.push(other.credential);
         }
-        for part in &parts {
-            self.check_revoked(part, (&named.account, &named.name))?;
+        for credential in &credentials {
+            self.check_revoked(credential, (&named.account, &named.name))?;
         }
-        let shown = Arc::new(Shown {
+        let expires = credentials.iter().filter_map(|one| one.expires).min();
+        let credentials = Arc::new(GrantedCredentials {
             named,
-            parts,
-            question,
+            all: credentials,
+            query,
         });
-        // Not only by the handshake: it may be of a while ago, or have taken up an older one.
-        let trusted = self.check_certificate(&shown, None, now)?;
+        // TLS has verified the certificate only at the handshake, which may be long ago or a resumption.
+        let trusted = self.check_certificate(&credentials, None, now)?;
         Ok(Grant {
-            // Last, since it remembers whose the label is, and a refused client must leave nothing behind.
-            runtime: self.labels.entry(&self.runtimes.load(), &shown.named)?,
-            credential,
-            expires: shown.parts.iter().filter_map(|part| part.expires).min(),
+            // Last, because it stores the label's owner: a refused client must not leave an entry behind.
+            runtime: self
+                .labels
+                .entry(&self.runtimes.load(), &credentials.named)?,
+            credential: id,
+            expires,
             renew_at,
             renewable_end,
             trusted,
-            shown,
+            credentials,
         })
     }
 
-    /// The grant as it is by now: hosts, limits and the token's end may have been changed in the runtimes
-    /// file. Cheap: to be asked for every live session after each change.
+    /// Checks a grant again and returns it as it is now: hosts, limits and the token's expiry may have changed in the
+    /// runtimes file. Cheap, since it is called for every live session after each change.
     ///
     /// # Errors
-    /// When it is to be cut: its listed token is not listed any more, its key not published any more, its
-    /// runtime's label another's, one of its credentials revoked, or run out for longer than the grace.
-    /// [`AuthRefusal::is_revoked`] distinguishes a revocation from what is only gone.
+    /// When the session must be cut: its listed token or its signing key is gone, the runtime's label belongs to another
+    /// runtime, one of its credentials is revoked, or has been expired for longer than the grace.
+    /// [`AuthRefusal::is_revoked`] distinguishes a revocation from a credential that is only gone.
     pub fn as_of(&self, grant: &Grant, now: SystemTime) -> Result<Grant, AuthRefusal> {
         let runtimes = self.runtimes.load();
         let mut expires: Option<SystemTime> = None;
-        for part in &grant.shown.parts {
-            let end = match &part.listed {
+        for credential in &grant.credentials.all {
+            let end = match &credential.listed {
                 Some((id, sha256)) => listed_end(&runtimes, *id, sha256, grant)?,
-                None => part.expires,
+                None => credential.expires,
             };
-            self.check_revoked(part, (&grant.runtime.account, &grant.runtime.name))?;
-            if let (Some(jwt), Some(key)) = (&self.jwt, &part.signed_with) {
+            self.check_revoked(credential, (&grant.runtime.account, &grant.runtime.name))?;
+            if let (Some(jwt), Some(key)) = (&self.jwt, &credential.signed_with) {
                 jwt.check_key(key)?;
             }
             let end_of_grace = end.and_then(|end| end.checked_add(self.expiry_grace));
             if let (Some(expired), true) = (end, end_of_grace.is_some_and(|end| end <= now)) {
-                return Err(part.expired(expired, now));
+                return Err(credential.expired(expired, now));
             }
             expires = expires.into_iter().chain(end).min();
         }
         Ok(Grant {
-            runtime: self.labels.entry(&runtimes, &grant.shown.named)?,
+            runtime: self.labels.entry(&runtimes, &grant.credentials.named)?,
             expires,
-            trusted: self.check_certificate(&grant.shown, grant.trusted.as_ref(), now)?,
+            trusted: self.check_certificate(&grant.credentials, grant.trusted.as_ref(), now)?,
             ..grant.clone()
         })
     }
 
-    /// The grant for another while: the platform is asked again, the others are looked at again.
+    /// Renews a grant: asks the platform again, and checks the other credentials again.
     ///
     /// # Errors
-    /// When it is to be cut: [`AuthRefusal::is_no`] distinguishes a denial from a platform that is away.
+    /// When the session must be cut: [`AuthRefusal::is_denial`] distinguishes a denial from a platform that does not answer.
     pub async fn renew(&self, grant: &Grant) -> Result<Grant, AuthRefusal> {
-        let (Some(platform), Some(question)) = (&self.platform, &grant.shown.question) else {
+        let (Some(platform), Some(query)) = (&self.platform, &grant.credentials.query) else {
             return self.as_of(grant, SystemTime::now());
         };
-        let judged = platform.judge(question).await?;
-        check_same(&grant.shown.named, &judged.named)?;
-        let is_other = |part: &&Part| part.id.kind() != CredentialKind::Platform;
-        let others = grant.shown.parts.iter().filter(is_other);
-        let others: Vec<Judged> = others
-            .map(|part| Judged {
-                named: judged.named.clone(),
-                part: part.clone(),
-                question: None,
+        let verified = platform.verify(query).await?;
+        check_same(&grant.credentials.named, &verified.named)?;
+        let is_other =
+            |credential: &&VerifiedCredential| credential.id.kind() != CredentialKind::Platform;
+        let others = grant.credentials.all.iter().filter(is_other);
+        let others: Vec<Verified> = others
+            .map(|credential| Verified {
+                named: verified.named.clone(),
+                credential: credential.clone(),
+                query: None,
                 renew_at: None,
                 renewable_end: None,
             })
             .collect();
         let now = SystemTime::now();
-        let renewed = self.grant([judged].into_iter().chain(others).collect(), now)?;
+        let renewed = self.grant([verified].into_iter().chain(others).collect(), now)?;
         self.as_of(&renewed, now)
     }
 
-    /// From now on these runtimes and tokens are the listed ones.
+    /// Replaces the runtimes and tokens of the runtimes file.
     pub fn replace_runtimes(&self, runtimes: Runtimes) {
         self.runtimes.store(Arc::new(runtimes));
         self.changed_now();
     }
 
-    /// From now on these are the revocations of the file. What the operator said goes on.
+    /// Replaces the revocations of the file. Those that the operator has made stay.
     pub fn replace_revocations(&self, revocations: Revocations) {
         self.revocations.store(Arc::new(revocations));
         self.changed_now();
     }
 
-    /// From now on JSON Web Tokens are checked with these keys, where they come from a file.
+    /// Replaces the keys that JSON Web Tokens are checked with. Without effect if the keys come from a URL.
     pub fn replace_jwks(&self, keys: Jwks) {
         if let Some(jwt) = &self.jwt {
             jwt.replace(keys);
@@ -288,17 +293,17 @@ impl Authenticator {
         }
     }
 
-    /// From now on the platform knows this server by this token.
+    /// Replaces the token by which this server authenticates to the platform.
     pub fn replace_platform_token(&self, token: PlatformToken) {
         if let Some(platform) = &self.platform {
             platform.replace_token(token);
         }
     }
 
-    /// Takes credentials back, until the server starts anew.
+    /// Revokes credentials until the server is restarted.
     ///
     /// # Errors
-    /// When that was done too often.
+    /// When there are too many revocations already.
     pub fn revoke(&self, revocation: &Revocation) -> Result<(), RevocationsFull> {
         let mut is_full = Ok(());
         self.revoked.rcu(|revoked| match revoked.and(revocation) {
@@ -316,8 +321,8 @@ impl Authenticator {
         Ok(())
     }
 
-    /// Counts the changes after which live sessions are to be looked at again. The first time it is
-    /// changed already, since something may have come between a grant and this.
+    /// Counts the changes after which the grants of live sessions must be checked again. The receiver is marked as
+    /// changed from the beginning, since a change may have happened between the grant and this call.
     #[must_use]
     pub fn changed(&self) -> watch::Receiver<u64> {
         let mut changed = self.changes.subscribe();
@@ -325,79 +330,82 @@ impl Authenticator {
         changed
     }
 
-    /// Begins to fetch what is behind URLs, on the tokio runtime that this is called in, which is to live
-    /// as long as the server: call it once, before anybody is let in. Without it, or where that runtime
-    /// has ended, it begins with the first token that needs it. The task holds nothing of this, and ends
-    /// with it.
+    /// Starts to fetch keys from URLs, on the current tokio runtime, which should live as long as the server. Call it
+    /// once, before clients connect. Otherwise, or if that runtime has ended, fetching starts with the first token that
+    /// needs a key. The task ends when this is dropped.
     pub fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();
         }
     }
 
-    /// How many keys JSON Web Tokens are checked with now; `None` where none are taken.
+    /// The number of keys that JSON Web Tokens are checked with; `None` if they are not accepted.
     #[must_use]
     pub fn key_count(&self) -> Option<usize> {
-        self.jwt.as_ref().map(JwtJudge::key_count)
+        self.jwt.as_ref().map(JwtVerifier::key_count)
     }
 
-    /// Labels remembered of runtimes that only credentials have named.
+    /// The number of stored labels of runtimes that are not in the runtimes file.
     pub(crate) fn labels_known(&self) -> usize {
         self.labels.len()
     }
 
-    /// Questions to the platform whose answer is awaited.
+    /// The number of open requests to the platform.
     pub(crate) fn questions(&self) -> usize {
-        self.platform.as_ref().map_or(0, PlatformJudge::questions)
+        self.platform
+            .as_ref()
+            .map_or(0, PlatformVerifier::open_queries)
     }
 
-    /// Answers of the platform that are remembered.
+    /// The number of cached answers of the platform.
     pub(crate) fn answers_known(&self) -> usize {
         let platform = self.platform.as_ref();
-        platform.map_or(0, PlatformJudge::answers_known)
+        platform.map_or(0, PlatformVerifier::answers_known)
     }
 
-    /// Whether the list of revocations that the configuration names has an entry.
+    /// Whether the configured revocation list has an entry.
     pub(crate) fn has_revocation_list(&self) -> bool {
         !self.revocations.load().is_empty()
     }
 
-    /// Whether the platform gave no answer when it was asked last; `None` where it is not asked.
+    /// Whether the last request to the platform was not answered; `None` if no platform is configured.
     #[must_use]
     pub fn is_platform_away(&self) -> Option<bool> {
-        self.platform.as_ref().map(PlatformJudge::is_away)
+        self.platform.as_ref().map(PlatformVerifier::is_away)
     }
 
     fn check_revoked(
         &self,
-        part: &Part,
+        credential: &VerifiedCredential,
         runtime: (&AccountName, &RuntimeName),
     ) -> Result<(), AuthRefusal> {
         let covered = |revocations: &ArcSwap<Revocations>| {
-            revocations.load().cover(&part.id, part.issued, runtime)
+            revocations
+                .load()
+                .cover(&credential.id, credential.issued, runtime)
         };
         match covered(&self.revocations) || covered(&self.revoked) {
-            true => Err(AuthRefusal::CredentialRevoked(part.id.clone())),
+            true => Err(AuthRefusal::CredentialRevoked(credential.id.clone())),
             false => Ok(()),
         }
     }
 
     /// Checks that the certificate among the credentials, if there is one, still chains to a trusted issuer and is on
-    /// none of the issuer's revocation lists. `trusted` are the roots that its chain was found to end at before;
-    /// returns those that it ends at now.
+    /// none of the issuer's revocation lists. `trusted` are the roots that the chain was verified against before;
+    /// returns those that it was verified against now.
     fn check_certificate(
         &self,
-        shown: &Shown,
+        credentials: &GrantedCredentials,
         trusted: Option<&Roots>,
         now: SystemTime,
     ) -> Result<Option<Roots>, AuthRefusal> {
-        let Some((part, chain)) = shown.certificate() else {
+        let Some((certificate, chain)) = credentials.certificate() else {
             return Ok(None);
         };
         let clients = self.clients.load();
         let clients = clients.as_ref().ok_or(AuthRefusal::CertificateUntrusted)?;
         if chain.first().is_some_and(|leaf| clients.is_revoked(leaf)) {
-            return Err(AuthRefusal::CredentialRevoked(part.id.clone()));
+            return Err(AuthRefusal::CredentialRevoked(certificate.id.clone()));
         }
         if trusted != Some(clients.roots()) && !clients.is_trusted(chain, now) {
             return Err(AuthRefusal::CertificateUntrusted);
@@ -411,31 +419,33 @@ impl Authenticator {
 }
 
 impl Grant {
-    /// Whether the platform is to be asked before the end, and may put that off: not where the end is that of
-    /// another credential, or of the time for which the platform may be away.
+    /// Whether a renewal before the expiry can postpone it. False if another credential expires first, or if the
+    /// expiry is that of the time for which the platform may be away.
     #[must_use]
-    pub fn can_be_put_off(&self) -> bool {
+    pub fn is_renewable(&self) -> bool {
         self.renewable_end.is_some()
             && self.renewable_end == self.expires
             && self.renew_at < self.expires
     }
 
-    /// The client certificate's chain, without which a newer token would not do; empty where none was
-    /// shown.
+    /// The client certificate's chain, which a refresh with a newer token must be combined with; empty if the client
+    /// presented none.
     #[must_use]
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
-        self.shown.certificate().map_or(&[], |(_, chain)| chain)
+        self.credentials
+            .certificate()
+            .map_or(&[], |(_, chain)| chain)
     }
 }
 
-impl Shown {
-    fn certificate(&self) -> Option<(&Part, &[CertificateDer<'static>])> {
-        let mut parts = self.parts.iter();
-        parts.find_map(|part| Some((part, part.chain.as_deref()?)))
+impl GrantedCredentials {
+    fn certificate(&self) -> Option<(&VerifiedCredential, &[CertificateDer<'static>])> {
+        let mut all = self.all.iter();
+        all.find_map(|one| Some((one, one.chain.as_deref()?)))
     }
 }
 
-impl Part {
+impl VerifiedCredential {
     fn expired(&self, expired: SystemTime, now: SystemTime) -> AuthRefusal {
         match self.chain {
             Some(_) => AuthRefusal::CertificateExpired { expired, now },
@@ -455,7 +465,10 @@ fn check_same(one: &NamedRuntime, other: &NamedRuntime) -> Result<(), AuthRefusa
     Err(AuthRefusal::CredentialsDisagree(label(one)?, label(other)?))
 }
 
-/// When a token of the runtimes file runs out, if it is still the runtime's.
+/// When a token of the runtimes file expires.
+///
+/// # Errors
+/// When it is not listed any more, or listed for another runtime.
 fn listed_end(
     runtimes: &Runtimes,
     id: TokenId,

@@ -1,16 +1,15 @@
-//! Client certificates: the runtime that the leaf names.
+//! Reads client certificates: from a leaf to the runtime in its subject alternative names.
 //!
-//! In comes a leaf that TLS has verified already (chain and revocation lists); out comes the runtime in
-//! its subject alternative names. When it is good is looked at here as well, since a session that TLS
-//! resumes brings back a certificate that was verified long ago. The name has one of two forms, and
-//! nothing else of the certificate counts:
+//! TLS has verified chain and revocation lists already. The validity period is checked here again, since a resumed TLS
+//! session carries a certificate that may have been verified long ago. The name has one of two forms, and nothing else of
+//! the certificate is used:
 //!
 //! ```text
 //!   URI  tunnel://<account>/<runtime>
 //!   DNS  <runtime>.<account>.tunnel-client
 //! ```
 //!
-//! `tunnel-client` is no public top-level domain, so no public CA signs such a name.
+//! `tunnel-client` is not a public top-level domain, so no public CA signs such a name.
 
 use std::time::{Duration, SystemTime};
 
@@ -20,28 +19,31 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 
-use super::credential::{CredentialId, CredentialKind, shown};
+use super::credential::{CredentialId, CredentialKind, printable};
 use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
 use super::revocation::serial;
-use super::{Judged, Part};
+use super::{Verified, VerifiedCredential};
 
 const URI_SCHEME: &str = "tunnel:";
 const DNS_SUFFIX: &str = ".tunnel-client";
 
 /// Longest name shown in an error.
-const SHOWN: usize = 100;
+const LOGGED_CHARS: usize = 100;
 
-/// The runtime that a verified chain's leaf names, if it is good by now.
-pub(super) fn judge(
+/// Returns the runtime that the leaf of a verified chain names.
+///
+/// # Errors
+/// When the leaf has expired, is not valid yet, or does not name exactly one runtime.
+pub(super) fn verify(
     chain: &[CertificateDer<'static>],
     now: SystemTime,
-) -> Result<Judged, AuthRefusal> {
+) -> Result<Verified, AuthRefusal> {
     let leaf = chain.first().ok_or(AuthRefusal::CredentialMissing)?;
     let (rest, certificate) =
-        X509Certificate::from_der(leaf).map_err(|_| without("it cannot be understood"))?;
+        X509Certificate::from_der(leaf).map_err(|_| names_no_runtime("it cannot be parsed"))?;
     if !rest.is_empty() {
-        return Err(without("there is something behind its end"));
+        return Err(names_no_runtime("there are bytes after its end"));
     }
     let named = runtime(&certificate)?;
     let serial = serial(&certificate.raw_serial_as_string()).unwrap_or_default();
@@ -53,9 +55,9 @@ pub(super) fn judge(
     if let Some(valid_from) = issued.filter(|valid_from| *valid_from > now) {
         return Err(AuthRefusal::CertificateNotYetValid { valid_from, now });
     }
-    Ok(Judged {
+    Ok(Verified {
         named,
-        part: Part {
+        credential: VerifiedCredential {
             id: CredentialId::new(CredentialKind::Certificate, serial),
             issued,
             expires,
@@ -63,7 +65,7 @@ pub(super) fn judge(
             signed_with: None,
             chain: Some(chain.into()),
         },
-        question: None,
+        query: None,
         renew_at: None,
         renewable_end: None,
     })
@@ -72,7 +74,7 @@ pub(super) fn judge(
 fn runtime(certificate: &X509Certificate<'_>) -> Result<NamedRuntime, AuthRefusal> {
     let names = certificate
         .subject_alternative_name()
-        .map_err(|_| without("its subject alternative names cannot be understood"))?;
+        .map_err(|_| names_no_runtime("its subject alternative names cannot be parsed"))?;
     let names = names.map_or(&[][..], |names| &names.value.general_names);
     let mut found: Option<NamedRuntime> = None;
     for name in names {
@@ -81,19 +83,21 @@ fn runtime(certificate: &X509Certificate<'_>) -> Result<NamedRuntime, AuthRefusa
         };
         let named = named?;
         if found.as_ref().is_some_and(|found| *found != named) {
-            return Err(without("it names two runtimes: make one for each"));
+            return Err(names_no_runtime(
+                "it names two runtimes: use one certificate for each",
+            ));
         }
         found = Some(named);
     }
     found.ok_or_else(|| {
-        without(
-            "its subject alternative names must hold the URI `tunnel://<account>/<runtime>` or the DNS \
+        names_no_runtime(
+            "its subject alternative names must contain the URI `tunnel://<account>/<runtime>` or the DNS \
              name `<runtime>.<account>.tunnel-client`",
         )
     })
 }
 
-/// The runtime in one name; `None` when the name is about something else.
+/// Parses the runtime in one name; `None` if the name has neither form.
 fn named_by(name: &GeneralName<'_>) -> Option<Result<NamedRuntime, AuthRefusal>> {
     let (text, pair) = match name {
         GeneralName::URI(uri) => {
@@ -101,7 +105,9 @@ fn named_by(name: &GeneralName<'_>) -> Option<Result<NamedRuntime, AuthRefusal>>
             if !scheme.eq_ignore_ascii_case(URI_SCHEME) {
                 return None;
             }
-            let pair = rest.strip_prefix("//").and_then(|it| it.split_once('/'));
+            let pair = rest
+                .strip_prefix("//")
+                .and_then(|path| path.split_once('/'));
             (*uri, pair)
         }
         GeneralName::DNSName(host) => {
@@ -116,16 +122,18 @@ fn named_by(name: &GeneralName<'_>) -> Option<Result<NamedRuntime, AuthRefusal>>
         _ => return None,
     };
     let named = pair.and_then(|(account, runtime)| NamedRuntime::new(account, runtime).ok());
-    Some(named.ok_or_else(|| without(&format!("`{}` is malformed", shown(text, SHOWN)))))
+    Some(named.ok_or_else(|| {
+        names_no_runtime(&format!("`{}` is malformed", printable(text, LOGGED_CHARS)))
+    }))
 }
 
-/// What is before 1970 is shown as 1970; `None` is beyond what the clock can represent.
+/// Converts a time. Times before 1970 become 1970; `None` is beyond the range of `SystemTime`.
 fn moment(time: ASN1Time) -> Option<SystemTime> {
     let seconds = u64::try_from(time.timestamp()).unwrap_or_default();
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
-fn without(why: &str) -> AuthRefusal {
+fn names_no_runtime(why: &str) -> AuthRefusal {
     AuthRefusal::CertificateWithoutRuntime(why.to_owned())
 }
 
@@ -161,7 +169,7 @@ mod tests {
 
     #[track_caller]
     fn refused(names: Vec<SanType>) -> String {
-        let refusal = judge(&[leaf(names)], SystemTime::now()).err().unwrap();
+        let refusal = verify(&[leaf(names)], SystemTime::now()).err().unwrap();
         assert_eq!(refusal.name(), "certificate_without_runtime");
         refusal.to_string()
     }
@@ -180,11 +188,11 @@ mod tests {
             vec![uri("TUNNEL://acme/prod"), dns("prod.acme.Tunnel-Client")],
         ] {
             let now = SystemTime::now();
-            let judged = judge(&[leaf(names)], now).unwrap();
-            assert_eq!(judged.named, wanted);
-            assert_eq!(judged.part.id.to_string(), "certificate aff01");
-            assert!(judged.part.expires > Some(now));
-            assert!(judged.part.issued < Some(now));
+            let verified = verify(&[leaf(names)], now).unwrap();
+            assert_eq!(verified.named, wanted);
+            assert_eq!(verified.credential.id.to_string(), "certificate aff01");
+            assert!(verified.credential.expires > Some(now));
+            assert!(verified.credential.issued < Some(now));
         }
     }
 
@@ -194,7 +202,7 @@ mod tests {
             vec![],
             vec![dns("prod.acme.example"), uri("https://acme/prod")],
         ] {
-            assert!(refused(names).contains("must hold the URI"));
+            assert!(refused(names).contains("must contain the URI"));
         }
         let two = vec![uri("tunnel://acme/prod"), dns("test.acme.tunnel-client")];
         assert!(refused(two).contains("two runtimes"));
@@ -219,7 +227,7 @@ mod tests {
         good.push(0);
         for bad in [&b""[..], b"x", &good, &good[..40]] {
             let chain = [CertificateDer::from(bad.to_vec())];
-            assert!(judge(&chain, SystemTime::now()).is_err());
+            assert!(verify(&chain, SystemTime::now()).is_err());
         }
     }
 
@@ -227,19 +235,19 @@ mod tests {
     #[test]
     fn what_has_run_out_or_is_not_good_yet_is_refused_with_both_clocks() {
         let now = SystemTime::from("2030-01-01T00:00:00Z".parse::<Moment>().unwrap());
-        let at = |years| judge(&[leaf_between(vec![uri("tunnel://acme/prod")], years)], now);
+        let at = |years| verify(&[leaf_between(vec![uri("tunnel://acme/prod")], years)], now);
         assert!(at((2029, 2031)).is_ok() && at((2030, 2031)).is_ok());
         for (years, reason, told) in [
             (
                 (2020, 2030),
                 "certificate_expired",
-                "the client certificate ran out at 2030-01-01T00:00:00Z; this server's clock says \
-                 2030-01-01T00:00:00Z: take a new one",
+                "the client certificate expired at 2030-01-01T00:00:00Z; this server's clock says \
+                 2030-01-01T00:00:00Z: use a new one",
             ),
             (
                 (2031, 2032),
                 "certificate_not_yet_valid",
-                "the client certificate is good from 2031-01-01T00:00:00Z on; this server's clock says \
+                "the client certificate is not valid before 2031-01-01T00:00:00Z; this server's clock says \
                  2030-01-01T00:00:00Z: compare the clocks",
             ),
         ] {
@@ -256,7 +264,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = judge(&[CertificateDer::from(bytes)], SystemTime::UNIX_EPOCH);
+            let _ = verify(&[CertificateDer::from(bytes)], SystemTime::UNIX_EPOCH);
         }
 
         #[test]

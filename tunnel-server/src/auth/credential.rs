@@ -1,17 +1,17 @@
-//! Which credential it was: a kind and a public id, never a secret.
+//! The public identity of a credential: its kind and an id, never a secret.
 //!
-//! For logs, the admin API and the list of revocations. Where a credential has no id of its own, the
-//! first digits of its hash are one.
+//! Logs, the admin API and the revocation list use it. The id of a credential that has none of its own is the first
+//! digits of its hash.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-/// Digits of a hash that stand for a credential: 64 bits, so that two do not meet by chance.
+/// Digits of a hash that identify a credential: 64 bits, which makes a collision by chance unlikely.
 const HASH_DIGITS: usize = 16;
 
-/// What kind of credential it is.
+/// The kind of a credential.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CredentialKind {
@@ -19,13 +19,13 @@ pub enum CredentialKind {
     Token,
     /// A JSON Web Token.
     Jwt,
-    /// A token that the platform was asked about.
+    /// A token that the platform verified.
     Platform,
     /// A client certificate.
     Certificate,
 }
 
-/// Which credential it is. Shown as `token 0123456789abcdef`.
+/// Identifies a credential. Displayed as `token 0123456789abcdef`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CredentialId {
     kind: CredentialKind,
@@ -53,21 +53,21 @@ impl CredentialId {
         }
     }
 
-    /// The issuer's id for the token, if it has one that is an id here. Otherwise the first digits of the hash of
-    /// `whole`: the part of the token of which there is one spelling only.
-    pub(super) fn of_token(kind: CredentialKind, given: Option<&str>, whole: &str) -> Self {
-        match given.filter(|id| Self::is_id(id)) {
+    /// The issuer's id for the token, if [`is_id`](Self::is_id) accepts it. Otherwise the first digits of the hash of
+    /// `whole`, the part of the token that cannot be encoded in another way.
+    pub(super) fn of_token(kind: CredentialKind, issuer_id: Option<&str>, whole: &str) -> Self {
+        match issuer_id.filter(|id| Self::is_id(id)) {
             Some(id) => Self::new(kind, id),
             None => Self::new(kind, hash_digits(whole.as_bytes())),
         }
     }
 
-    /// Longest id taken from a credential, in bytes; one that is longer is known by its hash.
+    /// Longest id that is taken from a credential, in bytes. A longer one is replaced by the hash.
     pub(crate) const ID_BYTES: usize = 128;
 
-    /// What an id has to be, as the error for one that is none says it.
+    /// The advice in the error for an invalid id.
     pub(crate) const EXPECTED: &str = "expected an id of 1 to 128 printable ASCII characters without spaces; a \
-        credential whose own id is none is known by 16 digits of its hash, which the log and `runtimes show` have";
+        credential without such an id has 16 digits of its hash, shown in the log and by `runtimes show`";
 
     /// Whether the text can be a credential's id.
     pub(crate) fn is_id(text: &str) -> bool {
@@ -76,13 +76,13 @@ impl CredentialId {
             && text.bytes().all(|byte| byte.is_ascii_graphic())
     }
 
-    /// What kind of credential it is.
+    /// The credential's kind.
     #[must_use]
     pub fn kind(&self) -> CredentialKind {
         self.kind
     }
 
-    /// The public id: what a list of revocations names.
+    /// The public id, as in the revocation list.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
@@ -99,7 +99,7 @@ impl fmt::Display for CredentialId {
 pub(super) fn hash_digits(whole: &[u8]) -> String {
     let mut digits = String::with_capacity(HASH_DIGITS);
     for byte in Sha256::digest(whole).iter().take(HASH_DIGITS / 2) {
-        // Writing into a string has no way to fail.
+        // Writing to a string cannot fail.
         let _ = write!(digits, "{byte:02x}");
     }
     digits
@@ -107,12 +107,12 @@ pub(super) fn hash_digits(whole: &[u8]) -> String {
 
 /// A text from outside in the form in which it is logged: printable ASCII, `most` characters at most, with `?` for
 /// any other character.
-pub(super) fn shown(text: &str, most: usize) -> String {
-    let printable = |letter: char| match letter {
+pub(super) fn printable(text: &str, most: usize) -> String {
+    let replaced = |letter: char| match letter {
         ' '..='~' => letter,
         _ => '?',
     };
-    text.chars().take(most).map(printable).collect()
+    text.chars().take(most).map(replaced).collect()
 }
 
 #[cfg(test)]
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_that_is_no_word_gives_way_to_the_hash() {
-        let id = |given| CredentialId::of_token(CredentialKind::Jwt, given, "abc").to_string();
+    fn an_invalid_id_is_replaced_by_the_hash() {
+        let id = |own| CredentialId::of_token(CredentialKind::Jwt, own, "abc").to_string();
         assert_eq!(id(Some("a-1")), "jwt a-1");
         let hash = "jwt ba7816bf8f01cfea";
         for bad in [None, Some(""), Some("a b"), Some("a\n"), Some("é")] {
@@ -131,8 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_short_and_printable() {
-        assert_eq!(shown("a\u{1b}[31m\nä", 20), "a?[31m??");
-        assert_eq!(shown("abcdef", 3), "abc");
+    fn logged_text_is_short_and_printable() {
+        assert_eq!(printable("a\u{1b}[31m\nä", 20), "a?[31m??");
+        assert_eq!(printable("abcdef", 3), "abc");
     }
 }

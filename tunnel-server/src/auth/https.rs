@@ -1,7 +1,7 @@
-//! Questions to the platform and to issuers of keys: one request, one bounded answer, one deadline.
+//! The HTTP client for requests to the platform and for the issuer's keys: one bounded answer within one deadline.
 //!
-//! TLS is configured as for the listeners, with the system's roots and the CA file that was given.
-//! Redirects are not followed: what is asked is what the configuration names.
+//! TLS is configured as for the listeners, with the system's roots and the configured CA file. Redirects are not followed,
+//! so that requests go only to the configured URLs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
 use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 
-/// How long a connection waits for the next question.
+/// Time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Connections that wait for a question.
+/// Most idle connections per host.
 const IDLE_CONNECTIONS: usize = 16;
 
-/// Asks over HTTP/1.1, with or without TLS as the URL says.
+/// Sends requests over HTTP/1.1, with TLS for `https` URLs.
 #[derive(Clone)]
 pub(super) struct HttpsClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -31,8 +31,8 @@ pub(super) struct HttpsClient {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
-    #[error("no whole answer within the time for it")]
+pub(super) enum RequestError {
+    #[error("no complete answer before the deadline")]
     Deadline,
     #[error("{0}")]
     Failed(String),
@@ -41,7 +41,7 @@ pub(super) enum AskError {
 }
 
 impl HttpsClient {
-    /// `deadline` is for one whole question, from the name's resolution to the answer's last byte.
+    /// `deadline` limits a request from the name's resolution to the answer's last byte.
     pub(super) fn new(ca_file: Option<&Path>, deadline: Duration) -> Result<Self, TlsFilesError> {
         let roots = Roots::load(ca_file)?;
         let tls = tls_files::client_config(&roots, None, &[])?;
@@ -66,33 +66,36 @@ impl HttpsClient {
         self.deadline
     }
 
-    /// One question, and its whole answer of at most `most` bytes.
-    pub(super) async fn ask(
+    /// Sends a request and returns its whole answer of at most `most` bytes.
+    ///
+    /// # Errors
+    /// When the answer is missing, late or too large.
+    pub(super) async fn send(
         &self,
         request: Request<Full<Bytes>>,
         most: usize,
-    ) -> Result<(StatusCode, Bytes), AskError> {
-        let asking = async {
+    ) -> Result<(StatusCode, Bytes), RequestError> {
+        let exchange = async {
             let answer = self.client.request(request).await;
-            let answer = answer.map_err(|error| AskError::Failed(chain(&error)))?;
+            let answer = answer.map_err(|error| RequestError::Failed(chain(&error)))?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, most).collect().await;
             match body {
                 Ok(body) => Ok((head.status, body.to_bytes())),
-                Err(error) if error.is::<LengthLimitError>() => Err(AskError::TooLarge {
+                Err(error) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge {
                     status: head.status,
                     most,
                 }),
-                Err(error) => Err(AskError::Failed(chain(&*error))),
+                Err(error) => Err(RequestError::Failed(chain(&*error))),
             }
         };
-        timeout(self.deadline, Box::pin(asking))
+        timeout(self.deadline, Box::pin(exchange))
             .await
-            .unwrap_or(Err(AskError::Deadline))
+            .unwrap_or(Err(RequestError::Deadline))
     }
 }
 
-/// The error with what caused it: the library's own text says little.
+/// The error's text with its causes, since the library's own text does not name them.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,8 +1,7 @@
-//! The keys that JSON Web Tokens are signed with (JWK set, RFC 7517).
+//! The keys that JSON Web Tokens are verified with (JWK set, RFC 7517).
 //!
-//! In comes the set's JSON; out come the keys that can be used: public ones, each with the algorithms
-//! that it is for. Keys of other kinds are left out, as the RFC asks; a set without any usable one is
-//! refused.
+//! Parses a set's JSON into public keys, each with its algorithms. Keys of other kinds are ignored, as the RFC requires; a
+//! set without a usable key is an error.
 
 pub(super) mod remote;
 
@@ -20,12 +19,12 @@ use super::credential::hash_digits;
 /// Largest set, in bytes: some hundred keys with their certificates.
 pub(super) const MOST_BYTES: usize = 256 * 1024;
 
-/// Most keys in a set. A token that names no key is tried with each that fits.
+/// Most keys in a set. A token that names no key is tried with each key for its algorithm.
 const MOST_KEYS: usize = 64;
 
 /// Algorithms that are accepted. Only asymmetric ones: with a symmetric one, a party that can check a token could
 /// make one, and a public key could be passed off as a secret.
-const TAKEN: [Algorithm; 9] = [
+const ACCEPTED: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
     Algorithm::RS512,
@@ -48,9 +47,9 @@ pub struct Jwks {
 #[derive(Debug, Clone)]
 pub(super) struct Key {
     kid: Option<String>,
-    /// Which key it is, whatever its issuer calls it (RFC 7638).
+    /// The key's hash (RFC 7638), which does not depend on `kid`.
     pub(super) thumbprint: Arc<str>,
-    /// What it is for, by its kind and by what it says itself.
+    /// The accepted algorithms for the key's type and its own `alg`.
     algorithms: Vec<Algorithm>,
     pub(super) verifying: DecodingKey,
 }
@@ -62,16 +61,16 @@ pub enum JwksError {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(#[from] std::io::Error),
-    /// Too large.
+    /// The set is too large.
     #[error("is larger than {} KiB", MOST_BYTES / 1024)]
     TooLarge,
-    /// Not a set of keys.
-    #[error("is no JWK set: expected JSON such as `{{\"keys\": [...]}}`: {0}")]
+    /// The text is not a set of keys.
+    #[error("is not a JWK set: expected JSON such as `{{\"keys\": [...]}}`: {0}")]
     Malformed(String),
-    /// Too many keys.
+    /// The set has too many keys.
     #[error("holds more than {MOST_KEYS} keys")]
     TooMany,
-    /// No key that can be used.
+    /// The set has no usable key.
     #[error(
         "holds no usable key: expected public RSA, P-256, P-384 or Ed25519 keys for signatures"
     )]
@@ -87,7 +86,7 @@ impl Jwks {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read, or holds no set of usable keys.
+    /// When it cannot be read or is not a set of usable keys.
     pub fn load(path: &Path) -> Result<Self, JwksError> {
         use std::io::Read;
         let mut text = Vec::new();
@@ -101,7 +100,7 @@ impl Jwks {
     /// Parses the bytes of a set of keys.
     ///
     /// # Errors
-    /// When they are no set of usable keys.
+    /// When they are not a set of usable keys.
     pub fn parse(json: &[u8]) -> Result<Self, JwksError> {
         if json.len() > MOST_BYTES {
             return Err(JwksError::TooLarge);
@@ -121,7 +120,7 @@ impl Jwks {
         }
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
@@ -133,29 +132,29 @@ impl Jwks {
         &self.fingerprint
     }
 
-    /// Whether there are none, which a set that was read never is.
+    /// Whether there are no keys. A parsed set always has one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether the set has the key that a token names; a token that names none asks for any.
+    /// Whether the set has the key that a token names; true if it names none.
     pub(super) fn has(&self, kid: Option<&str>) -> bool {
         kid.is_none() || self.keys.iter().any(|key| key.kid.as_deref() == kid)
     }
 
-    /// Whether the key of this thumbprint is one of them.
-    pub(super) fn holds(&self, thumbprint: &str) -> bool {
+    /// Whether the set has the key with this thumbprint.
+    pub(super) fn contains(&self, thumbprint: &str) -> bool {
         self.keys.iter().any(|key| *key.thumbprint == *thumbprint)
     }
 
-    /// Whether the other set has all of these.
+    /// Whether the other set has all keys of this one.
     pub(super) fn is_within(&self, other: &Self) -> bool {
-        self.keys.iter().all(|key| other.holds(&key.thumbprint))
+        self.keys.iter().all(|key| other.contains(&key.thumbprint))
     }
 
     /// The keys that a token may have been signed with.
-    pub(super) fn fitting<'a>(
+    pub(super) fn candidates<'a>(
         &'a self,
         kid: Option<&str>,
         algorithm: Algorithm,
@@ -167,13 +166,13 @@ impl Jwks {
     }
 }
 
-/// The algorithm of this name, if it is taken.
+/// The algorithm of this name, if it is accepted.
 pub(super) fn algorithm(name: &str) -> Option<Algorithm> {
     let algorithm = name.parse().ok()?;
-    TAKEN.contains(&algorithm).then_some(algorithm)
+    ACCEPTED.contains(&algorithm).then_some(algorithm)
 }
 
-/// `None` for what is no key for checking signatures.
+/// Parses one key; `None` if it cannot verify signatures.
 fn key(raw: serde_json::Value) -> Option<Key> {
     let jwk: Jwk = serde_json::from_value(raw).ok()?;
     if !matches!(
@@ -183,7 +182,7 @@ fn key(raw: serde_json::Value) -> Option<Key> {
         return None;
     }
     let mut algorithms = match &jwk.algorithm {
-        AlgorithmParameters::RSA(_) => TAKEN[..6].to_vec(),
+        AlgorithmParameters::RSA(_) => ACCEPTED[..6].to_vec(),
         AlgorithmParameters::EllipticCurve(parameters) => match parameters.curve {
             EllipticCurve::P256 => vec![Algorithm::ES256],
             EllipticCurve::P384 => vec![Algorithm::ES384],
@@ -232,7 +231,7 @@ mod tests {
         let strange = json!({"kty": "new", "x": 7});
         let jwks = set(json!([rsa, ec, secret, crossed, sealing, curve, strange])).unwrap();
         assert_eq!(jwks.len(), 2);
-        let fits = |kid, algorithm| jwks.fitting(kid, algorithm).count();
+        let fits = |kid, algorithm| jwks.candidates(kid, algorithm).count();
         assert_eq!(fits(Some("r"), Algorithm::RS256), 1);
         assert_eq!(fits(Some("r"), Algorithm::RS512), 0, "the key says which");
         assert_eq!(fits(Some("e"), Algorithm::ES256), 1);
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_same_whatever_it_is_called() {
+    fn keys_are_compared_without_their_ids() {
         let key = |x, kid| json!({"kty": "EC", "crv": "P-256", "x": x, "y": "AQAB", "kid": kid});
         let one = set(json!([key("AQAB", "a")])).unwrap();
         let both = set(json!([key("AQAB", "b"), key("AAAA", "a")])).unwrap();
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn only_asymmetric_algorithms_are_taken() {
+    fn only_asymmetric_algorithms_are_accepted() {
         for name in ["RS256", "PS512", "ES256", "ES384", "EdDSA"] {
             assert!(algorithm(name).is_some(), "{name}");
         }
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_too_large_or_none_is_refused() {
+    fn a_set_that_is_too_large_or_malformed_is_refused() {
         let large = vec![b' '; MOST_BYTES + 1];
         assert!(matches!(Jwks::parse(&large), Err(JwksError::TooLarge)));
         for bad in ["", "[]", "{}", "{\"keys\": 7}"] {

@@ -1,8 +1,7 @@
-//! JSON Web Tokens (RFC 7519): signed by an issuer that is trusted here, for this server, for now.
+//! Verifies JSON Web Tokens (RFC 7519) of one trusted issuer: from a token to the runtime that its claims name.
 //!
-//! In comes the token; out comes the runtime that its claims name, or what is wrong with it. The
-//! signature is checked before any claim is believed, with a key that is for the token's algorithm.
-//! `exp`, `aud` and `iss` must be there, `nbf` counts when it is.
+//! The signature is checked before any claim is used, and with a key for the token's algorithm. `exp`, `aud` and `iss`
+//! are required; `nbf` is checked if it is present.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,23 +14,23 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use super::credential::{CredentialId, CredentialKind, shown};
+use super::credential::{CredentialId, CredentialKind, printable};
 use super::https::HttpsClient;
 use super::jwks::remote::RemoteJwks;
 use super::jwks::{self, Jwks, Key};
 use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
-use super::{Judged, Part};
+use super::{Verified, VerifiedCredential};
 use crate::config::{JwksSource, JwtSettings};
 
-/// Longest token, in bytes. The head of a request has its own limit as well.
+/// Longest token, in bytes. The head of a request has a limit of its own.
 const MOST_BYTES: usize = 16 * 1024;
 
-/// How much of a strange name is shown.
-const SHOWN: usize = 64;
+/// Longest name from a token that is logged.
+const LOGGED_CHARS: usize = 64;
 
-/// Checks the tokens of one issuer.
-pub(super) struct JwtJudge {
+/// Verifies the tokens of one issuer.
+pub(super) struct JwtVerifier {
     settings: JwtSettings,
     keys: Keys,
 }
@@ -41,44 +40,45 @@ enum Keys {
     Remote(RemoteJwks),
 }
 
-/// Which of the issuer's keys a token was signed with.
+/// The issuer's key that a token was signed with.
 #[derive(Debug, Clone)]
 pub(super) struct SigningKey {
     thumbprint: Arc<str>,
-    /// As the token calls it.
+    /// The key's id in the token.
     kid: Option<Arc<str>>,
 }
 
-/// What is needed of a token's head.
+/// The fields of a token's header that are read.
 #[derive(Deserialize)]
 struct Head {
     alg: String,
     kid: Option<String>,
-    /// Extensions that must be understood; none is.
+    /// Critical extensions; none is supported.
     crit: Option<Value>,
 }
 
-/// A token taken apart, nothing of it believed yet.
+/// The parts of a token, not verified yet.
 struct Parts<'a> {
     algorithm: Algorithm,
     kid: Option<String>,
-    /// Head and claims as they were signed.
+    /// Header and claims in the encoding that was signed.
     message: &'a str,
     claims: &'a str,
     signature: &'a str,
 }
 
-/// Whether the text has the form of a signed JSON Web Token. Whether it is a good one is not said.
+/// Whether the text has the form of a signed JSON Web Token. Does not verify it.
 pub(super) fn has_form(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    // A head is a JSON object: `{` and what may follow it, in base64.
+    // A header is a JSON object: base64 of `{"`, or of `{` and white space.
     (text.starts_with("ey") || text.starts_with("ew"))
         && text.bytes().all(is_letter)
         && text.bytes().filter(|byte| *byte == b'.').count() == 2
 }
 
-impl JwtJudge {
-    /// With the keys of a file, which was read already, or of a URL; `changes` counts when keys go.
+impl JwtVerifier {
+    /// Uses the keys of a file, which has been read already, or of a URL. `changes` is increased when a key of the URL is
+    /// removed.
     pub(super) fn new(
         settings: JwtSettings,
         file: Option<Jwks>,
@@ -97,21 +97,21 @@ impl JwtJudge {
         Some(Self { settings, keys })
     }
 
-    /// Begins to fetch keys that are behind a URL.
+    /// Starts to fetch keys from a URL; without effect for those of a file.
     pub(super) fn start(&self) {
         if let Keys::Remote(remote) = &self.keys {
             remote.start();
         }
     }
 
-    /// Takes over the keys of a file that has changed.
+    /// Replaces the keys of a file; without effect for those of a URL.
     pub(super) fn replace(&self, keys: Jwks) {
-        if let Keys::File(held) = &self.keys {
-            held.store(Arc::new(keys));
+        if let Keys::File(current) = &self.keys {
+            current.store(Arc::new(keys));
         }
     }
 
-    /// The keys of a file; `None` where they are behind a URL.
+    /// The keys of a file; `None` if they come from a URL.
     pub(super) fn of_file(&self) -> Option<Arc<Jwks>> {
         match &self.keys {
             Keys::File(keys) => Some(keys.load_full()),
@@ -119,22 +119,29 @@ impl JwtJudge {
         }
     }
 
-    /// How many keys there are now.
+    /// The current number of keys.
     pub(super) fn key_count(&self) -> usize {
         self.known().map_or(0, |keys| keys.len())
     }
 
-    /// Whether the key is still one of the issuer's. As long as no keys are known it is.
+    /// Checks that the key is still one of the issuer's. Succeeds while no keys are known.
     pub(super) fn check_key(&self, key: &SigningKey) -> Result<(), AuthRefusal> {
         let known = self.known().filter(|keys| !keys.is_empty());
-        match known.is_none_or(|keys| keys.holds(&key.thumbprint)) {
+        match known.is_none_or(|keys| keys.contains(&key.thumbprint)) {
             true => Ok(()),
             false => Err(key_unknown(key.kid.as_deref())),
         }
     }
 
-    /// The runtime that the token names.
-    pub(super) async fn judge(&self, token: &str, now: SystemTime) -> Result<Judged, AuthRefusal> {
+    /// Verifies a token.
+    ///
+    /// # Errors
+    /// When the token is not valid, or the keys could not be fetched yet.
+    pub(super) async fn verify(
+        &self,
+        token: &str,
+        now: SystemTime,
+    ) -> Result<Verified, AuthRefusal> {
         let parts = parts(token)?;
         let keys = self.keys_for(parts.kid.as_deref()).await?;
         let key = check_signature(&keys, &parts)?;
@@ -142,22 +149,24 @@ impl JwtJudge {
             thumbprint: key.thumbprint.clone(),
             kid: parts.kid.as_deref().map(Into::into),
         };
-        let claims: Map<String, Value> = decoded(parts.claims, "its claims are no JSON object")?;
+        let claims: Map<String, Value> = decoded(parts.claims, "its claims are not a JSON object")?;
         let (issued, expires) = self.check_claims(&claims, now)?;
         let claim = |name: &str| match claims.get(name).and_then(Value::as_str) {
             Some(text) => Ok(text),
-            None => Err(malformed(format!("it has no claim `{name}` with a name"))),
+            None => Err(malformed(format!(
+                "it has no claim `{name}` that is a string"
+            ))),
         };
         let account = claim(&self.settings.account_claim)?;
         let runtime = claim(&self.settings.runtime_claim)?;
         let named = NamedRuntime::new(account, runtime)
-            .map_err(|error| malformed(shown(&error.to_string(), 4 * SHOWN)))?;
+            .map_err(|error| malformed(printable(&error.to_string(), 4 * LOGGED_CHARS)))?;
         let jti = claims.get("jti").and_then(Value::as_str);
-        Ok(Judged {
+        Ok(Verified {
             named,
-            part: Part {
-                // Without the signature, which the holder of the token can encode in other ways as well:
-                // as another credential it would outlive its revocation.
+            credential: VerifiedCredential {
+                // Without the signature, which can be encoded in several ways: a revoked token in another encoding
+                // would count as another credential.
                 id: CredentialId::of_token(CredentialKind::Jwt, jti, parts.message),
                 issued,
                 expires: Some(expires),
@@ -165,7 +174,7 @@ impl JwtJudge {
                 signed_with: Some(signed_with),
                 chain: None,
             },
-            question: None,
+            query: None,
             renew_at: None,
             renewable_end: None,
         })
@@ -182,7 +191,7 @@ impl JwtJudge {
         let mut keys = self.known();
         let has_it = |keys: &Option<Arc<Jwks>>| keys.as_ref().is_some_and(|keys| keys.has(kid));
         if let (false, Keys::Remote(remote)) = (has_it(&keys), &self.keys) {
-            keys = remote.again().await;
+            keys = remote.refetch().await;
         }
         let Some(keys) = keys else {
             let why = "the keys of JSON Web Tokens could not be fetched yet";
@@ -194,7 +203,7 @@ impl JwtJudge {
         }
     }
 
-    /// Checks issuer, audience and times. Returns from when and until when the token is good.
+    /// Checks issuer, audience and times. Returns when the token was issued and when it expires.
     fn check_claims(
         &self,
         claims: &Map<String, Value>,
@@ -223,7 +232,7 @@ impl JwtJudge {
             });
         }
         let expired = moment(claims, "exp")?.ok_or_else(|| malformed("it has no `exp`"))?;
-        // Until when the token lets in, clocks apart as far as they may be.
+        // With the leeway for clocks that differ.
         let expires = expired.checked_add(*leeway).unwrap_or(expired);
         if expires <= now {
             return Err(AuthRefusal::TokenExpired { expired, now });
@@ -238,19 +247,22 @@ impl JwtJudge {
 }
 
 fn parts(token: &str) -> Result<Parts<'_>, AuthRefusal> {
-    let malformed_form = || malformed("it has not the form of a signed JSON Web Token");
+    let malformed_form = || malformed("it does not have the form of a signed JSON Web Token");
     if token.len() > MOST_BYTES || !has_form(token) {
         return Err(malformed_form());
     }
     let (message, signature) = token.rsplit_once('.').ok_or_else(malformed_form)?;
     let (head, claims) = message.split_once('.').ok_or_else(malformed_form)?;
-    let head: Head = decoded(head, "its head is no JSON object with `alg`")?;
+    let head: Head = decoded(head, "its header is not a JSON object with `alg`")?;
     let Some(algorithm) = jwks::algorithm(&head.alg) else {
-        return Err(AuthRefusal::TokenAlgorithm(shown(&head.alg, SHOWN)));
+        return Err(AuthRefusal::TokenAlgorithm(printable(
+            &head.alg,
+            LOGGED_CHARS,
+        )));
     };
     if head.crit.is_some() {
         return Err(malformed(
-            "it has extensions (`crit`) that are not known here",
+            "it has critical extensions (`crit`), which are not supported",
         ));
     }
     Ok(Parts {
@@ -262,19 +274,19 @@ fn parts(token: &str) -> Result<Parts<'_>, AuthRefusal> {
     })
 }
 
-/// The key that the signature is of.
+/// Returns the key that the signature was made with.
 fn check_signature<'a>(keys: &'a Jwks, parts: &Parts<'_>) -> Result<&'a Key, AuthRefusal> {
     let message = parts.message.as_bytes();
-    let mut fits = false;
-    for key in keys.fitting(parts.kid.as_deref(), parts.algorithm) {
-        fits = true;
+    let mut has_candidate = false;
+    for key in keys.candidates(parts.kid.as_deref(), parts.algorithm) {
+        has_candidate = true;
         let good =
             jsonwebtoken::crypto::verify(parts.signature, message, &key.verifying, parts.algorithm);
         if good.is_ok_and(|good| good) {
             return Ok(key);
         }
     }
-    match (fits, &parts.kid) {
+    match (has_candidate, &parts.kid) {
         (true, _) => Err(AuthRefusal::TokenSignature),
         (false, Some(_)) => Err(AuthRefusal::TokenAlgorithm(format!(
             "{:?}",
@@ -285,7 +297,7 @@ fn check_signature<'a>(keys: &'a Jwks, parts: &Parts<'_>) -> Result<&'a Key, Aut
 }
 
 fn key_unknown(kid: Option<&str>) -> AuthRefusal {
-    let named = kid.map(|kid| format!("`{}`", shown(kid, SHOWN)));
+    let named = kid.map(|kid| format!("`{}`", printable(kid, LOGGED_CHARS)));
     AuthRefusal::TokenKeyUnknown(named.unwrap_or_else(|| "(none)".into()))
 }
 
@@ -300,7 +312,7 @@ fn decoded<T: for<'de> Deserialize<'de>>(part: &str, fault: &str) -> Result<T, A
         .ok_or_else(|| malformed(fault))
 }
 
-/// A claim that is a number of seconds since 1970; a fraction is dropped.
+/// Parses a claim that is a number of seconds since 1970; a fraction is dropped.
 fn moment(claims: &Map<String, Value>, name: &str) -> Result<Option<SystemTime>, AuthRefusal> {
     let Some(value) = claims.get(name) else {
         return Ok(None);
@@ -314,7 +326,9 @@ fn moment(claims: &Map<String, Value>, name: &str) -> Result<Option<SystemTime>,
     let moment = seconds.and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(seconds));
     match moment {
         Some(moment) => Ok(Some(moment)),
-        None => Err(malformed(format!("its `{name}` is no number of seconds"))),
+        None => Err(malformed(format!(
+            "its `{name}` is not a number of seconds"
+        ))),
     }
 }
 

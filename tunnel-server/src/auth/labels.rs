@@ -1,8 +1,7 @@
-//! Which account and runtime each label stands for, of those that the runtimes file does not list.
+//! The account and runtime that each label belongs to, for runtimes that are not in the runtimes file.
 //!
-//! `a-b` + `c` and `a` + `b-c` have one label. The file lets only one of such a pair in; for the
-//! others, the first to come keeps the label as long as the server runs, so that no runtime gets another
-//! one's requests by waiting until that is offline.
+//! `a-b` + `c` and `a` + `b-c` have one label. The runtimes file cannot list both. Of unlisted runtimes the first one keeps
+//! the label until the server stops, so that no runtime can receive the requests of another one that is offline.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +15,10 @@ use crate::runtimes::{
     Runtimes,
 };
 
-/// Labels remembered at most. A full memory forgets those that are not in use.
-const MOST: usize = 100_000;
+/// Most stored labels. A full table removes those that are not in use.
+const MOST_LABELS: usize = 100_000;
 
-/// A runtime as a credential names it, with what its issuer says it may use.
+/// The runtime that a credential names, with the limits that its issuer sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedRuntime {
     pub(super) account: AccountName,
@@ -35,7 +34,7 @@ pub(super) struct Labels {
 }
 
 impl NamedRuntime {
-    /// From texts that an issuer wrote.
+    /// Parses both names.
     pub(super) fn new(account: &str, name: &str) -> Result<Self, NameError> {
         Ok(Self {
             account: account.parse()?,
@@ -50,7 +49,7 @@ impl NamedRuntime {
         RuntimeLabel::new(&self.account, &self.name)
     }
 
-    fn is(&self, entry: &RuntimeEntry) -> bool {
+    fn matches(&self, entry: &RuntimeEntry) -> bool {
         entry.account == self.account && entry.name == self.name
     }
 }
@@ -63,12 +62,15 @@ impl Labels {
         }
     }
 
-    /// How many are remembered.
+    /// The number of stored labels.
     pub(super) fn len(&self) -> usize {
         self.known.lock().len()
     }
 
-    /// The entry of a runtime: the listed one, or one of its own at `<label>.<domain>`.
+    /// Returns the runtime's entry: that of the runtimes file, or a new one with the host `<label>.<domain>`.
+    ///
+    /// # Errors
+    /// When the label or the host is invalid, the label belongs to another runtime, or all stored labels are in use.
     pub(super) fn entry(
         &self,
         runtimes: &Runtimes,
@@ -78,7 +80,7 @@ impl Labels {
         let label = named.label().map_err(unfit)?;
         HostName::of_runtime(&label, &self.domain).map_err(unfit)?;
         if let Some(listed) = runtimes.get(&label) {
-            return match named.is(listed) {
+            return match named.matches(listed) {
                 true => Ok(merged(listed, named)),
                 false => Err(AuthRefusal::RuntimeLabelTaken(label)),
             };
@@ -94,7 +96,7 @@ impl Labels {
         label: RuntimeLabel,
         named: &NamedRuntime,
     ) -> Result<Arc<RuntimeEntry>, AuthRefusal> {
-        let wanted = RuntimeEntry {
+        let new = RuntimeEntry {
             account: named.account.clone(),
             name: named.name.clone(),
             label: label.clone(),
@@ -104,25 +106,25 @@ impl Labels {
         };
         let mut known = self.known.lock();
         if let Some(entry) = known.get(&label) {
-            if !named.is(entry) {
+            if !named.matches(entry) {
                 return Err(AuthRefusal::RuntimeLabelTaken(label));
             }
-            if **entry == wanted {
+            if **entry == new {
                 return Ok(entry.clone());
             }
-        } else if known.len() >= MOST {
+        } else if known.len() >= MOST_LABELS {
             known.retain(|_, entry| Arc::strong_count(entry) > 1);
-            if known.len() >= MOST {
+            if known.len() >= MOST_LABELS {
                 return Err(AuthRefusal::AuthBusy);
             }
         }
-        let entry = Arc::new(wanted);
+        let entry = Arc::new(new);
         known.insert(label, entry.clone());
         Ok(entry)
     }
 }
 
-/// What the file says counts; where it says nothing, the issuer's word does.
+/// Merges the limits and networks of a listed runtime with the issuer's. The file's values have precedence.
 fn merged(listed: &Arc<RuntimeEntry>, named: &NamedRuntime) -> Arc<RuntimeEntry> {
     let limits = listed.limits.or(named.limits);
     let allow_from = listed.allow_from.as_ref().or(named.allow_from.as_ref());

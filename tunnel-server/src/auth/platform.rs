@@ -1,11 +1,10 @@
-//! The platform itself is asked who a token is.
+//! Verifies tokens by asking the platform over HTTPS (`--auth-url`).
 //!
-//! One POST for each question, answered by account, runtime, what it may use and for how long that
-//! holds. Questions are bounded in number, each has a deadline, two about one token become one, and an
-//! answer is used again for a moment. While the platform is away ([`breaker`]), tokens that it called
-//! good go on for a set time, and others are told to come back. An answer that cannot be used is a
-//! matter of its token alone: one that was good goes on as if the platform were away for it, any other
-//! is refused.
+//! Each query is one POST. The answer has the account, the runtime, its limits and how long the answer is valid. The
+//! number of open queries is bounded, each has a deadline, concurrent queries about one token become one, and an answer
+//! is cached for a moment. While the platform is unreachable ([`breaker`]), tokens that it has approved stay valid for
+//! `--auth-outage`, and other clients are refused for now. An answer that cannot be used concerns its token alone: an
+//! approved token is treated as if the platform were unreachable, any other is refused.
 
 mod answer;
 mod breaker;
@@ -29,50 +28,50 @@ use tunnel_proto::handshake::Greeting;
 
 use self::answer::{Answer, PlatformReply};
 use self::breaker::{Attempt, Breaker};
-use self::memory::{Approval, Memory, No};
+use self::memory::{Approval, Denial, Memory};
 use super::credential::{CredentialId, CredentialKind};
 use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
-use super::{Judged, Part};
+use super::{Verified, VerifiedCredential};
 use crate::allowance::Allowance;
 use crate::config::PlatformSettings;
 use crate::token::{TokenHash, sha256};
 
-/// Largest answer, in bytes: some thousand networks.
+/// Largest answer, in bytes. Enough for a list of some thousand networks.
 const ANSWER_BYTES: usize = 64 * 1024;
 
-/// When a platform that does not say how long its answer holds is asked again.
+/// Time to the next query if an answer does not say how long it is valid.
 const RENEW: Duration = Duration::from_secs(15 * 60);
 
-/// When a session that goes on without the platform asks again.
+/// Time to the next query of a session while the platform is unreachable.
 const RENEW_AWAY: Duration = Duration::from_secs(30);
 
-/// Lines about questions without a yes or a no: those of a slip of the platform at once, then one in a second.
-/// Strangers can have any number of tokens asked about.
+/// Log lines about queries without an approval or a denial: the first 20 at once, then one per second, since any client
+/// can cause any number of queries.
 const FAULT_LINES: u32 = 20;
 const FAULT_LINE_EACH: Duration = Duration::from_secs(1);
 
 const AWAY: AuthRefusal = AuthRefusal::AuthUnavailable("the platform does not answer");
 
-/// Asks the platform.
-pub(super) struct PlatformJudge {
+/// Verifies tokens by asking the platform.
+pub(super) struct PlatformVerifier {
     settings: PlatformSettings,
     client: HttpsClient,
     own_token: ArcSwapOption<PlatformToken>,
-    places: Semaphore,
+    permits: Semaphore,
     breaker: Mutex<Breaker>,
     memory: Mutex<Memory>,
     flights: Mutex<Flights>,
-    /// Of lines about questions that were answered with neither yes nor no.
+    /// Limits log lines about queries without an approval or a denial.
     lines: Allowance,
 }
 
-/// The bearer token by which the platform knows this server.
+/// The bearer token by which this server authenticates to the platform.
 #[derive(Clone)]
 pub struct PlatformToken(HeaderValue);
 
-/// What is asked: a token, and what the tunnel client says of itself.
-pub(super) struct Question {
+/// A query: a token, and the tunnel client's description of itself.
+pub(super) struct PlatformQuery {
     token: SecretString,
     sha256: TokenHash,
     instance: String,
@@ -81,9 +80,9 @@ pub(super) struct Question {
     peer: SocketAddr,
 }
 
-/// A question as it travels.
+/// The JSON body of a query.
 #[derive(Serialize)]
-struct QuestionBody<'a> {
+struct QueryBody<'a> {
     token: &'a str,
     instance: &'a str,
     version: &'a str,
@@ -91,34 +90,34 @@ struct QuestionBody<'a> {
     peer: SocketAddr,
 }
 
-/// What the platform says of a token, or what is left of it.
+/// The decision about a token.
 #[derive(Debug, Clone)]
-enum Verdict {
-    Yes(Approval),
-    No(No),
-    /// Neither; the refusal is for a token that was not good before.
-    Unclear(No),
-    /// It cannot be asked.
-    Away,
-    /// Too many are asking.
+enum Decision {
+    Approved(Approval),
+    Denied(Denial),
+    /// The answer cannot be used. The denial is for a token that was not approved before.
+    Inconclusive(Denial),
+    /// The platform does not answer.
+    Unreachable,
+    /// Too many queries are open.
     Busy,
 }
 
-/// One question that several requests wait for. The one that holds the lock asks; the others find the verdict.
-type Flight = sync::Mutex<Option<Verdict>>;
+/// One query that several clients wait for. The one that holds the lock sends it; the others find the decision.
+type Flight = sync::Mutex<Option<Decision>>;
 
-/// The questions whose answer is awaited, each with the number of waiters.
+/// The open queries, each with the number of waiters.
 type Flights = HashMap<TokenHash, (usize, Arc<Flight>)>;
 
-/// One waiter for a question; counted until dropped.
-struct FlightSeat<'a> {
+/// One waiter for a query; counted until dropped.
+struct Waiter<'a> {
     flights: &'a Mutex<Flights>,
     sha256: TokenHash,
     flight: Arc<Flight>,
 }
 
 impl PlatformToken {
-    /// From a file's text; `None` when there is no token in it.
+    /// Parses a file's text; `None` if it is not one token of printable ASCII characters without spaces.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let token = text.trim();
@@ -137,7 +136,7 @@ impl std::fmt::Debug for PlatformToken {
     }
 }
 
-impl Question {
+impl PlatformQuery {
     pub(super) fn new(token: &str, greeting: &Greeting, peer: SocketAddr) -> Self {
         Self {
             token: token.into(),
@@ -150,14 +149,14 @@ impl Question {
     }
 }
 
-impl PlatformJudge {
+impl PlatformVerifier {
     pub(super) fn new(
         settings: PlatformSettings,
         client: HttpsClient,
         own_token: Option<PlatformToken>,
     ) -> Self {
         Self {
-            places: Semaphore::new(settings.concurrency),
+            permits: Semaphore::new(settings.concurrency),
             settings,
             client,
             own_token: ArcSwapOption::from_pointee(own_token),
@@ -168,128 +167,131 @@ impl PlatformJudge {
         }
     }
 
-    /// From now on the platform knows this server by this token.
+    /// Replaces the token by which this server authenticates to the platform.
     pub(super) fn replace_token(&self, token: PlatformToken) {
         self.own_token.store(Some(Arc::new(token)));
     }
 
-    /// Whether the last question had no answer.
+    /// Whether the last query was not answered.
     pub(super) fn is_away(&self) -> bool {
         self.breaker.lock().away_since().is_some()
     }
 
-    /// Questions whose answer is awaited.
-    pub(super) fn questions(&self) -> usize {
+    /// The number of open queries.
+    pub(super) fn open_queries(&self) -> usize {
         self.flights.lock().len()
     }
 
-    /// Answers that are remembered.
+    /// The number of cached answers.
     pub(super) fn answers_known(&self) -> usize {
         self.memory.lock().len()
     }
 
-    /// The runtime that the platform says the token is for.
-    pub(super) async fn judge(&self, question: &Arc<Question>) -> Result<Judged, AuthRefusal> {
-        match self.verdict(question).await {
-            Verdict::Yes(good) => Ok(self.good(question, &good)),
-            Verdict::No(no) => Err(no.refusal),
-            Verdict::Unclear(no) => self.without_platform(question).map_err(|_| no.refusal),
-            Verdict::Away => self.without_platform(question),
-            Verdict::Busy => Err(AuthRefusal::AuthBusy),
+    /// Verifies a token.
+    ///
+    /// # Errors
+    /// When the platform denies it, or its answer is missing or cannot be used and the token was not approved before.
+    pub(super) async fn verify(&self, query: &Arc<PlatformQuery>) -> Result<Verified, AuthRefusal> {
+        match self.decision(query).await {
+            Decision::Approved(good) => Ok(self.good(query, &good)),
+            Decision::Denied(denial) => Err(denial.refusal),
+            Decision::Inconclusive(denial) => {
+                self.without_platform(query).map_err(|_| denial.refusal)
+            }
+            Decision::Unreachable => self.without_platform(query),
+            Decision::Busy => Err(AuthRefusal::AuthBusy),
         }
     }
 
-    async fn verdict(&self, question: &Question) -> Verdict {
-        let cached = self
-            .memory
-            .lock()
-            .fresh(&question.sha256, self.settings.cache);
-        if let Some(verdict) = cached {
-            return verdict;
+    async fn decision(&self, query: &PlatformQuery) -> Decision {
+        let cached = self.memory.lock().fresh(&query.sha256, self.settings.cache);
+        if let Some(decision) = cached {
+            return decision;
         }
-        let seat = self.seat(question.sha256);
-        // Twice, since the request before this one may wait for a permit first.
-        let Ok(mut verdict) = timeout(2 * self.client.deadline(), seat.flight.lock()).await else {
-            return Verdict::Busy;
+        let waiter = self.join_flight(query.sha256);
+        // Twice the deadline, because the query before this one may wait for a permit first.
+        let Ok(mut decision) = timeout(2 * self.client.deadline(), waiter.flight.lock()).await
+        else {
+            return Decision::Busy;
         };
-        // If the request that asked was dropped, the next asks anew.
-        if let Some(verdict) = &*verdict {
-            return verdict.clone();
+        // If the client that sent the query has gone, the next one sends it again.
+        if let Some(decision) = &*decision {
+            return decision.clone();
         }
-        let asked = self.ask(question).await;
-        verdict.insert(asked).clone()
+        let new = self.ask(query).await;
+        decision.insert(new).clone()
     }
 
-    async fn ask(&self, question: &Question) -> Verdict {
+    async fn ask(&self, query: &PlatformQuery) -> Decision {
         let deadline = self.client.deadline();
-        let Ok(Ok(_place)) = timeout(deadline, self.places.acquire()).await else {
-            return Verdict::Busy;
+        let Ok(Ok(_permit)) = timeout(deadline, self.permits.acquire()).await else {
+            return Decision::Busy;
         };
         let Some(attempt) = Attempt::begin(&self.breaker) else {
-            return Verdict::Away;
+            return Decision::Unreachable;
         };
-        let Some(request) = self.request(question) else {
-            return Verdict::Away;
+        let Some(request) = self.request(query) else {
+            return Decision::Unreachable;
         };
-        let token = question.token.expose_secret();
-        let reply = PlatformReply::of(self.client.ask(request, ANSWER_BYTES).await, token);
+        let token = query.token.expose_secret();
+        let reply = PlatformReply::of(self.client.send(request, ANSWER_BYTES).await, token);
         let url = &self.settings.url;
         match reply {
-            PlatformReply::Nothing(_) => attempt.failed(),
-            // Any answer shows that it is there.
+            PlatformReply::NoAnswer(_) => attempt.failed(),
+            // Any answer shows that the platform is reachable.
             _ => attempt.succeeded(),
         }
         match reply {
-            PlatformReply::Yes(answer) => {
+            PlatformReply::Approved(answer) => {
                 let good = Approval::new(answer);
-                self.memory.lock().good(question.sha256, good.clone());
-                Verdict::Yes(good)
+                self.memory.lock().good(query.sha256, good.clone());
+                Decision::Approved(good)
             }
-            PlatformReply::No(told) => self.refused(question, AuthRefusal::PlatformRefused(told)),
-            PlatformReply::Rejected(told) => {
-                self.refused(question, AuthRefusal::PlatformRejected(told))
+            PlatformReply::Denied(reason) => self.deny(query, AuthRefusal::PlatformRefused(reason)),
+            PlatformReply::Rejected(reason) => {
+                self.deny(query, AuthRefusal::PlatformRejected(reason))
             }
             PlatformReply::Busy(status) => {
                 if let Some(left_out) = self.lines.take() {
-                    tracing::warn!(%url, %status, left_out, "the platform has no time to say who a token is");
+                    tracing::warn!(%url, %status, left_out, "the platform limits the rate of token queries");
                 }
-                self.unclear(question, AuthRefusal::AuthBusy)
+                self.inconclusive(query, AuthRefusal::AuthBusy)
             }
-            PlatformReply::Unclear(fault) => {
+            PlatformReply::Unusable(fault) => {
                 if let Some(left_out) = self.lines.take() {
-                    tracing::warn!(%url, fault, left_out, "the platform's answer about a token cannot be used: mend the platform");
+                    tracing::warn!(%url, fault, left_out, "the platform's answer about a token cannot be used: repair the platform");
                 }
-                self.unclear(question, AuthRefusal::PlatformUnclear(fault))
+                self.inconclusive(query, AuthRefusal::PlatformUnclear(fault))
             }
-            PlatformReply::Nothing(fault) => {
+            PlatformReply::NoAnswer(fault) => {
                 if let Some(left_out) = self.lines.take() {
-                    tracing::warn!(%url, fault, left_out, "the platform cannot be asked who a token is");
+                    tracing::warn!(%url, fault, left_out, "the platform does not answer a token query");
                 }
-                Verdict::Away
+                Decision::Unreachable
             }
         }
     }
 
-    fn refused(&self, question: &Question, refusal: AuthRefusal) -> Verdict {
-        let no = No::new(refusal);
-        self.memory.lock().refused(question.sha256, no.clone());
-        Verdict::No(no)
+    fn deny(&self, query: &PlatformQuery, refusal: AuthRefusal) -> Decision {
+        let denial = Denial::new(refusal);
+        self.memory.lock().refused(query.sha256, denial.clone());
+        Decision::Denied(denial)
     }
 
-    /// Neither yes nor no: the refusal is for a token that was not good before.
-    fn unclear(&self, question: &Question, refusal: AuthRefusal) -> Verdict {
-        let no = No::new(refusal);
-        self.memory.lock().unclear(question.sha256, no.clone());
-        Verdict::Unclear(no)
+    /// Neither an approval nor a denial. The refusal is for a token that was not approved before.
+    fn inconclusive(&self, query: &PlatformQuery, refusal: AuthRefusal) -> Decision {
+        let denial = Denial::new(refusal);
+        self.memory.lock().unclear(query.sha256, denial.clone());
+        Decision::Inconclusive(denial)
     }
 
-    fn request(&self, question: &Question) -> Option<Request<Full<bytes::Bytes>>> {
-        let asked = QuestionBody {
-            token: question.token.expose_secret(),
-            instance: &question.instance,
-            version: &question.version,
-            session: question.session,
-            peer: question.peer,
+    fn request(&self, query: &PlatformQuery) -> Option<Request<Full<bytes::Bytes>>> {
+        let body = QueryBody {
+            token: query.token.expose_secret(),
+            instance: &query.instance,
+            version: &query.version,
+            session: query.session,
+            peer: query.peer,
         };
         let mut request = Request::post(self.settings.url.uri())
             .header(header::CONTENT_TYPE, "application/json")
@@ -297,44 +299,44 @@ impl PlatformJudge {
         if let Some(token) = &*self.own_token.load() {
             request = request.header(header::AUTHORIZATION, token.0.clone());
         }
-        let json = serde_json::to_vec(&asked).ok()?;
+        let json = serde_json::to_vec(&body).ok()?;
         request.body(Full::from(json)).ok()
     }
 
-    fn good(&self, question: &Arc<Question>, good: &Approval) -> Judged {
-        let holds = good.answer.holds;
-        let expires = holds.and_then(|holds| good.at.checked_add(holds));
-        let renew_at = good.at + spread(holds.unwrap_or(RENEW), question);
-        Judged {
+    fn good(&self, query: &Arc<PlatformQuery>, good: &Approval) -> Verified {
+        let valid_for = good.answer.valid_for;
+        let expires = valid_for.and_then(|valid_for| good.received_at.checked_add(valid_for));
+        let renew_at = good.received_at + spread(valid_for.unwrap_or(RENEW), query);
+        Verified {
             renewable_end: expires,
-            ..judged(question, &good.answer, expires, renew_at)
+            ..verified(query, &good.answer, expires, renew_at)
         }
     }
 
-    /// A token goes on that was good when the platform went away, or began to say neither yes nor no about
-    /// it, for as long as is set.
-    fn without_platform(&self, question: &Arc<Question>) -> Result<Judged, AuthRefusal> {
+    /// Accepts, for `--auth-outage`, a token that was approved when the platform became unreachable, or when its answers
+    /// about the token began to be unusable.
+    fn without_platform(&self, query: &Arc<PlatformQuery>) -> Result<Verified, AuthRefusal> {
         let away_since = self.breaker.lock().away_since();
         let memory = self.memory.lock();
-        let good = memory.known(&question.sha256).ok_or(AWAY)?;
+        let good = memory.known(&query.sha256).ok_or(AWAY)?;
         let away_since = away_since.into_iter().chain(good.unclear_since());
         let away_since = away_since.min().ok_or(AWAY)?;
         let left = self.settings.outage.saturating_sub(away_since.elapsed());
-        if left.is_zero() || !good.holds_at(away_since) {
+        if left.is_zero() || !good.is_valid_at(away_since) {
             return Err(AWAY);
         }
         let now = SystemTime::now();
-        let renew_at = now + spread(RENEW_AWAY.min(left), question);
+        let renew_at = now + spread(RENEW_AWAY.min(left), query);
         let expires = now.checked_add(left);
-        // That the platform is still away then puts off nothing.
-        Ok(judged(question, &good.answer, expires, renew_at))
+        // A renewal while the platform is unreachable does not postpone the expiry.
+        Ok(verified(query, &good.answer, expires, renew_at))
     }
 
-    fn seat(&self, sha256: TokenHash) -> FlightSeat<'_> {
+    fn join_flight(&self, sha256: TokenHash) -> Waiter<'_> {
         let mut flights = self.flights.lock();
-        let (seats, flight) = flights.entry(sha256).or_default();
-        *seats += 1;
-        FlightSeat {
+        let (waiters, flight) = flights.entry(sha256).or_default();
+        *waiters += 1;
+        Waiter {
             flights: &self.flights,
             sha256,
             flight: flight.clone(),
@@ -342,31 +344,31 @@ impl PlatformJudge {
     }
 }
 
-impl Drop for FlightSeat<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut flights = self.flights.lock();
-        // Counted here and not by the flight's own count, which falls only after the lock is free: of two
-        // that leave at once, neither would see that it is the last.
+        // Counted explicitly. The reference count of the `Arc` falls only after this lock is released, so of two
+        // waiters that leave at once neither would see that it is the last.
         if let Entry::Occupied(mut flight) = flights.entry(self.sha256) {
-            let (seats, _) = flight.get_mut();
-            *seats -= 1;
-            if *seats == 0 {
+            let (waiters, _) = flight.get_mut();
+            *waiters -= 1;
+            if *waiters == 0 {
                 flight.remove();
             }
         }
     }
 }
 
-fn judged(
-    question: &Arc<Question>,
+fn verified(
+    query: &Arc<PlatformQuery>,
     answer: &Answer,
     expires: Option<SystemTime>,
     renew_at: SystemTime,
-) -> Judged {
-    let token = question.token.expose_secret();
-    Judged {
+) -> Verified {
+    let token = query.token.expose_secret();
+    Verified {
         named: answer.named.clone(),
-        part: Part {
+        credential: VerifiedCredential {
             id: CredentialId::of_token(CredentialKind::Platform, answer.id.as_deref(), token),
             issued: None,
             expires,
@@ -374,15 +376,15 @@ fn judged(
             signed_with: None,
             chain: None,
         },
-        question: Some(question.clone()),
+        query: Some(query.clone()),
         renew_at: Some(renew_at),
         renewable_end: None,
     }
 }
 
-/// Seven to nine tenths of the time: before it is over, and not all tokens at once.
-fn spread(time: Duration, question: &Question) -> Duration {
-    let draw = question.sha256.first().copied().unwrap_or_default();
+/// Seven to nine tenths of the time, so that tokens are renewed before it is over and not all at once.
+fn spread(time: Duration, query: &PlatformQuery) -> Duration {
+    let draw = query.sha256.first().copied().unwrap_or_default();
     time.mul_f64(0.7 + 0.2 * f64::from(draw) / 255.0)
 }
 

@@ -1,5 +1,5 @@
-//! Why a credential is refused: each cause with its [`RefusalReason`] and a sentence of advice. No text here
-//! holds a credential.
+//! The causes of a refused credential, each with its [`RefusalReason`] and a sentence of advice. No text contains a
+//! credential.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,47 +8,47 @@ use tunnel_proto::refusal::{Finality, RefusalReason};
 use super::credential::CredentialId;
 use crate::runtimes::{Moment, RuntimeLabel};
 
-/// When a client is to come back while the platform or the keys cannot be reached.
+/// Time after which a client should retry while the platform is unreachable or the keys cannot be fetched.
 const RETRY_AWAY: Duration = Duration::from_secs(5);
 
-/// When a client is to come back while too many are being checked.
+/// Time after which a client should retry while too many credentials are being checked.
 const RETRY_BUSY: Duration = Duration::from_secs(2);
 
 /// Why a credential is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthRefusal {
-    /// Neither a token nor a certificate.
+    /// The client presented neither a token nor a certificate.
     #[error("no credential: send `Authorization: Bearer` with the runtime's token")]
     CredentialMissing,
-    /// It does not have the form of any token that is accepted here.
+    /// The token has none of the accepted forms.
     #[error("the credential is {}", crate::token::NotAToken)]
     NotAToken,
-    /// It has the form, and is not one of those listed. Whether the id is known is not revealed.
-    #[error("the token is not known or no longer good: ask for a new one")]
+    /// The token is not listed in the runtimes file. Does not reveal whether its id is.
+    #[error("the token is unknown or no longer valid: request a new one")]
     TokenRefused,
-    /// The platform says no. What it said of why is fit to be shown; empty or beginning with `: `.
+    /// The platform denied the token. Its reason is safe to log: empty, or beginning with `: `.
     #[error("the platform refused the token{0}")]
     PlatformRefused(String),
-    /// The platform answers with another 4xx than 401 and 403, which may be about the token (404) or about a
-    /// platform that is being changed. What it said is fit to be shown.
+    /// The platform answered with a 4xx other than 401 and 403, which may concern the token (404) or a platform that is
+    /// being deployed. The text is safe to log.
     #[error("the platform refused the token: {0}")]
     PlatformRejected(String),
-    /// The platform says neither yes nor no, or yes to what cannot be.
+    /// The platform's answer is malformed, or neither an approval nor a denial.
     #[error("the platform's answer about the token cannot be used: {0}")]
     PlatformUnclear(String),
-    /// It was good once.
-    #[error("the token ran out at {}; this server's clock says {}", Moment::from(*.expired), Moment::from(*.now))]
+    /// The token has expired.
+    #[error("the token expired at {}; this server's clock says {}", Moment::from(*.expired), Moment::from(*.now))]
     TokenExpired {
-        /// Until when it was good.
+        /// When it expired.
         expired: SystemTime,
         /// This server's clock.
         now: SystemTime,
     },
-    /// It will be good.
-    #[error("the token is good from {} on; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
+    /// The token is not valid yet.
+    #[error("the token is not valid before {}; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
     TokenNotYetValid {
-        /// From when on it is good.
+        /// When it becomes valid.
         valid_from: SystemTime,
         /// This server's clock.
         now: SystemTime,
@@ -56,68 +56,67 @@ pub enum AuthRefusal {
     /// A JSON Web Token for another audience.
     #[error("the token is not for this server: its audience (`aud`) must name `{expected}`")]
     TokenAudience {
-        /// The audience that this server is.
+        /// The audience of this server.
         expected: String,
     },
-    /// A JSON Web Token of another issuer.
-    #[error("the token is not of the issuer that is trusted here: its `iss` must be `{expected}`")]
+    /// A JSON Web Token from another issuer.
+    #[error("the token is from another issuer: its `iss` must be `{expected}`")]
     TokenIssuer {
-        /// The issuer that is trusted.
+        /// The trusted issuer.
         expected: String,
     },
-    /// A JSON Web Token that cannot be understood, or lacks what it must have.
+    /// A JSON Web Token that cannot be parsed or lacks a required claim.
     #[error("the token is malformed: {0}")]
     TokenMalformed(String),
-    /// A JSON Web Token signed in a way that is not taken, or not the way its key is for.
+    /// A JSON Web Token signed with an algorithm that is not accepted, or not the one of its key.
     #[error(
-        "the token's algorithm is not taken: `{0}`; sign with RS, PS, ES or EdDSA, as the key says"
+        "the token's algorithm is not accepted: `{0}`; sign with RS, PS, ES or EdDSA, according to the key"
     )]
     TokenAlgorithm(String),
-    /// A JSON Web Token with a signature by another key, or that was changed.
-    #[error("the token's signature does not fit its content and key")]
+    /// A JSON Web Token that was modified or signed with another key.
+    #[error("the token's signature does not match its content and key")]
     TokenSignature,
-    /// A JSON Web Token signed with a key that is not among those published.
+    /// A JSON Web Token signed with a key that is not among the issuer's keys.
     #[error("the token's key is not known: `kid` {0} is not among the issuer's keys")]
     TokenKeyUnknown(String),
-    /// It was revoked.
-    #[error("the credential has been revoked ({0}): ask for a new one")]
+    /// The credential is revoked.
+    #[error("the credential has been revoked ({0}): request a new one")]
     CredentialRevoked(CredentialId),
-    /// Its runtime has a label that is another's.
+    /// The label of the credential's runtime belongs to another runtime.
     #[error(
         "the label `{0}` belongs to another runtime: the two names must differ by more than where the \
          hyphen is"
     )]
     RuntimeLabelTaken(RuntimeLabel),
-    /// A client certificate that was good once. TLS refuses most of them before; not those that come
-    /// back with a session that it resumes.
-    #[error("the client certificate ran out at {}; this server's clock says {}: take a new one", Moment::from(*.expired), Moment::from(*.now))]
+    /// The client certificate has expired. TLS refuses an expired certificate itself, except in a resumed session.
+    #[error("the client certificate expired at {}; this server's clock says {}: use a new one", Moment::from(*.expired), Moment::from(*.now))]
     CertificateExpired {
-        /// Until when it was good.
+        /// When it expired.
         expired: SystemTime,
         /// This server's clock.
         now: SystemTime,
     },
-    /// A client certificate that will be good.
-    #[error("the client certificate is good from {} on; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
+    /// The client certificate is not valid yet.
+    #[error("the client certificate is not valid before {}; this server's clock says {}: compare the clocks", Moment::from(*.valid_from), Moment::from(*.now))]
     CertificateNotYetValid {
-        /// From when on it is good.
+        /// When it becomes valid.
         valid_from: SystemTime,
         /// This server's clock.
         now: SystemTime,
     },
-    /// A client certificate that names no runtime, or not one.
+    /// The client certificate does not name exactly one runtime.
     #[error("the client certificate names no runtime: {0}")]
     CertificateWithoutRuntime(String),
-    /// A client certificate whose issuer is not, or no longer, trusted here.
-    #[error("the client certificate is not of an issuer that is trusted here")]
+    /// The client certificate's issuer is not, or no longer, trusted.
+    #[error("the client certificate is not from a trusted issuer")]
     CertificateUntrusted,
-    /// A token and a certificate of different runtimes, or a renewed credential of another one.
+    /// A token and a certificate, or a credential and its renewal, name different runtimes.
     #[error("the credentials are for different runtimes: `{0}` and `{1}`")]
     CredentialsDisagree(RuntimeLabel, RuntimeLabel),
-    /// The platform, or the issuer of keys, cannot be reached.
-    #[error("nobody can say now whether the token is good: {0}")]
+    /// The platform is unreachable, or the issuer's keys could not be fetched yet.
+    #[error("the token cannot be verified now: {0}")]
     AuthUnavailable(&'static str),
-    /// Too many are being checked.
+    /// Too many credentials are being checked.
     #[error("too many credentials are being checked: try again")]
     AuthBusy,
 }
@@ -159,14 +158,14 @@ impl AuthRefusal {
         self.reason().name()
     }
 
-    /// Whether it is a decision against the credential. Otherwise there is no decision now, or the credential will
-    /// be good by itself.
+    /// Whether this is a decision against the credential. Otherwise there is no decision yet, or the credential becomes
+    /// valid later.
     #[must_use]
-    pub fn is_no(&self) -> bool {
+    pub fn is_denial(&self) -> bool {
         !matches!(self, Self::PlatformRejected(_)) && self.reason().finality() != Finality::Passing
     }
 
-    /// Whether a credential ran out that was good.
+    /// Whether a credential has expired.
     #[must_use]
     pub fn is_expiry(&self) -> bool {
         matches!(
@@ -175,9 +174,8 @@ impl AuthRefusal {
         )
     }
 
-    /// Whether the credential was revoked, or its label given to another runtime. What is only gone, as when a
-    /// file was cut short, a key changed or a platform said no once, may be good again soon: the client is to
-    /// dial again.
+    /// Whether the credential was revoked, or its label belongs to another runtime. Any other refusal may be temporary, as
+    /// when a file was truncated, a key changed or the platform denied once: the client should dial again.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         matches!(
@@ -186,7 +184,7 @@ impl AuthRefusal {
         )
     }
 
-    /// When to come back, where that is known.
+    /// Time after which the client should retry, if it is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -1,8 +1,6 @@
-//! Credentials that are no longer good, though nothing about themselves says so.
+//! Revoked credentials: whether an entry of the revocation list, or one made by the operator, covers a credential.
 //!
-//! In comes a TOML file, or one entry from the operator; the question is whether a credential is
-//! among them. The file is the lasting way: what the operator says while the server runs is kept in
-//! memory only.
+//! The revocation list is a TOML file. The operator's entries are in memory only, until the server stops.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,26 +14,26 @@ use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use super::credential::{CredentialId, CredentialKind, hash_digits};
 use crate::runtimes::{AccountName, Moment, RuntimeName, RuntimesError};
 
-/// Most entries that the operator may make while the server runs: each makes a copy of all.
+/// Most entries that the operator may make while the server runs. Each one copies all of them.
 const OPERATOR_ENTRIES: usize = 10_000;
 
-/// One entry: what is no longer good.
+/// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
-    /// What it is about.
+    /// The revoked credentials.
     pub target: RevocationTarget,
-    /// Only credentials issued before this moment; none means all.
+    /// Revokes only credentials issued before this moment; `None` revokes all.
     pub before: Option<SystemTime>,
 }
 
-/// The operator has made as many entries as are kept.
+/// The operator has made the greatest number of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{OPERATOR_ENTRIES} revocations are kept in memory, and no more: write them into the revocation list"
 )]
 pub struct RevocationsFull;
 
-/// What an entry is about.
+/// The credentials that an entry revokes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevocationTarget {
     /// One credential, by its public id: a token's id, a JSON Web Token's `jti` (or the first 16
@@ -50,7 +48,7 @@ pub enum RevocationTarget {
     Account(AccountName),
 }
 
-/// All entries, made for asking.
+/// All entries, indexed for lookups.
 #[derive(Debug, Clone, Default)]
 pub struct Revocations {
     ids: Ids,
@@ -65,11 +63,11 @@ pub struct Revocations {
 #[derive(Debug, Clone, Default)]
 struct Ids {
     all: HashMap<String, Cut>,
-    /// Those ids in the form of serial numbers, where they could be one.
+    /// The ids that may be serial numbers, in normal form.
     serials: HashMap<String, Cut>,
 }
 
-/// Which of the credentials an entry is about it takes back.
+/// Which credentials of its target an entry revokes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     Before(SystemTime),
@@ -90,7 +88,7 @@ struct RawEntry {
     account: Option<Spanned<String>>,
     runtime: Option<Spanned<String>>,
     before: Option<Moment>,
-    /// For people; not used.
+    /// A comment for readers of the file; not used.
     #[serde(rename = "note")]
     _note: Option<String>,
 }
@@ -99,7 +97,7 @@ impl Revocations {
     /// Reads the file.
     ///
     /// # Errors
-    /// When it cannot be read or is not good; every fault is reported with its line.
+    /// When it cannot be read or is invalid; each fault is reported with its line.
     pub fn load(path: &Path) -> Result<Self, RuntimesError> {
         Self::parse(&TomlFile::read(path)?)
     }

@@ -1,5 +1,5 @@
-//! Making an [`Authenticator`] from the configuration, and giving it another while it runs: reads the
-//! files, sends nothing.
+//! Makes an [`Authenticator`] from the configuration, and replaces its configuration at a reload. Reads files, sends
+//! nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, Tls
 use super::Authenticator;
 use super::https::HttpsClient;
 use super::jwks::{Jwks, JwksError};
-use super::jwt::JwtJudge;
+use super::jwt::JwtVerifier;
 use super::labels::Labels;
-use super::platform::{PlatformJudge, PlatformToken};
+use super::platform::{PlatformToken, PlatformVerifier};
 use super::revocation::Revocations;
 use crate::config::effective::Contents;
 use crate::config::{CertificateSettings, Config, Credentials, JwksSource};
 use crate::runtimes::{Moment, Runtimes, RuntimesError};
 
-/// Why credentials cannot be checked as the configuration says.
+/// Why the configuration of credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthSetupError {
-    /// The keys of JSON Web Tokens.
+    /// The file of keys for JSON Web Tokens cannot be used.
     #[error("{}: {source}", .path.display())]
     Jwks {
         /// The file.
@@ -31,7 +31,7 @@ pub enum AuthSetupError {
         /// What is wrong with it.
         source: JwksError,
     },
-    /// The token by which the platform knows this server.
+    /// The file of this server's token for the platform cannot be used.
     #[error("{}: {problem}", .path.display())]
     PlatformToken {
         /// The file.
@@ -39,16 +39,15 @@ pub enum AuthSetupError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The list of revocations.
+    /// The revocation list cannot be used.
     #[error(transparent)]
     Revocations(#[from] RuntimesError),
-    /// The roots for requests to a URL, or for the certificates of clients.
+    /// The roots for requests to a URL, or for client certificates, cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
 }
 
-/// What the files hold that a configuration names for credentials: read and checked, and not in force
-/// yet.
+/// The contents of the credential files that a configuration names: read and checked, but not in use yet.
 pub(crate) struct PreparedCredentials {
     runtimes: Runtimes,
     revocations: Revocations,
@@ -58,7 +57,7 @@ pub(crate) struct PreparedCredentials {
 }
 
 impl PreparedCredentials {
-    /// Whether the list of revocations has an entry.
+    /// Whether the revocation list has an entry.
     pub(crate) fn has_revocations(&self) -> bool {
         !self.revocations.is_empty()
     }
@@ -66,7 +65,7 @@ impl PreparedCredentials {
     /// Reads the files.
     ///
     /// # Errors
-    /// When one is not good.
+    /// When one cannot be read or is invalid.
     pub(crate) fn read(config: &Config) -> Result<Self, AuthSetupError> {
         let credentials = &config.credentials();
         let revocations = credentials.revocations.as_deref().map(Revocations::load);
@@ -86,35 +85,34 @@ impl PreparedCredentials {
         })
     }
 
-    /// Whose certificates tunnel clients may show.
+    /// The issuers of client certificates; `None` if they are not accepted.
     pub(crate) fn client_auth(&self) -> Option<ClientAuth> {
         self.clients.as_ref().map(|clients| clients.auth().clone())
     }
 
-    /// What the files hold, in a few words each.
+    /// A summary of each file.
     pub(crate) fn contents(&self) -> Contents {
         contents(self.jwks.as_ref(), &self.revocations, self.clients.as_ref())
     }
 }
 
 impl Authenticator {
-    /// With what the configuration says. Reads the files that it names; what is behind URLs is fetched
-    /// later, so that a platform that is away never keeps the server from starting.
+    /// Makes one from the configuration. Reads the files that it names; URLs are fetched later, so that the server starts
+    /// although they are unreachable.
     ///
     /// # Errors
-    /// When a file is not good.
+    /// When a file cannot be read or is invalid.
     pub fn new(config: &Config) -> Result<Arc<Self>, AuthSetupError> {
         let credentials = &config.credentials();
         let client = client(credentials)?;
         let prepared = PreparedCredentials::read(config)?;
         let changes = watch::Sender::new(0);
-        let jwt = credentials
-            .jwt
-            .as_ref()
-            .and_then(|jwt| JwtJudge::new(jwt.clone(), prepared.jwks, client.as_ref(), &changes));
+        let jwt = credentials.jwt.as_ref().and_then(|jwt| {
+            JwtVerifier::new(jwt.clone(), prepared.jwks, client.as_ref(), &changes)
+        });
         let platform = credentials.platform.as_ref().zip(client);
         let platform = platform.map(|(settings, client)| {
-            PlatformJudge::new(settings.clone(), client, prepared.platform_token)
+            PlatformVerifier::new(settings.clone(), client, prepared.platform_token)
         });
         Ok(Arc::new(Self {
             runtimes: ArcSwap::from_pointee(prepared.runtimes),
@@ -129,7 +127,7 @@ impl Authenticator {
         }))
     }
 
-    /// From now on this counts. Live sessions are looked at again when all of it does.
+    /// Puts the contents in use. The runtimes are last, since they make live sessions check their grants.
     pub(crate) fn replace(&self, prepared: PreparedCredentials) {
         if let (Some(jwt), Some(keys)) = (&self.jwt, prepared.jwks) {
             jwt.replace(keys);
@@ -142,15 +140,15 @@ impl Authenticator {
         self.replace_runtimes(prepared.runtimes);
     }
 
-    /// Whose certificates tunnel clients may show.
+    /// The issuers of client certificates; `None` if they are not accepted.
     pub(crate) fn client_auth(&self) -> Option<ClientAuth> {
         let clients = self.clients.load();
         clients.as_ref().map(|clients| clients.auth().clone())
     }
 
-    /// What the files hold that were read last, in a few words each.
+    /// A summary of each file that is in use.
     pub(crate) fn contents(&self) -> Contents {
-        let jwks = self.jwt.as_ref().and_then(JwtJudge::of_file);
+        let jwks = self.jwt.as_ref().and_then(JwtVerifier::of_file);
         let clients = self.clients.load();
         contents(
             jwks.as_deref(),
@@ -181,7 +179,7 @@ fn contents(
     }
 }
 
-/// They need not show any: those who have a token are refused later if they should have had both.
+/// Client certificates are optional in TLS, since a client may authenticate with a token instead.
 fn load_clients(certificates: &CertificateSettings) -> Result<ClientCheck, TlsFilesError> {
     let lists = certificates.crl.as_deref().map(RevocationLists::load);
     ClientCheck::new(ClientAuth {
@@ -191,10 +189,10 @@ fn load_clients(certificates: &CertificateSettings) -> Result<ClientCheck, TlsFi
     })
 }
 
-/// Reads the token by which the platform knows this server.
+/// Reads this server's token for the platform.
 ///
 /// # Errors
-/// When the file cannot be read or holds no token. The error shows nothing of it.
+/// When the file cannot be read or holds no token. The error does not contain the token.
 pub fn load_platform_token(path: &Path) -> Result<PlatformToken, AuthSetupError> {
     let fault = |problem: String| AuthSetupError::PlatformToken {
         path: path.to_owned(),
@@ -214,7 +212,7 @@ fn load_jwks(path: &Path) -> Result<Jwks, AuthSetupError> {
     })
 }
 
-/// What asks URLs, if there are any.
+/// The HTTP client; `None` if the configuration names no URL.
 fn client(credentials: &Credentials) -> Result<Option<HttpsClient>, AuthSetupError> {
     let has_url = |jwt: &crate::config::JwtSettings| matches!(jwt.keys, JwksSource::Url(_));
     if credentials.platform.is_none() && !credentials.jwt.as_ref().is_some_and(has_url) {

@@ -1,7 +1,7 @@
-//! Tokens that are listed in the runtimes file.
+//! Verifies tokens that are listed in the runtimes file.
 //!
-//! What is kept of a token is its public id and a hash of the whole. The comparison takes constant
-//! time, and an unknown id is compared as well.
+//! The file has a token's public id and a hash of the whole token. The comparison takes constant time, also for an unknown
+//! id.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,24 +11,24 @@ use subtle::ConstantTimeEq;
 use super::credential::{CredentialId, CredentialKind};
 use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
-use super::{Judged, Part};
+use super::{Verified, VerifiedCredential};
 use crate::runtimes::{ListedToken, RuntimeEntry, RuntimeLimits, Runtimes};
 use crate::token::{NotAToken, PREFIX, Token, TokenHash};
 
-/// The hash compared with when no token has the id, so that an unknown id costs as much time as a
-/// wrong secret. No token with this hash is known, and a match would be refused too.
-const NOBODY: TokenHash = [0; 32];
+/// The hash that a token with an unknown id is compared with, so that an unknown id takes as much time as a wrong secret. A
+/// match is refused too.
+const UNKNOWN_HASH: TokenHash = [0; 32];
 
-/// Whether the text is to be judged here. Whether it is a token is not said.
+/// Whether the text has the prefix of these tokens. Does not verify it.
 pub(super) fn has_form(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
-/// The runtime that the presented text lets in, and the token as listed. An unknown id and a wrong
-/// secret take equal time and get one refusal; any other fault is revealed only to a holder of the secret.
+/// Returns the runtime of a token and the token's entry in the runtimes file. An unknown id and a wrong secret take equal
+/// time and get one refusal; any other fault is revealed only to a holder of the secret.
 ///
 /// # Errors
-/// When the token is not good.
+/// When the token is malformed, unknown, revoked or expired.
 pub fn verify<'a>(
     runtimes: &'a Runtimes,
     presented: &str,
@@ -36,7 +36,7 @@ pub fn verify<'a>(
 ) -> Result<(&'a Arc<RuntimeEntry>, &'a ListedToken), AuthRefusal> {
     let token = Token::parse(presented).map_err(|NotAToken| AuthRefusal::NotAToken)?;
     let known = runtimes.token(token.id);
-    let stored = known.map_or(&NOBODY, |(_, listed)| &listed.sha256);
+    let stored = known.map_or(&UNKNOWN_HASH, |(_, listed)| &listed.sha256);
     let equal = is_equal(&token.sha256, stored);
     let (runtime, listed) = match known {
         Some(known) if equal => known,
@@ -58,16 +58,16 @@ fn is_equal(one: &TokenHash, other: &TokenHash) -> bool {
     one.ct_eq(other).into()
 }
 
-pub(super) fn judged(runtime: &RuntimeEntry, token: &ListedToken) -> Judged {
-    Judged {
-        // Limits and addresses are the file's, as they are whenever the grant is looked at.
+pub(super) fn verified(runtime: &RuntimeEntry, token: &ListedToken) -> Verified {
+    Verified {
+        // Limits and networks come from the file whenever the grant is checked.
         named: NamedRuntime {
             account: runtime.account.clone(),
             name: runtime.name.clone(),
             limits: RuntimeLimits::default(),
             allow_from: None,
         },
-        part: Part {
+        credential: VerifiedCredential {
             id: id_of(token),
             issued: token.created,
             expires: token.expires,
@@ -75,7 +75,7 @@ pub(super) fn judged(runtime: &RuntimeEntry, token: &ListedToken) -> Judged {
             signed_with: None,
             chain: None,
         },
-        question: None,
+        query: None,
         renew_at: None,
         renewable_end: None,
     }
@@ -163,7 +163,7 @@ mod tests {
         let refusal = verify(&runtimes, token.expose(), end).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "the token ran out at 2999-01-01T00:00:00Z; this server's clock says 2999-01-01T00:00:00Z"
+            "the token expired at 2999-01-01T00:00:00Z; this server's clock says 2999-01-01T00:00:00Z"
         );
     }
 

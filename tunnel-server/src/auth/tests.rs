@@ -253,7 +253,7 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
         changed.mark_unchanged();
         let refusal = authenticator.as_of(&grant, now).unwrap_err();
         assert_eq!(
-            (refusal.reason(), refusal.is_no()),
+            (refusal.reason(), refusal.is_denial()),
             (RefusalReason::CredentialRevoked, true)
         );
         assert!(refusal.is_revoked());
@@ -315,21 +315,21 @@ fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
     let now = SystemTime::now();
     let minutes = |count: u64| Some(now + Duration::from_secs(60 * count));
     let chain = [leaf("tunnel://acme/prod")];
-    let judged = || certificate::judge(&chain, now).unwrap();
+    let verified = || certificate::verify(&chain, now).unwrap();
     for (platform, certificate, expected) in [
         (minutes(60), minutes(600), true),
         (minutes(60), minutes(10), false),
         (minutes(600), minutes(60), false),
         (minutes(20), minutes(600), false),
     ] {
-        let mut first = judged();
-        first.part.expires = platform;
+        let mut first = verified();
+        first.credential.expires = platform;
         (first.renew_at, first.renewable_end) = (minutes(30), platform);
-        let mut second = judged();
-        second.part.expires = certificate;
+        let mut second = verified();
+        second.credential.expires = certificate;
         let grant = authenticator.grant(vec![first, second], now).unwrap();
         assert_eq!(
-            grant.can_be_put_off(),
+            grant.is_renewable(),
             expected,
             "{platform:?} {certificate:?}"
         );
@@ -369,7 +369,7 @@ async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
     let refusal = authenticator.as_of(&grant, now).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "the credential has been revoked (certificate 7): ask for a new one"
+        "the credential has been revoked (certificate 7): request a new one"
     );
     assert_eq!(name(authenticator.as_of(&other, now)), "good");
     // The handshake was before the list came.
@@ -458,7 +458,7 @@ async fn a_credential_that_lets_nobody_in_keeps_no_label() {
 }
 
 #[tokio::test]
-async fn a_token_has_one_judge_by_its_form() {
+async fn a_token_has_one_verifier_by_its_form() {
     let authenticator = authenticator("", |_| {});
     for (text, reason) in [
         ("", "token_refused"),

@@ -144,7 +144,7 @@ async fn a_no_is_shown_as_the_platform_says_it() {
         let refusal = show(&authenticator, TOKEN).await.unwrap_err();
         assert_eq!(refusal.reason(), RefusalReason::TokenRefused);
         // It may say yes a moment later: the session is cut, and its client dials again.
-        assert!(refusal.is_no() && !refusal.is_revoked());
+        assert!(refusal.is_denial() && !refusal.is_revoked());
         assert_eq!(
             refusal.to_string(),
             "the platform refused the token: unpaid: (the token) is of a closed account"
@@ -172,7 +172,7 @@ async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
         assert!(grant.expires.is_some() && grant.renew_at < grant.expires);
         let refusal = show(&authenticator, "s3cr3t-of-nobody").await.unwrap_err();
         assert_eq!(
-            (refusal.reason(), refusal.is_no()),
+            (refusal.reason(), refusal.is_denial()),
             (RefusalReason::AuthUnavailable, false)
         );
         assert_eq!(authenticator.is_platform_away(), Some(true));
@@ -201,7 +201,7 @@ async fn a_platform_that_limits_questions_is_busy_and_not_away() {
             let stranger = format!("s3cr3t-{number}");
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
             assert_eq!(refusal.reason(), RefusalReason::AuthBusy);
-            assert!(refusal.retry_after().is_some() && !refusal.is_no());
+            assert!(refusal.retry_after().is_some() && !refusal.is_denial());
         }
         assert_eq!(authenticator.is_platform_away(), Some(false));
         assert!(
@@ -260,7 +260,7 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
             let stranger = format!("s3cr3t-{number}");
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
             assert_eq!(
-                (refusal.reason(), refusal.is_no()),
+                (refusal.reason(), refusal.is_denial()),
                 (RefusalReason::AuthUnclear, false)
             );
             let text = refusal.to_string();
@@ -288,7 +288,7 @@ async fn strangers_whose_question_the_platform_dislikes_keep_nobody_out() {
             let stranger = format!("s3cr3t-{}", number % 10);
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
             assert_eq!(
-                (refusal.reason(), refusal.is_no()),
+                (refusal.reason(), refusal.is_denial()),
                 (RefusalReason::TokenRefused, false)
             );
             let text = refusal.to_string();
@@ -461,8 +461,11 @@ async fn no_log_line_holds_a_secret() {
     let grant = show(&authenticator, TOKEN).await.unwrap();
     tracing::info!(%unclear, ?unclear, %refusal, ?refusal, ?grant, "shown");
     let text = String::from_utf8(captured.0.lock().clone()).unwrap();
-    assert!(text.contains("the platform cannot be asked"), "{text}");
-    assert!(text.contains("a token cannot be used: mend"), "{text}");
+    assert!(
+        text.contains("the platform does not answer a token query"),
+        "{text}"
+    );
+    assert!(text.contains("a token cannot be used: repair"), "{text}");
     assert!(!text.contains("s3cr3t"), "{text}");
 }
 

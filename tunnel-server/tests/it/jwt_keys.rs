@@ -283,7 +283,7 @@ async fn without_keys_nobody_is_let_in_and_the_client_is_to_come_back() {
         let refusal = show(&authenticator, &issuer.sign("acme", "prod")).await;
         let refusal = refusal.unwrap_err();
         assert_eq!(
-            (refusal.reason(), refusal.is_no()),
+            (refusal.reason(), refusal.is_denial()),
             (RefusalReason::AuthUnavailable, false)
         );
         assert!(refusal.retry_after().is_some());
@@ -330,7 +330,7 @@ async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
     assert!(changed.has_changed().unwrap());
     let refusal = authenticator.as_of(&grant, now).unwrap_err();
     assert_eq!(
-        (refusal.name(), refusal.is_no(), refusal.is_revoked()),
+        (refusal.name(), refusal.is_denial(), refusal.is_revoked()),
         ("token_key_unknown", false, false)
     );
     authenticator.replace_jwks(read(Issuer::keys(&[&old])));
@@ -348,5 +348,5 @@ async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
         );
     });
     let error = Authenticator::new(&config).unwrap_err().to_string();
-    assert!(error.contains("keys.json: is no JWK set"), "{error}");
+    assert!(error.contains("keys.json: is not a JWK set"), "{error}");
 }

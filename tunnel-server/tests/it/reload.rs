@@ -142,7 +142,7 @@ async fn a_configuration_counts_wholly_or_not_at_all() {
                     admin_token_file = \"admin.token\"\n";
     let serving = files.serve(settings).await;
     for (number, (file, fault)) in [
-        ("keys.json", "keys.json: is no JWK set"),
+        ("keys.json", "keys.json: is not a JWK set"),
         ("revoked.toml", "revoked.toml:1:5: "),
         ("ca.pem", "ca.pem: holds no certificate"),
         ("crl.pem", "crl.pem: holds no revocation list"),

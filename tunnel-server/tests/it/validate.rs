@@ -28,7 +28,10 @@ fn every_file_that_is_named_is_read_by_both_commands() {
             vec!["--client-ca=ca.pem", "--client-crl=bad"],
             "bad: holds no revocation list",
         ),
-        ([&jwt[..], &["--jwks=bad"]].concat(), "bad: is no JWK set"),
+        (
+            [&jwt[..], &["--jwks=bad"]].concat(),
+            "bad: is not a JWK set",
+        ),
         (
             [&url[..], &["--auth-token-file=bad"]].concat(),
             "bad: holds no token",

@@ -1,10 +1,9 @@
-//! Keys behind a URL: fetched in the background, and again when a token names one that is not known.
+//! Fetches keys from a URL: in the background, and again when a token names an unknown key.
 //!
-//! One task fetches, so that never two questions run at once: every quarter of an hour, and when it is
-//! asked to, yet no sooner than 10 s after the last time. What was good last is kept until there is
-//! something better. When a key is gone that was there before, all sessions check their grants again.
+//! One task fetches, so that at most one request is open: every 15 minutes and on demand, with a pause of 10 s between two
+//! requests. A failed fetch leaves the keys as they are. When a key has been removed, all sessions check their grants.
 //!
-//! The task ends with what started it, and is begun anew if its runtime ended before.
+//! The task ends when [`RemoteJwks`] is dropped, and is spawned again if its tokio runtime has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +20,19 @@ use super::{Jwks, MOST_BYTES};
 use crate::auth::https::HttpsClient;
 use crate::config::HttpUrl;
 
-/// How often the keys are fetched without being asked for.
+/// Time between two fetches without demand.
 const INTERVAL: Duration = Duration::from_secs(15 * 60);
 
-/// How soon again after a failure.
+/// Time to the next fetch after a failure.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// How soon again at most, however many tokens name keys that are not known.
+/// Shortest time between two fetches. Bounds the requests that tokens with unknown keys can cause.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Keys behind a URL.
+/// The keys of a URL.
 pub(in crate::auth) struct RemoteJwks {
     shared: Arc<Shared>,
-    /// Begins when asked to, or with the first question, since there may be no runtime before.
+    /// Spawned by `start`, or by the first refetch, since there may be no tokio runtime before.
     fetching: Mutex<Option<Owned<()>>>,
 }
 
@@ -42,10 +41,10 @@ struct Shared {
     client: HttpsClient,
     keys: ArcSwapOption<Jwks>,
     changes: watch::Sender<u64>,
-    wanted: Notify,
-    /// When the last fetch ended, good or bad.
+    requested: Notify,
+    /// When the last fetch ended, whether it succeeded or failed.
     fetched: watch::Sender<Option<Instant>>,
-    patience: Duration,
+    refetch_timeout: Duration,
 }
 
 impl RemoteJwks {
@@ -54,16 +53,16 @@ impl RemoteJwks {
         client: HttpsClient,
         changes: watch::Sender<u64>,
     ) -> Self {
-        let patience = client.deadline() + Duration::from_secs(1);
+        let refetch_timeout = client.deadline() + Duration::from_secs(1);
         Self {
             shared: Arc::new(Shared {
                 url,
                 client,
                 keys: ArcSwapOption::empty(),
                 changes,
-                wanted: Notify::new(),
+                requested: Notify::new(),
                 fetched: watch::Sender::new(None),
-                patience,
+                refetch_timeout,
             }),
             fetching: Mutex::new(None),
         }
@@ -74,7 +73,7 @@ impl RemoteJwks {
         self.shared.keys.load_full()
     }
 
-    /// Begins to fetch, on the runtime that this is called in, unless that has begun.
+    /// Starts to fetch on the current tokio runtime, unless the task is running.
     pub(in crate::auth) fn start(&self) {
         let mut fetching = self.fetching.lock();
         if fetching.as_ref().is_none_or(Owned::is_finished) {
@@ -82,19 +81,20 @@ impl RemoteJwks {
         }
     }
 
-    /// The keys after another fetch, unless the last is too recent or the answer takes too long.
-    pub(in crate::auth) async fn again(&self) -> Option<Arc<Jwks>> {
+    /// Fetches again and returns the keys. Returns the current ones if the last fetch is less than [`PAUSE`] ago or the
+    /// fetch takes too long.
+    pub(in crate::auth) async fn refetch(&self) -> Option<Arc<Jwks>> {
         let mut fetched = self.shared.fetched.subscribe();
         self.start();
         let last = *fetched.borrow_and_update();
         match last {
             Some(last) if last.elapsed() < PAUSE => return self.get(),
-            // Never kept for later: if one fetch is under way, its answer is the one to wait for.
-            Some(_) => self.shared.wanted.notify_waiters(),
-            // The first fetch has begun already.
+            // Without effect during a fetch, whose result is then awaited.
+            Some(_) => self.shared.requested.notify_waiters(),
+            // `start` has begun the first fetch.
             None => {}
         }
-        let _ = timeout(self.shared.patience, fetched.changed()).await;
+        let _ = timeout(self.shared.refetch_timeout, fetched.changed()).await;
         self.get()
     }
 }
@@ -107,8 +107,7 @@ async fn fetch_forever(shared: Arc<Shared>) {
         let next = end + if is_good { INTERVAL } else { RETRY };
         tokio::select! {
             () = sleep_until(next) => {}
-            // No request is heard before the pause is over.
-            () = shared.wanted.notified() => {}
+            () = shared.requested.notified() => {}
         }
     }
 }
@@ -118,7 +117,7 @@ async fn fetch(shared: &Shared) -> bool {
     let Ok(request) = request.body(Full::default()) else {
         return false;
     };
-    let fault = match shared.client.ask(request, MOST_BYTES).await {
+    let fault = match shared.client.send(request, MOST_BYTES).await {
         Ok((status, json)) if status == 200 => match Jwks::parse(&json) {
             Ok(keys) => {
                 tracing::debug!(url = %shared.url, keys = keys.len(), "keys were fetched");

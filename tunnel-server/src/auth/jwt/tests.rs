@@ -68,7 +68,7 @@ fn keys(signers: &[&Signer]) -> Jwks {
     Jwks::parse(json!({ "keys": keys }).to_string().as_bytes()).unwrap()
 }
 
-fn judge_with(signers: &[&Signer]) -> JwtJudge {
+fn judge_with(signers: &[&Signer]) -> JwtVerifier {
     let settings = JwtSettings {
         keys: JwksSource::File("keys.json".into()),
         issuer: "https://id.example".into(),
@@ -77,7 +77,7 @@ fn judge_with(signers: &[&Signer]) -> JwtJudge {
         runtime_claim: "https://id.example/runtime".into(),
         leeway: Duration::from_secs(30),
     };
-    JwtJudge::new(settings, Some(keys(signers)), None, &watch::Sender::new(0)).unwrap()
+    JwtVerifier::new(settings, Some(keys(signers)), None, &watch::Sender::new(0)).unwrap()
 }
 
 fn claims() -> Value {
@@ -98,13 +98,13 @@ fn with(name: &str, value: Value) -> Value {
     claims
 }
 
-async fn judged(judge: &JwtJudge, token: &str) -> Result<Judged, AuthRefusal> {
+async fn verified(judge: &JwtVerifier, token: &str) -> Result<Verified, AuthRefusal> {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(NOW);
-    judge.judge(token, now).await
+    judge.verify(token, now).await
 }
 
-async fn refused(judge: &JwtJudge, token: &str) -> AuthRefusal {
-    judged(judge, token).await.err().unwrap()
+async fn refused(judge: &JwtVerifier, token: &str) -> AuthRefusal {
+    verified(judge, token).await.err().unwrap()
 }
 
 #[tokio::test]
@@ -119,12 +119,20 @@ async fn each_asymmetric_algorithm_lets_its_runtime_in() {
         let signer = Signer::new(algorithm, "k1");
         let judge = judge_with(&[&signer]);
         let token = signer.sign(&claims());
-        let judged = judged(&judge, &token).await.unwrap();
-        assert_eq!(judged.named, NamedRuntime::new("acme", "prod").unwrap());
-        assert_eq!(judged.part.id.to_string(), "jwt t-1", "{algorithm:?}");
+        let verified = verified(&judge, &token).await.unwrap();
+        assert_eq!(verified.named, NamedRuntime::new("acme", "prod").unwrap());
+        assert_eq!(
+            verified.credential.id.to_string(),
+            "jwt t-1",
+            "{algorithm:?}"
+        );
         let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(judged.part.issued, at(NOW - 60));
-        assert_eq!(judged.part.expires, at(NOW + 630), "with the leeway");
+        assert_eq!(verified.credential.issued, at(NOW - 60));
+        assert_eq!(
+            verified.credential.expires,
+            at(NOW + 630),
+            "with the leeway"
+        );
         // Another's key, and a change of one letter.
         let stranger = Signer::new(algorithm, "k1");
         let forged = refused(&judge, &stranger.sign(&claims())).await;
@@ -146,12 +154,12 @@ async fn without_an_id_a_token_is_known_by_what_was_signed() {
     // Each signature of this kind is drawn anew, over the same head and claims.
     let (one, other) = (signer.sign(&nameless), signer.sign(&nameless));
     assert_ne!(one, other);
-    let id = judged(&judge, &one).await.unwrap().part.id;
-    assert_eq!(judged(&judge, &other).await.unwrap().part.id, id);
+    let id = verified(&judge, &one).await.unwrap().credential.id;
+    assert_eq!(verified(&judge, &other).await.unwrap().credential.id, id);
     assert_eq!(id.id().len(), 16);
     nameless["iat"] = json!(NOW - 59);
-    let another = judged(&judge, &signer.sign(&nameless)).await.unwrap();
-    assert_ne!(another.part.id, id);
+    let another = verified(&judge, &signer.sign(&nameless)).await.unwrap();
+    assert_ne!(another.credential.id, id);
 }
 
 #[tokio::test]
@@ -186,12 +194,12 @@ async fn each_fault_of_the_claims_has_its_name() {
         ("aud", json!("tunnel")),
     ] {
         let token = signer.sign(&with(name, value.clone()));
-        assert!(judged(&judge, &token).await.is_ok(), "{name} {value}");
+        assert!(verified(&judge, &token).await.is_ok(), "{name} {value}");
     }
     for name in ["iss", "aud", "exp"] {
         let mut missing = claims();
         missing.as_object_mut().unwrap().remove(name);
-        assert!(judged(&judge, &signer.sign(&missing)).await.is_err());
+        assert!(verified(&judge, &signer.sign(&missing)).await.is_err());
     }
 }
 
@@ -202,13 +210,13 @@ async fn both_clocks_are_named() {
     let token = signer.sign(&with("nbf", json!(NOW + 3600)));
     assert_eq!(
         refused(&judge, &token).await.to_string(),
-        "the token is good from 2027-01-15T09:00:00Z on; this server's clock says 2027-01-15T08:00:00Z: \
+        "the token is not valid before 2027-01-15T09:00:00Z; this server's clock says 2027-01-15T08:00:00Z: \
          compare the clocks"
     );
     let token = signer.sign(&with("exp", json!(NOW - 3600)));
     assert_eq!(
         refused(&judge, &token).await.to_string(),
-        "the token ran out at 2027-01-15T07:00:00Z; this server's clock says 2027-01-15T08:00:00Z"
+        "the token expired at 2027-01-15T07:00:00Z; this server's clock says 2027-01-15T08:00:00Z"
     );
 }
 
@@ -259,15 +267,15 @@ async fn the_key_is_found_by_its_name_or_tried() {
     );
     let judge = judge_with(&[&one, &two]);
     for signer in [&one, &two] {
-        assert!(judged(&judge, &signer.sign(&claims())).await.is_ok());
+        assert!(verified(&judge, &signer.sign(&claims())).await.is_ok());
         let nameless = signer.sign_with(&Header::new(Algorithm::ES256), &claims());
-        assert!(judged(&judge, &nameless).await.is_ok());
+        assert!(verified(&judge, &nameless).await.is_ok());
     }
     let other = Signer::new(Algorithm::ES256, "three\u{1b}[31m");
     let refusal = refused(&judge, &other.sign(&claims())).await;
     assert_eq!(refusal, AuthRefusal::TokenKeyUnknown("`three?[31m`".into()));
     judge.replace(keys(&[&other]));
-    assert!(judged(&judge, &other.sign(&claims())).await.is_ok());
+    assert!(verified(&judge, &other.sign(&claims())).await.is_ok());
     assert_eq!(
         refused(&judge, &one.sign(&claims())).await.name(),
         "token_key_unknown"

@@ -1,8 +1,8 @@
-//! The platform's answers, understood strictly.
+//! The platform's answers, parsed strictly.
 //!
-//! An answer with a field that is not known is not used: a misspelt limit must not become no limit. What
-//! is wrong with one token's answer says nothing of the platform: only no answer, and a 5xx, mean that it is
-//! away. A platform that limits the rate of questions (429) is busy: strangers can drive it there.
+//! An answer with an unknown field is not used, because a misspelt limit must not become no limit. A wrong answer about
+//! one token does not make the platform unreachable: only a missing answer or a 5xx does. A platform that limits
+//! the rate of queries (429) is busy, since clients with invalid tokens can cause that.
 
 use std::time::Duration;
 
@@ -12,45 +12,46 @@ use serde::Deserialize;
 use tunnel_ops::config_value::Network;
 use tunnel_ops::settings::SettingValue;
 
-use crate::auth::credential::shown;
-use crate::auth::https::AskError;
+use crate::auth::credential::printable;
+use crate::auth::https::RequestError;
 use crate::auth::labels::NamedRuntime;
 use crate::runtimes::RawLimits;
 
-/// Longest time that an answer may hold.
+/// Longest time that an answer may be valid.
 const MOST_SECONDS: u64 = 365 * 24 * 60 * 60;
 
-/// How much is shown of what the platform says of a refusal.
-const REASON_LETTERS: usize = 64;
-const DETAIL_LETTERS: usize = 300;
+/// Longest reason and detail of a denial that are logged.
+const REASON_CHARS: usize = 64;
+const DETAIL_CHARS: usize = 300;
 
-/// A shorter text may be part of anything, and is not cut out of what is shown.
-const SECRET_LETTERS: usize = 6;
+/// A shorter token may be part of any text, so it is not removed from logged text.
+const SECRET_CHARS: usize = 6;
 
-/// What came of a question.
+/// The result of a query.
 #[derive(Debug)]
 pub(super) enum PlatformReply {
-    Yes(Answer),
-    /// A no, and what it says of why, fit to be shown.
-    No(String),
-    /// Another 4xx, which may not be about the token; what it is, fit to be shown.
+    /// The token is valid.
+    Approved(Answer),
+    /// The token is not valid (401, 403), with the platform's reason. This text and those below are safe to log.
+    Denied(String),
+    /// Another 4xx, which may not be about the token, with the platform's reason.
     Rejected(String),
-    /// It is there, and has no time for this question; its status.
+    /// The platform limits the rate of queries (408, 429).
     Busy(StatusCode),
-    /// An answer that means nothing, and why, fit to be shown.
-    Unclear(String),
-    /// No answer, and why, fit to be shown.
-    Nothing(String),
+    /// An answer that cannot be used, and why.
+    Unusable(String),
+    /// No answer or a 5xx, and why.
+    NoAnswer(String),
 }
 
-/// A yes.
+/// The platform's answer for a valid token.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) named: NamedRuntime,
     /// The token's public id.
     pub(super) id: Option<String>,
-    /// For how long it holds, from when it was given.
-    pub(super) holds: Option<Duration>,
+    /// How long the answer is valid, from the time it was given.
+    pub(super) valid_for: Option<Duration>,
 }
 
 #[derive(Deserialize)]
@@ -72,27 +73,27 @@ struct RawRefusal {
 }
 
 impl PlatformReply {
-    pub(super) fn of(answer: Result<(StatusCode, Bytes), AskError>, token: &str) -> Self {
+    pub(super) fn of(answer: Result<(StatusCode, Bytes), RequestError>, token: &str) -> Self {
         let (status, body) = match answer {
             Ok((status, body)) => (status, Ok(body)),
-            Err(error @ AskError::TooLarge { status, .. }) => (status, Err(error.to_string())),
-            Err(error) => return Self::Nothing(without(&error.to_string(), token)),
+            Err(error @ RequestError::TooLarge { status, .. }) => (status, Err(error.to_string())),
+            Err(error) => return Self::NoAnswer(without(&error.to_string(), token)),
         };
         match status {
             StatusCode::OK => match body.and_then(|json| Answer::parse(&json)) {
-                Ok(answer) => Self::Yes(answer),
-                Err(fault) => Self::Unclear(without(&fault, token)),
+                Ok(answer) => Self::Approved(answer),
+                Err(fault) => Self::Unusable(without(&fault, token)),
             },
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Self::Busy(status),
-            status if status.is_server_error() => Self::Nothing(format!("the answer is {status}")),
+            status if status.is_server_error() => Self::NoAnswer(format!("the answer is {status}")),
             status if status.is_client_error() => {
-                let why = told(&body.unwrap_or_default(), token);
+                let why = reason_text(&body.unwrap_or_default(), token);
                 match status {
-                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::No(why),
+                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Denied(why),
                     status => Self::Rejected(format!("it answered {status}{why}")),
                 }
             }
-            status => Self::Unclear(format!("it is {status}")),
+            status => Self::Unusable(format!("it is {status}")),
         }
     }
 }
@@ -110,33 +111,33 @@ impl Answer {
         if raw.expires_in == Some(0) {
             return Err("it is malformed: `expires_in` is 0".into());
         }
-        let holds = raw.expires_in.map(|seconds| seconds.min(MOST_SECONDS));
+        let valid_for = raw.expires_in.map(|seconds| seconds.min(MOST_SECONDS));
         Ok(Self {
             named,
             id: raw.id,
-            holds: holds.map(Duration::from_secs),
+            valid_for: valid_for.map(Duration::from_secs),
         })
     }
 }
 
-/// What a refusal says of why, fit to be shown.
-fn told(json: &[u8], token: &str) -> String {
+/// The reason and the detail of a denial as text that is safe to log: empty, or beginning with `: `.
+fn reason_text(json: &[u8], token: &str) -> String {
     let raw: RawRefusal = serde_json::from_slice(json).unwrap_or_default();
-    let parts = [(raw.reason, REASON_LETTERS), (raw.detail, DETAIL_LETTERS)];
+    let parts = [(raw.reason, REASON_CHARS), (raw.detail, DETAIL_CHARS)];
     parts
         .into_iter()
         .filter_map(|(text, most)| Some((text?, most)))
-        .map(|(text, most)| format!(": {}", shown(&cut_out(&text, token), most)))
+        .map(|(text, most)| format!(": {}", printable(&cut_out(&text, token), most)))
         .collect()
 }
 
 /// The text without the token, bounded and printable.
 fn without(text: &str, token: &str) -> String {
-    shown(&cut_out(text, token), DETAIL_LETTERS)
+    printable(&cut_out(text, token), DETAIL_CHARS)
 }
 
 fn cut_out(text: &str, token: &str) -> String {
-    match token.len() < SECRET_LETTERS {
+    match token.len() < SECRET_CHARS {
         true => text.to_owned(),
         false => text.replace(token, "(the token)"),
     }
@@ -157,12 +158,12 @@ mod tests {
         .unwrap();
         assert_eq!(answer.named.label().unwrap().as_str(), "acme-prod");
         assert_eq!(answer.id.as_deref(), Some("t-7"));
-        assert_eq!(answer.holds, Some(Duration::from_secs(600)));
+        assert_eq!(answer.valid_for, Some(Duration::from_secs(600)));
         assert_eq!(answer.named.limits.exchanges, Some(5));
         assert_eq!(answer.named.limits.upload_rate, Some(1 << 20));
         assert_eq!(answer.named.allow_from.unwrap().len(), 1);
         let bare = Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
-        assert_eq!((bare.holds, bare.named.allow_from), (None, None));
+        assert_eq!((bare.valid_for, bare.named.allow_from), (None, None));
     }
 
     #[test]
@@ -187,12 +188,15 @@ mod tests {
         let json =
             br#"{"reason": "unpaid", "detail": "token s3cr3t-x\u001b[31m is of a closed account"}"#;
         assert_eq!(
-            told(json, "s3cr3t-x"),
+            reason_text(json, "s3cr3t-x"),
             ": unpaid: token (the token)?[31m is of a closed account"
         );
-        assert_eq!(told(b"<html>", "s3cr3t-x"), "");
+        assert_eq!(reason_text(b"<html>", "s3cr3t-x"), "");
         let long = serde_json::json!({ "detail": "x".repeat(5000) }).to_string();
-        assert_eq!(told(long.as_bytes(), "s3cr3t-x").len(), DETAIL_LETTERS + 2);
+        assert_eq!(
+            reason_text(long.as_bytes(), "s3cr3t-x").len(),
+            DETAIL_CHARS + 2
+        );
     }
 
     #[test]
@@ -209,22 +213,22 @@ mod tests {
         }
         for status in [500, 502, 503, 599] {
             assert!(
-                matches!(said(status, "{}"), PlatformReply::Nothing(_)),
+                matches!(said(status, "{}"), PlatformReply::NoAnswer(_)),
                 "{status}"
             );
         }
-        let nobody = Err(AskError::Deadline);
+        let timeout = Err(RequestError::Deadline);
         assert!(matches!(
-            PlatformReply::of(nobody, "s3cr3t-x"),
-            PlatformReply::Nothing(_)
+            PlatformReply::of(timeout, "s3cr3t-x"),
+            PlatformReply::NoAnswer(_)
         ));
         for status in [401, 403] {
-            let PlatformReply::No(why) = said(status, r#"{"reason": "gone"}"#) else {
-                panic!("{status} is no no");
+            let PlatformReply::Denied(why) = said(status, r#"{"reason": "gone"}"#) else {
+                panic!("{status} is no denial");
             };
             assert_eq!(why, ": gone");
         }
-        for (status, told) in [
+        for (status, expected) in [
             (400, "it answered 400 Bad Request: gone"),
             (404, "it answered 404 Not Found: gone"),
             (422, "it answered 422 Unprocessable Entity: gone"),
@@ -232,7 +236,7 @@ mod tests {
             let PlatformReply::Rejected(why) = said(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} may not be about the token");
             };
-            assert_eq!(why, told);
+            assert_eq!(why, expected);
         }
         for (status, body) in [
             (200, "<html>"),
@@ -241,25 +245,25 @@ mod tests {
             (302, ""),
             (700, ""),
         ] {
-            let PlatformReply::Unclear(why) = said(status, body) else {
+            let PlatformReply::Unusable(why) = said(status, body) else {
                 panic!("{status} is clear");
             };
             assert!(!why.contains("s3cr3t"), "{why}");
         }
         let large = |status| {
             let (status, most) = (StatusCode::try_from(status).unwrap(), 7);
-            PlatformReply::of(Err(AskError::TooLarge { status, most }), "s3cr3t-x")
+            PlatformReply::of(Err(RequestError::TooLarge { status, most }), "s3cr3t-x")
         };
-        assert!(matches!(large(200), PlatformReply::Unclear(_)));
-        assert!(matches!(large(403), PlatformReply::No(..)));
-        assert!(matches!(large(500), PlatformReply::Nothing(_)));
+        assert!(matches!(large(200), PlatformReply::Unusable(_)));
+        assert!(matches!(large(403), PlatformReply::Denied(..)));
+        assert!(matches!(large(500), PlatformReply::NoAnswer(_)));
     }
 
     proptest! {
         #[test]
         fn no_answer_makes_it_panic(text in "(\\{\"account\":)?\\PC{0,80}") {
             let _ = Answer::parse(text.as_bytes());
-            let _ = told(text.as_bytes(), &text);
+            let _ = reason_text(text.as_bytes(), &text);
         }
     }
 }

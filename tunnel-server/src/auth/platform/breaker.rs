@@ -1,31 +1,31 @@
-//! When the platform is asked, and when it is left alone for a while.
+//! The circuit breaker of queries to the platform.
 //!
-//! After some failures in a row no question is asked for a moment, so that neither a failing platform nor
-//! the clients that wait for it suffer more; then one question goes ahead as a probe.
+//! After some failures in a row no query is sent for a while, so that a failing platform gets no more load and clients
+//! do not wait for it. Then one query is sent as a probe.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Failures in a row after which the platform is left alone.
+/// Failures in a row after which queries pause.
 const FAILURES: u32 = 5;
 
-/// For how long.
+/// Length of a pause.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What the last questions met.
+/// The state of the circuit breaker.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failures: u32,
-    /// When the first of the failures since the last answer was.
+    /// The time of the first failure since the last answer.
     away_since: Option<Instant>,
     paused_until: Option<Instant>,
-    /// Whether the one question after a pause is on its way.
+    /// Whether the probe after a pause is open.
     is_probing: bool,
 }
 
-/// A question on its way. Dropped without an end, it counts as not asked.
+/// An open query. If it is dropped without a result, it does not count.
 #[must_use]
 pub(super) struct Attempt<'a> {
     breaker: &'a Mutex<Breaker>,
@@ -60,7 +60,7 @@ impl Breaker {
 }
 
 impl<'a> Attempt<'a> {
-    /// `None` while the platform is left alone.
+    /// Begins a query; `None` during a pause.
     pub(super) fn begin(breaker: &'a Mutex<Breaker>) -> Option<Self> {
         let may_ask = breaker.lock().may_ask();
         may_ask.then(|| Self {

@@ -1,7 +1,7 @@
-//! What the platform said of tokens, by their hash: for a moment, so that it is not asked again; and
-//! what was good for longer, in case the platform goes away.
+//! The cache of the platform's decisions, by hash of the token: all of them for a moment, so that a query is not
+//! repeated, and approvals for longer, in case the platform becomes unreachable.
 //!
-//! Bounded, and strangers' tokens never push out good ones, since they have a place of their own.
+//! Bounded. Denials have a table of their own, so that invalid tokens cannot evict approvals.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::answer::Answer;
-use super::{RENEW, Verdict};
+use super::{Decision, RENEW};
 use crate::auth::refusal::AuthRefusal;
 use crate::token::TokenHash;
 
-/// Good tokens remembered at most.
+/// Most approvals in the cache.
 const MOST_GOOD: usize = 50_000;
 
-/// Refused ones.
+/// Most denials in the cache.
 const MOST_REFUSED: usize = 10_000;
 
-/// A yes, and when it was given.
+/// An approval, and when it was given.
 #[derive(Debug, Clone)]
 pub(super) struct Approval {
     pub(super) answer: Arc<Answer>,
-    pub(super) asked: Instant,
-    pub(super) at: SystemTime,
-    /// What the platform has said since then, if that is neither yes nor no: when it began, and the last.
-    unclear: Option<(Instant, No)>,
+    pub(super) received: Instant,
+    pub(super) received_at: SystemTime,
+    /// If later answers were neither approvals nor denials: the time of the first, and the last of them.
+    unclear: Option<(Instant, Denial)>,
 }
 
-/// A no, or what cannot be used as a yes, and when it was given.
+/// A denial or an answer that cannot be used, and when it was given.
 #[derive(Debug, Clone)]
-pub(super) struct No {
+pub(super) struct Denial {
     pub(super) refusal: AuthRefusal,
-    asked: Instant,
+    received: Instant,
 }
 
-/// What the platform said.
+/// The cached decisions.
 pub(super) struct Memory {
     good: Bounded<Approval>,
-    refused: Bounded<No>,
+    refused: Bounded<Denial>,
 }
 
-/// A map that forgets what was put in first when it is full.
+/// A map that removes the oldest entry when it is full.
 struct Bounded<V> {
     most: usize,
     values: HashMap<TokenHash, (u64, V)>,
-    /// In the order of their coming, with the number that each had then.
+    /// The keys in the order of insertion, each with the number of its insertion.
     order: VecDeque<(u64, TokenHash)>,
     next: u64,
 }
@@ -56,40 +56,40 @@ impl Approval {
     pub(super) fn new(answer: Answer) -> Self {
         Self {
             answer: Arc::new(answer),
-            asked: Instant::now(),
-            at: SystemTime::now(),
+            received: Instant::now(),
+            received_at: SystemTime::now(),
             unclear: None,
         }
     }
 
-    /// Since when the platform says neither yes nor no about this token.
+    /// Since when the answers about this token have been neither approvals nor denials.
     pub(super) fn unclear_since(&self) -> Option<Instant> {
         self.unclear.as_ref().map(|(since, _)| *since)
     }
 
-    /// Whether the answer held at this moment.
-    pub(super) fn holds_at(&self, moment: Instant) -> bool {
-        let holds = self.answer.holds;
-        holds.is_none_or(|holds| moment < self.asked + holds)
+    /// Whether the answer was valid at this moment.
+    pub(super) fn is_valid_at(&self, moment: Instant) -> bool {
+        let valid_for = self.answer.valid_for;
+        valid_for.is_none_or(|valid_for| moment < self.received + valid_for)
     }
 
-    /// Whether the answer may be used again without asking. Never up to when it is to be renewed.
+    /// Whether the answer may be used again without a query. Ends well before the answer is renewed.
     fn is_fresh(&self, cache: Duration) -> bool {
-        let half = self.answer.holds.unwrap_or(RENEW) / 2;
-        self.asked.elapsed() < cache.min(half)
+        let half = self.answer.valid_for.unwrap_or(RENEW) / 2;
+        self.received.elapsed() < cache.min(half)
     }
 }
 
-impl No {
+impl Denial {
     pub(super) fn new(refusal: AuthRefusal) -> Self {
         Self {
             refusal,
-            asked: Instant::now(),
+            received: Instant::now(),
         }
     }
 
     fn is_fresh(&self, cache: Duration) -> bool {
-        self.asked.elapsed() < cache
+        self.received.elapsed() < cache
     }
 }
 
@@ -103,25 +103,30 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// How many there are.
+    /// The number of entries.
     pub(super) fn len(&self) -> usize {
         self.good.values.len() + self.refused.values.len()
     }
 
-    /// What was said a moment ago.
-    pub(super) fn fresh(&self, token: &TokenHash, cache: Duration) -> Option<Verdict> {
+    /// The decision about a token, if it is fresh enough to be used again.
+    pub(super) fn fresh(&self, token: &TokenHash, cache: Duration) -> Option<Decision> {
         let Some(good) = self.good.get(token) else {
-            let no = self.refused.get(token).filter(|no| no.is_fresh(cache));
-            return no.map(|no| Verdict::No(no.clone()));
+            let denial = self
+                .refused
+                .get(token)
+                .filter(|denial| denial.is_fresh(cache));
+            return denial.map(|denial| Decision::Denied(denial.clone()));
         };
         match &good.unclear {
-            Some((_, no)) if no.is_fresh(cache) => Some(Verdict::Unclear(no.clone())),
-            None if good.is_fresh(cache) => Some(Verdict::Yes(good.clone())),
+            Some((_, denial)) if denial.is_fresh(cache) => {
+                Some(Decision::Inconclusive(denial.clone()))
+            }
+            None if good.is_fresh(cache) => Some(Decision::Approved(good.clone())),
             _ => None,
         }
     }
 
-    /// The last word on a token, if that was a yes.
+    /// The last approval of a token that was not denied since.
     pub(super) fn known(&self, token: &TokenHash) -> Option<&Approval> {
         self.good.get(token)
     }
@@ -131,19 +136,19 @@ impl Memory {
         self.good.put(token, good);
     }
 
-    pub(super) fn refused(&mut self, token: TokenHash, no: No) {
+    pub(super) fn refused(&mut self, token: TokenHash, denial: Denial) {
         self.good.values.remove(&token);
-        self.refused.put(token, no);
+        self.refused.put(token, denial);
     }
 
-    /// Neither yes nor no: what was good before is not forgotten, and nothing becomes good.
-    pub(super) fn unclear(&mut self, token: TokenHash, no: No) {
+    /// Neither an approval nor a denial: an earlier approval stays, and no new one is made.
+    pub(super) fn unclear(&mut self, token: TokenHash, denial: Denial) {
         match self.good.values.get_mut(&token) {
             Some((_, good)) => {
-                let since = good.unclear_since().unwrap_or(no.asked);
-                good.unclear = Some((since, no));
+                let since = good.unclear_since().unwrap_or(denial.received);
+                good.unclear = Some((since, denial));
             }
-            None => self.refused.put(token, no),
+            None => self.refused.put(token, denial),
         }
     }
 }
@@ -225,15 +230,15 @@ mod tests {
             let mut token = [1; 32];
             token[..8].copy_from_slice(&number.to_be_bytes());
             match number % 2 {
-                0 => memory.refused(token, No::new(refusal())),
-                _ => memory.unclear(token, No::new(refusal())),
+                0 => memory.refused(token, Denial::new(refusal())),
+                _ => memory.unclear(token, Denial::new(refusal())),
             }
         }
         assert!(memory.known(&[0; 32]).is_some());
         assert_eq!(memory.refused.values.len(), MOST_REFUSED);
-        memory.unclear([0; 32], No::new(refusal()));
-        assert!(memory.known(&[0; 32]).is_some(), "it is not a no");
-        memory.refused([0; 32], No::new(refusal()));
+        memory.unclear([0; 32], Denial::new(refusal()));
+        assert!(memory.known(&[0; 32]).is_some(), "it is no denial");
+        memory.refused([0; 32], Denial::new(refusal()));
         assert!(memory.known(&[0; 32]).is_none(), "the last word counts");
     }
 
@@ -245,16 +250,16 @@ mod tests {
         memory.good([0; 32], Approval::new(answer()));
         let began = Instant::now();
         for token in [0, 1] {
-            memory.unclear([token; 32], No::new(refusal()));
+            memory.unclear([token; 32], Denial::new(refusal()));
         }
         let good = memory.fresh(&[0; 32], cache);
-        assert!(matches!(good, Some(Verdict::Unclear(_))));
+        assert!(matches!(good, Some(Decision::Inconclusive(_))));
         let stranger = memory.fresh(&[1; 32], cache);
-        assert!(matches!(stranger, Some(Verdict::No(_))));
+        assert!(matches!(stranger, Some(Decision::Denied(_))));
         tokio::time::advance(cache).await;
         for token in [0, 1] {
             assert!(memory.fresh(&[token; 32], cache).is_none());
-            memory.unclear([token; 32], No::new(refusal()));
+            memory.unclear([token; 32], Denial::new(refusal()));
         }
         let since = memory.known(&[0; 32]).unwrap().unclear_since();
         assert_eq!(since, Some(began), "not from the last one on");

@@ -151,7 +151,7 @@ impl Credential {
     /// Whether the platform is to be asked before the end, which puts that off: there is nothing for the client
     /// to do then, unless there was no answer.
     fn is_put_off(&self) -> bool {
-        self.grant.renew_at == self.renew_at && self.grant.can_be_put_off()
+        self.grant.renew_at == self.renew_at && self.grant.is_renewable()
     }
 
     /// Checks whether the session may go on; if not, informs the client and returns why to close.
@@ -198,7 +198,7 @@ impl Credential {
         self.pending = None;
         match answer {
             Some(AuthOutcome::Renewed(Ok(grant))) => self.take(grant),
-            Some(AuthOutcome::Renewed(Err(refusal))) if refusal.is_no() => {
+            Some(AuthOutcome::Renewed(Err(refusal))) if refusal.is_denial() => {
                 return Some(self.lost(&shared.events, session, &refusal));
             }
             // Until the answer before has run out it goes on by that.
