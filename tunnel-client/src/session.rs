@@ -505,7 +505,7 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
         }
         Control::Revoked { detail } => {
             // The server ends the session next, with the same reason.
-            tracing::warn!(?detail, "the credential is no longer good");
+            tracing::warn!(?detail, "the credential is no longer valid");
             return;
         }
         other => {

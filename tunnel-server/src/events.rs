@@ -40,7 +40,7 @@ pub enum EventKind {
     Superseded,
     /// Instances fight for a runtime, and are slowed.
     Contested,
-    /// A credential is no longer good.
+    /// A credential is no longer valid.
     Revoked,
     /// A session's credential has run out.
     Expired,

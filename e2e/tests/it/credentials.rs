@@ -207,7 +207,7 @@ async fn each_kind_of_credential_lets_in_its_own_runtime_and_a_wrong_one_is_refu
     fs::rename(&next, &stage.revoked).unwrap();
     let keyed = clients.pop().unwrap();
     within(Duration::from_secs(3), "its session to be cut", async {
-        keyed.program().wait_for_line("no longer good", SOON).await;
+        keyed.program().wait_for_line("no longer valid", SOON).await;
     })
     .await;
     keyed

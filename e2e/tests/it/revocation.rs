@@ -49,7 +49,7 @@ async fn assert_cut(system: &System) {
     })
     .await;
     let client = system.client().program();
-    client.wait_for_line("no longer good", SOON).await;
+    client.wait_for_line("no longer valid", SOON).await;
     assert_eq!(status(system).await, 503);
 }
 
@@ -90,7 +90,7 @@ async fn the_command_that_revokes_all_tokens_of_a_runtime_leaves_the_others() {
     let admin = system.server().admin();
     within(AT_ONCE, "one session to be cut", async {
         let one = system.client_of(APP).program();
-        one.wait_for_line("no longer good", SOON).await;
+        one.wait_for_line("no longer valid", SOON).await;
     })
     .await;
     let entry = system.entry_of("demo-other");

@@ -189,7 +189,7 @@ async fn replace_and_revoke(system: &mut System, said: &mut Said) {
     client.program().wait_for_line("new token", SOON).await;
     system.files().revoke_token("demo", "app", None);
     let log = client.program();
-    log.wait_for_line("no longer good", SOON).await;
+    log.wait_for_line("no longer valid", SOON).await;
     said.add_program("client", log);
 }
 

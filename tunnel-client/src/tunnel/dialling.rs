@@ -152,7 +152,7 @@ impl Dialling {
         if ended.reason.after() == AfterClose::Stop && !has_another_chance {
             return Err(match ended.reason {
                 CloseReason::Superseded => Ending::Superseded,
-                _ => Ending::Refused("the credential is no longer good: make a new one".into()),
+                _ => Ending::Refused("the credential is no longer valid: make a new one".into()),
             });
         }
         let now = Instant::now();

@@ -291,5 +291,5 @@ async fn a_client_whose_token_was_revoked_gives_up() {
     let Err(error) = setup.client.ended().await else {
         panic!("it should have failed")
     };
-    assert!(error.to_string().contains("no longer good"), "{error}");
+    assert!(error.to_string().contains("no longer valid"), "{error}");
 }

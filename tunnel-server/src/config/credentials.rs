@@ -37,7 +37,7 @@ pub enum JwksSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// The list of credentials that are no longer good.
+    /// The list of credentials that are no longer valid.
     pub revocations: Option<PathBuf>,
     /// JSON Web Tokens.
     pub jwt: Option<JwtSettings>,
